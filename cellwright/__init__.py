@@ -1,0 +1,51 @@
+"""A hardened single-host sandbox for AI agents: every call gets its own kernel-isolated cell."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .harness.config import SandboxConfig as SandboxConfig
+    from .harness.run import Run as Run
+    from .harness.sandbox import Sandbox as Sandbox
+    from .harness.sandbox import create_sandbox as create_sandbox
+    from .policies.errors import BusyError as BusyError
+    from .policies.errors import CellwrightError as CellwrightError
+    from .policies.errors import ClosedError as ClosedError
+    from .policies.errors import InternalError as InternalError
+    from .policies.errors import LaunchError as LaunchError
+    from .policies.errors import PolicyError as PolicyError
+    from .policies.errors import Unenforceable as Unenforceable
+    from .policies.policy import Policy as Policy
+    from .runner.result import SandboxResult as SandboxResult
+    from .runner.result import SandboxStatus as SandboxStatus
+    from .runner.result import Usage as Usage
+    from .runner.result import Violation as Violation
+
+# Where each public name lives; imported on first use, because importing `cellwright.runner.launcher`
+# runs this file too and has to stay quick.
+_HOMES = {
+    "harness.config": ("SandboxConfig",),
+    "harness.run": ("Run",),
+    "harness.sandbox": ("Sandbox", "create_sandbox"),
+    "policies.errors": (
+        "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
+        "PolicyError", "Unenforceable",
+    ),
+    "policies.policy": ("Policy",),
+    "runner.result": ("SandboxResult", "SandboxStatus", "Usage", "Violation"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - the table above is the one list
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

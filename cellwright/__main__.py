@@ -1,0 +1,7 @@
+"""`python -m cellwright`."""
+
+import sys
+
+from .harness.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""What agents and people use: the sandbox, the command line."""

@@ -1,0 +1,123 @@
+"""`SandboxConfig`: the short way to say what a sandbox may do."""
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import msgspec
+
+from ..policies.errors import PolicyError
+from ..policies.policy import (
+    MIB, Filesystem, Limits, Network, Policy, Processes, check_limit, check_policy,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Limits and permissions of a sandbox; everything is denied unless named.
+
+    `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
+    the same place, read-only or, with `allow_file_write`, writable; denied ones are left out.
+    `optional_layers` names layers that the sandbox may do without where the host lacks them.
+    """
+
+    timeout_seconds: float = 30.0
+    max_memory_mb: float = 256
+    max_output_bytes: int = 100_000
+    max_processes: int = 64
+    max_cpus: float = 1.0
+    workspace_mb: float = 64
+    allow_file_read: bool = False
+    allow_file_write: bool = False
+    allow_network: bool = False
+    allow_subprocess: bool = False
+    allowed_paths: Sequence[str] = ()
+    denied_paths: Sequence[str] = ()
+    optional_layers: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def policy(self) -> Policy:
+        """Return the policy that this says; raises PolicyError naming the field that makes no sense."""
+        self._check()
+        read, write = self._paths()
+        return check_policy(
+            Policy(
+                name="config",
+                filesystem=Filesystem(read=read, write=write),
+                processes=self._processes(),
+                network=Network(),
+                limits=self._limits(),
+                environment=dict(self.environment),
+                optional_layers=tuple(self.optional_layers),
+            )
+        )
+
+    def _check(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "bool" and not isinstance(value, bool):
+                raise PolicyError(f"{each.name} must be True or False, not {value!r}")
+            if each.type in ("int", "float") or each.type in (int, float):
+                check_limit(each.name, value)
+        if self.allow_network:
+            raise PolicyError(
+                "allow_network: there is no way out of a cell yet",
+                "do the request on the host and pass its result in with inputs= or files=",
+            )
+        if (self.allowed_paths or self.denied_paths) and not (
+            self.allow_file_read or self.allow_file_write
+        ):
+            raise PolicyError("allowed_paths: give allow_file_read=True or allow_file_write=True too")
+
+    def _limits(self) -> Limits:
+        return Limits(
+            wall_seconds=self.timeout_seconds,
+            cpu_seconds=self.timeout_seconds * max(1.0, self.max_cpus),
+            cpus=self.max_cpus,
+            memory_bytes=int(self.max_memory_mb * MIB),
+            processes=int(self.max_processes),
+            output_bytes=int(self.max_output_bytes),
+            workspace_bytes=int(self.workspace_mb * MIB),
+        )
+
+    def _processes(self) -> Processes:
+        if not self.allow_subprocess:
+            return Processes()
+        return Processes(subprocesses=True, execute=("/usr",))
+
+    def _paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return (read-only, writable) host paths."""
+        if not (self.allow_file_read or self.allow_file_write):
+            return (), ()
+        denied = set(_expand("denied_paths", self.denied_paths, must_match=False))
+        allowed = tuple(
+            path for path in _expand("allowed_paths", self.allowed_paths) if path not in denied
+        )
+        for path in denied:
+            if any(path.startswith(each + "/") for each in allowed):
+                raise PolicyError(
+                    f"denied_paths: {path} lies inside an allowed directory",
+                    "allow what stands beside it instead, for example with a glob",
+                )
+        return ((), allowed) if self.allow_file_write else (allowed, ())
+
+
+def _expand(name: str, patterns: Sequence[str], *, must_match: bool = True) -> list[str]:
+    found: list[str] = []
+    for pattern in patterns:
+        if not os.path.isabs(pattern) or "\0" in pattern:
+            raise PolicyError(f"{name}: {pattern!r} is not an absolute path")
+        matches = sorted(os.path.realpath(path) for path in glob.glob(pattern))
+        if must_match and not matches:
+            raise PolicyError(f"{name}: {pattern!r} matches nothing on this host")
+        found += matches
+    return found
+
+
+def with_timeout(limits: Limits, seconds: float | None) -> Limits:
+    """Return `limits` with a wall time of at most `seconds`: a caller may only narrow."""
+    if seconds is None:
+        return limits
+    check_limit("timeout.wall_seconds", seconds)
+    return msgspec.structs.replace(limits, wall_seconds=min(limits.wall_seconds, float(seconds)))

@@ -1,0 +1,120 @@
+"""From what a caller passes to a checked request, or to the reason why it is refused."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..policies.errors import PolicyError
+from ..policies.policy import Limits, check_variable
+from ..runner.messages import InputFile
+from ..runner.supervisor import Request
+from .config import with_timeout
+
+LANGUAGES = ("python", "python3")
+MAX_SOURCE_BYTES = 64 * 1024 * 1024
+_MAX_FILES = 4096
+_MAX_PATH_BYTES = 1024
+
+
+class Rejected(Exception):  # noqa: N818 - not an error of ours: it becomes a result
+    """The program cannot be run as it is; the message says why."""
+
+
+def make_request(
+    code: str | bytes,
+    limits: Limits,
+    *,
+    stdin: str | bytes | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    trace_id: str | None = None,
+) -> Request:
+    """Check everything that a caller may get wrong.
+
+    Raises Rejected for a program that cannot be run, PolicyError for arguments that make no sense.
+    """
+    return Request(
+        code=_source(code),
+        inputs=_inputs(inputs or {}),
+        files=_files(files or {}, limits.workspace_bytes),
+        environment=_environment(env or {}),
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        limits=with_timeout(limits, timeout),
+        trace_id=trace_id,
+    )
+
+
+def check_language(language: str) -> None:
+    if language not in LANGUAGES:
+        known = ", ".join(LANGUAGES)
+        raise Rejected(f"unknown language {language!r}: this version runs {known}")
+
+
+def _source(code: str | bytes) -> str:
+    text = _decode(code)
+    if not text.strip():
+        raise Rejected("the source is empty")
+    if "\0" in text:
+        raise Rejected("the source holds a NUL character")
+    if len(text) > MAX_SOURCE_BYTES:
+        raise Rejected(f"the source is longer than {MAX_SOURCE_BYTES} characters")
+    return text
+
+
+def _decode(code: str | bytes) -> str:
+    try:
+        if isinstance(code, bytes):
+            return code.decode()
+        code.encode()
+    except UnicodeDecodeError as error:
+        raise Rejected(f"the source is not UTF-8: byte {error.start}") from None
+    except UnicodeEncodeError as error:
+        raise Rejected(f"the source holds a lone surrogate at character {error.start}") from None
+    return code
+
+
+def _inputs(inputs: Mapping[str, Any]) -> bytes:
+    for name in inputs:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise PolicyError(f"inputs: {name!r} is not a Python identifier")
+    try:
+        return json.dumps(dict(inputs), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PolicyError(f"inputs: not JSON: {error}") from None
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        check_variable(name, value)
+    return dict(env)
+
+
+def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:
+    if len(files) > _MAX_FILES:
+        raise PolicyError(f"files: more than {_MAX_FILES}")
+    checked = tuple(InputFile(_path(name), _bytes(name, data)) for name, data in files.items())
+    if sum(len(file.data) for file in checked) > limit:
+        raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
+    return checked
+
+
+def _path(name: str) -> str:
+    """Return `name` if it is a plain relative path below the workspace."""
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if any(part in ("", ".", "..") for part in parts) or "\0" in name:
+        raise PolicyError(f"files: {name!r} is not a plain relative path")
+    try:
+        too_long = len(name.encode()) > _MAX_PATH_BYTES
+    except UnicodeEncodeError:
+        raise PolicyError(f"files: {name!r} holds a lone surrogate") from None
+    if too_long or any(len(part.encode()) > 255 for part in parts):
+        raise PolicyError(f"files: {name[:80]!r}... is too long")
+    return name
+
+
+def _bytes(name: str, data: str | bytes) -> bytes:
+    if not isinstance(data, str | bytes):
+        raise PolicyError(f"files: {name!r} must be text or bytes")
+    return data.encode() if isinstance(data, str) else data

@@ -1,0 +1,130 @@
+"""`Sandbox`: what a user imports.  Checks what it is given, then leaves the rest to a supervisor."""
+
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..policies.errors import PolicyError
+from ..policies.policy import Policy, check_policy
+from ..runner.capture import OnOutput
+from ..runner.result import SandboxResult, SandboxStatus
+from ..runner.runtime import interpreter
+from ..runner.supervisor import NEVER, Supervisor
+from .config import SandboxConfig
+from .request import Rejected, check_language, make_request
+
+if TYPE_CHECKING:
+    from .run import Run
+
+__all__ = ["Sandbox", "create_sandbox"]
+
+
+class Sandbox:
+    """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
+
+    `Sandbox()` denies everything and requires every layer.  `config` widens it by named
+    permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, or a
+    Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
+    which to make cgroups.  Use it as a context manager, or call `close`.
+
+    Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
+    that is required, LaunchError if cells cannot be built.
+    """
+
+    def __init__(
+        self,
+        config: SandboxConfig | None = None,
+        *,
+        policy: str | Policy | None = None,
+        python: str | None = None,
+        cgroup_root: str | None = None,
+    ) -> None:
+        self.policy = _policy(config, policy)
+        self._supervisor = Supervisor(self.policy, python or interpreter(), cgroup_root)
+        self._finalizer = weakref.finalize(self, self._supervisor.close)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers in force around every cell of this sandbox."""
+        return self._supervisor.plan.layers
+
+    def execute(
+        self,
+        code: str | bytes,
+        language: str = "python",
+        *,
+        on_output: OnOutput | None = None,
+        cancel: int = NEVER,
+        **given: Any,
+    ) -> SandboxResult:
+        """Run `code` in a fresh cell and return what came of it.
+
+        `given`: `stdin` (text or bytes), `inputs` (variables, as JSON has them), `files` (path below
+        /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
+        `trace_id`.  `on_output(stream, bytes)` is called as output comes; `cancel` is a descriptor
+        that ends the execution once it is readable.
+
+        What the code does wrong is in the result; raises PolicyError for arguments that make no
+        sense, ClosedError after `close`, and LaunchError if no cell could be built.
+        """
+        try:
+            check_language(language)
+            request = make_request(code, self.policy.limits, **given)
+        except Rejected as refusal:
+            return self._rejected(str(refusal), given.get("trace_id"))
+        return self._supervisor.execute(request, on_output, cancel)
+
+    def _rejected(self, why: str, trace_id: str | None) -> SandboxResult:
+        return SandboxResult(
+            status=SandboxStatus.REJECTED,
+            reason="validation",
+            error=why,
+            layers=self.layers,
+            execution_id=self._supervisor.new_execution_id(),
+            trace_id=trace_id,
+        )
+
+    async def aexecute(self, code: str | bytes, language: str = "python", **given: Any) -> SandboxResult:
+        """`execute` for asyncio callers; cancelling the task ends the execution."""
+        from .run import aexecute  # noqa: PLC0415 - asyncio, for those who use it
+
+        return await aexecute(self, code, language, **given)
+
+    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
+        """Start `execute` in the background and return a handle to it."""
+        from .run import Run  # noqa: PLC0415
+
+        return Run(self, code, language, **given)
+
+    def close(self) -> None:
+        """End every execution and leave nothing behind; closing twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:
+    """Return a sandbox with a wall time of `timeout` seconds and fields of SandboxConfig."""
+    try:
+        config = SandboxConfig(timeout_seconds=timeout, **permissions)
+    except TypeError as error:
+        raise PolicyError(f"create_sandbox: {error}") from None
+    return Sandbox(config)
+
+
+def _policy(config: SandboxConfig | None, policy: str | Policy | None) -> Policy:
+    if config is not None and policy is not None:
+        raise PolicyError("give a config or a policy, not both")
+    if isinstance(policy, str):
+        from ..policies.loading import load_policy  # noqa: PLC0415 - the TOML reader is slow to import
+
+        return load_policy(policy)
+    if config is not None:
+        return config.policy()
+    return check_policy(policy or Policy(name="strict"))

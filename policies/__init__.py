@@ -1,0 +1,1 @@
+"""What is allowed, as data: policies, profiles, the compiler.  Pure: no privilege, no processes."""

@@ -1,0 +1,149 @@
+"""Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
+
+from .errors import Unenforceable
+from .host import Host
+from .plan import Bind, PathRule, Plan, Tmpfs
+from .policy import Policy, check_policy
+from .seccomp import compile_filter
+from .syscalls import syscall_table
+
+ALWAYS = (
+    "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
+    "capabilities", "no_new_privs", "rlimits", "seccomp",
+)  # fmt: skip
+_LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which breaks programs
+_ENVIRONMENT = {
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "TMPDIR": "/tmp",  # noqa: S108 - the cell's own tmpfs
+    "TZ": "UTC",
+}
+
+
+def compile_policy(policy: Policy, host: Host) -> Plan:
+    """Return the plan of `policy` on `host`.
+
+    Raises PolicyError if the policy makes no sense and Unenforceable, naming every gap, if the
+    host cannot give a layer that the policy does not call optional.
+    """
+    check_policy(policy)
+    layers = _layers(policy, host)
+    table = syscall_table()
+    limits = policy.limits
+    return Plan(
+        policy=policy.name,
+        binds=_binds(policy),
+        tmpfs=_tmpfs(policy),
+        hostname="cell",
+        rlimits=_rlimits(policy, layers),
+        landlock_abi=host.landlock_abi if "landlock" in layers else 0,
+        path_rules=_path_rules(policy),
+        guest_filter=compile_filter(table.rules(_groups(policy)), table.unknown, table.numbers),
+        init_filter=compile_filter(table.init, table.unknown, table.numbers),
+        environment=_ENVIRONMENT | policy.environment,
+        loopback=policy.network.loopback,
+        memory_bytes=limits.memory_bytes,
+        cpus=limits.cpus,
+        processes=limits.processes,
+        layers=layers,
+    )
+
+
+def _layers(policy: Policy, host: Host) -> tuple[str, ...]:
+    """Return the layers in force, raise for those that are required and missing."""
+    missing = _missing(host)
+    gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
+    if gaps:
+        raise Unenforceable(tuple(gaps))
+    optional = ("landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
+    present = tuple(layer for layer in optional if layer not in missing)
+    fallback = tuple(_FALLBACKS[layer] for layer in optional if layer in missing & _FALLBACKS.keys())
+    return ALWAYS + present + fallback
+
+
+# Weaker, and only where the policy lets the cap go: RLIMIT_AS counts address space, not memory, of
+# each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so per cell.
+_FALLBACKS = {"cgroup_memory": "rlimit_as", "cgroup_pids": "rlimit_nproc"}
+
+
+def _missing(host: Host) -> dict[str, str]:
+    reasons = {
+        "user_ns": host.user_namespaces,
+        "seccomp": host.seccomp,
+        "landlock": "" if host.landlock_abi >= _LANDLOCK_MINIMUM else _no_landlock(host),
+    }
+    for controller in ("memory", "cpu", "pids"):
+        reasons[f"cgroup_{controller}"] = host.cgroups.get(controller, "no cgroup controller")
+    return {layer: reason for layer, reason in reasons.items() if reason}
+
+
+def _no_landlock(host: Host) -> str:
+    return f"Landlock ABI {host.landlock_abi}, at least {_LANDLOCK_MINIMUM} (Linux 5.19) is needed"
+
+
+def _binds(policy: Policy) -> tuple[Bind, ...]:
+    execute = set(policy.processes.execute)
+    read = [Bind(path=path, executable=path in execute) for path in policy.filesystem.read]
+    write = [Bind(path=path, writable=True) for path in policy.filesystem.write]
+    run = [Bind(path=path, executable=True) for path in sorted(execute - set(policy.filesystem.read))]
+    return tuple(read + write + run)
+
+
+def _tmpfs(policy: Policy) -> tuple[Tmpfs, ...]:
+    limits, executable = policy.limits, policy.processes.subprocesses
+    return tuple(
+        Tmpfs(
+            target=target,
+            size_bytes=limits.workspace_bytes,
+            inodes=limits.workspace_inodes,
+            executable=executable,
+        )
+        for target in ("/workspace", "/tmp")  # noqa: S108 - inside the cell
+    )
+
+
+def _rlimits(policy: Policy, layers: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    limits = policy.limits
+    rlimits = [
+        # 1, not 0: a core_pattern pipe ignores 0, and 1 stops it (core(5), fs/coredump.c).
+        ("CORE", 1),
+        ("CPU", int(limits.cpu_seconds) + 1),
+        ("FSIZE", limits.workspace_bytes),
+        ("MEMLOCK", 0),
+        ("MSGQUEUE", 0),
+        ("NICE", 0),
+        ("NOFILE", limits.open_files),
+        ("RTPRIO", 0),
+        ("SIGPENDING", 1024),
+        ("STACK", limits.stack_bytes),
+    ]
+    if "rlimit_as" in layers:
+        rlimits.append(("AS", limits.memory_bytes + _INTERPRETER_ADDRESS_SPACE))
+    if "rlimit_nproc" in layers:
+        rlimits.append(("NPROC", limits.processes))
+    return tuple(rlimits)
+
+
+_INTERPRETER_ADDRESS_SPACE = 128 * 1024 * 1024  # what the forked interpreter has mapped already
+
+
+def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
+    """Return the second fence around what the mounts show: reading everywhere, the rest by name."""
+    subprocesses = policy.processes.subprocesses
+    rules = [PathRule(path="/", execute=subprocesses)]
+    rules += [PathRule(path=tmpfs.target, write=True, execute=subprocesses) for tmpfs in _tmpfs(policy)]
+    rules += [PathRule(path=path, write=True) for path in policy.filesystem.write]
+    rules += [PathRule(path=f"/dev/{name}", write=True) for name in ("null", "zero", "full")]
+    return tuple(rules)
+
+
+def _groups(policy: Policy) -> tuple[str, ...]:
+    groups = ["base", "local_sockets"]
+    if policy.processes.threads:
+        groups.append("threads")
+    if policy.processes.subprocesses:
+        groups += ["processes", "exec"]
+    if policy.network.loopback:
+        groups.append("loopback_sockets")
+    return tuple(groups)

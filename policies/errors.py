@@ -1,0 +1,50 @@
+"""Every exception of cellwright.
+
+    CellwrightError
+    ├── PolicyError          a policy, a configuration or an argument that makes no sense
+    ├── Unenforceable        this host cannot give a layer that the policy requires
+    ├── LaunchError          a cell or its launcher could not be built
+    ├── BusyError            no room for another execution now
+    ├── ClosedError          the sandbox was closed
+    └── InternalError        a bug of ours
+
+What untrusted code does is never an exception: it is a result.
+"""
+
+
+class CellwrightError(Exception):
+    """The root of the tree; `hint` says what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}\nhint: {hint}" if hint else message)
+        self.hint = hint
+
+
+class PolicyError(CellwrightError, ValueError):
+    """A policy, a configuration or an argument that makes no sense."""
+
+
+class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "unenforceable: ..."
+    """This host cannot give what the policy requires; `gaps` names each missing layer and why."""
+
+    def __init__(self, gaps: tuple[tuple[str, str], ...]) -> None:
+        lines = "\n".join(f"  {layer}: {reason}" for layer, reason in gaps)
+        hint = 'run "cellwright doctor"; a policy may name a layer optional'
+        super().__init__(f"this host cannot enforce the policy:\n{lines}", hint)
+        self.gaps = gaps
+
+
+class LaunchError(CellwrightError):
+    """A cell or its launcher could not be built: which step, what the kernel answered."""
+
+
+class BusyError(CellwrightError):
+    """No room for another execution now; try again later."""
+
+
+class ClosedError(CellwrightError):
+    """The sandbox was closed."""
+
+
+class InternalError(CellwrightError):
+    """A bug of ours."""

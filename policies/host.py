@@ -1,0 +1,14 @@
+"""What a host offers: facts as data, gathered by `runner.probe`, so that compiling stays pure."""
+
+import msgspec
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What this kernel and this user have.  A text field is empty where all is well, else says why
+    not, in words for the person who has to repair it."""
+
+    machine: str = "x86_64"
+    user_namespaces: str = ""
+    seccomp: str = ""
+    landlock_abi: int = 0
+    cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or why not

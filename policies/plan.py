@@ -1,0 +1,52 @@
+"""A plan: a policy compiled for a host.  Data only; nothing after it decides."""
+
+import msgspec
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Bind(_Data):
+    """A host path shown in the cell at the same place."""
+
+    path: str
+    writable: bool = False
+    executable: bool = False
+
+
+class Tmpfs(_Data):
+    """A fresh memory filesystem of the cell's own."""
+
+    target: str
+    size_bytes: int
+    inodes: int
+    executable: bool
+
+
+class PathRule(_Data):
+    """Landlock rights beneath a path; everything not named is refused."""
+
+    path: str
+    write: bool = False
+    execute: bool = False
+
+
+class Plan(_Data):
+    """What a launcher and its cells need to know, in the order of use."""
+
+    policy: str
+    binds: tuple[Bind, ...]
+    tmpfs: tuple[Tmpfs, ...]
+    hostname: str
+    rlimits: tuple[tuple[str, int], ...]
+    landlock_abi: int
+    path_rules: tuple[PathRule, ...]
+    guest_filter: bytes
+    init_filter: bytes
+    environment: dict[str, str]
+    loopback: bool
+    memory_bytes: int
+    cpus: float
+    processes: int
+    layers: tuple[str, ...]

@@ -1,0 +1,117 @@
+"""A policy: what one cell may do.  An empty policy denies everything that can be denied."""
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from .errors import PolicyError
+
+MIB = 1024 * 1024
+
+# Every layer that can be named optional, and so be missing on a host.  The rest is always required.
+OPTIONAL_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids", "landlock")
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Filesystem(_Section):
+    """Host paths shown in the cell at the same place; nothing else of the host is visible."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+
+class Processes(_Section):
+    """Whether a program may start others, and what of the host it may execute."""
+
+    threads: bool = True
+    subprocesses: bool = False
+    execute: tuple[str, ...] = ()
+
+
+class Network(_Section):
+    """A cell has a network namespace of its own: at most its own loopback."""
+
+    loopback: bool = False
+
+
+class Limits(_Section):
+    """Caps of one execution.  Times in seconds, sizes in bytes."""
+
+    wall_seconds: float = 30.0
+    cpu_seconds: float = 30.0
+    cpus: float = 1.0
+    memory_bytes: int = 256 * MIB
+    processes: int = 64
+    output_bytes: int = 100_000
+    output_total_bytes: int = 256 * MIB
+    value_bytes: int = 1 * MIB
+    workspace_bytes: int = 64 * MIB
+    workspace_inodes: int = 16_384
+    open_files: int = 1024
+    stack_bytes: int = 8 * MIB
+
+
+class Policy(_Section):
+    """What one cell may do; see policies/README.md for every field."""
+
+    name: str = "custom"
+    filesystem: Filesystem = Filesystem()
+    processes: Processes = Processes()
+    network: Network = Network()
+    limits: Limits = Limits()
+    environment: dict[str, str] = {}
+    optional_layers: tuple[str, ...] = ()
+
+
+_SMALLEST = {"wall_seconds": 0.001, "cpu_seconds": 0.001, "cpus": 0.01, "memory_bytes": 8 * MIB}
+_SMALLEST |= {"workspace_bytes": 4096, "workspace_inodes": 8, "processes": 2, "open_files": 16}
+_SMALLEST |= {"stack_bytes": 256 * 1024}
+_LARGEST = 2**53  # past this a float or another language's number is no longer exact
+
+
+def check_policy(policy: Policy) -> Policy:
+    """Return `policy` if it makes sense; raise PolicyError naming the first field that does not."""
+    for field in msgspec.structs.fields(Limits):
+        check_limit(f"limits.{field.name}", getattr(policy.limits, field.name))
+    for name, value in policy.environment.items():
+        check_variable(name, value)
+    for layer in policy.optional_layers:
+        if layer not in OPTIONAL_LAYERS:
+            known = ", ".join(OPTIONAL_LAYERS)
+            raise PolicyError(f"optional_layers: {layer!r} is not one of {known}")
+    return policy
+
+
+def check_limit(name: str, value: object) -> None:
+    """Raise PolicyError unless `value` is a finite number that is large enough to run at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PolicyError(f"{name} must be a number, not {value!r}")
+    smallest = _SMALLEST.get(name.rpartition(".")[2], 0)
+    if not (math.isfinite(value) and smallest <= value <= _LARGEST):
+        raise PolicyError(f"{name} must lie between {smallest} and 2^53, not {value!r}")
+
+
+def check_variable(name: object, value: object) -> None:
+    """Raise PolicyError unless name and value can be an environment variable (environ(7))."""
+    if not (isinstance(name, str) and isinstance(value, str)):
+        raise PolicyError(f"environment: {name!r} and its value must be text")
+    if not name or any(forbidden in name for forbidden in "=\n\0"):
+        raise PolicyError(f"environment: {name!r} is not a name: empty, or holds '=', newline or NUL")
+    if "\0" in value or "\n" in value:
+        raise PolicyError(f"environment: the value of {name!r} holds a NUL or a newline")
+    _check_encodable("environment", name + value)
+
+
+def _check_encodable(where: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PolicyError(f"{where}: {text!r} holds a lone surrogate") from None
+
+
+def with_limits(policy: Policy, change: Callable[[Limits], Limits]) -> Policy:
+    return msgspec.structs.replace(policy, limits=change(policy.limits))

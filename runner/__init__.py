@@ -1,0 +1,1 @@
+"""Cells and those who make and watch them: launcher, cell, supervisor."""

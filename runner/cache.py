@@ -1,0 +1,70 @@
+"""Answers that are expensive to work out, kept on disk between processes.
+
+The cache is the user's own (0700); a file that anyone else could have written is not read, and
+without a home directory nothing is kept.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+_MAX_BYTES = 1024 * 1024
+
+
+def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
+    """Return the answer kept under `key`, or `compute` and keep it."""
+    directory = _directory()
+    if directory is None:
+        return compute()
+    file = directory / hashlib.sha256(key.encode()).hexdigest()
+    found = _read(file, kind)
+    if found is None:
+        found = compute()
+        _write(file, found)
+    return found
+
+
+def _directory() -> Path | None:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", ""), ".cache")
+    if not os.path.isabs(home):
+        return None
+    directory = Path(home, "cellwright")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory if _ours(directory.lstat()) else None
+    except OSError:
+        return None
+
+
+def _ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as opened:
+        if not _ours(os.fstat(descriptor)):
+            return None
+        try:
+            return msgspec.msgpack.decode(opened.read(_MAX_BYTES), type=kind)
+        except msgspec.DecodeError:  # cut short, or of an older version
+            return None
+
+
+def _write(file: Path, value: object) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+            temporary.write(msgspec.msgpack.encode(value))
+        os.replace(temporary.name, file)
+    except OSError:  # a full or read-only disk costs time later, nothing else
+        return

@@ -1,0 +1,1 @@
+"""One confined process tree, from its first instruction to the guest's last."""

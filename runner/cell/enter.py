@@ -1,0 +1,115 @@
+"""The security story of a cell: `enter`, in order, with the reason where the order matters.
+
+Runs in the process that becomes pid 1 of the cell, forked from the launcher into fresh mount, pid,
+net, ipc and uts namespaces.  All of them belong to the launcher's user namespace, so the cell, which
+ends in a user namespace of its own, has no power over any of them whatever capability it regains.
+"""
+
+import os
+import resource
+from typing import NamedTuple
+
+from ...policies.plan import PathRule, Plan, Tmpfs
+from ..kernel import landlock, mounts, processes
+from . import privileges
+
+CELL_ID = 1000  # the only uid and gid inside
+CONTROL = 3  # where the guest's process finds its control channel
+
+
+class Descriptors(NamedTuple):
+    """What crosses into a cell, by name; everything else is closed."""
+
+    status: int  # set-up errors and the end of the guest; never the guest's
+    control: int  # the guest's talk with the supervisor
+    stdin: int
+    stdout: int
+    stderr: int
+    cgroups: tuple[int, ...]  # v1: a `cgroup.procs` of each hierarchy, to be joined
+
+
+class Site(NamedTuple):
+    """Where a cell is built: facts of the launcher that its cells inherit."""
+
+    plan: Plan
+    host_proc: int  # /proc as the launcher sees it, to write the id maps through
+    launcher_id: int  # the launcher's uid and gid in its user namespace
+    last_capability: int
+
+
+def enter(site: Site, descriptors: Descriptors) -> int:
+    """Confine this process; return the directory of its workspace.  Raises OSError: no cell then."""
+    plan = site.plan
+    _keep_only(descriptors, site.host_proc)  # first: other cells' descriptors came with the fork
+    _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
+    processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
+    privileges.set_host_name(plan.hostname)
+    workspace = _mount_own_filesystems(plan.tmpfs)
+    _enter_user_namespace(site)  # last of the namespaces: the ones above stay the launcher's
+    os.close(site.host_proc)  # the last sight of anything outside
+    _limit_resources(plan.rlimits)
+    privileges.give_up_all(site.last_capability)  # sets no_new_privs, which Landlock and seccomp need
+    if plan.landlock_abi:
+        _fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
+    os.chdir("/workspace")
+    os.umask(0o022)
+    return workspace
+
+
+def _keep_only(descriptors: Descriptors, host_proc: int) -> None:
+    """Put the guest's four descriptors where it finds them and close what has no business here.
+
+    The launcher keeps 0 to 3 occupied, so that nothing it passes on has one of those numbers.
+    """
+    for number, stream in enumerate((descriptors.stdin, descriptors.stdout, descriptors.stderr)):
+        os.dup2(stream, number)
+    os.dup2(descriptors.control, CONTROL, inheritable=False)
+    keep = [0, 1, 2, CONTROL, descriptors.status, host_proc, *descriptors.cgroups]
+    processes.close_all_but(keep)
+
+
+def _join_cgroups(procs_files: tuple[int, ...]) -> None:
+    for procs in procs_files:
+        os.write(procs, b"0")
+        os.close(procs)
+
+
+def _mount_own_filesystems(memory_filesystems: tuple[Tmpfs, ...]) -> int:
+    """Mount what belongs to this cell alone; return a descriptor of /workspace."""
+    hard = mounts.NOSUID | mounts.NODEV
+    for tmpfs in memory_filesystems:
+        attributes = hard | (0 if tmpfs.executable else mounts.NOEXEC)
+        limits = {"size": str(tmpfs.size_bytes), "nr_inodes": str(tmpfs.inodes)}
+        mount = mounts.new_filesystem("tmpfs", attributes, mode="0700", **limits)
+        mounts.attach(mount, tmpfs.target)
+    # subset=pid: neither /proc/sys nor any other file of the whole machine exists (proc(5)).
+    proc = mounts.new_filesystem("proc", hard | mounts.NOEXEC | mounts.RDONLY, subset="pid")
+    mounts.attach(proc, "/proc")
+    return os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _enter_user_namespace(site: Site) -> None:
+    """Move into a user namespace that knows one id and owns nothing (user_namespaces(7))."""
+    processes.unshare(processes.CLONE_NEWUSER)
+    privileges.map_ids(site.host_proc, CELL_ID, site.launcher_id, site.launcher_id)
+
+
+def _limit_resources(rlimits: tuple[tuple[str, int], ...]) -> None:
+    """Lower limits, never raise one that the host set lower (sandlock d4a8543 widened it)."""
+    for name, value in rlimits:
+        number = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(number)[1]
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (limit, limit))
+
+
+def _fence_paths(abi: int, rules: tuple[PathRule, ...], *, deny_tcp: bool) -> None:
+    rights = [(rule.path, _rights(rule)) for rule in rules]
+    landlock.restrict_self(abi, rights, deny_tcp)
+
+
+def _rights(rule: PathRule) -> int:
+    rights = landlock.READ
+    rights |= landlock.WRITE if rule.write else 0
+    rights |= landlock.EXECUTE if rule.execute else 0
+    return rights if os.path.isdir(rule.path) else rights & landlock.FILE_RIGHTS

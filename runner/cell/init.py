@@ -1,0 +1,81 @@
+"""Pid 1 of a cell: starts the guest's process, reaps orphans, reports the guest's end.
+
+It runs no guest code, cannot be inspected by the guest (non-dumpable), ignores every signal from
+inside its pid namespace (pid_namespaces(7)), and takes the whole cell with it when it exits.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import NoReturn
+
+from ..channel import send
+from ..kernel import privileges as kernel
+from ..kernel import processes
+from ..messages import Ended, Entered, Failed, encode
+from . import privileges
+from .enter import CONTROL, Descriptors, Site, enter
+
+_SETUP_FAILED = 70  # EX_SOFTWARE; the status channel says what failed
+
+
+def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoReturn]) -> NoReturn:
+    """Confine this process, start `guest` in a child of it and stay as its init.
+
+    `guest` is called with its control descriptor, once every layer is on, and must not return.
+    """
+    status = socket.socket(fileno=descriptors.status)
+    try:
+        workspace = enter(site, descriptors)
+        confined = os.eventfd(0, os.EFD_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            _confine_guest(site.plan.guest_filter, confined)
+            _hand_over(status, workspace)
+            guest(CONTROL)
+        _confine_init(site.plan.init_filter, status, confined)
+        _reap_until(pid, status)
+    except BaseException as error:  # noqa: BLE001 - the line before os._exit
+        _report(status, error)
+    os._exit(_SETUP_FAILED)
+
+
+def _confine_guest(program: bytes, confined: int) -> None:
+    """Put on the guest's own filter, then wait until init wears its: no byte of guest code runs
+    beside a layer that is missing."""
+    os.setsid()
+    privileges.set_process_name("cell-guest")
+    kernel.install_seccomp_filter(program)
+    os.eventfd_read(confined)
+
+
+def _hand_over(status: socket.socket, workspace: int) -> None:
+    """Tell the supervisor that the cell stands, then close every descriptor but the guest's four."""
+    send(status, encode(Entered()), (workspace,))
+    status.detach()
+    processes.close_range(CONTROL + 1, 0xFFFFFFFF)
+
+
+def _confine_init(program: bytes, status: socket.socket, confined: int) -> None:
+    privileges.set_process_name("cell-init")
+    privileges.make_undumpable()
+    processes.close_all_but([status.fileno(), confined])
+    kernel.install_seccomp_filter(program)
+    os.eventfd_write(confined, 1)
+
+
+def _reap_until(guest: int, status: socket.socket) -> NoReturn:
+    """Reap whatever is orphaned to us; when the guest's main process ends, end the cell."""
+    while True:
+        pid, wait_status = os.waitpid(-1, 0)
+        if pid == guest:
+            send(status, encode(Ended(wait_status)))
+            os._exit(0)
+
+
+def _report(status: socket.socket, error: BaseException) -> None:
+    if isinstance(error, OSError):
+        text = f"{error.filename or 'a system call'}: {error.strerror}"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    send(status, encode(Failed(getattr(error, "errno", None) or 0, text)))

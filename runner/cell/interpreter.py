@@ -1,0 +1,175 @@
+"""The guest's process: receive one program, run it as `__main__`, say what it came to, exit.
+
+Everything before `_execute` is ours and runs behind every layer already; from there on nothing in
+this process can be trusted, least of all the Finished frame it sends.
+"""
+
+import ast
+import atexit
+import contextlib
+import gc
+import json
+import linecache
+import os
+import random
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import NoReturn
+
+from ..channel import Receiver, send
+from ..messages import Finished, InputFile, Run, decode, encode
+
+FILENAME = "<cell>"
+_RUN_BYTES = 256 * 1024 * 1024
+_ERROR_CHARACTERS = 1000
+_TRACEBACK_CHARACTERS = 50_000
+_OURS = ("cellwright", "msgspec", "prctl", "_prctl")
+
+
+def prepare() -> None:
+    """Do in the launcher, once, what every guest would have to do."""
+    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
+    sys.path_importer_cache.clear()
+    sys.argv = [FILENAME]
+    gc.collect()
+    gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
+    gc.freeze()
+
+
+def serve(control: int) -> NoReturn:
+    """Run the one program that arrives on `control`; never returns."""
+    code = 1
+    try:
+        sock = socket.socket(fileno=control)
+        frame = Receiver(sock, _RUN_BYTES).receive_whole()
+        if frame:
+            code = _run(decode(frame, Run), sock)
+    finally:
+        os._exit(code)
+
+
+def _run(run: Run, sock: socket.socket) -> int:
+    main = _fresh_main(run)
+    _forget_ourselves()
+    for file in run.files:
+        _write_file(file)
+    gc.enable()
+    finished, code = _execute(run, main)
+    code = _leave(code)
+    with contextlib.suppress(OSError):  # the guest may have closed it
+        send(sock, encode(finished))
+    return code
+
+
+def _fresh_main(run: Run) -> types.ModuleType:
+    os.environ.clear()
+    os.environ.update(run.environment)
+    random.seed()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(json.loads(run.inputs), __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    lines = run.code.splitlines(keepends=True)
+    linecache.cache[FILENAME] = (len(run.code), None, lines, FILENAME)
+    return main
+
+
+def _forget_ourselves() -> None:
+    """Take our modules out of the guest's sight: it should find only what it imports itself."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        del sys.modules[name]
+
+
+def _write_file(file: InputFile) -> None:
+    """Write an input below /workspace; the supervisor has checked the path."""
+    path = os.path.join("/workspace", file.path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as opened:
+        opened.write(file.data)
+
+
+def _execute(run: Run, main: types.ModuleType) -> tuple[Finished, int]:
+    """Run the program and return what it came to and its exit code, as python(1) has it."""
+    try:
+        value = _evaluate(run.code, main.__dict__)
+    except SystemExit as leaving:
+        return _exited(leaving)
+    except BaseException as error:  # noqa: BLE001 - whatever a guest raises is its result
+        return _raised(error), 1
+    return _value(value, run.value_bytes), 0
+
+
+def _evaluate(code: str, namespace: dict[str, object]) -> object:
+    """Execute `code`; return the value of its last statement if that is an expression."""
+    tree = compile(code, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    if tree.body:
+        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)  # noqa: S102 - the purpose of it all
+    if last is None:
+        return None
+    expression = ast.Expression(last.value)  # type: ignore[attr-defined]
+    return eval(compile(expression, FILENAME, "eval", dont_inherit=True), namespace)  # noqa: S307
+
+
+def _value(value: object, limit: int) -> Finished:
+    if value is None:
+        return Finished(None, None, None, None)
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        if len(text) <= limit:
+            return Finished(text, None, None, None)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        representation = repr(value)
+    except BaseException as error:  # noqa: BLE001 - a guest's __repr__ may do anything
+        return _raised(error)
+    return Finished(None, _fit(representation, limit), None, None)
+
+
+def _fit(text: str, limit: int) -> str:
+    """Return `text` as something that UTF-8 can hold, of at most `limit` characters."""
+    return text[:limit].encode("utf-8", "backslashreplace").decode()
+
+
+def _exited(leaving: SystemExit) -> tuple[Finished, int]:
+    """Do what python(1) does with the argument of sys.exit."""
+    code = leaving.code
+    if code is None or isinstance(code, int):
+        return Finished(None, None, None, None), (code or 0) & 0xFF
+    print(code, file=sys.stderr)  # noqa: T201 - sys.exit("message")
+    return Finished(None, None, _fit(str(code), _ERROR_CHARACTERS), None), 1
+
+
+def _raised(error: BaseException) -> Finished:
+    """Print the traceback as python(1) does, without our own frames, and return it."""
+    frame = error.__traceback__
+    while frame and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, frame)
+        summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
+        lines = [summary := type(error).__name__]
+    text = _fit("".join(lines), _TRACEBACK_CHARACTERS)
+    try:
+        sys.stderr.write(text)
+    except (OSError, ValueError, AttributeError):  # the guest closed or replaced it
+        pass
+    return Finished(None, None, _fit(summary, _ERROR_CHARACTERS), text)
+
+
+def _leave(code: int) -> int:
+    """Do what python(1) does at its end: wait for threads, run atexit, flush."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - as python(1): 120 if the last flush fails
+        return code or 120
+    return code

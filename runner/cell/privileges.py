@@ -1,0 +1,75 @@
+"""Ids, capabilities and the flags that keep them away.  The only module that imports prctl.
+
+python-prctl is GPL-3.0-or-later; this module runs in the launcher process and in cells, never in
+the process that embeds cellwright.
+"""
+# pyright: reportAttributeAccessIssue=false - prctl makes its functions at import time
+
+import os
+
+import prctl
+
+from ..kernel import privileges as kernel
+
+# A process with no capability could regain one by exec of a set-uid-root file or by setuid; these
+# bits end both, and their locks cannot be undone (capabilities(7), "The securebits flags").
+_NO_CAP_AMBIENT_RAISE_AND_LOCK = 0x40 | 0x80
+_SECUREBITS = (
+    prctl.SECBIT_NOROOT
+    | prctl.SECBIT_NOROOT_LOCKED
+    | prctl.SECBIT_NO_SETUID_FIXUP
+    | prctl.SECBIT_NO_SETUID_FIXUP_LOCKED
+    | prctl.SECBIT_KEEP_CAPS_LOCKED
+    | _NO_CAP_AMBIENT_RAISE_AND_LOCK
+)
+
+set_host_name = kernel.sethostname
+
+
+def set_process_name(name: str) -> None:
+    """Name this process for ps(1); at most 15 bytes."""
+    prctl.set_name(name)
+
+
+def make_undumpable() -> None:
+    """Hide memory, environment and descriptors of this process from others of its uid (ptrace(2))."""
+    prctl.set_dumpable(0)
+
+
+def map_ids(proc: int, inside: int, outside_uid: int, outside_gid: int) -> None:
+    """Map one uid and one gid into the user namespace just entered, through the /proc at `proc`.
+
+    setgroups must be denied first, or the kernel refuses the gid map (user_namespaces(7)).
+    """
+    _write(proc, "self/setgroups", "deny")
+    _write(proc, "self/uid_map", f"{inside} {outside_uid} 1")
+    _write(proc, "self/gid_map", f"{inside} {outside_gid} 1")
+
+
+def _write(directory: int, path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def give_up_all(last_capability: int) -> None:
+    """Empty every capability set for good.  The order: dropping from the bounding set and setting
+    securebits both need CAP_SETPCAP, so the sets themselves go last."""
+    kernel.drop_bounding_set(last_capability)
+    kernel.set_securebits(_SECUREBITS)  # python-prctl does not know the ambient bits
+    kernel.clear_capabilities()
+    prctl.set_no_new_privs(1)
+
+
+def has_sys_admin() -> bool:
+    return bool(prctl.cap_effective.sys_admin)
+
+
+def become(uid: int) -> None:
+    """Turn from root into `uid` for good: ids, supplementary groups, and so all capabilities."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    prctl.set_dumpable(1)  # the change cleared it, and with it our right to our own /proc/self

@@ -1,0 +1,79 @@
+"""A cell as the supervisor holds it: its channels, its pidfd, its cgroup."""
+
+import contextlib
+import os
+import signal
+import socket
+
+from . import channel
+from .cgroups import Cgroup
+
+
+class Cell:
+    """The supervisor's end of one cell.  Closing it kills the cell and frees every descriptor."""
+
+    def __init__(self, cgroup: Cgroup, *, with_stdin: bool) -> None:
+        self.cgroup = cgroup
+        self.pidfd = -1
+        self.workspace = -1
+        self.status, self._their_status = channel.pair()
+        self.control, self._their_control = channel.pair()
+        self.stdout, self._their_stdout = os.pipe()
+        self.stderr, self._their_stderr = os.pipe()
+        self.stdin, self._their_stdin = _stdin(with_stdin)
+        for descriptor in (self.stdout, self.stderr, self.control.fileno()):
+            os.set_blocking(descriptor, False)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What the launcher is sent, in the order of `cell.enter.Descriptors`."""
+        streams = (self._their_stdin, self._their_stdout, self._their_stderr)
+        channels = (self._their_status.fileno(), self._their_control.fileno())
+        return (*channels, *streams, *self.cgroup.descriptors)
+
+    def hand_over(self, launcher: socket.socket, frame: bytes) -> None:
+        """Send the cell's own ends to the launcher and forget them here."""
+        try:
+            channel.send(launcher, frame, self.descriptors())
+        finally:
+            self._close_their_ends()
+
+    def kill(self) -> None:
+        """Kill everything in the cell: init's end is the end of its pid namespace, and the cgroup is
+        killed as well in case init is beyond signals."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.cgroup.kill()
+
+    def close_stdin(self) -> None:
+        self.stdin = _closed(self.stdin)
+
+    def close(self) -> None:
+        """Free everything; the caller has seen the cell end, or has killed it."""
+        self.status.close()
+        self.control.close()
+        for name in ("stdin", "stdout", "stderr", "pidfd", "workspace"):
+            setattr(self, name, _closed(getattr(self, name)))
+        self._close_their_ends()
+
+    def _close_their_ends(self) -> None:
+        self._their_status.close()
+        self._their_control.close()
+        for name in ("_their_stdin", "_their_stdout", "_their_stderr"):
+            setattr(self, name, _closed(getattr(self, name)))
+        self.cgroup.close_descriptors()
+
+
+def _stdin(wanted: bool) -> tuple[int, int]:
+    """Return (our end or -1, the guest's end)."""
+    if not wanted:
+        return -1, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    return ours, theirs
+
+
+def _closed(descriptor: int) -> int:
+    if descriptor >= 0:
+        os.close(descriptor)
+    return -1

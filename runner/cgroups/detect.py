@@ -1,0 +1,122 @@
+"""Which control groups this process may use, and where."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from .systemd import delegated_scope
+from .tree import CgroupTree, NoCgroups
+from .v1 import CgroupTreeV1
+from .v2 import CgroupTreeV2
+
+_PREFIX = "cellwright"
+_WANTED = ("memory", "cpu", "pids", "cpuacct")
+_counter = itertools.count()
+
+
+def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
+    """Return the tree for a new supervisor whose launcher's keeper is the process `keeper`.
+
+    `root` names a directory to use: a delegated v2 cgroup, or one that holds v1 hierarchies as
+    /sys/fs/cgroup does.  Without it: the v1 hierarchies that have the controllers, if we may write
+    there; else a v2 scope that systemd delegates to us; else the top of v2, if it is not systemd's.
+    """
+    try:
+        if root is not None:
+            return _at(Path(root))
+        hierarchies = _hierarchies(mountinfo())
+        if hierarchies:
+            return _v1(hierarchies)
+        return _v2(keeper)
+    except OSError as error:
+        return NoCgroups(f"{error.filename}: {error.strerror}")
+
+
+def mountinfo() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def _at(root: Path) -> CgroupTree:
+    if (root / "cgroup.controllers").exists():
+        return CgroupTreeV2(root / _name(), create=True)
+    children = {name: root / name for name in _WANTED if (root / name).is_dir()}
+    if not children:
+        return NoCgroups(f"{root} is no cgroup directory")
+    return _v1(children)
+
+
+def _v1(hierarchies: dict[str, Path]) -> CgroupTree:
+    sweep(hierarchies.values())
+    return CgroupTreeV1(hierarchies, _name())
+
+
+def _v2(keeper: int) -> CgroupTree:
+    scope, refusal = delegated_scope(keeper, _name())
+    if scope:
+        return CgroupTreeV2(scope, create=False)
+    top = _mount_point_of_v2(mountinfo())
+    if top is None:
+        return NoCgroups("no cgroup file system is mounted")
+    if not os.access(top / "cgroup.subtree_control", os.W_OK):
+        return NoCgroups(f"{top} is not ours to write, and systemd: {refusal}")
+    _enable_at(top)
+    sweep([top])
+    return CgroupTreeV2(top / _name(), create=True)
+
+
+def _enable_at(top: Path) -> None:
+    """Switch the controllers on below the top of the tree we see.
+
+    In a container the top is not the real root and holds our own processes; the kernel then says
+    EBUSY, and the operator has to give us a directory instead (CELLWRIGHT_CGROUP_ROOT).
+    """
+    available = (top / "cgroup.controllers").read_text().split()
+    wanted = [f"+{name}" for name in _WANTED if name in available]
+    (top / "cgroup.subtree_control").write_text(" ".join(wanted))
+
+
+def _name() -> str:
+    return f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}-{next(_counter)}"
+
+
+def _start_time(pid: int) -> str:
+    """Return the start time of a process in clock ticks: with its pid, an identity (proc(5))."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def sweep(parents: Iterable[Path]) -> None:
+    """Remove what a supervisor that was killed left behind; never what a living one uses."""
+    for parent in parents:
+        for left in parent.glob(f"{_PREFIX}-*"):
+            _, pid, start, *_ = left.name.split("-")
+            if _start_time(int(pid)) != start:
+                for directory in sorted(left.glob("*/"), reverse=True):
+                    with contextlib.suppress(OSError):
+                        directory.rmdir()
+                with contextlib.suppress(OSError):
+                    left.rmdir()
+
+
+def _hierarchies(mounts: str) -> dict[str, Path]:
+    """Return controller -> v1 mount point, from the text of /proc/self/mountinfo."""
+    found: dict[str, Path] = {}
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup":
+            for option in options.split(" ")[0].split(","):
+                if option in _WANTED:
+                    found.setdefault(option, Path(left.split(" ")[4]))
+    return found
+
+
+def _mount_point_of_v2(mounts: str) -> Path | None:
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        if right.startswith("cgroup2 "):
+            return Path(left.split(" ")[4])
+    return None

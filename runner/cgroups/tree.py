@@ -1,0 +1,150 @@
+"""What the rest of the runner sees of control groups, whatever their version."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+CONTROLLERS = ("memory", "cpu", "pids")
+
+
+class Caps(NamedTuple):
+    memory_bytes: int
+    cpus: float
+    processes: int
+
+
+class Usage(NamedTuple):
+    """What a cell used, as its cgroup counted it; None where nothing counted."""
+
+    cpu_user_seconds: float | None = None
+    cpu_system_seconds: float | None = None
+    memory_peak_bytes: int | None = None
+    processes_peak: int | None = None
+
+
+class Cgroup(Protocol):
+    """The cgroup of one cell."""
+
+    descriptors: tuple[int, ...]
+    into_cgroup: bool  # the last descriptor is a v2 directory to be born in
+
+    def close_descriptors(self) -> None:
+        """Close what was sent to the launcher."""
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time used so far, None if nobody counts."""
+
+    def usage(self) -> Usage: ...
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel killed because memory ran out here."""
+
+    def kill(self) -> None:
+        """Kill every process in it, and those that they fork meanwhile."""
+
+    def remove(self) -> bool:
+        """Remove it; False while something still runs in it."""
+
+
+class CgroupTree(Protocol):
+    """Makes cgroups for the cells of one supervisor."""
+
+    missing: dict[str, str]  # controller -> why the host does not give it; "" where it does
+
+    def create(self, name: str, caps: Caps) -> Cgroup: ...
+
+    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+        """Let the launcher, which runs as `uid`, put cells into cgroups of this tree."""
+
+    def close(self) -> None:
+        """Remove what is left of the tree."""
+
+
+class NoCgroup:
+    """The cgroup of a cell that has none."""
+
+    descriptors: tuple[int, ...] = ()
+    into_cgroup = False
+
+    def close_descriptors(self) -> None:
+        return
+
+    def cpu_seconds(self) -> float | None:
+        return None
+
+    def usage(self) -> Usage:
+        return Usage()
+
+    def oom_kills(self) -> int:
+        return 0
+
+    def kill(self) -> None:
+        return
+
+    def remove(self) -> bool:
+        return True
+
+
+class NoCgroups:
+    """The tree of a host that has none, or gives none to this user."""
+
+    def __init__(self, reason: str) -> None:
+        self.missing = dict.fromkeys(CONTROLLERS, reason)
+
+    def create(self, name: str, caps: Caps) -> Cgroup:
+        return NoCgroup()
+
+    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def write(path: Path | str, text: str) -> None:
+    """Write one cgroup file with one write(2), as the kernel wants it; OSError names the file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(descriptor)
+
+
+def read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_field(path: Path, field: str) -> int | None:
+    """Return the number after `field` in a flat keyed file such as memory.events."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == field:
+                return int(value)
+    return None
+
+
+def processes_in(directory: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+    return []
+
+
+def remove(directories: Iterable[Path]) -> bool:
+    """Remove cgroups that are empty; False if one is still busy."""
+    gone = True
+    for directory in directories:
+        try:
+            directory.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            gone = False
+    return gone

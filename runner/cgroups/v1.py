@@ -1,0 +1,102 @@
+"""cgroup v1: one hierarchy per controller, joined by a write (cgroup-v1/cgroups.rst)."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from .tree import CONTROLLERS, Caps, Cgroup, Usage, processes_in, read_field, read_number, remove, write
+
+_PERIOD_MICROSECONDS = 100_000  # the kernel's default; shorter ones overshoot more (measured)
+
+
+class CgroupV1:
+    """One cell's directory in each hierarchy."""
+
+    into_cgroup = False
+
+    def __init__(self, directories: dict[str, Path], caps: Caps) -> None:
+        self._directories = directories
+        self.descriptors: tuple[int, ...] = ()
+        for directory in dict.fromkeys(directories.values()):
+            directory.mkdir()
+        self._set(caps)
+        procs = (directory / "cgroup.procs" for directory in dict.fromkeys(directories.values()))
+        self.descriptors = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in procs)
+
+    def _set(self, caps: Caps) -> None:
+        if memory := self._directories.get("memory"):
+            write(memory / "memory.limit_in_bytes", str(caps.memory_bytes))
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
+                write(memory / "memory.memsw.limit_in_bytes", str(caps.memory_bytes))
+        if cpu := self._directories.get("cpu"):
+            write(cpu / "cpu.cfs_period_us", str(_PERIOD_MICROSECONDS))
+            write(cpu / "cpu.cfs_quota_us", str(int(caps.cpus * _PERIOD_MICROSECONDS)))
+        if pids := self._directories.get("pids"):
+            write(pids / "pids.max", str(caps.processes))
+
+    def close_descriptors(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+
+    def cpu_seconds(self) -> float | None:
+        nanoseconds = self._number("cpuacct", "cpuacct.usage")
+        return None if nanoseconds is None else nanoseconds / 1e9
+
+    def _number(self, controller: str, file: str) -> int | None:
+        directory = self._directories.get(controller)
+        return read_number(directory / file) if directory else None
+
+    def usage(self) -> Usage:
+        user = self._number("cpuacct", "cpuacct.usage_user")
+        system = self._number("cpuacct", "cpuacct.usage_sys")
+        return Usage(
+            cpu_user_seconds=None if user is None else user / 1e9,
+            cpu_system_seconds=None if system is None else system / 1e9,
+            memory_peak_bytes=self._number("memory", "memory.max_usage_in_bytes"),
+            processes_peak=self._number("pids", "pids.peak"),  # Linux 6.6
+        )
+
+    def oom_kills(self) -> int:
+        memory = self._directories.get("memory")
+        return (read_field(memory / "memory.oom_control", "oom_kill") or 0) if memory else 0
+
+    def kill(self) -> None:
+        """v1 has no cgroup.kill: let no new process be made, then kill all there are."""
+        if pids := self._directories.get("pids"):
+            with contextlib.suppress(OSError):
+                write(pids / "pids.max", "0")
+        for pid in processes_in(next(iter(self._directories.values()))):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> bool:
+        return remove(dict.fromkeys(self._directories.values()))
+
+
+class CgroupTreeV1:
+    """A directory of this supervisor's in the hierarchy of each controller."""
+
+    def __init__(self, hierarchies: dict[str, Path], name: str) -> None:
+        """`hierarchies`: controller -> the directory under which to make ours."""
+        self._directories = {key: path / name for key, path in hierarchies.items()}
+        self.missing = {controller: "" for controller in CONTROLLERS}
+        for controller in CONTROLLERS:
+            if controller not in hierarchies:
+                self.missing[controller] = f"no cgroup v1 hierarchy has the {controller} controller"
+        for directory in self._unique():
+            directory.mkdir()
+
+    def _unique(self) -> list[Path]:
+        return list(dict.fromkeys(self._directories.values()))
+
+    def create(self, name: str, caps: Caps) -> Cgroup:
+        return CgroupV1({key: path / name for key, path in self._directories.items()}, caps)
+
+    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+        """Nothing to do: a cell joins through descriptors that we opened (CVE-2021-4197's fix made
+        the opener's rights count)."""
+
+    def close(self) -> None:
+        remove(self._unique())

@@ -1,0 +1,106 @@
+"""cgroup v2: one tree, in a directory that is ours or was delegated to us (cgroup-v2.rst)."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from .tree import CONTROLLERS, Caps, Cgroup, Usage, read_field, read_number, remove, write
+
+_PERIOD_MICROSECONDS = 100_000
+
+
+class CgroupV2:
+    """One cell's directory."""
+
+    into_cgroup = True
+
+    def __init__(self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int) -> None:
+        self._directory = directory
+        directory.mkdir()
+        if "memory" in controllers:
+            write(directory / "memory.max", str(caps.memory_bytes))
+            write(directory / "memory.oom.group", "1")
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+                write(directory / "memory.swap.max", "0")
+        if "cpu" in controllers:
+            quota = int(caps.cpus * _PERIOD_MICROSECONDS)
+            write(directory / "cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
+        if "pids" in controllers:
+            write(directory / "pids.max", str(caps.processes))
+        _give(directory, owner)
+        self.descriptors: tuple[int, ...] = (os.open(directory, os.O_RDONLY | os.O_CLOEXEC),)
+
+    def close_descriptors(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+
+    def cpu_seconds(self) -> float | None:
+        return _seconds(self._directory, "usage_usec")
+
+    def usage(self) -> Usage:
+        return Usage(
+            cpu_user_seconds=_seconds(self._directory, "user_usec"),
+            cpu_system_seconds=_seconds(self._directory, "system_usec"),
+            memory_peak_bytes=read_number(self._directory / "memory.peak"),  # Linux 5.19
+            processes_peak=read_number(self._directory / "pids.peak"),  # Linux 6.6
+        )
+
+    def oom_kills(self) -> int:
+        return read_field(self._directory / "memory.events", "oom_kill") or 0
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # before Linux 5.14; init's end does it alone there
+            write(self._directory / "cgroup.kill", "1")
+
+    def remove(self) -> bool:
+        return remove([self._directory])
+
+
+def _seconds(directory: Path, field: str) -> float | None:
+    microseconds = read_field(directory / "cpu.stat", field)
+    return None if microseconds is None else microseconds / 1e6
+
+
+def _give(directory: Path, owner: int) -> None:
+    """Let `owner` move processes into `directory`, and nothing else of it (cgroup-v2.rst,
+    "Delegation Containment"): being born there asks for the same right."""
+    if os.geteuid() == 0 and owner != 0:
+        os.chown(directory / "cgroup.procs", owner, -1)
+
+
+class CgroupTreeV2:
+    """A directory of this supervisor's: the launcher in one child, every cell in one of its own."""
+
+    def __init__(self, directory: Path, *, create: bool) -> None:
+        """Use `directory`, which holds no process of anyone else's; with `create`, make it."""
+        if create:
+            directory.mkdir()
+        self._directory = directory
+        self._created = create
+        self._owner = os.geteuid()
+        self._launcher_directory = directory / "launcher"
+        available = frozenset((directory / "cgroup.controllers").read_text().split())
+        self._controllers = available & frozenset(CONTROLLERS)
+        self.missing = {
+            name: "" if name in available else f"not delegated to {directory}" for name in CONTROLLERS
+        }
+
+    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+        """Move the launcher out of the way of the "no internal processes" rule and switch the
+        controllers on for the cells beside it."""
+        self._owner = uid
+        self._launcher_directory.mkdir(exist_ok=True)
+        for pid in (keeper, launcher):
+            write(self._launcher_directory / "cgroup.procs", str(pid))
+        enabled = " ".join(f"+{name}" for name in sorted(self._controllers))
+        write(self._directory / "cgroup.subtree_control", enabled)
+        _give(self._directory, uid)
+
+    def create(self, name: str, caps: Caps) -> Cgroup:
+        return CgroupV2(self._directory / name, caps, self._controllers, self._owner)
+
+    def close(self) -> None:
+        remove([self._launcher_directory])
+        if self._created:
+            remove([self._directory])

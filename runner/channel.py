@@ -1,0 +1,103 @@
+"""Frames over SOCK_SEQPACKET: boundaries kept by the kernel, descriptors beside the bytes.
+
+A frame longer than one packet travels as several; the first byte of each packet says whether more
+follow.  The receiver limits the whole before it decodes anything.
+"""
+
+import array
+import os
+import socket
+
+PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
+_MAX_DESCRIPTORS = 16
+_MORE = b"\x01"
+_LAST = b"\x00"
+
+
+class ProtocolError(Exception):
+    """The peer sent what no honest peer sends."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def packets(frame: bytes) -> list[bytes]:
+    """Cut a frame into packets."""
+    size = PACKET_BYTES - 1
+    pieces = [frame[start : start + size] for start in range(0, len(frame), size)] or [b""]
+    return [_MORE + piece for piece in pieces[:-1]] + [_LAST + pieces[-1]]
+
+
+def send(sock: socket.socket, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
+    """Send a frame whole, its descriptors with the first packet."""
+    for packet in packets(frame):
+        send_packet(sock, packet, descriptors)
+        descriptors = ()
+
+
+def send_packet(sock: socket.socket, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
+    if not descriptors:
+        sock.send(packet)
+        return
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    sock.sendmsg([packet], [rights])
+
+
+class Receiver:
+    """Puts packets together again, up to `limit` bytes a frame."""
+
+    def __init__(self, sock: socket.socket, limit: int) -> None:
+        self._sock = sock
+        self._limit = limit
+        self._frame = bytearray()
+
+    def receive(self) -> bytes | None:
+        """Return the next frame, b"" at the end of the stream, None if a packet left it unfinished.
+
+        Descriptors are not accepted: the kernel discards those of a plain recv(2).
+        """
+        packet = self._sock.recv(PACKET_BYTES + 1)
+        if not packet:
+            return b""
+        return self._join(packet)
+
+    def _join(self, packet: bytes) -> bytes | None:
+        more, piece = packet[:1], packet[1:]
+        if len(packet) > PACKET_BYTES or more not in (_MORE, _LAST):
+            raise ProtocolError("a packet that is too long or has no mark")
+        if len(self._frame) + len(piece) > self._limit:
+            raise ProtocolError(f"a frame of more than {self._limit} bytes")
+        self._frame += piece
+        if more == _MORE:
+            return None
+        frame, self._frame = bytes(self._frame), bytearray()
+        if not frame:
+            raise ProtocolError("an empty frame")
+        return frame
+
+    def receive_whole(self) -> bytes:
+        """Block until a frame is complete; b"" at the end of the stream."""
+        while (frame := self.receive()) is None:
+            pass
+        return frame
+
+
+def receive_with_descriptors(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive one single-packet frame and the descriptors beside it, close-on-exec."""
+    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = _descriptors(ancillary)
+    if packet and (packet[:1] != _LAST or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError("a status frame must be one packet")
+    return packet[1:], descriptors
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)

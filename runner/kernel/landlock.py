@@ -1,0 +1,83 @@
+"""Landlock: path and scope rules that a process puts on itself (landlock(7))."""
+
+import os
+import struct
+
+from . import libc
+
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+
+EXECUTE = 1 << 0
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+REMOVE_DIR = 1 << 4
+REMOVE_FILE = 1 << 5
+MAKE_CHAR = 1 << 6
+MAKE_DIR = 1 << 7
+MAKE_REG = 1 << 8
+MAKE_SOCK = 1 << 9
+MAKE_FIFO = 1 << 10
+MAKE_BLOCK = 1 << 11
+MAKE_SYM = 1 << 12
+REFER = 1 << 13
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
+
+READ = READ_FILE | READ_DIR
+WRITE = (
+    WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM
+    | REFER | TRUNCATE
+)  # fmt: skip  # no device nodes: MAKE_CHAR, MAKE_BLOCK
+FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+
+_NET_TCP = 0b11
+_SCOPE_ALL = 0b11  # abstract Unix sockets, signals
+
+
+def abi() -> int:
+    """Return the kernel's Landlock ABI, 0 where there is none."""
+    try:
+        return libc.syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
+    except OSError:
+        return 0
+
+
+def handled_filesystem_rights(version: int) -> int:
+    """Return every file right that ABI `version` knows (linux/landlock.h)."""
+    known = {1: 13, 2: 14, 3: 15, 4: 15}
+    return (1 << known.get(version, 16)) - 1
+
+
+def _ruleset(version: int, deny_tcp: bool) -> bytes:
+    """Describe a ruleset that refuses all of what ABI `version` handles unless a rule allows it."""
+    rights = handled_filesystem_rights(version)
+    if version < 4:
+        return struct.pack("=Q", rights)
+    tcp = _NET_TCP if deny_tcp else 0
+    if version < 6:
+        return struct.pack("=2Q", rights, tcp)
+    return struct.pack("=3Q", rights, tcp, _SCOPE_ALL)
+
+
+def restrict_self(version: int, rules: list[tuple[str, int]], deny_tcp: bool) -> None:
+    """Allow this process, from now on, only `rules`: (path, rights beneath it)."""
+    attributes = _ruleset(version, deny_tcp)
+    ruleset = libc.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
+    handled = handled_filesystem_rights(version)
+    try:
+        for path, rights in rules:
+            _allow(ruleset, path, rights & handled)
+        libc.syscall("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", rights, parent)
+        libc.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0, about=path)
+    finally:
+        os.close(parent)

@@ -1,0 +1,85 @@
+"""The mount API by descriptor (Linux 5.12): nothing here resolves a path twice.
+
+See fsopen(2), open_tree(2), move_mount(2), mount_setattr(2), pivot_root(2).
+"""
+
+import os
+import struct
+
+from . import libc
+
+AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_FSOPEN_CLOEXEC = 1
+_FSCONFIG_SET_STRING = 1
+_FSCONFIG_CMD_CREATE = 6
+_FSMOUNT_CLOEXEC = 1
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MNT_DETACH = 2
+
+RDONLY = 0x1
+NOSUID = 0x2
+NODEV = 0x4
+NOEXEC = 0x8
+_MOUNT_ATTR = struct.Struct("=4Q")
+
+
+def new_filesystem(kind: str, attributes: int, **options: str) -> int:
+    """Create a detached mount of a new `kind` filesystem and return its descriptor."""
+    context = libc.syscall("fsopen", kind.encode(), _FSOPEN_CLOEXEC, about=kind)
+    try:
+        for key, value in options.items():
+            _configure(context, _FSCONFIG_SET_STRING, key, value)
+        libc.syscall("fsconfig", context, _FSCONFIG_CMD_CREATE, None, None, 0, about=kind)
+        return libc.syscall("fsmount", context, _FSMOUNT_CLOEXEC, attributes, about=kind)
+    finally:
+        os.close(context)
+
+
+def _configure(context: int, command: int, key: str, value: str) -> None:
+    libc.syscall("fsconfig", context, command, key.encode(), value.encode(), 0, about=key)
+
+
+def clone_tree(path: str) -> int:
+    """Return a detached bind mount of `path`, with what is mounted below it."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    return libc.syscall("open_tree", AT_FDCWD, os.fsencode(path), flags, about=path)
+
+
+def restrict(mount: int, attributes: int) -> None:
+    """Set `attributes` on a detached mount and everything below it."""
+    data = libc.buffer(_MOUNT_ATTR.pack(attributes, 0, 0, 0))
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    libc.syscall("mount_setattr", mount, b"", flags, data, _MOUNT_ATTR.size)
+
+
+def make_read_only(path: str) -> None:
+    """Set the mount at `path`, and only that one, read-only."""
+    data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
+    libc.syscall("mount_setattr", AT_FDCWD, os.fsencode(path), 0, data, _MOUNT_ATTR.size, about=path)
+
+
+def attach(mount: int, target: str) -> None:
+    """Put a detached mount at `target` and close its descriptor."""
+    try:
+        flags = _MOVE_MOUNT_F_EMPTY_PATH
+        libc.syscall("move_mount", mount, b"", AT_FDCWD, os.fsencode(target), flags, about=target)
+    finally:
+        os.close(mount)
+
+
+def make_private() -> None:
+    """Stop mount events from crossing between this mount namespace and the one it was copied from."""
+    libc.call("mount", None, b"/", None, _MS_REC_PRIVATE, None)
+
+
+def pivot_into(root: str) -> None:
+    """Make `root`, a mount point, the root directory and forget everything outside it."""
+    os.chdir(root)
+    libc.syscall("pivot_root", b".", b".", about=root)
+    libc.call("umount2", b".", _MNT_DETACH)
+    os.chdir("/")

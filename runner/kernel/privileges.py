@@ -1,0 +1,39 @@
+"""Capabilities, host name and seccomp: the calls that python-prctl does not have."""
+
+import struct
+
+from . import libc
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_SECCOMP_SET_MODE_FILTER = 1
+_PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
+
+
+def drop_bounding_set(last_capability: int) -> None:
+    """Empty the bounding set, by the kernel's own last capability, not a header's."""
+    for capability in range(last_capability + 1):
+        libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def set_securebits(bits: int) -> None:
+    libc.call("prctl", _PR_SET_SECUREBITS, bits, 0, 0, 0)
+
+
+def clear_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets (capset(2)); ambient follows."""
+    header = libc.buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    libc.syscall("capset", header, libc.buffer(bytes(24)))
+
+
+def sethostname(name: str) -> None:
+    data = name.encode()
+    libc.call("sethostname", data, len(data))
+    libc.call("setdomainname", data, len(data))
+
+
+def install_seccomp_filter(program: bytes) -> None:
+    """Install a compiled BPF `program` for this thread and what it starts (seccomp(2))."""
+    instructions = libc.buffer(program)
+    header = struct.pack("=HxxxxxxQ", len(program) // 8, libc.address(instructions))
+    libc.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, libc.buffer(header))

@@ -1,0 +1,186 @@
+"""The launcher: the single-threaded process that cells are forked from.
+
+Started by the supervisor as `python -I -S` with an empty environment and one SOCK_SEQPACKET socket
+as descriptor 3.  It imports first, builds the root that all its cells share, gives up root if it had
+it, and from then on only forks.  It is two processes: a keeper, which watches the supervisor, and
+under it the launcher proper, pid 1 of a pid namespace that holds all its cells, so that its end, for
+whatever reason, is the end of them all.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from typing import NamedTuple, NoReturn
+
+from . import channel
+from .cell import interpreter, privileges
+from .cell.enter import Descriptors, Site
+from .cell.init import run_cell
+from .kernel import processes
+from .messages import Boot, Failed, Fork, Forked, Reaped, Status, decode, encode
+from .root import enter_new_root
+
+_CONTROL = 3
+_BOOT_BYTES = 4 * 1024 * 1024
+_LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
+_CELL_NAMESPACES = (
+    processes.CLONE_NEWNS | processes.CLONE_NEWPID | processes.CLONE_NEWNET
+    | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS
+)  # fmt: skip
+
+
+def main() -> NoReturn:
+    """Read the boot frame, become keeper and launcher, fork cells until the supervisor is gone."""
+    sock = socket.socket(fileno=_CONTROL)
+    processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
+    try:
+        boot = decode(channel.Receiver(sock, _BOOT_BYTES).receive_whole(), Boot)
+        _leave_the_host(boot)
+        pid = os.fork()
+        if pid:
+            _keep(pid, sock, boot.host_uid)
+        site = _settle(boot)
+        channel.send(sock, encode(Forked()))
+        _Launcher(site, sock).serve()
+    except BaseException as error:  # noqa: BLE001 - the line before os._exit
+        _explain(sock, error)
+    os._exit(1)
+
+
+def _explain(sock: socket.socket, error: BaseException) -> None:
+    number = getattr(error, "errno", None) or 0
+    about = getattr(error, "filename", None) or type(error).__name__
+    channel.send(sock, encode(Failed(number, f"{about}: {getattr(error, 'strerror', error)}")))
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0 and privileges.has_sys_admin()
+
+
+def _leave_the_host(boot: Boot) -> None:
+    """Move the next child into a pid namespace of its own, and us into its mount namespace.
+
+    Root does it as root, because only root may read every path that has to be shown; anyone else,
+    root without CAP_SYS_ADMIN included, does it in a user namespace.
+    """
+    privileges.set_process_name("cell-keeper")
+    _prefer_to_be_killed()
+    if not _is_root():
+        if os.geteuid() == 0:
+            privileges.become(boot.host_uid)
+        _enter_user_namespace()
+    processes.unshare(processes.CLONE_NEWNS | processes.CLONE_NEWPID)
+
+
+def _prefer_to_be_killed() -> None:
+    """Let the OOM killer take cells before the process that embeds us (proc(5), oom_score_adj)."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _enter_user_namespace() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    processes.unshare(processes.CLONE_NEWUSER)
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    privileges.map_ids(proc, _LAUNCHER_ID, uid, gid)
+    os.close(proc)
+
+
+def _settle(boot: Boot) -> Site:
+    """Build the shared root, give up root, and become single-minded."""
+    privileges.set_process_name("cell-launcher")
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last_capability = int(file.read())
+    root = _is_root()
+    enter_new_root(boot)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if root and os.getuid() == 0:
+        privileges.become(boot.host_uid)
+        _enter_user_namespace()
+        processes.unshare(processes.CLONE_NEWNS)
+    interpreter.prepare()
+    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability)
+
+
+def _keep(launcher: int, sock: socket.socket, host_uid: int) -> NoReturn:
+    """Wait until the launcher ends or the supervisor is gone, and leave nothing behind."""
+    if os.geteuid() == 0:
+        privileges.become(host_uid)
+    pidfd = os.pidfd_open(launcher)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(sock, 0)  # only POLLHUP: what the supervisor says is the launcher's to read
+    while not any(descriptor == pidfd for descriptor, _ in poll.poll()):
+        os.kill(launcher, signal.SIGKILL)  # works on a stopped launcher too
+        poll.unregister(sock)
+    os.waitpid(launcher, 0)
+    os._exit(0)
+
+
+class _Born(NamedTuple):
+    pid: int
+    pidfd: int
+    status: socket.socket
+
+
+class _Launcher:
+    """Forks a cell per Fork frame, reaps it, and says so on the cell's status channel."""
+
+    def __init__(self, site: Site, sock: socket.socket) -> None:
+        self._site = site
+        self._sock = sock
+        self._cells: dict[int, _Born] = {}
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def serve(self) -> None:
+        """Serve until the supervisor closes the socket."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor != self._sock.fileno():
+                    self._reap(self._cells.pop(descriptor))
+                elif not self._serve_one():
+                    return
+
+    def _serve_one(self) -> bool:
+        frame, received = channel.receive_with_descriptors(self._sock)
+        if not frame:
+            return False
+        fork = decode(frame, Fork)
+        cgroup = received.pop() if fork.into_cgroup else None
+        descriptors = Descriptors(*received[:5], tuple(received[5:]))
+        try:
+            self._fork(descriptors, cgroup)
+        finally:
+            for each in received[1:] if cgroup is None else [cgroup, *received[1:]]:
+                os.close(each)
+        return True
+
+    def _fork(self, descriptors: Descriptors, cgroup: int | None) -> None:
+        status = socket.socket(fileno=descriptors.status)
+        try:
+            pid, pidfd = processes.clone3(_CELL_NAMESPACES, cgroup)
+        except OSError as error:
+            _tell(status, Failed(error.errno or 0, f"{error.filename}: {error.strerror}"))
+            status.close()
+            return
+        if pid == 0:
+            run_cell(self._site, descriptors, interpreter.serve)
+        _tell(status, Forked(), (pidfd,))
+        self._cells[pidfd] = _Born(pid, pidfd, status)
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _reap(self, born: _Born) -> None:
+        self._poll.unregister(born.pidfd)
+        _, _, usage = os.wait4(born.pid, 0)
+        _tell(born.status, Reaped(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
+        os.close(born.pidfd)
+        born.status.close()
+
+
+def _tell(status: socket.socket, frame: Status, descriptors: tuple[int, ...] = ()) -> None:
+    """Send a status frame, to nobody if the supervisor has lost interest in the cell."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        channel.send(status, encode(frame), descriptors)

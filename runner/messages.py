@@ -1,0 +1,110 @@
+"""Every frame that crosses a process boundary, one type each (see README.md for who says what).
+
+Three channels, three levels of trust: the supervisor's word to the launcher, the word of launcher
+and init about a cell (status), and the talk with the guest (control), whose side is hostile.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ..policies.plan import Plan
+
+
+class _Frame(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True
+):
+    pass
+
+
+# supervisor -> launcher
+
+
+class Boot(_Frame):
+    """The first frame: what all cells of this launcher share."""
+
+    plan: Plan
+    files: tuple[str, ...]  # what the interpreter needs of the host
+    links: tuple[tuple[str, str], ...]  # (path, what it points to)
+    hidden: tuple[str, ...]  # directories that must look empty
+    host_uid: int  # whom to become, if started as root
+
+
+class Fork(_Frame):
+    """Make a cell; comes with the descriptors of `cell.enter.Descriptors`, in that order."""
+
+    into_cgroup: bool  # the last descriptor is a v2 cgroup directory to be born in
+
+
+# launcher and init -> supervisor, on a cell's status channel
+
+
+class Forked(_Frame):
+    """The cell's init exists; comes with its pidfd."""
+
+
+class Entered(_Frame):
+    """Every layer is on and the guest's process waits for its program; comes with /workspace."""
+
+
+class Failed(_Frame):
+    """A step of building the cell failed; the cell is gone."""
+
+    errno: int
+    message: str
+
+
+class Ended(_Frame):
+    """The guest's main process ended, as waitpid(2) told init."""
+
+    wait_status: int
+
+
+class Reaped(_Frame):
+    """Nothing of the cell runs any more; what it used, as wait4(2) told the launcher."""
+
+    cpu_user_seconds: float
+    cpu_system_seconds: float
+    max_rss_bytes: int
+
+
+# supervisor -> guest
+
+
+class InputFile(_Frame):
+    path: str
+    data: bytes
+
+
+class Run(_Frame):
+    """The program and what it is given.  `inputs` is a JSON object of variables."""
+
+    code: str
+    inputs: bytes
+    files: tuple[InputFile, ...]
+    environment: dict[str, str]
+    value_bytes: int
+
+
+# guest -> supervisor
+
+
+class Finished(_Frame):
+    """What the program came to, in its own words: believed about the value and nothing else."""
+
+    value: bytes | None  # JSON
+    representation: str | None  # where there is no JSON for it
+    error: str | None
+    traceback: str | None
+
+
+Status = Forked | Entered | Failed | Ended | Reaped
+
+
+def encode(frame: _Frame) -> bytes:
+    return msgspec.msgpack.encode(frame)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Decode a frame of type `kind`, once; raise msgspec.DecodeError if it is anything else."""
+    return msgspec.msgpack.decode(data, type=kind)

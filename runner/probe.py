@@ -1,0 +1,39 @@
+"""What this host offers, found by asking the kernel."""
+
+import os
+from pathlib import Path
+
+from ..policies.host import Host
+from .kernel import landlock
+
+
+def probe_host(cgroups: dict[str, str]) -> Host:
+    """Return the facts that a policy is compiled against; `cgroups` as `CgroupTree.missing`."""
+    return Host(
+        machine=os.uname().machine,
+        user_namespaces=_why_no_user_namespaces(),
+        seccomp=_why_no_seccomp(),
+        landlock_abi=landlock.abi(),
+        cgroups=cgroups,
+    )
+
+
+def _why_no_user_namespaces() -> str:
+    """Say what forbids user namespaces; where nothing does here, the launcher tries for real."""
+    if _read("/proc/sys/user/max_user_namespaces") == "0":
+        return "switched off: sysctl user.max_user_namespaces is 0"
+    if os.geteuid() and _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        return "switched off for users: sysctl kernel.unprivileged_userns_clone is 0"
+    return ""
+
+
+def _why_no_seccomp() -> str:
+    actions = _read("/proc/sys/kernel/seccomp/actions_avail").split()
+    return "" if {"errno", "kill_process"} <= set(actions) else "the kernel has no seccomp filters"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

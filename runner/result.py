@@ -1,0 +1,83 @@
+"""What came of an execution."""
+
+import enum
+from typing import Any, Literal
+
+import msgspec
+
+Reason = Literal[
+    "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
+    "validation", "cancelled",
+]  # fmt: skip
+
+
+class SandboxStatus(enum.Enum):
+    """The coarse state of an execution; `reason` on the result says exactly why."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"  # the program ended by itself, badly
+    TIMEOUT = "timeout"  # wall or CPU time
+    REJECTED = "rejected"  # refused before anything ran
+    KILLED = "killed"  # ended by us or by the kernel on a cap
+    CANCELLED = "cancelled"  # by the caller
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the cell used, as the kernel counted it.  0 where this host does not count."""
+
+    wall_seconds: float = 0.0
+    cpu_user_seconds: float = 0.0
+    cpu_system_seconds: float = 0.0
+    memory_peak_bytes: int = 0
+    processes_peak: int = 0
+    output_bytes: int = 0
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Something forbidden that the guest attempted, seen from outside it."""
+
+    syscall: str
+    arguments: tuple[str, ...]
+    rule: str
+    process: str
+    count: int = 1
+
+
+class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one execution.
+
+    `value`, `error` and `traceback` are the guest's own words; everything else was observed from
+    outside.  `execution_time` is wall time in seconds from the request to the last trace of the
+    cell; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
+    """
+
+    status: SandboxStatus
+    reason: Reason
+    stdout: str = ""
+    stderr: str = ""
+    value: Any = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+    traceback: str | None = None
+    execution_time: float = 0.0
+    usage: Usage = Usage()
+    violations: tuple[Violation, ...] = ()
+    truncated: dict[str, int] = {}
+    artifacts: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    execution_id: str = ""
+    trace_id: str | None = None
+    pool_hit: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ran to its end and reported success."""
+        return self.status is SandboxStatus.COMPLETED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values that any JSON encoder takes."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain | {"ok": self.ok}

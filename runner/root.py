@@ -1,0 +1,105 @@
+"""The root directory that all cells of a launcher share: built once, then read-only.
+
+Everything in it is either a read-only bind of a host path at the same place or a small file made
+here.  Sources are opened as detached mounts before the new root covers anything, so no path is
+resolved through what was mounted a moment ago.
+"""
+
+import os
+
+from .kernel import mounts
+from .messages import Boot
+
+_STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_PLACES = ("/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr")  # noqa: S108 - in the new root
+_TEXTS = {
+    "/etc/passwd": "cell:x:1000:1000:cell:/workspace:/usr/sbin/nologin\n",
+    "/etc/group": "cell:x:1000:\n",
+    "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_LINKS = (
+    ("/dev/shm", "../tmp"),  # noqa: S108 - POSIX semaphores and shared memory (shm_overview(7))
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+)
+_HARD = mounts.NOSUID | mounts.NODEV
+
+Source = tuple[int, str, bool]  # a detached mount, its place, whether it is a directory
+
+
+def enter_new_root(boot: Boot) -> None:
+    """Build the root and make it ours; the host's own file system is then out of reach.
+
+    The calling process needs CAP_SYS_ADMIN over its mount namespace.
+    """
+    mounts.make_private()
+    sources = _open_sources(boot)
+    size = {"size": "1M", "mode": "0755", "nr_inodes": "4096"}
+    mounts.attach(mounts.new_filesystem("tmpfs", _HARD, **size), _STAGING)
+    for place in _PLACES:
+        os.makedirs(_STAGING + place, exist_ok=True)
+    for source in sources:
+        _place(source)
+    _hide(boot.hidden)
+    _write_texts()
+    _make_links((*_LINKS, *boot.links))
+    # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
+    # allows those only while a whole /proc is mounted somewhere (mount_too_revealing).
+    proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC, subset="pid")
+    mounts.attach(proc, _STAGING + "/proc")
+    mounts.pivot_into(_STAGING)
+    mounts.make_read_only("/")
+
+
+def _open_sources(boot: Boot) -> list[Source]:
+    binds = [(bind.path, bind.writable) for bind in boot.plan.binds]
+    covered = tuple(path.rstrip("/") + "/" for path, _ in binds)
+    binds += [(path, False) for path in boot.files if not path.startswith(covered)]
+    sources = [_open_source(path, _HARD | (0 if writable else mounts.RDONLY)) for path, writable in binds]
+    devices = mounts.NOSUID | mounts.NOEXEC
+    return sources + [_open_source(f"/dev/{name}", devices) for name in _DEVICES]
+
+
+def _open_source(path: str, attributes: int) -> Source:
+    mount = mounts.clone_tree(path)
+    mounts.restrict(mount, attributes)
+    return mount, path, os.path.isdir(path)
+
+
+def _place(source: Source) -> None:
+    mount, path, is_directory = source
+    place = _STAGING + path
+    if is_directory:
+        os.makedirs(place, exist_ok=True)
+    else:
+        _make_mount_point(place)
+    mounts.attach(mount, place)
+
+
+def _make_mount_point(place: str) -> None:
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+
+def _hide(directories: tuple[str, ...]) -> None:
+    """Cover each directory by an empty one."""
+    for directory in directories:
+        empty = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
+        mounts.attach(empty, _STAGING + directory)
+
+
+def _write_texts() -> None:
+    for path, text in _TEXTS.items():
+        with open(_STAGING + path, "x") as file:
+            file.write(text)
+
+
+def _make_links(links: tuple[tuple[str, str], ...]) -> None:
+    for path, target in links:
+        if not os.path.lexists(_STAGING + path):
+            os.makedirs(os.path.dirname(_STAGING + path), exist_ok=True)
+            os.symlink(target, _STAGING + path)

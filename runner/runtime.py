@@ -1,0 +1,74 @@
+"""What the interpreter needs on disk, and nothing else: its standard library and shared libraries."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..policies.errors import LaunchError
+from .cache import cached
+
+_DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # to /usr/..., on merged hosts
+_DATA = ("/usr/share/zoneinfo", "/etc/ld.so.cache")  # zoneinfo(3), ld.so(8)
+_PROBE_SECONDS = 60
+
+
+class Runtime(msgspec.Struct, frozen=True):
+    """The part of the host that a cell's interpreter sees, read-only, at the same paths."""
+
+    executable: str
+    files: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...]
+
+
+def interpreter() -> str:
+    """Return the interpreter that runs us, below any virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def find_runtime(executable: str) -> Runtime:
+    """Return what `executable` needs; asked of the dynamic loader once and then remembered.
+
+    Raises LaunchError if it is missing or cannot load its own standard library.
+    """
+    try:
+        stat = os.stat(executable)
+    except OSError as error:
+        message = f"cannot use {executable} as interpreter: {error.strerror}"
+        raise LaunchError(message, "install it or name another one") from None
+    key = f"runtime {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
+    return cached(key, Runtime, lambda: _ask(executable))
+
+
+def _ask(executable: str) -> Runtime:
+    stdlib, *libraries = _stdlib_and_libraries(executable)
+    outside = [path for path in libraries if not path.startswith(stdlib + "/")]
+    links = [(path, os.readlink(path)) for path in _DISTRIBUTION_LINKS if os.path.islink(path)]
+    for path in outside:
+        links += _sonames(Path(path))
+    data = [path for path in _DATA if os.path.exists(path)]
+    hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
+    return Runtime(executable, tuple([stdlib, *outside, *data]), tuple(links), tuple(hidden))
+
+
+def _stdlib_and_libraries(executable: str) -> list[str]:
+    script = str(Path(__file__).with_name("loaded_libraries.py"))
+    done = subprocess.run(  # an environment would change what the loader finds
+        [executable, "-I", "-S", script],
+        env={}, cwd="/", capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise LaunchError(f"{executable} cannot load its standard library: {done.stderr[-500:]}")
+    return done.stdout.splitlines()
+
+
+def _sonames(library: Path) -> list[tuple[str, str]]:
+    """Return the links beside `library` that lead to it: programs ask for those names."""
+    return [
+        (str(link), library.name)
+        for link in library.parent.glob(library.name.partition(".so")[0] + "*")
+        if link.is_symlink() and link.resolve() == library
+    ]

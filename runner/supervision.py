@@ -1,0 +1,224 @@
+"""Watching one execution: one poll loop over everything that can happen to it."""
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from ..policies.errors import LaunchError
+from ..policies.policy import Limits
+from . import channel
+from .capture import Capture
+from .cells import Cell
+from .messages import Ended, Entered, Failed, Finished, Forked, Reaped, Status, decode
+from .result import Reason
+
+_SETUP_SECONDS = 20.0
+_REAP_SECONDS = 20.0
+_FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
+_IN = select.POLLIN
+
+
+class Observation(NamedTuple):
+    """What was seen of an execution, all of it from outside the guest but `finished`."""
+
+    cause: Reason | None  # why we ended it; None if it ended by itself
+    wait_status: int | None  # of the guest's main process; None if it was killed with its init
+    finished: Finished | None
+    reaped: Reaped
+    complaint: str | None  # how the guest broke the control protocol
+
+
+class Supervision:
+    """Sends the request, reads what comes, enforces deadlines, and ends when the cell is gone."""
+
+    def __init__(
+        self, cell: Cell, request: bytes, stdin: bytes, limits: Limits,
+        captures: tuple[Capture, ...], cancel: int,
+    ) -> None:  # fmt: skip
+        self._cell = cell
+        self._limits = limits
+        self._captures = captures
+        self._packets = channel.packets(request)[::-1]
+        self._stdin = memoryview(stdin)
+        self._control = channel.Receiver(cell.control, limits.value_bytes + _FRAME_OVERHEAD)
+        self._cause: Reason | None = None
+        self._complaint: str | None = None
+        self._wait_status: int | None = None
+        self._finished: Finished | None = None
+        self._reaped: Reaped | None = None
+        self._deadline = time.monotonic() + _SETUP_SECONDS
+        self._cpu_check = float("inf")
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._poll = select.poll()
+        self._watch(cell.status.fileno(), _IN, self._on_status)
+        if cancel >= 0:
+            self._watch(cancel, _IN, lambda _: self._end("cancelled"))
+        for capture in captures:
+            self._watch(capture.pipe, _IN, self._reader(capture))
+
+    def run(self) -> Observation:
+        """Watch until everything in the cell has been reaped.
+
+        Raises LaunchError if the cell could not be built or the launcher died.
+        """
+        while self._reaped is None:
+            for descriptor, event in self._poll.poll(self._patience_milliseconds()):
+                if handler := self._handlers.get(descriptor):
+                    handler(event)
+            self._check_deadlines()
+        for capture in self._captures:
+            capture.drain()
+        self._drain_control()
+        return Observation(
+            self._cause, self._wait_status, self._finished, self._reaped, self._complaint
+        )
+
+    def _watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, events)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None):
+            self._poll.unregister(descriptor)
+
+    # status: the word of launcher and init
+
+    def _on_status(self, _: int) -> None:
+        frame, descriptors = channel.receive_with_descriptors(self._cell.status)
+        if not frame:
+            raise LaunchError("the launcher died while the cell ran")
+        message: Status = decode(frame, Status)
+        if isinstance(message, Forked):
+            (self._cell.pidfd,) = descriptors
+        elif isinstance(message, Entered):
+            (self._cell.workspace,) = descriptors
+            self._start()
+        elif isinstance(message, Ended):
+            self._wait_status = message.wait_status
+            self._expect_end()
+        elif isinstance(message, Failed):
+            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
+        else:
+            self._reaped = message
+
+    def _start(self) -> None:
+        """Every layer is on: the clock starts, and the program is sent."""
+        now = time.monotonic()
+        self._deadline = now + self._limits.wall_seconds
+        if self._cell.cgroup.cpu_seconds() is not None:
+            self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
+        self._watch(self._cell.control.fileno(), _IN | select.POLLOUT, self._on_control)
+        if self._cell.stdin >= 0:
+            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+
+    # control and streams: the guest's word
+
+    def _on_control(self, event: int) -> None:
+        if event & select.POLLOUT:
+            self._send_some()
+        if event & (_IN | select.POLLHUP):
+            self._receive_some()
+
+    def _send_some(self) -> None:
+        try:
+            while self._packets:
+                channel.send_packet(self._cell.control, self._packets[-1])
+                self._packets.pop()
+        except BlockingIOError:
+            return
+        except OSError:  # the guest closed its end: it will not hear the rest
+            self._packets.clear()
+        self._poll.modify(self._cell.control.fileno(), _IN)
+
+    def _receive_some(self) -> None:
+        try:
+            frame = self._control.receive()
+            if frame:
+                self._accept(frame)
+            elif frame is not None:
+                self._unwatch(self._cell.control.fileno())
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            self._unwatch(self._cell.control.fileno())
+        except (channel.ProtocolError, msgspec.DecodeError, RecursionError) as error:
+            self._complain(str(error))
+
+    def _accept(self, frame: bytes) -> None:
+        """Take the one frame that a guest may send."""
+        if self._finished is not None:
+            raise channel.ProtocolError("a frame after the last one")
+        self._finished = decode(frame, Finished)
+
+    def _complain(self, complaint: str) -> None:
+        self._complaint = complaint
+        self._unwatch(self._cell.control.fileno())
+        self._end("violation")
+
+    def _drain_control(self) -> None:
+        """The guest's last word may have come together with its end."""
+        while self._cell.control.fileno() in self._handlers and self._finished is None:
+            readable = select.select([self._cell.control], [], [], 0)[0]
+            if not readable:
+                return
+            self._receive_some()
+
+    def _on_stdin(self, event: int) -> None:
+        try:
+            sent = os.write(self._cell.stdin, self._stdin[: channel.PACKET_BYTES])
+            self._stdin = self._stdin[sent:]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # the guest does not want it
+            self._stdin = self._stdin[:0]
+        if not self._stdin or event & select.POLLERR:
+            self._unwatch(self._cell.stdin)
+            self._cell.close_stdin()
+
+    def _reader(self, capture: Capture) -> Callable[[int], None]:
+        def read(_: int) -> None:
+            if not capture.read():
+                self._unwatch(capture.pipe)
+            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:
+                self._end("output")
+
+        return read
+
+    # ends
+
+    def _end(self, cause: Reason) -> None:
+        """Kill the cell because of `cause`, unless it is ending already."""
+        if self._cause is None and self._wait_status is None:
+            self._cause = cause
+            self._cell.kill()
+            self._expect_end()
+
+    def _expect_end(self) -> None:
+        self._cpu_check = float("inf")
+        self._deadline = time.monotonic() + _REAP_SECONDS
+
+    def _patience_milliseconds(self) -> float:
+        return max(0.0, min(self._deadline, self._cpu_check) - time.monotonic()) * 1000 + 1
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        if now >= self._cpu_check:
+            self._check_cpu(now)
+        if now >= self._deadline:
+            if self._cause or self._wait_status is not None or self._cell.workspace < 0:
+                raise LaunchError("the cell did not start or end in time")
+            self._end("wall_time")
+
+    def _check_cpu(self, now: float) -> None:
+        """End the cell if its CPU time is used up, else look again when it can be at the earliest."""
+        used = self._cell.cgroup.cpu_seconds() or 0.0
+        left = self._limits.cpu_seconds - used
+        if left <= 0:
+            self._end("cpu_time")
+        else:
+            self._cpu_check = now + max(left / self._limits.cpus, 0.001)
+

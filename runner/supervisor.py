@@ -1,0 +1,170 @@
+"""The trusted side: one launcher, its cgroups, and an execution at a time per calling thread."""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from ..policies.errors import ClosedError
+from ..policies.plan import Plan
+from ..policies.policy import Limits, Policy
+from .capture import Capture, OnOutput
+from .cells import Cell
+from .cgroups import Cgroup, CgroupTree, open_tree
+from .cgroups.tree import Caps
+from .launching import Launcher
+from .messages import Boot, InputFile, Run, encode
+from .outcome import Count, conclude
+from .plans import plan_for
+from .probe import probe_host
+from .result import SandboxResult
+from .runtime import find_runtime
+from .supervision import Supervision
+
+# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused), and
+# one for each living supervisor, so that no two of them share a uid's quotas.
+_FIRST_HOST_UID = 0x70000000
+NEVER = -1  # no descriptor: the execution cannot be cancelled
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution, checked: what to run and what to give it."""
+
+    code: str
+    inputs: bytes = b"{}"  # a JSON object
+    files: tuple[InputFile, ...] = ()
+    environment: dict[str, str] = {}
+    stdin: bytes | None = None
+    limits: Limits = Limits()
+    trace_id: str | None = None
+
+
+class Supervisor:
+    """Runs requests, each in a cell of its own, under one policy.  Safe from many threads."""
+
+    def __init__(self, policy: Policy, executable: str, cgroup_root: str | None = None) -> None:
+        """Start the launcher and have it ready.
+
+        Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
+        cannot be set up.
+        """
+        self._policy = policy
+        self._executable = executable
+        self._cgroup_root = cgroup_root
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._names = itertools.count()
+        self._leftovers: list[Cgroup] = []
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._launcher = Launcher(self._executable)  # imports while we work out what to tell it
+        try:
+            self._tree: CgroupTree = open_tree(self._launcher.keeper, self._cgroup_root)
+            self.plan: Plan = plan_for(self._policy, probe_host(self._tree.missing))
+            self._launcher.boot(self._boot_frame())
+            self._tree.admit(*self._launcher.pids(), self._host_uid)
+        except BaseException:
+            self._launcher.close()
+            raise
+
+    @property
+    def _host_uid(self) -> int:
+        return os.geteuid() or _FIRST_HOST_UID + os.getpid()
+
+    def _boot_frame(self) -> Boot:
+        runtime = find_runtime(self._executable)
+        return Boot(self.plan, runtime.files, runtime.links, runtime.hidden, self._host_uid)
+
+    def execute(
+        self, request: Request, on_output: OnOutput | None = None, cancel: int = NEVER
+    ) -> SandboxResult:
+        """Run `request` in a fresh cell and return what came of it, when nothing of it is left.
+
+        `cancel` is a descriptor: once it is readable the execution is ended.  Raises ClosedError,
+        and LaunchError if the cell could not be built.
+        """
+        began = time.monotonic()
+        limits = request.limits
+        with self._fresh_cell(with_stdin=request.stdin is not None) as cell:
+            captures = _captures(cell, limits.output_bytes, on_output)
+            frame = encode(self._run_frame(request))
+            seen = Supervision(cell, frame, request.stdin or b"", limits, captures, cancel).run()
+            counted = Count(cell.cgroup.usage(), cell.cgroup.oom_kills())
+        return conclude(
+            seen, counted, captures, limits,
+            layers=self.plan.layers, execution_time=time.monotonic() - began,
+            execution_id=self.new_execution_id(), trace_id=request.trace_id,
+        )  # fmt: skip
+
+    @staticmethod
+    def new_execution_id() -> str:
+        return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
+
+    def _run_frame(self, request: Request) -> Run:
+        environment = self.plan.environment | request.environment
+        return Run(
+            request.code, request.inputs, request.files, environment, request.limits.value_bytes
+        )
+
+    @contextlib.contextmanager
+    def _fresh_cell(self, *, with_stdin: bool) -> Iterator[Cell]:
+        """A cell in the making; afterwards nothing of it is left, whatever happened."""
+        cell = self._make_cell(with_stdin=with_stdin)
+        try:
+            yield cell
+        except BaseException:
+            cell.kill()
+            raise
+        finally:
+            cell.close()
+            self._remove(cell.cgroup)
+
+    def _make_cell(self, *, with_stdin: bool) -> Cell:
+        self._check_alive()
+        plan = self.plan
+        caps = Caps(plan.memory_bytes, plan.cpus, plan.processes)
+        cell = Cell(self._tree.create(f"cell-{next(self._names)}", caps), with_stdin=with_stdin)
+        try:
+            self._launcher.fork(cell)
+        except BaseException:
+            cell.close()
+            self._remove(cell.cgroup)
+            raise
+        return cell
+
+    def _check_alive(self) -> None:
+        """Start another launcher if the last one died."""
+        with self._lock:
+            if self._closed or os.getpid() != self._owner:
+                raise ClosedError("the sandbox was closed, or made before this process was forked")
+            if not self._launcher.is_alive():
+                self._stop()
+                self._start()
+
+    def _remove(self, cgroup: Cgroup) -> None:
+        """Remove a cgroup, now or when what was killed in it has died."""
+        with self._lock:
+            self._leftovers = [each for each in [*self._leftovers, cgroup] if not each.remove()]
+
+    def close(self) -> None:
+        """End every cell and the launcher, and leave nothing behind.  Closing twice is fine."""
+        with self._lock:
+            if not self._closed and os.getpid() == self._owner:
+                self._closed = True
+                self._stop()
+
+    def _stop(self) -> None:
+        self._launcher.close()
+        self._leftovers = [each for each in self._leftovers if not each.remove()]
+        self._tree.close()
+
+
+def _captures(cell: Cell, limit: int, on_output: OnOutput | None) -> tuple[Capture, Capture]:
+    stdout = Capture("stdout", cell.stdout, limit, on_output)
+    return stdout, Capture("stderr", cell.stderr, limit, on_output)
