@@ -18,6 +18,7 @@ from . import channel
 from .cell import interpreter, privileges
 from .cell.enter import Descriptors, Site
 from .cell.init import run_cell
+from .kernel import privileges as kernel
 from .kernel import processes
 from .messages import Boot, Failed, Fork, Forked, Reaped, Status, decode, encode
 from .root import enter_new_root
@@ -100,7 +101,9 @@ def _settle(boot: Boot) -> Site:
         privileges.become(boot.host_uid)
         _enter_user_namespace()
         processes.unshare(processes.CLONE_NEWNS)
-    interpreter.prepare()
+    processes.unshare(processes.CLONE_NEWUTS)
+    kernel.sethostname(boot.plan.hostname)  # each cell's own uts namespace starts as a copy
+    interpreter.prepare(boot.plan.environment)
     return Site(boot.plan, proc, _LAUNCHER_ID, last_capability)
 
 

@@ -4,6 +4,7 @@ Three channels, three levels of trust: the supervisor's word to the launcher, th
 and init about a cell (status), and the talk with the guest (control), whose side is hostile.
 """
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -102,9 +103,18 @@ Status = Forked | Entered | Failed | Ended | Reaped
 
 
 def encode(frame: _Frame) -> bytes:
-    return msgspec.msgpack.encode(frame)
+    return _ENCODER.encode(frame)
 
 
 def decode(data: bytes, kind: Any) -> Any:
     """Decode a frame of type `kind`, once; raise msgspec.DecodeError if it is anything else."""
-    return msgspec.msgpack.decode(data, type=kind)
+    return decoder(kind).decode(data)
+
+
+@cache
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of frames of type `kind`; making one costs more than using it."""
+    return msgspec.msgpack.Decoder(kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder()

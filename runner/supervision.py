@@ -57,6 +57,8 @@ class Supervision:
         self._watch(cell.status.fileno(), _IN, self._on_status)
         if cancel >= 0:
             self._watch(cancel, _IN, lambda _: self._end("cancelled"))
+        # The program may wait in the socket: nothing reads it before every layer is on.
+        self._watch(cell.control.fileno(), _IN | select.POLLOUT, self._on_control)
         for capture in captures:
             self._watch(capture.pipe, _IN, self._reader(capture))
 
@@ -106,12 +108,11 @@ class Supervision:
             self._reaped = message
 
     def _start(self) -> None:
-        """Every layer is on: the clock starts, and the program is sent."""
+        """Every layer is on and the program goes: the clock starts."""
         now = time.monotonic()
         self._deadline = now + self._limits.wall_seconds
         if self._cell.cgroup.cpu_seconds() is not None:
             self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
-        self._watch(self._cell.control.fileno(), _IN | select.POLLOUT, self._on_control)
         if self._cell.stdin >= 0:
             self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
 

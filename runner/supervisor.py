@@ -107,10 +107,10 @@ class Supervisor:
         return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
 
     def _run_frame(self, request: Request) -> Run:
-        environment = self.plan.environment | request.environment
         return Run(
-            request.code, request.inputs, request.files, environment, request.limits.value_bytes
-        )
+            request.code, request.inputs, request.files, request.environment,
+            request.limits.value_bytes,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def _fresh_cell(self, *, with_stdin: bool) -> Iterator[Cell]:

@@ -43,7 +43,6 @@ def enter(site: Site, descriptors: Descriptors) -> int:
     _keep_only(descriptors, site.host_proc)  # first: other cells' descriptors came with the fork
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
-    privileges.set_host_name(plan.hostname)
     workspace = _mount_own_filesystems(plan.tmpfs)
     _enter_user_namespace(site)  # last of the namespaces: the ones above stay the launcher's
     os.close(site.host_proc)  # the last sight of anything outside

@@ -11,7 +11,7 @@ import gc
 import json
 import linecache
 import os
-import random
+import random  # noqa: F401 - loaded here, it seeds itself anew after every fork
 import socket
 import sys
 import threading
@@ -20,7 +20,7 @@ import types
 from typing import NoReturn
 
 from ..channel import Receiver, send
-from ..messages import Finished, InputFile, Run, decode, encode
+from ..messages import Finished, InputFile, Run, decode, decoder, encode
 
 FILENAME = "<cell>"
 _RUN_BYTES = 256 * 1024 * 1024
@@ -29,11 +29,17 @@ _TRACEBACK_CHARACTERS = 50_000
 _OURS = ("cellwright", "msgspec", "prctl", "_prctl")
 
 
-def prepare() -> None:
-    """Do in the launcher, once, what every guest would have to do."""
+def prepare(environment: dict[str, str]) -> None:
+    """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
+    need not copy.  Afterwards nothing can be imported from cellwright any more."""
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
     sys.path_importer_cache.clear()
     sys.argv = [FILENAME]
+    os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    decoder(Run)
+    _forget_ourselves()
     gc.collect()
     gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
     gc.freeze()
@@ -53,7 +59,6 @@ def serve(control: int) -> NoReturn:
 
 def _run(run: Run, sock: socket.socket) -> int:
     main = _fresh_main(run)
-    _forget_ourselves()
     for file in run.files:
         _write_file(file)
     gc.enable()
@@ -65,14 +70,10 @@ def _run(run: Run, sock: socket.socket) -> int:
 
 
 def _fresh_main(run: Run) -> types.ModuleType:
-    os.environ.clear()
     os.environ.update(run.environment)
-    random.seed()
     main = types.ModuleType("__main__")
     main.__dict__.update(json.loads(run.inputs), __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     lines = run.code.splitlines(keepends=True)
     linecache.cache[FILENAME] = (len(run.code), None, lines, FILENAME)
     return main

@@ -23,9 +23,6 @@ _SECUREBITS = (
     | _NO_CAP_AMBIENT_RAISE_AND_LOCK
 )
 
-set_host_name = kernel.sethostname
-
-
 def set_process_name(name: str) -> None:
     """Name this process for ps(1); at most 15 bytes."""
     prctl.set_name(name)
@@ -57,7 +54,8 @@ def _write(directory: int, path: str, text: str) -> None:
 def give_up_all(last_capability: int) -> None:
     """Empty every capability set for good.  The order: dropping from the bounding set and setting
     securebits both need CAP_SETPCAP, so the sets themselves go last."""
-    kernel.drop_bounding_set(last_capability)
+    for capability in range(last_capability + 1):  # the kernel's last, not a header's
+        kernel.drop_from_bounding_set(capability)
     kernel.set_securebits(_SECUREBITS)  # python-prctl does not know the ambient bits
     kernel.clear_capabilities()
     prctl.set_no_new_privs(1)

@@ -10,10 +10,8 @@ _PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
 
 
-def drop_bounding_set(last_capability: int) -> None:
-    """Empty the bounding set, by the kernel's own last capability, not a header's."""
-    for capability in range(last_capability + 1):
-        libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+def drop_from_bounding_set(capability: int) -> None:
+    libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def set_securebits(bits: int) -> None:
