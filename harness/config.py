@@ -9,7 +9,14 @@ import msgspec
 
 from ..policies.errors import PolicyError
 from ..policies.policy import (
-    MIB, Filesystem, Limits, Network, Policy, Processes, check_limit, check_policy,
+    MIB,
+    Filesystem,
+    Limits,
+    Network,
+    Policy,
+    Processes,
+    check_limit,
+    check_policy,
 )  # fmt: skip
 
 
@@ -68,7 +75,9 @@ class SandboxConfig:
         if (self.allowed_paths or self.denied_paths) and not (
             self.allow_file_read or self.allow_file_write
         ):
-            raise PolicyError("allowed_paths: give allow_file_read=True or allow_file_write=True too")
+            raise PolicyError(
+                "allowed_paths: give allow_file_read=True or allow_file_write=True too"
+            )
 
     def _limits(self) -> Limits:
         return Limits(

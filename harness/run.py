@@ -1,6 +1,7 @@
 """An execution in the background: a handle for threads, a coroutine for asyncio."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import queue
@@ -29,28 +30,26 @@ class Run:
         self._thread = threading.Thread(target=work, name="cellwright-run", daemon=True)
         self._thread.start()
 
-    def _work(self, sandbox: "Sandbox", code: str | bytes, language: str, given: dict[str, Any]) -> None:
+    def _work(
+        self, sandbox: "Sandbox", code: str | bytes, language: str, given: dict[str, Any]
+    ) -> None:
         try:
             self._result = sandbox.execute(
                 code, language, on_output=self._put, cancel=self._cancel, **given
             )
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
-        self._put_last()
+        self._enqueue(None)
 
     def _put(self, stream: str, data: bytes) -> None:
-        while not self._abandoned.is_set():
-            try:
-                return self._chunks.put((stream, data), timeout=0.1)
-            except queue.Full:
-                continue
+        self._enqueue((stream, data))
 
-    def _put_last(self) -> None:
+    def _enqueue(self, chunk: tuple[str, bytes] | None) -> None:
+        """Wait for room in the queue; give up once nobody will read it."""
         while not self._abandoned.is_set():
-            try:
-                return self._chunks.put(None, timeout=0.1)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                self._chunks.put(chunk, timeout=0.1)
+                return
 
     @property
     def status(self) -> SandboxStatus:
@@ -81,7 +80,9 @@ class Run:
         return self._result
 
 
-async def aexecute(sandbox: "Sandbox", code: str | bytes, language: str, **given: Any) -> SandboxResult:
+async def aexecute(
+    sandbox: "Sandbox", code: str | bytes, language: str, **given: Any
+) -> SandboxResult:
     """Run `sandbox.execute` in a thread; cancelling the task ends the execution."""
     cancel = os.eventfd(0, os.EFD_CLOEXEC)
     work = asyncio.create_task(

@@ -84,15 +84,17 @@ class Sandbox:
             trace_id=trace_id,
         )
 
-    async def aexecute(self, code: str | bytes, language: str = "python", **given: Any) -> SandboxResult:
+    async def aexecute(
+        self, code: str | bytes, language: str = "python", **given: Any
+    ) -> SandboxResult:
         """`execute` for asyncio callers; cancelling the task ends the execution."""
-        from .run import aexecute  # noqa: PLC0415 - asyncio, for those who use it
+        from .run import aexecute
 
         return await aexecute(self, code, language, **given)
 
     def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
         """Start `execute` in the background and return a handle to it."""
-        from .run import Run  # noqa: PLC0415
+        from .run import Run
 
         return Run(self, code, language, **given)
 
@@ -104,7 +106,10 @@ class Sandbox:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -122,7 +127,7 @@ def _policy(config: SandboxConfig | None, policy: str | Policy | None) -> Policy
     if config is not None and policy is not None:
         raise PolicyError("give a config or a policy, not both")
     if isinstance(policy, str):
-        from ..policies.loading import load_policy  # noqa: PLC0415 - the TOML reader is slow to import
+        from ..policies.loading import load_policy
 
         return load_policy(policy)
     if config is not None:

@@ -58,7 +58,9 @@ def _layers(policy: Policy, host: Host) -> tuple[str, ...]:
         raise Unenforceable(tuple(gaps))
     optional = ("landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
     present = tuple(layer for layer in optional if layer not in missing)
-    fallback = tuple(_FALLBACKS[layer] for layer in optional if layer in missing & _FALLBACKS.keys())
+    fallback = tuple(
+        _FALLBACKS[layer] for layer in optional if layer in missing & _FALLBACKS.keys()
+    )
     return ALWAYS + present + fallback
 
 
@@ -86,7 +88,9 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
     execute = set(policy.processes.execute)
     read = [Bind(path=path, executable=path in execute) for path in policy.filesystem.read]
     write = [Bind(path=path, writable=True) for path in policy.filesystem.write]
-    run = [Bind(path=path, executable=True) for path in sorted(execute - set(policy.filesystem.read))]
+    run = [
+        Bind(path=path, executable=True) for path in sorted(execute - set(policy.filesystem.read))
+    ]
     return tuple(read + write + run)
 
 
@@ -132,7 +136,9 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
     """Return the second fence around what the mounts show: reading everywhere, the rest by name."""
     subprocesses = policy.processes.subprocesses
     rules = [PathRule(path="/", execute=subprocesses)]
-    rules += [PathRule(path=tmpfs.target, write=True, execute=subprocesses) for tmpfs in _tmpfs(policy)]
+    rules += [
+        PathRule(path=tmpfs.target, write=True, execute=subprocesses) for tmpfs in _tmpfs(policy)
+    ]
     rules += [PathRule(path=path, write=True) for path in policy.filesystem.write]
     rules += [PathRule(path=f"/dev/{name}", write=True) for name in ("null", "zero", "full")]
     return tuple(rules)

@@ -7,7 +7,7 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     pass
 
 
-class Bind(_Data):
+class Bind(_Data, frozen=True):
     """A host path shown in the cell at the same place."""
 
     path: str
@@ -15,7 +15,7 @@ class Bind(_Data):
     executable: bool = False
 
 
-class Tmpfs(_Data):
+class Tmpfs(_Data, frozen=True):
     """A fresh memory filesystem of the cell's own."""
 
     target: str
@@ -24,7 +24,7 @@ class Tmpfs(_Data):
     executable: bool
 
 
-class PathRule(_Data):
+class PathRule(_Data, frozen=True):
     """Landlock rights beneath a path; everything not named is refused."""
 
     path: str
@@ -32,7 +32,7 @@ class PathRule(_Data):
     execute: bool = False
 
 
-class Plan(_Data):
+class Plan(_Data, frozen=True):
     """What a launcher and its cells need to know, in the order of use."""
 
     policy: str

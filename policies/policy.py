@@ -17,14 +17,14 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pass
 
 
-class Filesystem(_Section):
+class Filesystem(_Section, frozen=True):
     """Host paths shown in the cell at the same place; nothing else of the host is visible."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
 
 
-class Processes(_Section):
+class Processes(_Section, frozen=True):
     """Whether a program may start others, and what of the host it may execute."""
 
     threads: bool = True
@@ -32,13 +32,13 @@ class Processes(_Section):
     execute: tuple[str, ...] = ()
 
 
-class Network(_Section):
+class Network(_Section, frozen=True):
     """A cell has a network namespace of its own: at most its own loopback."""
 
     loopback: bool = False
 
 
-class Limits(_Section):
+class Limits(_Section, frozen=True):
     """Caps of one execution.  Times in seconds, sizes in bytes."""
 
     wall_seconds: float = 30.0
@@ -55,7 +55,7 @@ class Limits(_Section):
     stack_bytes: int = 8 * MIB
 
 
-class Policy(_Section):
+class Policy(_Section, frozen=True):
     """What one cell may do; see policies/README.md for every field."""
 
     name: str = "custom"
@@ -100,7 +100,9 @@ def check_variable(name: object, value: object) -> None:
     if not (isinstance(name, str) and isinstance(value, str)):
         raise PolicyError(f"environment: {name!r} and its value must be text")
     if not name or any(forbidden in name for forbidden in "=\n\0"):
-        raise PolicyError(f"environment: {name!r} is not a name: empty, or holds '=', newline or NUL")
+        raise PolicyError(
+            f"environment: {name!r} is not a name: empty, or holds '=', newline or NUL"
+        )
     if "\0" in value or "\n" in value:
         raise PolicyError(f"environment: the value of {name!r} holds a NUL or a newline")
     _check_encodable("environment", name + value)

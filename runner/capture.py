@@ -60,4 +60,6 @@ class Capture:
         if not dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
         notice = f"\n[... {dropped} bytes dropped ...]\n"
-        return self._head.decode("utf-8", "replace") + notice + self._tail.decode("utf-8", "replace")
+        return (
+            self._head.decode("utf-8", "replace") + notice + self._tail.decode("utf-8", "replace")
+        )

@@ -153,7 +153,8 @@ class _Launcher:
             return False
         fork = decode(frame, Fork)
         cgroup = received.pop() if fork.into_cgroup else None
-        descriptors = Descriptors(*received[:5], tuple(received[5:]))
+        status, control, stdin, stdout, stderr, *cgroups = received
+        descriptors = Descriptors(status, control, stdin, stdout, stderr, tuple(cgroups))
         try:
             self._fork(descriptors, cgroup)
         finally:

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import select
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -70,7 +69,9 @@ class Launcher:
         said = os.pread(self._stderr, 4096, 0).decode("utf-8", "replace").strip()
         self.close()
         if answer is None:
-            raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
+            raise LaunchError(
+                f"the launcher ended before it was ready: {said or 'no message'}", _HINT
+            )
         raise LaunchError(f"the launcher cannot set up: {answer.message}", _HINT)
 
     def _receive_answer(self) -> Forked | Failed | None:

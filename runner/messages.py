@@ -12,16 +12,14 @@ import msgspec
 from ..policies.plan import Plan
 
 
-class _Frame(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True
-):
+class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
     pass
 
 
 # supervisor -> launcher
 
 
-class Boot(_Frame):
+class Boot(_Frame, frozen=True):
     """The first frame: what all cells of this launcher share."""
 
     plan: Plan
@@ -31,7 +29,7 @@ class Boot(_Frame):
     host_uid: int  # whom to become, if started as root
 
 
-class Fork(_Frame):
+class Fork(_Frame, frozen=True):
     """Make a cell; comes with the descriptors of `cell.enter.Descriptors`, in that order."""
 
     into_cgroup: bool  # the last descriptor is a v2 cgroup directory to be born in
@@ -40,28 +38,28 @@ class Fork(_Frame):
 # launcher and init -> supervisor, on a cell's status channel
 
 
-class Forked(_Frame):
+class Forked(_Frame, frozen=True):
     """The cell's init exists; comes with its pidfd."""
 
 
-class Entered(_Frame):
+class Entered(_Frame, frozen=True):
     """Every layer is on and the guest's process waits for its program; comes with /workspace."""
 
 
-class Failed(_Frame):
+class Failed(_Frame, frozen=True):
     """A step of building the cell failed; the cell is gone."""
 
     errno: int
     message: str
 
 
-class Ended(_Frame):
+class Ended(_Frame, frozen=True):
     """The guest's main process ended, as waitpid(2) told init."""
 
     wait_status: int
 
 
-class Reaped(_Frame):
+class Reaped(_Frame, frozen=True):
     """Nothing of the cell runs any more; what it used, as wait4(2) told the launcher."""
 
     cpu_user_seconds: float
@@ -72,12 +70,12 @@ class Reaped(_Frame):
 # supervisor -> guest
 
 
-class InputFile(_Frame):
+class InputFile(_Frame, frozen=True):
     path: str
     data: bytes
 
 
-class Run(_Frame):
+class Run(_Frame, frozen=True):
     """The program and what it is given.  `inputs` is a JSON object of variables."""
 
     code: str
@@ -90,7 +88,7 @@ class Run(_Frame):
 # guest -> supervisor
 
 
-class Finished(_Frame):
+class Finished(_Frame, frozen=True):
     """What the program came to, in its own words: believed about the value and nothing else."""
 
     value: bytes | None  # JSON

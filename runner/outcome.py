@@ -95,7 +95,9 @@ def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
         return _End(SandboxStatus.KILLED, "memory", f"needed more than {limits.memory_bytes} bytes")
     if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_seconds >= limits.cpu_seconds):
         return _End(
-            SandboxStatus.TIMEOUT, "cpu_time", f"used more than {limits.cpu_seconds:g} s of CPU time"
+            SandboxStatus.TIMEOUT,
+            "cpu_time",
+            f"used more than {limits.cpu_seconds:g} s of CPU time",
         )
     return _End(SandboxStatus.FAILED, "signal", f"killed by {_signal_name(number)}")
 

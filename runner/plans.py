@@ -24,7 +24,7 @@ def plan_for(policy: Policy, host: Host) -> Plan:
 
 
 def _compile(policy: Policy, host: Host) -> Plan:
-    from ..policies.compile import compile_policy  # noqa: PLC0415 - heavy, and only on a miss
+    from ..policies.compile import compile_policy
 
     return compile_policy(policy, host)
 
@@ -36,4 +36,6 @@ def _compiler_identity() -> bytes:
     spec = importlib.util.find_spec("pyseccomp")
     if spec and spec.origin:
         files.append(spec.origin)
-    return repr([(file, os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]).encode()
+    return repr(
+        [(file, os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
+    ).encode()

@@ -7,6 +7,7 @@ resolved through what was mounted a moment ago.
 
 import os
 
+from ..policies.plan import Bind
 from .kernel import mounts
 from .messages import Boot
 
@@ -56,12 +57,18 @@ def enter_new_root(boot: Boot) -> None:
 
 
 def _open_sources(boot: Boot) -> list[Source]:
-    binds = [(bind.path, bind.writable) for bind in boot.plan.binds]
-    covered = tuple(path.rstrip("/") + "/" for path, _ in binds)
-    binds += [(path, False) for path in boot.files if not path.startswith(covered)]
-    sources = [_open_source(path, _HARD | (0 if writable else mounts.RDONLY)) for path, writable in binds]
+    """Open what the policy shows, then what the interpreter needs besides, then the devices."""
+    shown = [_open_source(bind.path, _attributes(bind)) for bind in boot.plan.binds]
+    covered = tuple(bind.path.rstrip("/") + "/" for bind in boot.plan.binds if bind.executable)
+    needed = [path for path in boot.files if not path.startswith(covered)]
+    libraries = [_open_source(path, _HARD | mounts.RDONLY) for path in needed]
     devices = mounts.NOSUID | mounts.NOEXEC
-    return sources + [_open_source(f"/dev/{name}", devices) for name in _DEVICES]
+    return shown + libraries + [_open_source(f"/dev/{name}", devices) for name in _DEVICES]
+
+
+def _attributes(bind: Bind) -> int:
+    read_only = 0 if bind.writable else mounts.RDONLY
+    return _HARD | read_only | (0 if bind.executable else mounts.NOEXEC)
 
 
 def _open_source(path: str, attributes: int) -> Source:

@@ -51,7 +51,7 @@ def _ask(executable: str) -> Runtime:
         links += _sonames(Path(path))
     data = [path for path in _DATA if os.path.exists(path)]
     hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
-    return Runtime(executable, tuple([stdlib, *outside, *data]), tuple(links), tuple(hidden))
+    return Runtime(executable, (stdlib, *outside, *data), tuple(links), tuple(hidden))
 
 
 def _stdlib_and_libraries(executable: str) -> list[str]:

@@ -222,4 +222,3 @@ class Supervision:
             self._end("cpu_time")
         else:
             self._cpu_check = now + max(left / self._limits.cpus, 0.001)
-

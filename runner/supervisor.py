@@ -25,8 +25,8 @@ from .result import SandboxResult
 from .runtime import find_runtime
 from .supervision import Supervision
 
-# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused), and
-# one for each living supervisor, so that no two of them share a uid's quotas.
+# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
+# and one for each living supervisor, so that no two of them share a uid's quotas.
 _FIRST_HOST_UID = 0x70000000
 NEVER = -1  # no descriptor: the execution cannot be cancelled
 
@@ -79,7 +79,10 @@ class Supervisor:
 
     def _boot_frame(self) -> Boot:
         runtime = find_runtime(self._executable)
-        return Boot(self.plan, runtime.files, runtime.links, runtime.hidden, self._host_uid)
+        files = runtime.files
+        if self._policy.processes.subprocesses:
+            files = (*files, runtime.executable)
+        return Boot(self.plan, files, runtime.links, runtime.hidden, self._host_uid)
 
     def execute(
         self, request: Request, on_output: OnOutput | None = None, cancel: int = NEVER

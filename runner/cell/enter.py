@@ -47,7 +47,9 @@ def enter(site: Site, descriptors: Descriptors) -> int:
     _enter_user_namespace(site)  # last of the namespaces: the ones above stay the launcher's
     os.close(site.host_proc)  # the last sight of anything outside
     _limit_resources(plan.rlimits)
-    privileges.give_up_all(site.last_capability)  # sets no_new_privs, which Landlock and seccomp need
+    privileges.give_up_all(
+        site.last_capability
+    )  # sets no_new_privs, which Landlock and seccomp need
     if plan.landlock_abi:
         _fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
     os.chdir("/workspace")

@@ -106,13 +106,14 @@ def _execute(run: Run, main: types.ModuleType) -> tuple[Finished, int]:
 
 def _evaluate(code: str, namespace: dict[str, object]) -> object:
     """Execute `code`; return the value of its last statement if that is an expression."""
-    tree = compile(code, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    # The flag makes it parse only (ast.parse would leave a frame of its own in the traceback).
+    tree: ast.Module = compile(code, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     if tree.body:
-        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)  # noqa: S102 - the purpose of it all
-    if last is None:
+        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)  # noqa: S102
+    if not isinstance(last, ast.Expr):
         return None
-    expression = ast.Expression(last.value)  # type: ignore[attr-defined]
+    expression = ast.Expression(last.value)
     return eval(compile(expression, FILENAME, "eval", dont_inherit=True), namespace)  # noqa: S307
 
 
@@ -157,10 +158,10 @@ def _raised(error: BaseException) -> Finished:
     except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
         lines = [summary := type(error).__name__]
     text = _fit("".join(lines), _TRACEBACK_CHARACTERS)
-    try:
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # the guest's to close or replace
         sys.stderr.write(text)
-    except (OSError, ValueError, AttributeError):  # the guest closed or replaced it
-        pass
     return Finished(None, None, _fit(summary, _ERROR_CHARACTERS), text)
 
 

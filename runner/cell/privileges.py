@@ -23,6 +23,7 @@ _SECUREBITS = (
     | _NO_CAP_AMBIENT_RAISE_AND_LOCK
 )
 
+
 def set_process_name(name: str) -> None:
     """Name this process for ps(1); at most 15 bytes."""
     prctl.set_name(name)

@@ -4,7 +4,7 @@ A `CgroupTree` belongs to one supervisor; it makes one `Cgroup` per cell.  What 
 in words by `CgroupTree.missing`, and the policy decides whether a cell may do without.
 """
 
-from .tree import Cgroup, CgroupTree, NoCgroups, Usage
 from .detect import open_tree
+from .tree import Cgroup, CgroupTree, NoCgroups, Usage
 
 __all__ = ["Cgroup", "CgroupTree", "NoCgroups", "Usage", "open_tree"]

@@ -16,8 +16,8 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
     if not Path("/run/systemd/system").is_dir():
         return None, "is not running"
     try:
-        from pystemd.dbuslib import DBus  # noqa: PLC0415 - heavy, and an extra
-        from pystemd.systemd1 import Manager  # noqa: PLC0415
+        from pystemd.dbuslib import DBus
+        from pystemd.systemd1 import Manager
     except ImportError:
         return None, "pystemd is not installed (pip install 'cellwright[systemd]')"
     return None, f"not implemented {pid} {name} {os} {time} {DBus} {Manager} {_CGROUP_MOUNT}"

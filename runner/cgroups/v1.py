@@ -5,7 +5,17 @@ import os
 import signal
 from pathlib import Path
 
-from .tree import CONTROLLERS, Caps, Cgroup, Usage, processes_in, read_field, read_number, remove, write
+from .tree import (
+    CONTROLLERS,
+    Caps,
+    Cgroup,
+    Usage,
+    processes_in,
+    read_field,
+    read_number,
+    remove,
+    write,
+)
 
 _PERIOD_MICROSECONDS = 100_000  # the kernel's default; shorter ones overshoot more (measured)
 
@@ -81,7 +91,7 @@ class CgroupTreeV1:
     def __init__(self, hierarchies: dict[str, Path], name: str) -> None:
         """`hierarchies`: controller -> the directory under which to make ours."""
         self._directories = {key: path / name for key, path in hierarchies.items()}
-        self.missing = {controller: "" for controller in CONTROLLERS}
+        self.missing = dict.fromkeys(CONTROLLERS, "")
         for controller in CONTROLLERS:
             if controller not in hierarchies:
                 self.missing[controller] = f"no cgroup v1 hierarchy has the {controller} controller"

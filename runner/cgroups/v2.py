@@ -14,7 +14,9 @@ class CgroupV2:
 
     into_cgroup = True
 
-    def __init__(self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int) -> None:
+    def __init__(
+        self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int
+    ) -> None:
         self._directory = directory
         directory.mkdir()
         if "memory" in controllers:
@@ -83,7 +85,8 @@ class CgroupTreeV2:
         available = frozenset((directory / "cgroup.controllers").read_text().split())
         self._controllers = available & frozenset(CONTROLLERS)
         self.missing = {
-            name: "" if name in available else f"not delegated to {directory}" for name in CONTROLLERS
+            name: "" if name in available else f"not delegated to {directory}"
+            for name in CONTROLLERS
         }
 
     def admit(self, launcher: int, keeper: int, uid: int) -> None:

@@ -60,7 +60,9 @@ def restrict(mount: int, attributes: int) -> None:
 def make_read_only(path: str) -> None:
     """Set the mount at `path`, and only that one, read-only."""
     data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
-    libc.syscall("mount_setattr", AT_FDCWD, os.fsencode(path), 0, data, _MOUNT_ATTR.size, about=path)
+    libc.syscall(
+        "mount_setattr", AT_FDCWD, os.fsencode(path), 0, data, _MOUNT_ATTR.size, about=path
+    )
 
 
 def attach(mount: int, target: str) -> None:

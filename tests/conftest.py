@@ -1,0 +1,76 @@
+"""What tests may ask of the host, and fixtures that everyone uses.
+
+A test says what it needs: `@pytest.mark.needs("cgroup")`.  Where the host lacks it the test is
+skipped with the reason, unless CELLWRIGHT_TEST_EXPECTS (names, comma-separated) promised it:
+then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandboxes may do without.
+"""
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwright import Sandbox
+from cellwright.policies.loading import load_policy
+from cellwright.policies.policy import Policy
+from cellwright.runner.kernel import landlock
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+OPTIONAL = tuple(filter(None, os.environ.get("CELLWRIGHT_TEST_OPTIONAL", "").split(",")))
+EXPECTED = set(filter(None, os.environ.get("CELLWRIGHT_TEST_EXPECTS", "").split(",")))
+
+
+def policy_named(name: str, **changes: object) -> Policy:
+    """Return a shipped profile with the layers optional that this run says may be missing."""
+    import msgspec
+
+    return msgspec.structs.replace(load_policy(name), optional_layers=OPTIONAL, **changes)
+
+
+@functools.cache
+def _cgroup_layers() -> bool:
+    with Sandbox(
+        policy=Policy(optional_layers=("cgroup_memory", "cgroup_cpu", "cgroup_pids"))
+    ) as box:
+        return {"cgroup_memory", "cgroup_cpu", "cgroup_pids"} <= set(box.layers)
+
+
+_NEEDS = {
+    "root": lambda: os.geteuid() == 0,
+    "cgroup": _cgroup_layers,
+    "landlock": lambda: landlock.abi() >= 2,
+    "shared": SHARED.is_dir,
+    "bwrap": lambda: shutil.which("bwrap") is not None,
+    "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for need in mark.args:
+            if need not in _NEEDS:
+                raise pytest.UsageError(
+                    f"{item.nodeid} needs {need!r}, which conftest does not know"
+                )
+            if not _NEEDS[need]():
+                if need in EXPECTED:
+                    pytest.fail(f"this host was promised to have {need!r} and has not")
+                pytest.skip(f"this host has no {need!r}")
+
+
+@pytest.fixture(scope="session")
+def strict() -> Iterator[Sandbox]:
+    """A sandbox under the default profile."""
+    with Sandbox(policy=policy_named("strict")) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def standard() -> Iterator[Sandbox]:
+    """A sandbox in which programs may start others."""
+    with Sandbox(policy=policy_named("standard")) as sandbox:
+        yield sandbox
