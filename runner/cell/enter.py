@@ -1,8 +1,10 @@
 """The security story of a cell: `enter`, in order, with the reason where the order matters.
 
-Runs in the process that becomes pid 1 of the cell, forked from the launcher into fresh mount, pid,
-net, ipc and uts namespaces.  All of them belong to the launcher's user namespace, so the cell, which
-ends in a user namespace of its own, has no power over any of them whatever capability it regains.
+The cell's first process, which becomes its init, was forked from the launcher into fresh mount, pid,
+net, ipc and uts namespaces.  It forks the guest's process at once, and then both confine themselves,
+side by side and by the same steps; the guest's program waits for both.  Those namespaces belong to
+the launcher's user namespace while each process ends in a user namespace of its own that owns
+nothing: whatever capability a guest regained, it would have no power over them.
 """
 
 import os
@@ -11,6 +13,7 @@ from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
 from ..kernel import landlock, mounts, processes
+from ..kernel import privileges as kernel
 from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
@@ -37,24 +40,38 @@ class Site(NamedTuple):
     last_capability: int
 
 
-def enter(site: Site, descriptors: Descriptors) -> int:
-    """Confine this process; return the directory of its workspace.  Raises OSError: no cell then."""
-    plan = site.plan
+def enter(site: Site, descriptors: Descriptors) -> None:
+    """Do what both processes of the cell share.  This and the next two raise OSError: no cell then."""
     _keep_only(descriptors, site.host_proc)  # first: other cells' descriptors came with the fork
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
-    workspace = _mount_own_filesystems(plan.tmpfs)
-    _enter_user_namespace(site)  # last of the namespaces: the ones above stay the launcher's
-    os.close(site.host_proc)  # the last sight of anything outside
-    _limit_resources(plan.rlimits)
-    privileges.give_up_all(
-        site.last_capability
-    )  # sets no_new_privs, which Landlock and seccomp need
-    if plan.landlock_abi:
-        _fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
-    os.chdir("/workspace")
-    os.umask(0o022)
+
+
+def confine_guest(site: Site) -> int:
+    """Confine the guest's process, behind every layer; return the directory of its workspace."""
+    os.setsid()  # no terminal, and signals of no foreign process group
+    workspace = _mount_own_filesystems(site.plan.tmpfs)
+    _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
+    _lock_down(site, site.plan.path_rules, site.plan.guest_filter)
     return workspace
+
+
+def confine_init(site: Site) -> None:
+    """Confine init, which needs no file at all and a handful of system calls."""
+    _enter_user_namespace(site)
+    privileges.make_undumpable()  # after the id maps, which are written through its own /proc
+    _lock_down(site, (), site.plan.init_filter)
+
+
+def _lock_down(site: Site, rules: tuple[PathRule, ...], program: bytes) -> None:
+    os.close(site.host_proc)  # the last sight of anything outside
+    _limit_resources(site.plan.rlimits)
+    privileges.give_up_all(site.last_capability)  # sets no_new_privs, for Landlock and seccomp
+    os.umask(0o022)
+    os.chdir("/workspace" if rules else "/")
+    if site.plan.landlock_abi:
+        _fence_paths(site.plan.landlock_abi, rules, deny_tcp=not site.plan.loopback)
+    kernel.install_seccomp_filter(program)  # last: it refuses most of what came before
 
 
 def _keep_only(descriptors: Descriptors, host_proc: int) -> None:

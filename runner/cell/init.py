@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..channel import send
-from ..kernel import privileges as kernel
 from ..kernel import processes
 from ..messages import Ended, Entered, Failed, encode
 from . import privileges
-from .enter import CONTROL, Descriptors, Site, enter
+from .enter import CONTROL, Descriptors, Site, confine_guest, confine_init, enter
 
 _SETUP_FAILED = 70  # EX_SOFTWARE; the status channel says what failed
 
@@ -26,41 +25,33 @@ def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoRetu
     """
     status = socket.socket(fileno=descriptors.status)
     try:
-        workspace = enter(site, descriptors)
+        enter(site, descriptors)
         confined = os.eventfd(0, os.EFD_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            _confine_guest(site.plan.guest_filter, confined)
-            _hand_over(status, workspace)
+            _become_guest(site, status, confined)
             guest(CONTROL)
-        _confine_init(site.plan.init_filter, status, confined)
+        _become_init(site, status, confined)
         _reap_until(pid, status)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _report(status, error)
     os._exit(_SETUP_FAILED)
 
 
-def _confine_guest(program: bytes, confined: int) -> None:
-    """Put on the guest's own filter, then wait until init wears its: no byte of guest code runs
-    beside a layer that is missing."""
-    os.setsid()
+def _become_guest(site: Site, status: socket.socket, confined: int) -> None:
+    """Confine this process and tell the supervisor; afterwards only the guest's four are open."""
     privileges.set_process_name("cell-guest")
-    kernel.install_seccomp_filter(program)
-    os.eventfd_read(confined)
-
-
-def _hand_over(status: socket.socket, workspace: int) -> None:
-    """Tell the supervisor that the cell stands, then close every descriptor but the guest's four."""
+    workspace = confine_guest(site)
+    os.eventfd_read(confined)  # no byte of guest code runs beside an init without its layers
     send(status, encode(Entered()), (workspace,))
     status.detach()
     processes.close_range(CONTROL + 1, 0xFFFFFFFF)
 
 
-def _confine_init(program: bytes, status: socket.socket, confined: int) -> None:
+def _become_init(site: Site, status: socket.socket, confined: int) -> None:
     privileges.set_process_name("cell-init")
-    privileges.make_undumpable()
-    processes.close_all_but([status.fileno(), confined])
-    kernel.install_seccomp_filter(program)
+    processes.close_all_but([status.fileno(), confined, site.host_proc])
+    confine_init(site)
     os.eventfd_write(confined, 1)
 
 
