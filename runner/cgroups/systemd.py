@@ -20,7 +20,7 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
     if not Path("/run/systemd/system").is_dir():
         return None, "is not running"
     try:
-        from pystemd import dbuslib, systemd1  # noqa: PLC0415 - heavy, and an extra
+        from pystemd import dbuslib, systemd1
     except ImportError:
         return None, "cannot be asked without pystemd (pip install 'cellwright[systemd]')"
     try:
