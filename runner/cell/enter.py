@@ -28,7 +28,7 @@ class Descriptors(NamedTuple):
     stdin: int
     stdout: int
     stderr: int
-    cgroups: tuple[int, ...]  # v1: a `cgroup.procs` of each hierarchy, to be joined
+    cgroups: tuple[int, ...]  # v1: `tasks` of each hierarchy, to be joined
 
 
 class Site(NamedTuple):
@@ -86,10 +86,10 @@ def _keep_only(descriptors: Descriptors, host_proc: int) -> None:
     processes.close_all_but(keep)
 
 
-def _join_cgroups(procs_files: tuple[int, ...]) -> None:
-    for procs in procs_files:
-        os.write(procs, b"0")
-        os.close(procs)
+def _join_cgroups(tasks_files: tuple[int, ...]) -> None:
+    for tasks in tasks_files:
+        os.write(tasks, b"0")
+        os.close(tasks)
 
 
 def _mount_own_filesystems(memory_filesystems: tuple[Tmpfs, ...]) -> int:

@@ -55,8 +55,7 @@ def _write(directory: int, path: str, text: str) -> None:
 def give_up_all(last_capability: int) -> None:
     """Empty every capability set for good.  The order: dropping from the bounding set and setting
     securebits both need CAP_SETPCAP, so the sets themselves go last."""
-    for capability in range(last_capability + 1):  # the kernel's last, not a header's
-        kernel.drop_from_bounding_set(capability)
+    kernel.drop_bounding_set(last_capability)
     kernel.set_securebits(_SECUREBITS)  # python-prctl does not know the ambient bits
     kernel.clear_capabilities()
     prctl.set_no_new_privs(1)

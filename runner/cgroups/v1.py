@@ -31,8 +31,11 @@ class CgroupV1:
         for directory in dict.fromkeys(directories.values()):
             directory.mkdir()
         self._set(caps)
-        procs = (directory / "cgroup.procs" for directory in dict.fromkeys(directories.values()))
-        self.descriptors = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in procs)
+        # `tasks`, not `cgroup.procs`: a thread that moves itself does not take the kernel's global
+        # lock, which after a pause costs a grace period of many milliseconds (measured; cgroup.c,
+        # cgroup_procs_write_start).
+        tasks = (directory / "tasks" for directory in dict.fromkeys(directories.values()))
+        self.descriptors = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in tasks)
 
     def _set(self, caps: Caps) -> None:
         if memory := self._directories.get("memory"):

@@ -7,6 +7,7 @@ import os
 # child must find the lock as the parent left it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+prctl = _libc.prctl  # bare, for the one loop that makes forty calls of it in every cell
 
 # Numbers from 424 on are the same on every architecture (asm-generic/unistd.h, syscall_64.tbl).
 NUMBERS: dict[str, int] = {

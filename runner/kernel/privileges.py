@@ -1,5 +1,7 @@
 """Capabilities, host name and seccomp: the calls that python-prctl does not have."""
 
+import errno
+import os
 import struct
 
 from . import libc
@@ -10,8 +12,11 @@ _PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
 
 
-def drop_from_bounding_set(capability: int) -> None:
-    libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+def drop_bounding_set(last_capability: int) -> None:
+    """Empty the bounding set up to the kernel's own last capability, which a header may not know."""
+    for capability in range(last_capability + 1):
+        if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"prctl drop {capability}")
 
 
 def set_securebits(bits: int) -> None:
