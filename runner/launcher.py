@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from typing import NamedTuple, NoReturn
 
 from . import channel
@@ -32,11 +33,15 @@ _CELL_NAMESPACES = (
 )  # fmt: skip
 
 
-def main() -> NoReturn:
-    """Read the boot frame, become keeper and launcher, fork cells until the supervisor is gone."""
+def main(own_paths: int) -> NoReturn:
+    """Read the boot frame, become keeper and launcher, fork cells until the supervisor is gone.
+
+    The first `own_paths` entries of sys.path are ours, not the guest's.
+    """
     sock = socket.socket(fileno=_CONTROL)
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
     try:
+        del sys.path[:own_paths]  # everything of ours is imported
         boot = decode(channel.Receiver(sock, _BOOT_BYTES).receive_whole(), Boot)
         _leave_the_host(boot)
         pid = os.fork()

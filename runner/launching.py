@@ -16,9 +16,10 @@ from .messages import Boot, Failed, Fork, Forked, decode, encode
 # -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.
 _BOOTSTRAP = (
     "import os,sys;"
-    "sys.path[:0]=os.read(3,65536).decode().split('\\0');"
+    "paths=os.read(3,65536).decode().split('\\0');"
+    "sys.path[:0]=paths;"
     "from cellwright.runner.launcher import main;"
-    "main()"
+    "main(len(paths))"
 )
 _BOOT_SECONDS = 30.0
 _PACKAGES = ("cellwright", "msgspec", "prctl")

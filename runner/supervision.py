@@ -56,7 +56,7 @@ class Supervision:
         self._poll = select.poll()
         self._watch(cell.status.fileno(), _IN, self._on_status)
         if cancel >= 0:
-            self._watch(cancel, _IN, lambda _: self._end("cancelled"))
+            self._watch(cancel, _IN, lambda _: self._cancel(cancel))
         # The program may wait in the socket: nothing reads it before every layer is on.
         self._watch(cell.control.fileno(), _IN | select.POLLOUT, self._on_control)
         for capture in captures:
@@ -96,6 +96,8 @@ class Supervision:
         message: Status = decode(frame, Status)
         if isinstance(message, Forked):
             (self._cell.pidfd,) = descriptors
+            if self._cause:  # ended before there was anything to kill
+                self._cell.kill()
         elif isinstance(message, Entered):
             (self._cell.workspace,) = descriptors
             self._start()
@@ -121,7 +123,7 @@ class Supervision:
     def _on_control(self, event: int) -> None:
         if event & select.POLLOUT:
             self._send_some()
-        if event & (_IN | select.POLLHUP):
+        if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
 
     def _send_some(self) -> None:
@@ -154,6 +156,10 @@ class Supervision:
         if self._finished is not None:
             raise channel.ProtocolError("a frame after the last one")
         self._finished = decode(frame, Finished)
+
+    def _cancel(self, descriptor: int) -> None:
+        self._unwatch(descriptor)  # it stays readable
+        self._end("cancelled")
 
     def _complain(self, complaint: str) -> None:
         self._complaint = complaint

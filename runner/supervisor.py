@@ -58,7 +58,8 @@ class Supervisor:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._names = itertools.count()
-        self._leftovers: list[Cgroup] = []
+        self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
+        self._retired: list[CgroupTree] = []
         self._closed = False
         self._start()
 
@@ -163,9 +164,12 @@ class Supervisor:
                 self._stop()
 
     def _stop(self) -> None:
+        """End the launcher, and so every cell; a tree goes when the last cgroup in it has gone."""
         self._launcher.close()
         self._leftovers = [each for each in self._leftovers if not each.remove()]
-        self._tree.close()
+        self._retired.append(self._tree)
+        for tree in self._retired:
+            tree.close()
 
 
 def _captures(cell: Cell, limit: int, on_output: OnOutput | None) -> tuple[Capture, Capture]:

@@ -32,7 +32,6 @@ _OURS = ("cellwright", "msgspec", "prctl", "_prctl")
 def prepare(environment: dict[str, str]) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
     need not copy.  Afterwards nothing can be imported from cellwright any more."""
-    sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
     sys.path_importer_cache.clear()
     sys.argv = [FILENAME]
     os.environ.update(environment)
