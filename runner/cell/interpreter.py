@@ -26,7 +26,6 @@ FILENAME = "<cell>"
 _RUN_BYTES = 256 * 1024 * 1024
 _ERROR_CHARACTERS = 1000
 _TRACEBACK_CHARACTERS = 50_000
-_OURS = ("cellwright", "msgspec", "prctl", "_prctl")
 
 
 def prepare(environment: dict[str, str]) -> None:
@@ -79,9 +78,12 @@ def _fresh_main(run: Run) -> types.ModuleType:
 
 
 def _forget_ourselves() -> None:
-    """Take our modules out of the guest's sight: it should find only what it imports itself."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
-        del sys.modules[name]
+    """Take out of the guest's sight what is not the interpreter's: ours, and what ours needs."""
+    stdlib = os.path.dirname(os.__file__) + os.sep
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and not file.startswith(stdlib):
+            del sys.modules[name]
 
 
 def _write_file(file: InputFile) -> None:
