@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..policies.errors import PolicyError
+from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
 from ..runner.capture import OnOutput
 from ..runner.result import SandboxResult, SandboxStatus
@@ -44,9 +45,14 @@ class Sandbox:
         self._finalizer = weakref.finalize(self, self._supervisor.close)
 
     @property
+    def plan(self) -> Plan:
+        """The policy, compiled for this host."""
+        return self._supervisor.plan
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
-        return self._supervisor.plan.layers
+        return self.plan.layers
 
     def execute(
         self,

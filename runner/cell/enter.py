@@ -7,8 +7,11 @@ the launcher's user namespace while each process ends in a user namespace of its
 nothing: whatever capability a guest regained, it would have no power over them.
 """
 
+import fcntl
 import os
 import resource
+import socket
+import struct
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
@@ -17,6 +20,7 @@ from ..kernel import privileges as kernel
 from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 CONTROL = 3  # where the guest's process finds its control channel
 
 
@@ -51,6 +55,8 @@ def confine_guest(site: Site) -> int:
     """Confine the guest's process, behind every layer; return the directory of its workspace."""
     os.setsid()  # no terminal, and signals of no foreign process group
     workspace = _mount_own_filesystems(site.plan.tmpfs)
+    if site.plan.loopback:
+        _bring_loopback_up()
     _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
     _lock_down(site, site.plan.path_rules, site.plan.guest_filter)
     return workspace
@@ -104,6 +110,13 @@ def _mount_own_filesystems(memory_filesystems: tuple[Tmpfs, ...]) -> int:
     proc = mounts.new_filesystem("proc", hard | mounts.NOEXEC | mounts.RDONLY, subset="pid")
     mounts.attach(proc, "/proc")
     return os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _bring_loopback_up() -> None:
+    """Switch lo on (netdevice(7)); a new network namespace has it down, and nothing else."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH22x", b"lo", _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _enter_user_namespace(site: Site) -> None:

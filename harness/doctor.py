@@ -1,0 +1,115 @@
+"""`cellwright doctor`: every layer is proved by trying the forbidden thing in a throwaway cell."""
+
+import json
+import os
+import platform
+from collections.abc import Callable
+
+from ..policies.errors import CellwrightError
+from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
+from ..runner.result import SandboxResult
+from .repairs import REPAIRS, repair_of_launch
+from .sandbox import Sandbox
+from .verdicts import Finding
+
+_MIB = 1024 * 1024
+Judge = Callable[[SandboxResult], bool]
+
+
+def _value_is(expected: object) -> Judge:
+    return lambda result: bool(result.value == expected)
+
+
+def _reason_is(*expected: str) -> Judge:
+    return lambda result: result.reason in expected
+
+
+def _errno_of(attempt: str) -> str:
+    """Return a program whose value is the errno of `attempt`, 0 if it succeeds."""
+    return f"import os\ntry:\n    {attempt}\n    e = 0\nexcept OSError as error:\n    e = error.errno\ne"
+
+
+def _status(field: str) -> str:
+    return f"[l.split()[1] for l in open('/proc/self/status') if l.startswith('{field}:')][0]"
+
+
+_CAPABILITY_SETS = " ".join(f"Cap{name}" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
+_IDS_AND_PEERS = (
+    "import os; os.getuid() == 1000 and '4294967295' not in open('/proc/self/uid_map').read()"
+)
+_SYSV = "import ctypes; ctypes.CDLL(None).shmget(0x5BCA0001, 1, 0)"
+_CORE = "import resource; resource.getrlimit(resource.RLIMIT_CORE)[1]"
+_BUSY = "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.process_time()"
+_FORKS = "import os, time\nn = 0\ntry:\n    while n < 60:\n        if os.fork() == 0: time.sleep(9)\n        n += 1\nexcept OSError:\n    pass\nn"
+
+# layer, what is tried, the program, what must come of it
+_ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
+    ("user_ns", "its only id is nobody's on the host", _IDS_AND_PEERS, _value_is(True)),
+    ("mount_ns", "opening /etc/shadow answers ENOENT", _errno_of("open('/etc/shadow')"), _value_is(2)),
+    ("pid_ns", "it sees two processes, init and itself", "import os; len([p for p in os.listdir('/proc') if p.isdigit()])", _value_is(2)),
+    ("net_ns", "connecting to the host's loopback fails", _errno_of("import socket; socket.socket().connect(('127.0.0.1', 1))"), lambda r: bool(r.value)),
+    ("ipc_ns", "a System V key of the host is unknown", _SYSV, _value_is(-1)),
+    ("uts_ns", "the host name is generic", "import os; os.uname().nodename", _value_is("cell")),
+    ("cgroup_ns", "its cgroup looks like the root", "all(line.rstrip().endswith(':/') for line in open('/proc/self/cgroup'))", _value_is(True)),
+    ("capabilities", "all five sets are empty", f"sum(int(l.split()[1], 16) for l in open('/proc/self/status') if l[:6] in {_CAPABILITY_SETS!r}.split())", _value_is(0)),
+    ("no_new_privs", "NoNewPrivs is 1", _status("NoNewPrivs"), _value_is("1")),
+    ("rlimits", "no core file can be written", _CORE, _value_is(1)),
+    ("seccomp", "unshare(CLONE_NEWUSER) answers EPERM", "import ctypes; c = ctypes.CDLL(None, use_errno=True); c.unshare(0x10000000); ctypes.get_errno()", _value_is(1)),
+    ("landlock", "writing to /dev/urandom answers EACCES, which mode and mount would allow", _errno_of("os.open('/dev/urandom', os.O_WRONLY)"), _value_is(13)),
+    ("cgroup_memory", "a program that needs twice its cap is killed", f"x = bytearray({256 * _MIB})", _reason_is("memory")),
+    ("cgroup_pids", "forking stops at the cap", _FORKS, lambda r: isinstance(r.value, int) and 0 < r.value < 32),
+    ("cgroup_cpu", "a busy loop gets half a CPU", _BUSY, lambda r: isinstance(r.value, float) and r.value < 0.4),
+)  # fmt: skip
+
+
+def examine() -> list[Finding]:
+    """Try every layer; a launch that fails is itself a finding, with its repair."""
+    findings = [_python(), _kernel()]
+    policy = Policy(
+        name="doctor",
+        optional_layers=OPTIONAL_LAYERS,
+        processes=Processes(subprocesses=True),
+        limits=Limits(memory_bytes=128 * _MIB, processes=32, cpus=0.5, wall_seconds=10),
+    )
+    try:
+        with Sandbox(policy=policy) as sandbox:
+            findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
+            findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
+    except CellwrightError as error:
+        message = str(error).partition("\n")[0]
+        findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
+    return findings
+
+
+def _try(sandbox: Sandbox, layer: str, proof: str, program: str, judge: Judge) -> Finding:
+    if layer not in sandbox.layers:
+        return Finding(layer, "WARN", "this host does not have it", REPAIRS.get(layer, ""))
+    result = sandbox.execute(program)
+    if judge(result):
+        return Finding(layer, "PASS", proof, "")
+    seen = f"{proof}: no, {result.reason}, {result.value!r}, {result.error}"
+    return Finding(layer, "FAIL", seen, REPAIRS.get(layer, "please report this"))
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    return Finding("python", "PASS", version, "")
+
+
+def _kernel() -> Finding:
+    release = os.uname().release
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if numbers < (5, 19):
+        return Finding("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
+    return Finding("kernel", "PASS", f"Linux {release}", "")
+
+
+def report(findings: list[Finding], *, as_json: bool) -> None:
+    """Print the findings: a table, or one JSON array."""
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings]))
+        return
+    for finding in findings:
+        print(f"{finding.verdict}  {finding.layer:14} {finding.proof}")
+        if finding.repair:
+            print(f"      {'':14} repair: {finding.repair}")

@@ -1,0 +1,44 @@
+"""What a person sees: a guest's output without its tricks, and one line about a result."""
+
+import os
+import re
+import sys
+
+from ..runner.result import SandboxResult
+
+# Everything that moves a cursor, writes a title or reverses text: C0 but tab and newline, DEL, C1,
+# and the bidirectional controls (Unicode TR36, CVE-2021-42574).
+_TRICKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """Return `text` with control characters written out."""
+    return _TRICKS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class StreamPrinter:
+    """Passes output on as it comes: raw into a pipe or file, escaped to a terminal."""
+
+    def __init__(self) -> None:
+        self._streams = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        descriptor = self._streams[stream]
+        if os.isatty(descriptor):
+            data = harmless(data.decode("utf-8", "replace")).encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def result_line(result: SandboxResult) -> str:
+    """Return status, reason, error, time and peak memory on one line."""
+    parts = [f"{result.status.value} ({result.reason})"]
+    if result.error:
+        parts.append(harmless(result.error))
+    if result.value is not None:
+        parts.append(f"value {harmless(repr(result.value))[:200]}")
+    parts.append(f"{result.execution_time * 1000:.1f} ms")
+    parts.append(f"peak {result.usage.memory_peak_bytes / 1024 / 1024:.1f} MiB")
+    if result.truncated:
+        parts.append(f"dropped {sum(result.truncated.values())} bytes of output")
+    return "cellwright: " + " · ".join(parts)

@@ -1,0 +1,66 @@
+"""A plan in words, one line an operation, in the order in which a cell is built."""
+
+from .plan import Plan
+
+_MIB = 1024 * 1024
+_LAYERS = {
+    "user_ns": "a user namespace of its own: one id, which is nobody on the host",
+    "mount_ns": "a mount namespace: of the host only what is named above",
+    "pid_ns": "a pid namespace: no process of the host can be named",
+    "net_ns": "a network namespace with no interface but its own loopback, down unless the policy asks",
+    "ipc_ns": "an ipc namespace: no System V or POSIX queue, segment or semaphore of the host",
+    "uts_ns": "a uts namespace: a host name that says nothing",
+    "cgroup_ns": "a cgroup namespace: its own cgroup looks like the root",
+    "capabilities": "no capability in any set, securebits locked",
+    "no_new_privs": "no_new_privs: no set-uid program gives anything",
+    "rlimits": "resource limits, listed above",
+    "seccomp": "a system call allowlist; what is newer than the list does not exist",
+    "landlock": "Landlock: a second fence around the same files",
+    "cgroup_memory": "a memory cap by cgroup, no swap",
+    "cgroup_cpu": "a CPU share by cgroup",
+    "cgroup_pids": "a cap on processes and threads by cgroup",
+    "rlimit_as": "instead of a memory cap: RLIMIT_AS, each process's address space",
+    "rlimit_nproc": "instead of a process cap: RLIMIT_NPROC, counted in the cell's user namespace",
+}
+
+
+def explain(plan: Plan) -> list[str]:
+    """Return what `plan` does, one line an operation."""
+    return [
+        f"policy {plan.policy}",
+        "show the interpreter's standard library and shared libraries, read-only",
+        *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
+        *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
+        f"host name {plan.hostname}",
+        *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),
+        *(f"limit {name} to {value}" for name, value in plan.rlimits),
+        _caps(plan),
+        _filters(plan),
+        *(f"layer {name}: {_LAYERS.get(name, name)}" for name in plan.layers),
+        *(f"MISSING {name}" for name in missing_layers(plan)),
+    ]
+
+
+def missing_layers(plan: Plan) -> list[str]:
+    """Return the layers that this host lacks and the policy let go."""
+    optional = ("landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
+    return [layer for layer in optional if layer not in plan.layers]
+
+
+def _caps(plan: Plan) -> str:
+    memory = f"{plan.memory_bytes // _MIB} MiB"
+    return f"cap memory at {memory}, tasks at {plan.processes}, CPUs at {plan.cpus:g}"
+
+
+def _filters(plan: Plan) -> str:
+    guest, init = len(plan.guest_filter) // 8, len(plan.init_filter) // 8
+    return f"filter system calls: {guest} instructions for the guest, {init} for init"
+
+
+def _bind(path: str, writable: bool, executable: bool) -> str:
+    rights = ("read-write" if writable else "read-only") + (", executable" if executable else "")
+    return f"show {path}, {rights}"
+
+
+def _tmpfs(target: str, size_bytes: int, inodes: int) -> str:
+    return f"give it {target}, in memory: {size_bytes // 1024} KiB, {inodes} inodes"

@@ -1,0 +1,161 @@
+"""Boot hosts under software emulation and run a command from the checkout in each.
+
+    boot.py [OPTIONS] [a|b|c|d ...] [-- COMMAND...]
+
+The guest's console is our stdout; what we have to say ourselves goes to stderr. The exit status is
+the command's own (of the first host where it failed), or 70 if a host did not come to a status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import image
+import layer
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DEFAULT_COMMAND = ("scripts/test", "--hosted")
+TIMEOUT_MINUTES = 40
+HEARTBEAT_SECONDS = 60
+NO_STATUS = 70
+
+
+class Host(NamedTuple):
+    """A kind of host: who runs the command, and what the kernel is told at boot."""
+
+    title: str
+    user: str
+    boot: str = ""
+
+
+HOSTS = {
+    "a": Host("systemd, cgroup v2, root", "root"),
+    "b": Host("systemd, cgroup v2, an ordinary user who lingers", "cell"),
+    "c": Host("an ordinary user without a session or a cgroup", "plain"),
+    "d": Host("the same without user namespaces", "plain", "sysctl.user.max_user_namespaces=0"),
+}
+
+
+class Disks(NamedTuple):
+    """The files a machine boots from; it changes none of them."""
+
+    kernel: Path
+    initramfs: Path
+    root: Path
+    opt: Path
+
+
+def main(arguments: list[str]) -> int:
+    options, command = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    image.install_tools()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellwright/hosts"
+    with image.workshop(cache) as work:
+        disks = make_disks(cache, work, command)
+        statuses = [run_host(name, disks, work, options) for name in options.hosts]
+    return next(filter(None, statuses), 0)
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    hosts = "; ".join(f"{name}: {host.title}" for name, host in HOSTS.items())
+    parser = argparse.ArgumentParser(prog="test-hosts", epilog=hosts)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_MINUTES, metavar="MINUTES")
+    parser.add_argument("--user", choices=("root", *image.USERS), help="not the host's own user")
+    parser.add_argument("--boot", default="", metavar="WORDS", help="for the kernel command line")
+    parser.add_argument("hosts", nargs="*", default=list(HOSTS), metavar="a|b|c|d")
+    options = parser.parse_args(arguments[:split])
+    if unknown := set(options.hosts) - set(HOSTS):
+        parser.error(f"no such host: {', '.join(sorted(unknown))}")
+    return options, arguments[split + 1 :] or list(DEFAULT_COMMAND)
+
+
+def make_disks(cache: Path, work: Path, command: list[str]) -> Disks:
+    say("preparing the host image")
+    host = image.host_image(cache)
+    say("preparing the checkout")
+    venv = layer.packages(cache, host, CHECKOUT)
+    opt = layer.make_layer(work, host, venv, CHECKOUT, command)
+    return Disks(host / "vmlinuz", layer.make_initramfs(work, host), host / "root.ext4", opt)
+
+
+def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -> int:
+    """Boot one host to the end of its command; return the command's exit status."""
+    host = HOSTS[name]
+    say(f"host {name}: {host.title}")
+    started = time.monotonic()
+    boot = f"{host.boot} {options.boot} cellwright.user={options.user or host.user}"
+    status_file = work / f"status-{name}"
+    status_file.touch()
+    qemu = machine(disks, boot, status_file)
+    environment = {**os.environ, "TMPDIR": str(work)}  # for what snapshot=on keeps of the guest
+    with subprocess.Popen(
+        qemu, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        try:
+            in_time = relay(process, name, started + options.timeout * 60)
+        finally:
+            process.kill()
+    status, ending = verdict(status_file, in_time, options.timeout)
+    say(f"host {name}: {ending} after {time.monotonic() - started:.0f} s")
+    return status
+
+
+def machine(disks: Disks, boot: str, status_file: Path) -> list[str]:
+    """Return the qemu command line. /dev/ttyS0 is the console, /dev/ttyS1 carries the status."""
+    # 3 lets only a dying kernel write between the command's lines.
+    append = f"console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 {boot}"
+    drive = "format=raw,if=virtio,cache=unsafe,snapshot=on"
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),  # the machine never outlives us, however we end
+        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot"),
+        *("-kernel", str(disks.kernel), "-initrd", str(disks.initramfs), "-append", append),
+        *("-drive", f"file={disks.root},{drive}", "-drive", f"file={disks.opt},{drive}"),
+        *("-serial", "stdio", "-serial", f"file:{status_file}"),
+    ]
+
+
+def relay(process: subprocess.Popen[bytes], name: str, deadline: float) -> bool:
+    """Copy the console to stdout until the machine stops; return whether it did in time."""
+    assert process.stdout is not None
+    started = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if not selector.select(min(left, HEARTBEAT_SECONDS)):
+                say(f"host {name}: silent, up for {time.monotonic() - started:.0f} s")
+            elif chunk := os.read(process.stdout.fileno(), 65536):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            else:
+                return True
+    return False
+
+
+def verdict(status_file: Path, in_time: bool, minutes: float) -> tuple[int, str]:
+    """Return the exit status that the guest wrote, and words for it."""
+    if not in_time:
+        return NO_STATUS, f"stopped, over {minutes:g} minutes,"
+    if words := status_file.read_text().split():
+        return int(words[-1]), f"status {words[-1]}"
+    return NO_STATUS, "went down without a status; try --boot 'loglevel=7 systemd.show_status=1'"
+
+
+def say(line: str) -> None:
+    print(f"test-hosts: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
