@@ -105,9 +105,8 @@ def table(times: dict[str, list[float]]) -> str:
 
 
 def facts() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, " + (
-        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}"
+    return f"{machine}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
 
 
 def main() -> None:

@@ -4,6 +4,7 @@
     ├── PolicyError          a policy, a configuration or an argument that makes no sense
     ├── Unenforceable        this host cannot give a layer that the policy requires
     ├── LaunchError          a cell or its launcher could not be built
+    │   └── LauncherLost     the launcher ended, and every cell with it
     ├── BusyError            no room for another execution now
     ├── ClosedError          the sandbox was closed
     └── InternalError        a bug of ours
@@ -36,6 +37,14 @@ class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "un
 
 class LaunchError(CellwrightError):
     """A cell or its launcher could not be built: which step, what the kernel answered."""
+
+
+class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
+    """The launcher ended; `cell_began` tells whether the guest may have run."""
+
+    def __init__(self, cell_began: bool) -> None:
+        super().__init__("the launcher died" + (" while the cell ran" if cell_began else ""))
+        self.cell_began = cell_began
 
 
 class BusyError(CellwrightError):

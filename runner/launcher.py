@@ -44,12 +44,13 @@ def main(own_paths: int) -> NoReturn:
         del sys.path[:own_paths]  # everything of ours is imported
         boot = decode(channel.Receiver(sock, _BOOT_BYTES).receive_whole(), Boot)
         _leave_the_host(boot)
+        keeper = os.pidfd_open(os.getpid())
         pid = os.fork()
         if pid:
             _keep(pid, sock, boot.host_uid)
         site = _settle(boot)
         channel.send(sock, encode(Forked()))
-        _Launcher(site, sock).serve()
+        _Launcher(site, sock, keeper).serve()
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
@@ -136,17 +137,21 @@ class _Born(NamedTuple):
 class _Launcher:
     """Forks a cell per Fork frame, reaps it, and says so on the cell's status channel."""
 
-    def __init__(self, site: Site, sock: socket.socket) -> None:
+    def __init__(self, site: Site, sock: socket.socket, keeper: int) -> None:
         self._site = site
         self._sock = sock
         self._cells: dict[int, _Born] = {}
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._keeper = keeper
+        self._poll.register(keeper, select.POLLIN)
 
     def serve(self) -> None:
-        """Serve until the supervisor closes the socket."""
+        """Serve until the supervisor closes the socket or the keeper is gone."""
         while True:
             for descriptor, _ in self._poll.poll():
+                if descriptor == self._keeper:
+                    return
                 if descriptor != self._sock.fileno():
                     self._reap(self._cells.pop(descriptor))
                 elif not self._serve_one():

@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 
-from ..policies.errors import ClosedError, LaunchError
+from ..policies.errors import ClosedError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
 from .messages import Boot, Failed, Fork, Forked, decode, encode
@@ -93,7 +93,7 @@ class Launcher:
             try:
                 cell.hand_over(self._sock, frame)
             except (BrokenPipeError, ConnectionResetError):
-                raise LaunchError("the launcher is gone", _HINT) from None
+                raise LauncherLost(cell_began=False) from None
 
     def is_alive(self) -> bool:
         """Tell whether it still holds its end of the socket."""

@@ -43,8 +43,8 @@ def enter_new_root(boot: Boot) -> None:
     mounts.attach(mounts.new_filesystem("tmpfs", _HARD, **size), _STAGING)
     for place in _PLACES:
         os.makedirs(_STAGING + place, exist_ok=True)
-    for source in sources:
-        _place(source)
+    for mount, path, is_directory in sources:
+        mounts.attach_making(mount, _STAGING + path, is_directory=is_directory)
     _hide(boot.hidden)
     _write_texts()
     _make_links((*_LINKS, *boot.links))
@@ -75,21 +75,6 @@ def _open_source(path: str, attributes: int) -> Source:
     mount = mounts.clone_tree(path)
     mounts.restrict(mount, attributes)
     return mount, path, os.path.isdir(path)
-
-
-def _place(source: Source) -> None:
-    mount, path, is_directory = source
-    place = _STAGING + path
-    if is_directory:
-        os.makedirs(place, exist_ok=True)
-    else:
-        _make_mount_point(place)
-    mounts.attach(mount, place)
-
-
-def _make_mount_point(place: str) -> None:
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
 
 
 def _hide(directories: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..policies.errors import LaunchError
+from ..policies.errors import LauncherLost, LaunchError
 from ..policies.policy import Limits
 from . import channel
 from .capture import Capture
@@ -92,7 +92,7 @@ class Supervision:
     def _on_status(self, _: int) -> None:
         frame, descriptors = channel.receive_with_descriptors(self._cell.status)
         if not frame:
-            raise LaunchError("the launcher died while the cell ran")
+            raise LauncherLost(cell_began=self._cell.workspace >= 0)
         message: Status = decode(frame, Status)
         if isinstance(message, Forked):
             (self._cell.pidfd,) = descriptors

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..policies.errors import ClosedError
+from ..policies.errors import ClosedError, LauncherLost
 from ..policies.plan import Plan
 from ..policies.policy import Limits, Policy
 from .capture import Capture, OnOutput
@@ -93,6 +93,16 @@ class Supervisor:
         `cancel` is a descriptor: once it is readable the execution is ended.  Raises ClosedError,
         and LaunchError if the cell could not be built.
         """
+        try:
+            return self._execute(request, on_output, cancel)
+        except LauncherLost as lost:
+            if self._closed:
+                raise ClosedError("the sandbox was closed while this ran") from None
+            if lost.cell_began:
+                raise
+        return self._execute(request, on_output, cancel)  # no guest code ran: once more
+
+    def _execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
         began = time.monotonic()
         limits = request.limits
         with self._fresh_cell(with_stdin=request.stdin is not None) as cell:

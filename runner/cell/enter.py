@@ -21,6 +21,7 @@ from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
+_HARD = mounts.NOSUID | mounts.NODEV
 CONTROL = 3  # where the guest's process finds its control channel
 
 
@@ -54,7 +55,7 @@ def enter(site: Site, descriptors: Descriptors) -> None:
 def confine_guest(site: Site) -> int:
     """Confine the guest's process, behind every layer; return the directory of its workspace."""
     os.setsid()  # no terminal, and signals of no foreign process group
-    workspace = _mount_own_filesystems(site.plan.tmpfs)
+    workspace = _mount_own_filesystems(site.plan)
     if site.plan.loopback:
         _bring_loopback_up()
     _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
@@ -98,18 +99,25 @@ def _join_cgroups(tasks_files: tuple[int, ...]) -> None:
         os.close(tasks)
 
 
-def _mount_own_filesystems(memory_filesystems: tuple[Tmpfs, ...]) -> int:
+def _mount_own_filesystems(plan: Plan) -> int:
     """Mount what belongs to this cell alone; return a descriptor of /workspace."""
-    hard = mounts.NOSUID | mounts.NODEV
-    for tmpfs in memory_filesystems:
-        attributes = hard | (0 if tmpfs.executable else mounts.NOEXEC)
-        limits = {"size": str(tmpfs.size_bytes), "nr_inodes": str(tmpfs.inodes)}
-        mount = mounts.new_filesystem("tmpfs", attributes, mode="0700", **limits)
-        mounts.attach(mount, tmpfs.target)
+    for tmpfs in plan.tmpfs:
+        covered = [bind.path for bind in plan.binds if bind.path.startswith(tmpfs.target + "/")]
+        _mount_tmpfs(tmpfs, covered)
     # subset=pid: neither /proc/sys nor any other file of the whole machine exists (proc(5)).
-    proc = mounts.new_filesystem("proc", hard | mounts.NOEXEC | mounts.RDONLY, subset="pid")
+    proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
     mounts.attach(proc, "/proc")
     return os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _mount_tmpfs(tmpfs: Tmpfs, covered: list[str]) -> None:
+    """Mount a fresh tmpfs and, on top, again the host paths that the policy shows beneath it."""
+    trees = [(mounts.clone_tree(path), path, os.path.isdir(path)) for path in covered]
+    attributes = _HARD | (0 if tmpfs.executable else mounts.NOEXEC)
+    limits = {"size": str(tmpfs.size_bytes), "nr_inodes": str(tmpfs.inodes)}
+    mounts.attach(mounts.new_filesystem("tmpfs", attributes, mode="0700", **limits), tmpfs.target)
+    for tree, path, is_directory in trees:
+        mounts.attach_making(tree, path, is_directory=is_directory)
 
 
 def _bring_loopback_up() -> None:

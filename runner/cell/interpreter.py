@@ -24,8 +24,8 @@ from ..messages import Finished, InputFile, Run, decode, decoder, encode
 
 FILENAME = "<cell>"
 _RUN_BYTES = 256 * 1024 * 1024
-_ERROR_CHARACTERS = 1000
-_TRACEBACK_CHARACTERS = 50_000
+_ERROR_BYTES = 1000
+_TRACEBACK_BYTES = 50_000
 
 
 def prepare(environment: dict[str, str]) -> None:
@@ -33,7 +33,9 @@ def prepare(environment: dict[str, str]) -> None:
     need not copy.  Afterwards nothing can be imported from cellwright any more."""
     sys.path_importer_cache.clear()
     sys.argv = [FILENAME]
+    os.environ.clear()  # Python itself put LC_CTYPE there (PEP 538)
     os.environ.update(environment)
+    threading.excepthook = _raised_in_thread
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     decoder(Run)
@@ -135,8 +137,8 @@ def _value(value: object, limit: int) -> Finished:
 
 
 def _fit(text: str, limit: int) -> str:
-    """Return `text` as something that UTF-8 can hold, of at most `limit` characters."""
-    return text[:limit].encode("utf-8", "backslashreplace").decode()
+    """Return `text` as something that UTF-8 can hold, of at most `limit` bytes."""
+    return text[:limit].encode("utf-8", "backslashreplace")[:limit].decode("utf-8", "ignore")
 
 
 def _exited(leaving: SystemExit) -> tuple[Finished, int]:
@@ -145,7 +147,7 @@ def _exited(leaving: SystemExit) -> tuple[Finished, int]:
     if code is None or isinstance(code, int):
         return Finished(None, None, None, None), (code or 0) & 0xFF
     print(code, file=sys.stderr)  # noqa: T201 - sys.exit("message")
-    return Finished(None, None, _fit(str(code), _ERROR_CHARACTERS), None), 1
+    return Finished(None, None, _fit(str(code), _ERROR_BYTES), None), 1
 
 
 def _raised(error: BaseException) -> Finished:
@@ -158,12 +160,21 @@ def _raised(error: BaseException) -> Finished:
         summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
         lines = [summary := type(error).__name__]
-    text = _fit("".join(lines), _TRACEBACK_CHARACTERS)
+    text = _fit("".join(lines), _TRACEBACK_BYTES)
     with contextlib.suppress(
         OSError, ValueError, AttributeError
     ):  # the guest's to close or replace
         sys.stderr.write(text)
-    return Finished(None, None, _fit(summary, _ERROR_CHARACTERS), text)
+    return Finished(None, None, _fit(summary, _ERROR_BYTES), text)
+
+
+def _raised_in_thread(failure: threading.ExceptHookArgs) -> None:
+    """Print what ended a thread, with the guest's source lines, which the default cannot find."""
+    if failure.exc_type is SystemExit:
+        return
+    name = failure.thread.name if failure.thread else "?"
+    lines = traceback.format_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    sys.stderr.write(f"Exception in thread {name}:\n{''.join(lines)}")
 
 
 def _leave(code: int) -> int:

@@ -74,6 +74,20 @@ def attach(mount: int, target: str) -> None:
         os.close(mount)
 
 
+def attach_making(mount: int, target: str, *, is_directory: bool) -> None:
+    """Make a mount point at `target`, with the directories above it, and attach there."""
+    try:
+        if is_directory:
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    except BaseException:
+        os.close(mount)
+        raise
+    attach(mount, target)
+
+
 def make_private() -> None:
     """Stop mount events from crossing between this mount namespace and the one it was copied from."""
     libc.call("mount", None, b"/", None, _MS_REC_PRIVATE, None)
