@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cellwright import Sandbox
 from cellwright.policies.policy import Policy
-from cellwright.runner.runtime import find_runtime, interpreter
+from cellwright.runner.runtime import find_runtime
+from cellwright.runner.spawn import interpreter
 
 PROGRAM = "1+1"
 Contender = Callable[[], object]

@@ -1,8 +1,8 @@
 """A hardened single-host sandbox for AI agents: every call gets its own kernel-isolated cell."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing's own would cost a slow import in every launcher
 if TYPE_CHECKING:
     from .harness.config import SandboxConfig as SandboxConfig
     from .harness.run import Run as Run
@@ -39,7 +39,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - the table above is the one list
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

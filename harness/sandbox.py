@@ -9,7 +9,7 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
 from ..runner.capture import OnOutput
 from ..runner.result import SandboxResult, SandboxStatus
-from ..runner.runtime import interpreter
+from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import NEVER, Supervisor
 from .config import SandboxConfig
 from .request import Rejected, check_language, make_request
@@ -26,7 +26,8 @@ class Sandbox:
     `Sandbox()` denies everything and requires every layer.  `config` widens it by named
     permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, or a
     Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
-    which to make cgroups.  Use it as a context manager, or call `close`.
+    which to make cgroups, `spawned` a launcher started ahead.  Use it as a context manager, or call
+    `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -39,9 +40,11 @@ class Sandbox:
         policy: str | Policy | None = None,
         python: str | None = None,
         cgroup_root: str | None = None,
+        spawned: Spawned | None = None,
     ) -> None:
         self.policy = _policy(config, policy)
-        self._supervisor = Supervisor(self.policy, python or interpreter(), cgroup_root)
+        spawned = spawned or Spawned(python or interpreter())
+        self._supervisor = Supervisor(self.policy, spawned, cgroup_root)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
 
     @property

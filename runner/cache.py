@@ -7,7 +7,7 @@ without a home directory nothing is kept.
 import hashlib
 import os
 import stat
-import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -63,8 +63,9 @@ def _read(file: Path, kind: type[T]) -> T | None:
 
 def _write(file: Path, value: object) -> None:
     try:
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(msgspec.msgpack.encode(value))
-        os.replace(temporary.name, file)
+        temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        with open(temporary, "xb") as opened:
+            opened.write(msgspec.msgpack.encode(value))
+        os.replace(temporary, file)
     except OSError:  # a full or read-only disk costs time later, nothing else
         return

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import select
-import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -12,53 +12,24 @@ from ..policies.errors import ClosedError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
 from .messages import Boot, Failed, Fork, Forked, decode, encode
+from .spawn import Spawned
 
-# -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.
-_BOOTSTRAP = (
-    "import os,sys;"
-    "paths=os.read(3,65536).decode().split('\\0');"
-    "sys.path[:0]=paths;"
-    "from cellwright.runner.launcher import main;"
-    "main(len(paths))"
-)
 _BOOT_SECONDS = 30.0
 _PACKAGES = ("cellwright", "msgspec", "prctl")
-_CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
 
 
 class Launcher:
     """A running launcher process; safe from many threads once booted."""
 
-    def __init__(self, executable: str) -> None:
-        """Start `executable`; it imports while the caller goes on to prepare the boot frame."""
+    def __init__(self, spawned: Spawned) -> None:
+        """Take over a spawned process and let it import."""
         self._lock = threading.Lock()
-        self._sock, theirs = channel.pair()
-        self._stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
-        try:
-            self.keeper = self._spawn(executable, theirs.fileno())
-        finally:
-            theirs.close()
-        self._sock.send("\0".join(_import_paths()).encode())
-
-    def _spawn(self, executable: str, sock: int) -> int:
-        """Start it with an empty environment, no inherited descriptor, signal mask or handler."""
-        arguments = [executable, "-I", "-S", "-c", _BOOTSTRAP]
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-            (os.POSIX_SPAWN_DUP2, 0, 1),
-            (os.POSIX_SPAWN_DUP2, self._stderr, 2),
-            (os.POSIX_SPAWN_DUP2, sock, 3),
-        ]
-        try:
-            return os.posix_spawn(
-                executable, arguments, {}, file_actions=actions, setsid=True,
-                setsigmask=[], setsigdef=_CATCHABLE,
-            )  # fmt: skip
-        except OSError as error:
-            self._sock.close()
-            os.close(self._stderr)
-            raise LaunchError(f"cannot start {executable}: {error.strerror}") from None
+        self._sock = socket.socket(fileno=spawned.socket)
+        self._stderr = spawned.stderr
+        self.keeper = spawned.keeper
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
+            self._sock.send("\0".join(_import_paths()).encode())
 
     def boot(self, boot: Boot) -> None:
         """Send what its cells share and wait until it is ready; raises LaunchError."""

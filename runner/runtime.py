@@ -1,7 +1,6 @@
 """What the interpreter needs on disk, and nothing else: its standard library and shared libraries."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,11 +21,6 @@ class Runtime(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
-
-
-def interpreter() -> str:
-    """Return the interpreter that runs us, below any virtual environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def find_runtime(executable: str) -> Runtime:
@@ -55,6 +49,8 @@ def _ask(executable: str) -> Runtime:
 
 
 def _stdlib_and_libraries(executable: str) -> list[str]:
+    import subprocess  # only where nothing is remembered
+
     script = str(Path(__file__).with_name("loaded_libraries.py"))
     done = subprocess.run(  # an environment would change what the loader finds
         [executable, "-I", "-S", script],

@@ -23,6 +23,7 @@ from .plans import plan_for
 from .probe import probe_host
 from .result import SandboxResult
 from .runtime import find_runtime
+from .spawn import Spawned
 from .supervision import Supervision
 
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
@@ -46,14 +47,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Supervisor:
     """Runs requests, each in a cell of its own, under one policy.  Safe from many threads."""
 
-    def __init__(self, policy: Policy, executable: str, cgroup_root: str | None = None) -> None:
-        """Start the launcher and have it ready.
+    def __init__(self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None) -> None:
+        """Have the launcher that was `spawned` ready.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
         """
         self._policy = policy
-        self._executable = executable
+        self._executable = spawned.executable
         self._cgroup_root = cgroup_root
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -61,10 +62,10 @@ class Supervisor:
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._retired: list[CgroupTree] = []
         self._closed = False
-        self._start()
+        self._start(spawned)
 
-    def _start(self) -> None:
-        self._launcher = Launcher(self._executable)  # imports while we work out what to tell it
+    def _start(self, spawned: Spawned) -> None:
+        self._launcher = Launcher(spawned)  # imports while we work out what to tell it
         try:
             self._tree: CgroupTree = open_tree(self._launcher.keeper, self._cgroup_root)
             self.plan: Plan = plan_for(self._policy, probe_host(self._tree.missing))
@@ -159,7 +160,7 @@ class Supervisor:
                 raise ClosedError("the sandbox was closed, or made before this process was forked")
             if not self._launcher.is_alive():
                 self._stop()
-                self._start()
+                self._start(Spawned(self._executable))
 
     def _remove(self, cgroup: Cgroup) -> None:
         """Remove a cgroup, now or when what was killed in it has died."""

@@ -84,7 +84,7 @@ def _forget_ourselves() -> None:
     stdlib = os.path.dirname(os.__file__) + os.sep
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and not file.startswith(stdlib):
+        if module is None or (file and not file.startswith(stdlib)):
             del sys.modules[name]
 
 

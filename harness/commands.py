@@ -1,0 +1,137 @@
+"""The commands behind the command line: their arguments and what they do."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from ..policies.errors import CellwrightError, PolicyError
+from ..policies.policy import MIB, OPTIONAL_LAYERS, Policy
+from ..runner.result import SandboxResult
+from ..runner.spawn import Spawned
+from .sandbox import Sandbox
+from .terminal import StreamPrinter, result_line
+
+RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
+_CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
+
+
+def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
+    """Run one command, with the launcher that was started ahead for it; return its exit status."""
+    options = _parser().parse_args(arguments)
+    options.spawned = spawned
+    try:
+        return int(options.command(options))
+    except CellwrightError as error:
+        print(f"cellwright: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, PolicyError) else OURS
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cellwright", description="a kernel-isolated cell for every call"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="run a program in a cell of its own"))
+    explain = commands.add_parser("explain", help="say what a policy does on this host")
+    explain.set_defaults(command=_explain)
+    _add_policy(explain)
+    doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
+    doctor.set_defaults(command=_doctor)
+    doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.set_defaults(command=_run)
+    source = run.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", nargs="?", metavar="FILE", help="the program; - for standard input")
+    source.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
+    run.add_argument("--language", default="python", metavar="L")
+    run.add_argument("--timeout", type=float, metavar="S", help="wall time, seconds")
+    run.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    run.add_argument(
+        "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
+        help="put a file into /workspace",
+    )  # fmt: skip
+    run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
+    run.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
+    _add_policy(run)
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", metavar="P", help="a shipped profile or a TOML file")
+    optional = "go on without this layer where the host lacks it; cgroup means its three"
+    parser.add_argument("--optional", action="append", default=[], metavar="LAYER", help=optional)
+
+
+def _policy(options: argparse.Namespace) -> Policy:
+    policy = Policy(name="strict")
+    if options.policy:
+        from ..policies.loading import load_policy
+
+        policy = load_policy(options.policy)
+    layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
+    chosen = tuple(layer for group in layers for layer in group)
+    return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
+
+
+def _run(options: argparse.Namespace) -> int:
+    policy = _policy(options)
+    if options.memory is not None:
+        limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
+        policy = msgspec.structs.replace(policy, limits=limits)
+    code = _read(options.file) if options.code is None else options.code
+    printer = None if options.json else StreamPrinter()
+    with Sandbox(policy=policy, spawned=options.spawned) as sandbox:
+        result = sandbox.execute(
+            code,
+            options.language,
+            stdin=_read(options.stdin) if options.stdin else None,
+            files=dict(map(_file, options.files)),
+            timeout=options.timeout,
+            on_output=printer,
+        )
+    return _show(result, options)
+
+
+def _show(result: SandboxResult, options: argparse.Namespace) -> int:
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
+    elif options.verbose or not result.ok:
+        print(result_line(result), file=sys.stderr)
+    return RAN if result.ok else GUEST_FAILED
+
+
+def _file(argument: str) -> tuple[str, bytes]:
+    host, _, name = argument.partition(":")
+    return name or os.path.basename(host), _read(host)
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from ..policies.explain import explain
+
+    with Sandbox(policy=_policy(options)) as sandbox:
+        print(*explain(sandbox.plan), sep="\n")
+    return RAN
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import examine, report
+
+    findings = examine()
+    report(findings, as_json=options.json)
+    return OURS if any(finding.verdict == "FAIL" for finding in findings) else RAN

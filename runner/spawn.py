@@ -1,0 +1,62 @@
+"""Starting a launcher process, and nothing more.
+
+Kept free of imports so that a command can start one first and import everything else meanwhile:
+the launcher needs as long for its own imports.
+"""
+
+import _socket
+import os
+import signal
+import sys
+
+from ..policies.errors import LaunchError
+
+# -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
+# can use typing_extensions but does not need it: without, it imports a quarter faster (measured).
+_BOOTSTRAP = (
+    "import os,sys;"
+    "paths=os.read(3,65536).decode().split('\\0');"
+    "sys.path[:0]=paths;"
+    "sys.modules['typing_extensions']=None;"
+    "from cellwright.runner.launcher import main;"
+    "main(len(paths))"
+)
+
+
+class Spawned:
+    """A launcher process that imports, and waits to be told where from and what for."""
+
+    def __init__(self, executable: str) -> None:
+        """Start `executable`; raises LaunchError if it cannot be executed."""
+        self.executable = executable
+        self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            self.keeper = _spawn(executable, theirs.fileno(), self.stderr)
+        except OSError as error:
+            os.close(self.stderr)
+            ours.close()
+            raise LaunchError(f"cannot start {executable}: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self.socket = ours.detach()
+
+
+def interpreter() -> str:
+    """Return the interpreter that runs us, below any virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def _spawn(executable: str, sock: int, stderr: int) -> int:
+    """Start it with an empty environment, no inherited descriptor, signal mask or handler."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, stderr, 2),
+        (os.POSIX_SPAWN_DUP2, sock, 3),
+    ]
+    catchable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    return os.posix_spawn(
+        executable, [executable, "-I", "-S", "-c", _BOOTSTRAP], {},
+        file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,
+    )  # fmt: skip
