@@ -63,10 +63,10 @@ class SandboxConfig:
     def _check(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.type == "bool" and not isinstance(value, bool):
+            if each.type is bool and not isinstance(value, bool):
                 raise PolicyError(f"{each.name} must be True or False, not {value!r}")
-            if each.type in ("int", "float") or each.type in (int, float):
-                check_limit(each.name, value)
+            if each.type in (int, float):
+                check_limit(each.name, value, whole=each.type is int)
         if self.allow_network:
             raise PolicyError(
                 "allow_network: there is no way out of a cell yet",
@@ -101,15 +101,21 @@ class SandboxConfig:
             return (), ()
         denied = set(_expand("denied_paths", self.denied_paths, must_match=False))
         allowed = tuple(
-            path for path in _expand("allowed_paths", self.allowed_paths) if path not in denied
+            path
+            for path in _expand("allowed_paths", self.allowed_paths)
+            if not any(path == each or _is_below(path, each) for each in denied)
         )
         for path in denied:
-            if any(path.startswith(each + "/") for each in allowed):
+            if any(_is_below(path, each) for each in allowed):
                 raise PolicyError(
                     f"denied_paths: {path} lies inside an allowed directory",
                     "allow what stands beside it instead, for example with a glob",
                 )
         return ((), allowed) if self.allow_file_write else (allowed, ())
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
 
 
 def _expand(name: str, patterns: Sequence[str], *, must_match: bool = True) -> list[str]:

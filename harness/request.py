@@ -35,15 +35,23 @@ def make_request(
 
     Raises Rejected for a program that cannot be run, PolicyError for arguments that make no sense.
     """
+    if trace_id is not None and not isinstance(trace_id, str):
+        raise PolicyError(f"trace_id: must be text, not {trace_id!r}")
     return Request(
         code=_source(code),
-        inputs=_inputs(inputs or {}),
-        files=_files(files or {}, limits.workspace_bytes),
-        environment=_environment(env or {}),
-        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        inputs=_inputs(_mapping("inputs", inputs)),
+        files=_files(_mapping("files", files), limits.workspace_bytes),
+        environment=_environment(_mapping("env", env)),
+        stdin=None if stdin is None else _bytes("stdin", stdin),
         limits=with_timeout(limits, timeout),
         trace_id=trace_id,
     )
+
+
+def _mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise PolicyError(f"{name}: must be a mapping, not {type(given).__name__}")
+    return given or {}
 
 
 def check_language(language: str) -> None:
@@ -53,7 +61,9 @@ def check_language(language: str) -> None:
 
 
 def _source(code: str | bytes) -> str:
-    text = _decode(code)
+    if not isinstance(code, str | bytes):
+        raise PolicyError(f"code: must be text or bytes, not {type(code).__name__}")
+    text = _decode(code).removeprefix("\ufeff")  # a byte order mark, as python(1) skips it
     if not text.strip():
         raise Rejected("the source is empty")
     if "\0" in text:
@@ -94,7 +104,12 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:
     if len(files) > _MAX_FILES:
         raise PolicyError(f"files: more than {_MAX_FILES}")
-    checked = tuple(InputFile(_path(name), _bytes(name, data)) for name, data in files.items())
+    checked = tuple(
+        InputFile(_path(name), _bytes(f"files: {name!r}", data)) for name, data in files.items()
+    )
+    for name in files:
+        if any(parent in files for parent in _parents(name)):
+            raise PolicyError(f"files: a directory of {name!r} is given as a file too")
     if sum(len(file.data) for file in checked) > limit:
         raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
     return checked
@@ -114,7 +129,15 @@ def _path(name: str) -> str:
     return name
 
 
+def _parents(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
 def _bytes(name: str, data: str | bytes) -> bytes:
     if not isinstance(data, str | bytes):
-        raise PolicyError(f"files: {name!r} must be text or bytes")
-    return data.encode() if isinstance(data, str) else data
+        raise PolicyError(f"{name}: must be text or bytes, not {type(data).__name__}")
+    try:
+        return data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError:
+        raise PolicyError(f"{name}: holds a lone surrogate") from None

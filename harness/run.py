@@ -1,10 +1,9 @@
 """An execution in the background: a handle for threads, a coroutine for asyncio."""
 
 import asyncio
-import contextlib
+import collections
 import functools
 import os
-import queue
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,51 @@ if TYPE_CHECKING:
 _QUEUED_CHUNKS = 64  # then the guest waits: a slow reader never grows memory
 
 
+class _Chunks:
+    """Output on its way from the thread that runs to those that read; ends once, for all of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
+        self._wanted = True
+        self._ended = False
+
+    def put(self, stream: str, data: bytes) -> None:
+        """Wait for room; drop what nobody wants any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._wanted or len(self._waiting) < _QUEUED_CHUNKS)
+            if self._wanted:
+                self._waiting.append((stream, data))
+                self._changed.notify_all()
+
+    def abandon(self) -> None:
+        with self._changed:
+            self._wanted = False
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                if not self._waiting:
+                    return
+                chunk = self._waiting.popleft()
+                self._changed.notify_all()
+            yield chunk
+
+
 class Run:
     """A started execution: read its output as it comes, cancel it, get its result."""
 
     def __init__(self, sandbox: "Sandbox", code: str | bytes, language: str, **given: Any) -> None:
+        self._lock = threading.Lock()
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
-        self._chunks: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_QUEUED_CHUNKS)
-        self._abandoned = threading.Event()
+        self._chunks = _Chunks()
         self._result: SandboxResult | None = None
         self._error: BaseException | None = None
         work = functools.partial(self._work, sandbox, code, language, given)
@@ -35,21 +72,14 @@ class Run:
     ) -> None:
         try:
             self._result = sandbox.execute(
-                code, language, on_output=self._put, cancel=self._cancel, **given
+                code, language, on_output=self._chunks.put, cancel=self._cancel, **given
             )
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
-        self._enqueue(None)
-
-    def _put(self, stream: str, data: bytes) -> None:
-        self._enqueue((stream, data))
-
-    def _enqueue(self, chunk: tuple[str, bytes] | None) -> None:
-        """Wait for room in the queue; give up once nobody will read it."""
-        while not self._abandoned.is_set():
-            with contextlib.suppress(queue.Full):
-                self._chunks.put(chunk, timeout=0.1)
-                return
+        with self._lock:
+            os.close(self._cancel)
+            self._cancel = -1
+        self._chunks.end()
 
     @property
     def status(self) -> SandboxStatus:
@@ -58,22 +88,19 @@ class Run:
 
     def output(self) -> Iterator[tuple[str, bytes]]:
         """Yield (stream, bytes) as they come; the guest waits for a reader that is slow."""
-        while (chunk := self._chunks.get()) is not None:
-            yield chunk
+        return iter(self._chunks)
 
     def cancel(self) -> None:
         """End it, if it is still running; harmless otherwise."""
-        if self._cancel >= 0:
-            os.eventfd_write(self._cancel, 1)
-        self._abandoned.set()
+        with self._lock:
+            if self._cancel >= 0:
+                os.eventfd_write(self._cancel, 1)
+        self._chunks.abandon()
 
     def result(self) -> SandboxResult:
         """Wait for the end; output that nobody has read so far is in the result only."""
-        self._abandoned.set()
+        self._chunks.abandon()
         self._thread.join()
-        if self._cancel >= 0:
-            os.close(self._cancel)
-            self._cancel = -1
         if self._error is not None:
             raise self._error
         assert self._result is not None  # noqa: S101 - the thread sets one or the other

@@ -85,13 +85,13 @@ def _no_landlock(host: Host) -> str:
 
 
 def _binds(policy: Policy) -> tuple[Bind, ...]:
-    execute = set(policy.processes.execute)
-    read = [Bind(path=path, executable=path in execute) for path in policy.filesystem.read]
-    write = [Bind(path=path, writable=True) for path in policy.filesystem.write]
-    run = [
-        Bind(path=path, executable=True) for path in sorted(execute - set(policy.filesystem.read))
-    ]
-    return tuple(read + write + run)
+    """Return one bind a path, with all the rights that the policy names for it."""
+    read, write = policy.filesystem.read, policy.filesystem.write
+    execute = policy.processes.execute
+    return tuple(
+        Bind(path=path, writable=path in write, executable=path in execute)
+        for path in sorted({*read, *write, *execute})
+    )
 
 
 def _tmpfs(policy: Policy) -> tuple[Tmpfs, ...]:

@@ -24,10 +24,10 @@ def load_policy(name: str) -> Policy:
     try:
         data = tomllib.loads(path.read_text())
         return check_policy(msgspec.convert(data, Policy))
-    except FileNotFoundError:
+    except RecursionError:
+        raise PolicyError(f"{path}: nested too deeply") from None
+    except (FileNotFoundError, IsADirectoryError):
         shipped = ", ".join(profile_names())
         raise PolicyError(f"no policy {name!r}: neither a file nor one of {shipped}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PolicyError(f"{path}: {error}") from None
-    except (msgspec.ValidationError, PolicyError) as error:
-        raise PolicyError(f"{path}: {error}") from None
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise PolicyError(f"{name[:200]!r}: {error}") from None

@@ -1,6 +1,6 @@
 """A policy: what one cell may do.  An empty policy denies everything that can be denied."""
 
-import math
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -76,7 +76,13 @@ _LARGEST = 2**53  # past this a float or another language's number is no longer 
 def check_policy(policy: Policy) -> Policy:
     """Return `policy` if it makes sense; raise PolicyError naming the first field that does not."""
     for field in msgspec.structs.fields(Limits):
-        check_limit(f"limits.{field.name}", getattr(policy.limits, field.name))
+        check_limit(
+            f"limits.{field.name}", getattr(policy.limits, field.name), whole=field.type is int
+        )
+    for path in (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute):
+        check_path(path)
+    if policy.processes.execute and not policy.processes.subprocesses:
+        raise PolicyError("processes.execute: nothing can be executed without subprocesses = true")
     for name, value in policy.environment.items():
         check_variable(name, value)
     for layer in policy.optional_layers:
@@ -86,13 +92,26 @@ def check_policy(policy: Policy) -> Policy:
     return policy
 
 
-def check_limit(name: str, value: object) -> None:
+def check_limit(name: str, value: object, *, whole: bool = False) -> None:
     """Raise PolicyError unless `value` is a finite number that is large enough to run at all."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PolicyError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        kind = "a whole number" if whole else "a number"
+        raise PolicyError(f"{name} must be {kind}, not {value!r}")
     smallest = _SMALLEST.get(name.rpartition(".")[2], 0)
-    if not (math.isfinite(value) and smallest <= value <= _LARGEST):
-        raise PolicyError(f"{name} must lie between {smallest} and 2^53, not {value!r}")
+    if not smallest <= value <= _LARGEST:  # NaN compares false
+        shown = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
+        raise PolicyError(f"{name} must lie between {smallest} and 2^53, not {shown}")
+
+
+def check_path(path: str) -> None:
+    """Raise PolicyError unless `path` is plain, absolute, and nothing that a cell makes itself."""
+    if path != os.path.normpath(path) or not path.startswith("/") or "\0" in path:
+        raise PolicyError(f"{path!r} is not a plain absolute path")
+    if path in _OWN_PLACES or path.startswith(("/proc/", "/dev/", "/workspace/")):
+        raise PolicyError(f"{path} is the cell's own and cannot be the host's")
+
+
+_OWN_PLACES = ("/", "//", "/proc", "/dev", "/workspace", "/tmp", "/etc")  # noqa: S108
 
 
 def check_variable(name: object, value: object) -> None:

@@ -106,7 +106,10 @@ def encode(frame: _Frame) -> bytes:
 
 def decode(data: bytes, kind: Any) -> Any:
     """Decode a frame of type `kind`, once; raise msgspec.DecodeError if it is anything else."""
-    return decoder(kind).decode(data)
+    try:
+        return decoder(kind).decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # what msgspec lets through
+        raise msgspec.DecodeError(str(error)) from None
 
 
 @cache

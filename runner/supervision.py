@@ -105,6 +105,8 @@ class Supervision:
             self._wait_status = message.wait_status
             self._expect_end()
         elif isinstance(message, Failed):
+            if self._cause:  # we ended it while it was being built, and its last step failed
+                return
             raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
         else:
             self._reaped = message
@@ -148,7 +150,7 @@ class Supervision:
             return
         except ConnectionResetError:
             self._unwatch(self._cell.control.fileno())
-        except (channel.ProtocolError, msgspec.DecodeError, RecursionError) as error:
+        except (channel.ProtocolError, msgspec.DecodeError) as error:
             self._complain(str(error))
 
     def _accept(self, frame: bytes) -> None:

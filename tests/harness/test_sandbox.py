@@ -39,6 +39,13 @@ ENDS = {
     "garbage on the control channel": (
         "import os, time\nos.write(3, b'\\0garbage')\ntime.sleep(60)", KILLED, "violation",
     ),
+    "text that is no UTF-8 on the control channel": (
+        "import os, time\nos.write(3, b'\\0\\x95\\xa8Finished\\xc0\\xa2\\xff\\xfe\\xc0\\xc0')\ntime.sleep(60)",
+        KILLED, "violation",
+    ),
+    "deep nesting on the control channel": (
+        "import os, time\nos.write(3, b'\\0' + b'\\x91' * 60000)\ntime.sleep(60)", KILLED, "violation",
+    ),
     "an endless frame on the control channel": (
         "import os\nwhile True: os.write(3, b'\\1' + bytes(60000))", KILLED, "violation",
     ),

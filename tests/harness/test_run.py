@@ -1,0 +1,245 @@
+"""Executions in the background: handles and coroutines."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from cellwright import PolicyError, Sandbox, SandboxStatus
+
+STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
+
+
+def test_output_comes_while_the_program_runs(strict: Sandbox) -> None:
+    run = strict.start("print('first', flush=True)\nprint(input())", stdin="second")
+    assert b"".join(data for _, data in run.output()) == b"first\nsecond\n"
+    assert run.result().stdout == "first\nsecond\n"
+
+
+def test_a_running_program_can_be_read_and_cancelled(strict: Sandbox) -> None:
+    run = strict.start(STEADY)
+    output = run.output()
+    assert next(output) == ("stdout", b"up\n")
+    assert run.status is SandboxStatus.RUNNING
+    run.cancel()
+    result = run.result()
+    assert (result.status, result.reason) == (SandboxStatus.CANCELLED, "cancelled")
+    assert result.stdout == "up\n"
+    assert run.status is SandboxStatus.CANCELLED
+
+
+def test_output_ends_after_a_cancel(strict: Sandbox) -> None:
+    """A reader that waits in one thread must not wait for ever when another thread cancels."""
+    run = strict.start(STEADY)
+    chunks: list[tuple[str, bytes]] = []
+    up = threading.Event()
+
+    def read() -> None:
+        for chunk in run.output():
+            chunks.append(chunk)
+            up.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert up.wait(5)
+    run.cancel()
+    assert run.result().reason == "cancelled"
+    reader.join(5)
+    assert not reader.is_alive()
+    assert chunks == [("stdout", b"up\n")]
+
+
+def test_output_after_the_result_ends(strict: Sandbox) -> None:
+    run = strict.start("print('x')")
+    run.result()
+    done = threading.Event()
+
+    def read() -> None:
+        list(run.output())
+        done.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert done.wait(5)
+
+
+def test_output_asked_for_twice_ends_twice(strict: Sandbox) -> None:
+    run = strict.start("print('x')")
+    assert list(run.output()) == [("stdout", b"x\n")]
+    done = threading.Event()
+
+    def read() -> None:
+        list(run.output())
+        done.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert done.wait(5)
+    run.result()
+
+
+def test_cancelling_twice_and_after_the_end_is_harmless(strict: Sandbox) -> None:
+    run = strict.start("1 + 1")
+    result = run.result()
+    run.cancel()
+    run.cancel()
+    assert run.result() is result
+    assert result.value == 2
+
+
+def test_cancelling_before_the_cell_is_up_works(strict: Sandbox) -> None:
+    for _ in range(20):
+        run = strict.start(STEADY)
+        run.cancel()
+        assert run.result().reason == "cancelled"
+
+
+def test_the_result_can_be_asked_for_by_several_threads(strict: Sandbox) -> None:
+    run = strict.start("import time; time.sleep(0.05); 'v'")
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(run.result())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(results) == 8
+    assert len(set(map(id, results))) == 1
+
+
+def test_a_slow_reader_holds_the_guest_and_not_our_memory(strict: Sandbox) -> None:
+    run = strict.start("import os\nfor _ in range(600): os.write(1, b'x' * 65536)\n'end'")
+    total = sum(len(data) for _, data in run.output())
+    assert total == 600 * 65536
+    assert run.result().value == "end"
+
+
+def test_arguments_that_make_no_sense_are_raised_where_the_result_is_asked_for(
+    strict: Sandbox,
+) -> None:
+    run = strict.start("1", timeout=-1)
+    assert list(run.output()) == []
+    with pytest.raises(PolicyError, match="timeout"):
+        run.result()
+
+
+def test_a_rejected_program_is_a_result_of_the_handle_too(strict: Sandbox) -> None:
+    assert strict.start("").result().status is SandboxStatus.REJECTED
+
+
+def test_handles_leave_no_descriptor_behind(strict: Sandbox) -> None:
+    strict.start("1").result()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        strict.start("print(1)").result()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_handle_that_is_dropped_leaves_no_descriptor_behind(strict: Sandbox) -> None:
+    import gc
+
+    strict.start("1").result()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        run = strict.start("1")
+        list(run.output())
+        run._thread.join(5)
+        del run
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# asyncio
+
+
+def test_aexecute_is_execute(strict: Sandbox) -> None:
+    result = asyncio.run(strict.aexecute("x + 1", inputs={"x": 1}))
+    assert result.value == 2
+
+
+def test_aexecute_runs_many_at_once(strict: Sandbox) -> None:
+    async def many() -> list[object]:
+        runs = (strict.aexecute("n * n", inputs={"n": n}) for n in range(30))
+        return [result.value for result in await asyncio.gather(*runs)]
+
+    assert asyncio.run(many()) == [n * n for n in range(30)]
+
+
+def test_aexecute_does_not_block_the_loop(strict: Sandbox) -> None:
+    async def both() -> bool:
+        first = asyncio.create_task(strict.aexecute("import time; time.sleep(0.2); 1"))
+        turns = 0
+        while not first.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns > 10 and (await first).value == 1
+
+    assert asyncio.run(both())
+
+
+def test_cancelling_the_task_ends_the_cell(strict: Sandbox) -> None:
+    async def cancel_it() -> list[str]:
+        heard: list[str] = []
+        up = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_output(stream: str, data: bytes) -> None:
+            heard.append(data.decode())
+            loop.call_soon_threadsafe(up.set)
+
+        task = asyncio.create_task(strict.aexecute(STEADY, on_output=on_output))
+        await asyncio.wait_for(up.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+        return heard
+
+    before = _children_of_launcher(strict)
+    assert asyncio.run(cancel_it()) == ["up\n"]
+    assert _children_of_launcher(strict) == before
+
+
+def test_cancelling_the_task_twice_still_ends_the_cell(strict: Sandbox) -> None:
+    """A second cancel arrives while the first waits for the cell to die."""
+
+    async def cancel_twice() -> None:
+        up = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_output(stream: str, data: bytes) -> None:
+            loop.call_soon_threadsafe(up.set)
+
+        task = asyncio.create_task(strict.aexecute(STEADY, on_output=on_output))
+        await asyncio.wait_for(up.wait(), 5)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+    asyncio.run(cancel_twice())
+    assert strict.execute("1 + 1").value == 2
+    assert _children_of_launcher(strict) == 0
+
+
+def test_wait_for_with_a_timeout_ends_the_cell(strict: Sandbox) -> None:
+    async def hurry() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(strict.aexecute(STEADY), 0.2)
+
+    asyncio.run(hurry())
+    assert _children_of_launcher(strict) == 0
+
+
+def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
+    def interrupt(stream: str, data: bytes) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        strict.execute(STEADY, on_output=interrupt)
+    assert strict.execute("1 + 1").value == 2
+
+
+def _children_of_launcher(sandbox: Sandbox) -> int:
+    pid = sandbox._supervisor._launcher.pids()[1]
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return len(file.read().split())

@@ -1,0 +1,266 @@
+"""Policy and made-up hosts to plans: tables, no privileges."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwright.policies.compile import ALWAYS, compile_policy
+from cellwright.policies.errors import PolicyError, Unenforceable
+from cellwright.policies.host import Host
+from cellwright.policies.plan import PathRule, Plan
+from cellwright.policies.policy import (
+    MIB,
+    OPTIONAL_LAYERS,
+    Filesystem,
+    Limits,
+    Network,
+    Policy,
+    Processes,
+)
+
+CGROUPS = {"memory": "", "cpu": "", "pids": ""}
+FULL = Host(landlock_abi=7, cgroups=CGROUPS)
+NO_CGROUPS = Host(landlock_abi=7, cgroups=dict.fromkeys(CGROUPS, "not delegated"))
+CGROUP_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
+
+
+def host(**changes: object) -> Host:
+    return msgspec.structs.replace(FULL, **changes)
+
+
+GAPS = {
+    "no user namespaces": (host(user_namespaces="off"), {"user_ns": "off"}),
+    "no seccomp": (host(seccomp="none"), {"seccomp": "none"}),
+    "no landlock": (host(landlock_abi=0), {"landlock": "Landlock ABI 0"}),
+    "landlock too old": (host(landlock_abi=1), {"landlock": "Landlock ABI 1"}),
+    "no cgroups": (NO_CGROUPS, dict.fromkeys(CGROUP_LAYERS, "not delegated")),
+    "cgroups unheard of": (host(cgroups={}), dict.fromkeys(CGROUP_LAYERS, "no cgroup controller")),
+    "one controller": (
+        host(cgroups={"memory": "", "cpu": "busy", "pids": ""}), {"cgroup_cpu": "busy"},
+    ),
+    "nothing at all": (
+        Host(user_namespaces="off", seccomp="none"),
+        {"user_ns": "off", "seccomp": "none", "landlock": "Landlock ABI 0"}
+        | dict.fromkeys(CGROUP_LAYERS, "no cgroup controller"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made_up", "gaps"), GAPS.values(), ids=GAPS)
+def test_every_gap_is_collected_into_one_refusal(made_up: Host, gaps: dict[str, str]) -> None:
+    with pytest.raises(Unenforceable) as refusal:
+        compile_policy(Policy(), made_up)
+    found = dict(refusal.value.gaps)
+    assert found.keys() == gaps.keys()
+    for layer, reason in gaps.items():
+        assert found[layer].startswith(reason)
+        assert f"{layer}: {reason}" in str(refusal.value)
+    assert "doctor" in refusal.value.hint
+
+
+def test_a_full_host_gives_every_layer_and_no_fallback() -> None:
+    layers = compile_policy(Policy(), FULL).layers
+    assert set(layers) == {*ALWAYS, "landlock", *CGROUP_LAYERS}
+    assert len(layers) == len(set(layers))
+
+
+OPTIONAL = {
+    "all cgroups": (CGROUP_LAYERS, NO_CGROUPS, {"landlock", "rlimit_as", "rlimit_nproc"}),
+    "memory": (
+        ("cgroup_memory",), host(cgroups=CGROUPS | {"memory": "no"}),
+        {"landlock", "cgroup_cpu", "cgroup_pids", "rlimit_as"},
+    ),
+    "pids": (
+        ("cgroup_pids",), host(cgroups=CGROUPS | {"pids": "no"}),
+        {"landlock", "cgroup_cpu", "cgroup_memory", "rlimit_nproc"},
+    ),
+    "cpu has no fallback of its own": (
+        ("cgroup_cpu",), host(cgroups=CGROUPS | {"cpu": "no"}),
+        {"landlock", "cgroup_memory", "cgroup_pids"},
+    ),
+    "landlock": (("landlock",), host(landlock_abi=0), set(CGROUP_LAYERS)),
+    "optional but there": (OPTIONAL_LAYERS, FULL, {"landlock", *CGROUP_LAYERS}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("optional", "made_up", "beside"), OPTIONAL.values(), ids=OPTIONAL)
+def test_an_optional_layer_is_used_where_it_is_and_said_missing_where_not(
+    optional: tuple[str, ...], made_up: Host, beside: set[str]
+) -> None:
+    plan = compile_policy(Policy(optional_layers=optional), made_up)
+    assert set(plan.layers) == {*ALWAYS, *beside}
+
+
+def test_a_gap_that_is_not_named_optional_still_refuses() -> None:
+    with pytest.raises(Unenforceable) as refusal:
+        compile_policy(Policy(optional_layers=("cgroup_memory", "cgroup_cpu")), NO_CGROUPS)
+    assert dict(refusal.value.gaps) == {"cgroup_pids": "not delegated"}
+
+
+@pytest.mark.parametrize(
+    "layer", ["user_ns", "seccomp", "no_new_privs", "capabilities", "nonsense", ""]
+)
+def test_no_other_layer_can_be_made_optional(layer: str) -> None:
+    with pytest.raises(PolicyError, match="optional_layers"):
+        compile_policy(Policy(optional_layers=(layer,)), FULL)
+
+
+def test_the_fallbacks_bring_their_rlimits_and_only_then() -> None:
+    limits = dict(compile_policy(Policy(), FULL).rlimits)
+    assert not {"AS", "NPROC"} & limits.keys()
+    limits = dict(compile_policy(Policy(optional_layers=CGROUP_LAYERS), NO_CGROUPS).rlimits)
+    assert limits["NPROC"] == Limits().processes
+    assert limits["AS"] >= Limits().memory_bytes
+
+
+@pytest.mark.parametrize(("abi", "asked"), [(2, 2), (3, 3), (7, 7)])
+def test_landlock_is_asked_for_as_the_host_has_it(abi: int, asked: int) -> None:
+    assert compile_policy(Policy(), host(landlock_abi=abi)).landlock_abi == asked
+
+
+def test_without_landlock_no_ruleset_is_made() -> None:
+    policy = Policy(optional_layers=("landlock",))
+    assert compile_policy(policy, host(landlock_abi=1)).landlock_abi == 0
+
+
+def test_an_empty_policy_denies() -> None:
+    plan = compile_policy(Policy(), FULL)
+    assert plan.binds == ()
+    assert not plan.loopback
+    assert not any(tmpfs.executable for tmpfs in plan.tmpfs)
+    assert not any(rule.execute for rule in plan.path_rules)
+    writable = {rule.path for rule in plan.path_rules if rule.write}
+    assert writable == {"/workspace", "/tmp", "/dev/null", "/dev/zero", "/dev/full"}
+    limits = dict(plan.rlimits)
+    assert limits["CORE"] == 1
+    for name in ("MEMLOCK", "MSGQUEUE", "NICE", "RTPRIO"):
+        assert limits[name] == 0
+    assert set(plan.environment) == {"HOME", "LANG", "PATH", "TMPDIR", "TZ"}
+
+
+def test_compiling_is_deterministic() -> None:
+    policy = Policy(
+        processes=Processes(subprocesses=True, execute=("/usr", "/opt")),
+        network=Network(loopback=True),
+        environment={"B": "2", "A": "1"},
+    )
+    plans = {msgspec.msgpack.encode(compile_policy(policy, FULL)) for _ in range(3)}
+    assert len(plans) == 1
+
+
+BINDS = {
+    "read": (Policy(filesystem=Filesystem(read=("/data",))), [("/data", False, False)]),
+    "write": (Policy(filesystem=Filesystem(write=("/data",))), [("/data", True, False)]),
+    "execute": (
+        Policy(processes=Processes(subprocesses=True, execute=("/usr",))), [("/usr", False, True)],
+    ),
+    "read and execute are one mount": (
+        Policy(
+            filesystem=Filesystem(read=("/usr",)),
+            processes=Processes(subprocesses=True, execute=("/usr",)),
+        ),
+        [("/usr", False, True)],
+    ),
+    "nothing writable is executable": (
+        Policy(
+            filesystem=Filesystem(write=("/data",)),
+            processes=Processes(subprocesses=True, execute=("/usr",)),
+        ),
+        [("/data", True, False), ("/usr", False, True)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "binds"), BINDS.values(), ids=BINDS)
+def test_paths_become_binds(policy: Policy, binds: list[tuple[str, bool, bool]]) -> None:
+    plan = compile_policy(policy, FULL)
+    assert [(bind.path, bind.writable, bind.executable) for bind in plan.binds] == binds
+
+
+def test_a_path_named_writable_and_executable_is_mounted_once() -> None:
+    policy = Policy(
+        filesystem=Filesystem(write=("/data",)),
+        processes=Processes(subprocesses=True, execute=("/data",)),
+    )
+    try:
+        plan = compile_policy(policy, FULL)
+    except PolicyError:
+        return
+    assert len([bind for bind in plan.binds if bind.path == "/data"]) == 1
+
+
+def test_a_path_to_execute_without_subprocesses_shows_nothing_executable() -> None:
+    """strict refuses exec itself; a mount that could be executed would be one fence less."""
+    policy = Policy(processes=Processes(execute=("/usr",)))
+    try:
+        plan = compile_policy(policy, FULL)
+    except PolicyError:
+        return
+    assert not any(bind.executable for bind in plan.binds)
+
+
+@pytest.mark.parametrize("path", ["usr", "", "/a/../etc", "/a\0b", "."])
+def test_a_path_that_is_not_plain_and_absolute_is_refused(path: str) -> None:
+    for policy in (
+        Policy(filesystem=Filesystem(read=(path,))),
+        Policy(filesystem=Filesystem(write=(path,))),
+        Policy(processes=Processes(subprocesses=True, execute=(path,))),
+    ):
+        with pytest.raises(PolicyError):
+            compile_policy(policy, FULL)
+
+
+@pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/workspace", "/tmp", "/proc/self"])
+def test_a_path_that_would_cover_the_cells_own_is_refused(path: str) -> None:
+    with pytest.raises(PolicyError):
+        compile_policy(Policy(filesystem=Filesystem(read=(path,))), FULL)
+
+
+def test_a_writable_path_has_its_landlock_rule() -> None:
+    plan = compile_policy(Policy(filesystem=Filesystem(write=("/data",))), FULL)
+    assert PathRule(path="/data", write=True) in plan.path_rules
+
+
+def test_limits_reach_the_plan() -> None:
+    limits = Limits(
+        memory_bytes=64 * MIB, cpus=0.5, processes=8, workspace_bytes=1 * MIB, workspace_inodes=99,
+        open_files=77, stack_bytes=MIB, cpu_seconds=2.5,
+    )  # fmt: skip
+    plan = compile_policy(Policy(limits=limits), FULL)
+    assert (plan.memory_bytes, plan.cpus, plan.processes) == (64 * MIB, 0.5, 8)
+    assert {(each.size_bytes, each.inodes) for each in plan.tmpfs} == {(MIB, 99)}
+    rlimits = dict(plan.rlimits)
+    assert (rlimits["NOFILE"], rlimits["STACK"], rlimits["FSIZE"]) == (77, MIB, MIB)
+    assert rlimits["CPU"] == 3  # a second more than the exact cap, which the supervisor holds
+
+
+def test_an_environment_may_replace_what_we_set() -> None:
+    plan = compile_policy(Policy(environment={"TZ": "Europe/Zurich", "X": "y"}), FULL)
+    assert (plan.environment["TZ"], plan.environment["X"]) == ("Europe/Zurich", "y")
+    assert plan.environment["HOME"] == "/workspace"
+
+
+policies = st.builds(
+    Policy,
+    processes=st.builds(Processes, threads=st.booleans(), subprocesses=st.booleans()),
+    network=st.builds(Network, loopback=st.booleans()),
+    optional_layers=st.lists(st.sampled_from(OPTIONAL_LAYERS), unique=True).map(tuple),
+)
+hosts = st.builds(
+    Host,
+    landlock_abi=st.integers(0, 8),
+    cgroups=st.fixed_dictionaries({name: st.sampled_from(["", "no"]) for name in CGROUPS}),
+)
+
+
+@given(policies, hosts)
+def test_a_plan_has_every_layer_that_its_policy_requires(policy: Policy, made_up: Host) -> None:
+    try:
+        plan: Plan = compile_policy(policy, made_up)
+    except Unenforceable as refusal:
+        assert {layer for layer, _ in refusal.gaps}.isdisjoint(policy.optional_layers)
+        return
+    required = {*ALWAYS, *OPTIONAL_LAYERS} - set(policy.optional_layers)
+    assert required <= set(plan.layers)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan

@@ -1,0 +1,404 @@
+"""The compiled filters, evaluated: what every number and every condition comes to.
+
+`verdict` is the interpreter of seccomp(2)'s BPF: a small accumulator machine over struct seccomp_data.
+"""
+
+import errno
+import itertools
+import os
+import struct
+import tomllib
+from pathlib import Path
+
+import pyseccomp
+import pytest
+
+import cellwright.policies.syscalls as syscalls_module
+from cellwright.policies.compile import compile_policy
+from cellwright.policies.host import Host
+from cellwright.policies.policy import Network, Policy, Processes
+from cellwright.policies.syscalls import NEWEST_NUMBER, Condition, Rule, syscall_table
+
+MACHINE = os.uname().machine
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+FOREIGN = {"i386": 0x40000003, "arm": 0x40000028, "mips": 0x8, "riscv64": 0xC00000F3, "zero": 0}
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+EPERM, ENOSYS = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
+NATIVE = AUDIT_ARCH.get(MACHINE, 0)
+HIGH = 0xDEADBEEF << 32
+
+pytestmark = pytest.mark.skipif(MACHINE not in AUDIT_ARCH, reason="no filter for this machine")
+
+Program = list[tuple[int, int, int, int]]
+
+
+def verdict(
+    program: Program, number: int, arguments: tuple[int, ...] = (), arch: int = NATIVE
+) -> int:
+    """Run the filter on one system call and return its action."""
+    six = [argument & 0xFFFFFFFFFFFFFFFF for argument in (*arguments, *[0] * 6)][:6]
+    data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, arch, 0x7FFF12345678, *six)
+    at = accumulator = 0
+    memory = [0] * 16
+    index = 0
+    for _ in range(len(program) + 1):
+        code, if_true, if_false, k = program[at]
+        at += 1
+        if code == 0x20:  # ld [k]
+            (accumulator,) = struct.unpack_from("=I", data, k)
+        elif code == 0x06:  # ret k
+            return k
+        elif code == 0x16:  # ret a
+            return accumulator
+        elif code == 0x05:  # ja
+            at += k
+        elif code in (0x15, 0x25, 0x35, 0x45):  # jeq, jgt, jge, jset
+            taken = {
+                0x15: accumulator == k, 0x25: accumulator > k, 0x35: accumulator >= k,
+                0x45: bool(accumulator & k),
+            }[code]  # fmt: skip
+            at += if_true if taken else if_false
+        elif code == 0x54:  # and
+            accumulator &= k
+        elif code == 0x02:  # st
+            memory[k] = accumulator
+        elif code == 0x60:  # ld mem
+            accumulator = memory[k]
+        elif code == 0x07:  # tax
+            index = accumulator
+        elif code == 0x87:  # txa
+            accumulator = index
+        else:
+            raise AssertionError(f"an instruction that this test does not know: {code:#x}")
+    raise AssertionError("the program does not end")
+
+
+def parse(program: bytes) -> Program:
+    return [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+
+
+POLICIES = {
+    "strict": Policy(),
+    "no threads": Policy(processes=Processes(threads=False)),
+    "loopback": Policy(network=Network(loopback=True)),
+    "standard": Policy(processes=Processes(subprocesses=True), network=Network(loopback=True)),
+}
+GROUPS = {
+    "strict": {"base", "local_sockets", "threads"},
+    "no threads": {"base", "local_sockets"},
+    "loopback": {"base", "local_sockets", "threads", "loopback_sockets"},
+    "standard": {"base", "local_sockets", "threads", "loopback_sockets", "processes", "exec"},
+}
+HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
+TABLE = syscall_table()
+FILTERS = {
+    name: parse(compile_policy(policy, HOST).guest_filter) for name, policy in POLICIES.items()
+}
+INIT = parse(compile_policy(Policy(), HOST).init_filter)
+RULES = {name: TABLE.rules(tuple(sorted(groups))) for name, groups in GROUPS.items()}
+
+
+def number_of(call: str) -> int:
+    """Return the number here, negative if this machine never had the call."""
+    if (number := TABLE.numbers.get(call, -1)) >= 0:
+        return number
+    resolved: int = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)
+    return resolved
+
+
+def holds(condition: Condition, arguments: tuple[int, ...]) -> bool:
+    return arguments[condition.argument] & condition.mask == condition.value
+
+
+def expected(rules: tuple[Rule, ...], call: str, arguments: tuple[int, ...]) -> int:
+    """Say what the table means, without libseccomp."""
+    if call in TABLE.unknown:
+        return ENOSYS
+    for rule in rules:
+        if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
+            return ALLOW
+    return EPERM
+
+
+CALLS = {
+    number_of(call): call
+    for call in {
+        *(rule.call for group in TABLE.groups.values() for rule in group),
+        *TABLE.refused, *TABLE.unknown, *(rule.call for rule in TABLE.init),
+    }
+    if number_of(call) >= 0
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_number_gets_what_the_table_says(name: str) -> None:
+    program, rules = FILTERS[name], RULES[name]
+    wrong = {}
+    for number in range(1024):
+        call = CALLS.get(number, "")
+        wanted = ENOSYS if number > NEWEST_NUMBER else expected(rules, call, (0,) * 6)
+        got = verdict(program, number)
+        if got != wanted:
+            wrong[number, call] = (hex(got), hex(wanted))
+    assert not wrong
+
+
+def test_every_number_gets_what_the_table_says_of_init() -> None:
+    plain = {number_of(rule.call) for rule in TABLE.init if not rule.conditions}
+    for number in range(1024):
+        allowed = verdict(INIT, number) == ALLOW
+        assert allowed == (number in plain), CALLS.get(number, number)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_x32_number_is_allowed(name: str) -> None:
+    for number in range(1024):
+        assert verdict(FILTERS[name], 0x40000000 + number) in (KILL, ENOSYS)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("number", [-1, 0x7FFFFFFF, 0x80000000, NEWEST_NUMBER + 1, 2**32 - 1])
+def test_no_number_past_the_table_is_allowed(name: str, number: int) -> None:
+    assert verdict(FILTERS[name], number) in (KILL, ENOSYS)
+
+
+@pytest.mark.parametrize("arch", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_foreign_architecture_is_killed(name: str, arch: int) -> None:
+    for number in range(NEWEST_NUMBER + 1):
+        assert verdict(FILTERS[name], number, arch=arch) == KILL
+
+
+@pytest.mark.parametrize("arch", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_architecture_is_killed_or_unknown_past_the_table(arch: int) -> None:
+    for number in (NEWEST_NUMBER + 1, 0x40000000, 2**32 - 1):
+        assert verdict(FILTERS["strict"], number, arch=arch) in (KILL, ENOSYS)
+
+
+def values_to_try(rules: list[Rule], argument: int) -> list[int]:
+    """Return what decides in this argument: each value, its neighbours by one bit, high bits set."""
+    seeds = {0, 1, 2**31, 2**32 - 1, 2**64 - 1, HIGH}
+    for rule in rules:
+        for condition in rule.conditions:
+            if condition.argument == argument:
+                seeds |= {condition.value, condition.value ^ 1, condition.value + 1}
+                seeds |= {condition.value ^ (1 << bit) for bit in range(64)}
+                seeds |= {condition.value | ~condition.mask & 0xFFFFFFFFFFFFFFFF}
+    low = [seed & 0xFFFFFFFFFFFFFFFF for seed in sorted(seeds)]
+    return list(dict.fromkeys(low + [value | HIGH for value in low]))
+
+
+CONDITIONAL = sorted(
+    {rule.call for group in TABLE.groups.values() for rule in group if rule.conditions}
+)
+
+
+@pytest.mark.parametrize("call", CONDITIONAL)
+def test_conditions_hold_under_every_perturbation_of_their_arguments(call: str) -> None:
+    number = number_of(call)
+    if number < 0:
+        assert MACHINE != "x86_64"
+        return
+    for name, rules in RULES.items():
+        of_call = [rule for rule in rules if rule.call == call]
+        used = sorted({each.argument for rule in of_call for each in rule.conditions})
+        choices = [values_to_try(of_call, argument) for argument in used]
+        whole = [list(dict.fromkeys(choice)) for choice in choices]
+        if len(used) > 1:  # all pairs of what matters most, not of every bit
+            whole = [
+                [v for v in choice if v in key_values(of_call, argument)] or choice[:4]
+                for choice, argument in zip(choices, used, strict=True)
+            ]
+            singles = itertools.chain.from_iterable(
+                (
+                    tuple(
+                        value if other == argument else key_values(of_call, other)[0]
+                        for other in used
+                    )
+                    for value in choice
+                )
+                for choice, argument in zip(choices, used, strict=True)
+            )
+        else:
+            singles = iter(())
+        for combination in itertools.chain(itertools.product(*whole), singles):
+            arguments = [0x5A5A5A5A] * 6
+            for argument, value in zip(used, combination, strict=True):
+                arguments[argument] = value
+            got = verdict(FILTERS[name], number, tuple(arguments))
+            assert got == expected(rules, call, tuple(arguments)), (
+                name,
+                call,
+                list(map(hex, arguments)),
+            )
+
+
+def key_values(rules: list[Rule], argument: int) -> list[int]:
+    found = [
+        each.value for rule in rules for each in rule.conditions if each.argument == argument
+    ] or [0]
+    return list(
+        dict.fromkeys(
+            [
+                *found,
+                *(value | HIGH for value in found),
+                *(value ^ 1 for value in found),
+                0,
+                2**32 - 1,
+            ]
+        )
+    )
+
+
+INT_ARGUMENTS = {
+    "ioctl": 1, "fcntl": 1, "prctl": 0, "socket": 0, "futex": 1, "madvise": 2, "fadvise64": 3,
+    "setrlimit": 0, "timer_create": 0, "getsockopt": 1, "setsockopt": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", INT_ARGUMENTS)
+def test_the_high_bits_of_an_int_never_decide(call: str) -> None:
+    """The kernel drops them: a filter that looked would be passed (CVE-2019-10063)."""
+    for rules in RULES.values():
+        for rule in rules:
+            for each in rule.conditions:
+                if rule.call == call and each.argument == INT_ARGUMENTS[call]:
+                    assert each.mask <= 0xFFFFFFFF, rule
+
+
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+NEVER = {
+    "terminal injection": ("ioctl", (0, TIOCSTI)),
+    "terminal injection by high bits": ("ioctl", (0, TIOCSTI | HIGH)),
+    "console selection": ("ioctl", (0, TIOCLINUX)),
+    "vsock": ("socket", (40, 1, 0)),
+    "vsock by high bits": ("socket", (40 | HIGH, 1, 0)),
+    "netlink": ("socket", (16, 3, 0)),
+    "packet": ("socket", (17, 3, 0)),
+    "kernel crypto": ("socket", (38, 5, 0)),
+    "raw IP": ("socket", (2, 3, 1)),
+    "IPv6 raw": ("socket", (10, 3, 58)),
+    "new user namespace": ("clone", (0x10000000 | 17, 0, 0, 0, 0)),
+    "new mount namespace": ("clone", (0x00020000 | 17, 0, 0, 0, 0)),
+    "new pid namespace by high bits": ("clone", (0x20000000 | HIGH | 17, 0, 0, 0, 0)),
+    "own filter": ("prctl", (22, 2, 0)),
+    "dumpable": ("prctl", (4, 1)),
+    "subreaper": ("prctl", (36, 1)),
+    "ambient capability": ("prctl", (47, 2, 21)),
+    "core limit": ("prlimit64", (0, 4, 0x7000, 0)),
+    "another's limits": ("prlimit64", (1, 7, 0x7000, 0)),
+    "block device": ("mknod", (0x7000, 0o60666, 0)),
+    "character device": ("mknodat", (-100, 0x7000, 0o20666, 0)),
+    "unshare": ("unshare", (0x10000000,)),
+    "setns": ("setns", (3, 0)),
+    "ptrace": ("ptrace", (16, 1)),
+    "mount": ("mount", ()),
+    "bpf": ("bpf", (0,)),
+    "io_uring": ("io_uring_setup", (1,)),
+    "keyctl": ("keyctl", (0,)),
+    "userfaultfd": ("userfaultfd", (1,)),
+    "perf": ("perf_event_open", ()),
+    "handles": ("open_by_handle_at", ()),
+    "another's memory": ("process_vm_readv", (1,)),
+    "another's descriptor": ("pidfd_getfd", (3, 0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "arguments"), NEVER.values(), ids=NEVER)
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_must_never_be_allowed_is_refused(
+    name: str, call: str, arguments: tuple[int, ...]
+) -> None:
+    number = number_of(call)
+    if number < 0:
+        assert MACHINE != "x86_64"
+        return
+    assert verdict(FILTERS[name], number, arguments) == EPERM
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_clone3_is_unknown_so_that_glibc_falls_back(name: str) -> None:
+    assert verdict(FILTERS[name], number_of("clone3")) == ENOSYS
+
+
+ONLY_WITH = {
+    "threads": (("clone", (0x3D0F00, 0, 0, 0, 0)), {"strict", "loopback", "standard"}),
+    "fork": (("clone", (0x1200011, 0, 0, 0, 0)), {"standard"}),
+    "exec": (("execve", ()), {"standard"}),
+    "internet": (("socket", (2, 1, 0)), {"loopback", "standard"}),
+    "internet 6": (("socket", (10, 1, 0)), {"loopback", "standard"}),
+}
+
+
+@pytest.mark.parametrize(("attempt", "policies"), ONLY_WITH.values(), ids=ONLY_WITH)
+def test_a_permission_opens_its_call_and_nothing_else_does(
+    attempt: tuple[str, tuple[int, ...]], policies: set[str]
+) -> None:
+    call, arguments = attempt
+    open_in = {
+        name for name in POLICIES if verdict(FILTERS[name], number_of(call), arguments) == ALLOW
+    }
+    assert open_in == policies
+
+
+def test_the_filters_fit_into_the_kernels_limit() -> None:
+    for program in (*FILTERS.values(), INIT):
+        assert len(program) <= 4096  # BPF_MAXINSNS
+
+
+# syscalls.toml itself
+
+TEXT = (Path(syscalls_module.__file__).with_name("syscalls.toml")).read_text()
+DATA = tomllib.loads(TEXT)
+
+
+def test_a_call_stands_in_one_place_only() -> None:
+    plain = [call for group in DATA["groups"].values() for call in group.get("calls", {})]
+    conditional = {
+        entry["call"] for group in DATA["groups"].values() for entry in group.get("conditional", [])
+    }
+    refused = [call for part in DATA["refused"].values() for call in part["calls"]]
+    places = [*plain, *conditional, *refused, *DATA["unknown"]["calls"]]
+    assert sorted({call for call in places if places.count(call) > 1}) == []
+
+
+def test_every_entry_carries_its_reason() -> None:
+    for part in (
+        *DATA["groups"].values(),
+        *DATA["refused"].values(),
+        DATA["init"],
+        DATA["unknown"],
+    ):
+        assert all(isinstance(why, str) and why.strip() for why in part.get("calls", {}).values())
+        assert all(entry["reason"].strip() for entry in part.get("conditional", []))
+
+
+def test_a_condition_asks_only_for_bits_in_its_mask() -> None:
+    for group in TABLE.groups.values():
+        for rule in group:
+            for each in rule.conditions:
+                assert each.value & ~each.mask == 0, rule
+                assert 0 <= each.argument <= 5
+
+
+def test_every_name_is_known_to_this_machine_or_was_never_there() -> None:
+    """A misspelt name would be skipped in silence: each must be known to some architecture."""
+    for call in CALLS.values():
+        assert call.isidentifier()
+    for group in TABLE.groups.values():
+        for rule in group:
+            assert rule.call in TABLE.numbers or number_of(rule.call) != -1, rule.call
+
+
+def test_numbers_given_by_hand_agree_with_libseccomp_where_it_knows_them() -> None:
+    for call, number in TABLE.numbers.items():
+        known = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)
+        assert known < 0 or known == number, call
+
+
+@pytest.mark.skipif(MACHINE != "x86_64", reason="the numbers are x86_64's")
+def test_every_number_of_this_machine_is_in_the_table() -> None:
+    """A call that the table forgot would be refused without a reason that anyone decided on."""
+    gaps = set(range(337, 424))
+    missing = set(range(NEWEST_NUMBER + 1)) - CALLS.keys() - gaps
+    assert sorted(missing) == []

@@ -1,0 +1,133 @@
+"""Answers on disk: read back, and never read from where others could write."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellwright.runner.cache import cached
+
+
+class Answer(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "cellwright"
+
+
+def counting() -> tuple[list[int], Callable[[], Answer]]:
+    calls: list[int] = []
+
+    def compute() -> Answer:
+        calls.append(1)
+        return Answer(len(calls))
+
+    return calls, compute
+
+
+def only_file(home: Path) -> Path:
+    (file,) = home.iterdir()
+    return file
+
+
+def test_the_second_question_is_answered_from_disk(home: Path) -> None:
+    calls, compute = counting()
+    assert cached("key", Answer, compute) == cached("key", Answer, compute) == Answer(1)
+    assert len(calls) == 1
+    assert cached("other", Answer, compute) == Answer(2)
+
+
+def test_directory_and_files_are_the_users_own(home: Path) -> None:
+    cached("key", Answer, counting()[1])
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert not only_file(home).stat().st_mode & 0o022
+
+
+def spoil_by_mode(file: Path) -> None:
+    file.chmod(0o622)
+
+
+def spoil_by_group(file: Path) -> None:
+    file.chmod(0o660)
+
+
+def spoil_by_directory(file: Path) -> None:
+    file.parent.chmod(0o777)
+
+
+def spoil_by_link(file: Path) -> None:
+    other = file.parent.parent / "other"
+    file.rename(other)
+    file.symlink_to(other)
+
+
+def spoil_by_directory_link(file: Path) -> None:
+    other = file.parent.parent / "elsewhere"
+    file.parent.rename(other)
+    file.parent.symlink_to(other)
+
+
+def spoil_by_garbage(file: Path) -> None:
+    file.write_bytes(b"garbage")
+
+
+def spoil_by_nothing(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def spoil_by_type(file: Path) -> None:
+    file.write_bytes(msgspec.msgpack.encode({"number": "text"}))
+
+
+def spoil_by_nesting(file: Path) -> None:
+    file.write_bytes(b"\x91" * 100_000)
+
+
+SPOILT = [spoil_by_mode, spoil_by_group, spoil_by_directory, spoil_by_link, spoil_by_directory_link,
+          spoil_by_garbage, spoil_by_nothing, spoil_by_type, spoil_by_nesting]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+def test_a_file_that_cannot_be_trusted_is_not_read(home: Path, spoil: Callable[[Path], None]) -> None:
+    calls, compute = counting()
+    cached("key", Answer, compute)
+    spoil(only_file(home))
+    assert cached("key", Answer, compute) == Answer(2)
+
+
+@pytest.mark.needs("root")
+def test_a_file_of_another_user_is_not_read(home: Path) -> None:
+    calls, compute = counting()
+    cached("key", Answer, compute)
+    os.chown(only_file(home), 54322, 54322)
+    assert cached("key", Answer, compute) == Answer(2)
+
+
+@pytest.mark.parametrize("where", ["relative/path", "/proc/nowhere", "/dev/null/x", ""])
+def test_without_a_place_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", where)
+    monkeypatch.delenv("HOME", raising=False)
+    calls, compute = counting()
+    cached("key", Answer, compute)
+    cached("key", Answer, compute)
+    assert len(calls) == 2
+
+
+def test_an_exception_is_not_kept(home: Path) -> None:
+    def fail() -> Answer:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cached("key", Answer, fail)
+    assert cached("key", Answer, counting()[1]) == Answer(1)
+
+
+def test_no_temporary_file_stays(home: Path) -> None:
+    for number in range(5):
+        cached(f"key {number}", Answer, counting()[1])
+    assert len(list(home.iterdir())) == 5

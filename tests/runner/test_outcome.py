@@ -1,0 +1,144 @@
+"""From what was observed to a result: a table."""
+
+import signal
+
+import pytest
+
+from cellwright.policies.policy import Limits
+from cellwright.runner.cgroups import Usage as CgroupUsage
+from cellwright.runner.messages import Finished, Reaped
+from cellwright.runner.outcome import Count, conclude
+from cellwright.runner.result import SandboxResult, SandboxStatus
+from cellwright.runner.supervision import Observation
+
+LIMITS = Limits(wall_seconds=5, cpu_seconds=3)
+NOTHING = Finished(None, None, None, None)
+QUIET = Reaped(0.1, 0.1, 1000)
+BUSY = Reaped(2.9, 0.2, 1000)
+S = SandboxStatus
+
+
+class Text:
+    """A stream that was captured: what `conclude` needs of one."""
+
+    def __init__(self, name: str, text: str, dropped: int = 0) -> None:
+        self.name, self._text, self.dropped_bytes = name, text, dropped
+        self.total_bytes = len(text) + dropped
+
+    def text(self) -> str:
+        return self._text
+
+
+def result_of(
+    cause: str | None = None, wait_status: int | None = None, finished: Finished | None = None,
+    reaped: Reaped = QUIET, oom_kills: int = 0, usage: CgroupUsage | None = None,
+) -> SandboxResult:  # fmt: skip
+    usage = usage or CgroupUsage()
+    seen = Observation(cause, wait_status, finished, reaped, "it lied")  # type: ignore[arg-type]
+    captures = (Text("stdout", "out"), Text("stderr", "err", 5))
+    return conclude(
+        seen, Count(usage, oom_kills), captures, LIMITS, execution_time=1.5, trace_id="t",  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+RAISED = Finished(None, None, "E: no", "Traceback")
+ENDS = {
+    "ran": ({"wait_status": 0}, S.COMPLETED, "exit", None),
+    "exit 3": ({"wait_status": 3 << 8}, S.FAILED, "exit", "exit code 3"),
+    "raised": ({"wait_status": 1 << 8, "finished": RAISED}, S.FAILED, "exception", "E: no"),
+    "exit with text": (
+        {"wait_status": 1 << 8, "finished": Finished(None, None, "no luck", None)},
+        S.FAILED, "exit", "no luck",
+    ),
+    "SIGSEGV": ({"wait_status": 11}, S.FAILED, "signal", "killed by SIGSEGV"),
+    "SIGSEGV with core": ({"wait_status": 11 | 128}, S.FAILED, "signal", "killed by SIGSEGV"),
+    "SIGKILL": ({"wait_status": 9}, S.FAILED, "signal", "killed by SIGKILL"),
+    "SIGSYS": ({"wait_status": 31}, S.FAILED, "signal", "killed by SIGSYS"),
+    "a real-time signal": ({"wait_status": 40}, S.FAILED, "signal", "killed by signal 40"),
+    "SIGKILL and OOM": (
+        {"wait_status": 9, "oom_kills": 1}, S.KILLED, "memory", "needed more than 268435456 bytes",
+    ),
+    "SIGSEGV and an OOM elsewhere": (
+        {"wait_status": 11, "oom_kills": 1}, S.FAILED, "signal", "killed by SIGSEGV",
+    ),
+    "init itself killed and OOM": (
+        {"oom_kills": 1}, S.KILLED, "memory", "needed more than 268435456 bytes",
+    ),
+    "init itself killed": ({}, S.FAILED, "signal", "killed by SIGKILL"),
+    "a child was OOM-killed and the program went on": (
+        {"wait_status": 0, "oom_kills": 1}, S.COMPLETED, "exit", None,
+    ),
+    "SIGXCPU": ({"wait_status": int(signal.SIGXCPU)}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time"),
+    "SIGKILL after all CPU time": (
+        {"wait_status": 9, "reaped": BUSY}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time",
+    ),
+    "wall time": ({"cause": "wall_time"}, S.TIMEOUT, "wall_time", "ran longer than 5 s"),
+    "CPU time": ({"cause": "cpu_time"}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time"),
+    "output": ({"cause": "output"}, S.KILLED, "output", "wrote more than 268435456 bytes"),
+    "violation": (
+        {"cause": "violation"}, S.KILLED, "violation", "broke the control protocol: it lied",
+    ),
+    "cancelled": ({"cause": "cancelled"}, S.CANCELLED, "cancelled", "cancelled by the caller"),
+    "we ended it and it had an OOM": (
+        {"cause": "wall_time", "oom_kills": 1}, S.TIMEOUT, "wall_time", "ran longer than 5 s",
+    ),
+    "our cause wins over what the guest said": (
+        {"cause": "violation", "finished": RAISED}, S.KILLED, "violation",
+        "broke the control protocol: it lied",
+    ),
+    "exit 0 though it said it raised": (
+        {"wait_status": 0, "finished": RAISED}, S.COMPLETED, "exit", "E: no",
+    ),
+    "exit 1 though it said a value": (
+        {"wait_status": 1 << 8, "finished": Finished(b"5", None, None, None)},
+        S.FAILED, "exit", "exit code 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "status", "reason", "error"), ENDS.values(), ids=ENDS)
+def test_how_it_ended(
+    seen: dict[str, object], status: SandboxStatus, reason: str, error: str | None
+) -> None:
+    result = result_of(**seen)  # type: ignore[arg-type]
+    assert (result.status, result.reason, result.error) == (status, reason, error)
+
+
+VALUES = {
+    "json": (Finished(b'{"a": [1, null]}', None, None, None), {"a": [1, None]}),
+    "repr": (Finished(None, "<x>", None, None), "<x>"),
+    "none": (NOTHING, None),
+    "no frame": (None, None),
+    "not json after all": (Finished(b"{", None, None, None), "{"),
+    "not text either": (Finished(b"\xff", None, None, None), "\ufffd"),
+    "deep": (Finished(b"[" * 100_000, None, None, None), "[" * 100_000),
+    "NaN": (Finished(b"NaN", None, None, None), "NaN"),
+}
+
+
+@pytest.mark.parametrize(("finished", "value"), VALUES.values(), ids=VALUES)
+def test_the_value_is_the_guests_word(finished: Finished | None, value: object) -> None:
+    assert result_of(wait_status=0, finished=finished).value == value
+
+
+def test_exit_code_and_signal_come_from_the_kernel_alone() -> None:
+    assert (result_of(wait_status=3 << 8).exit_code, result_of(wait_status=3 << 8).signal) == (3, None)
+    assert (result_of(wait_status=11).exit_code, result_of(wait_status=11).signal) == (None, 11)
+    assert (result_of(cause="output").exit_code, result_of(cause="output").signal) == (None, None)
+
+
+def test_the_cgroups_count_is_preferred_and_wait4_is_the_substitute() -> None:
+    counted = result_of(wait_status=0, usage=CgroupUsage(1.0, 2.0, 3, 4)).usage
+    assert (counted.cpu_user_seconds, counted.cpu_system_seconds) == (1.0, 2.0)
+    assert (counted.memory_peak_bytes, counted.processes_peak) == (3, 4)
+    waited = result_of(wait_status=0).usage
+    assert (waited.cpu_user_seconds, waited.memory_peak_bytes, waited.processes_peak) == (0.1, 1000, 0)
+    assert waited.wall_seconds == 1.5
+
+
+def test_streams_and_facts_are_passed_on() -> None:
+    result = result_of(wait_status=0)
+    assert (result.stdout, result.stderr) == ("out", "err")
+    assert result.truncated == {"stderr": 5}
+    assert result.usage.output_bytes == 11
+    assert result.trace_id == "t"

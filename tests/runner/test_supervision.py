@@ -1,0 +1,274 @@
+"""Supervision against a scripted cell: socket pairs in place of launcher, init and guest."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from cellwright.policies.errors import CellwrightError, LaunchError
+from cellwright.policies.policy import Limits
+from cellwright.runner import channel
+from cellwright.runner.capture import Capture
+from cellwright.runner.cells import Cell
+from cellwright.runner.cgroups.tree import NoCgroup
+from cellwright.runner.messages import (
+    Ended,
+    Entered,
+    Failed,
+    Finished,
+    Forked,
+    Reaped,
+    encode,
+)
+from cellwright.runner.supervision import Observation, Supervision
+
+LIMITS = Limits(wall_seconds=0.3)
+DONE = Finished(b"5", None, None, None)
+REAPED = Reaped(0.0, 0.0, 0)
+
+
+class FakeCell(Cell):
+    """A cell whose other ends stay here, and whose kill is a note."""
+
+    def __init__(self) -> None:
+        super().__init__(NoCgroup(), with_stdin=False)
+        self.killed = threading.Event()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    # what launcher, init and guest would say
+
+    def says(self, frame: object, *descriptors: int) -> None:
+        channel.send(self._their_status, encode(frame), descriptors)  # type: ignore[arg-type]
+
+    def forks(self) -> None:
+        pidfd = os.pidfd_open(os.getpid())
+        self.says(Forked(), pidfd)
+        os.close(pidfd)
+
+    def enters(self) -> None:
+        workspace = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        self.says(Entered(), workspace)
+        os.close(workspace)
+
+    def guest_says(self, frame: bytes) -> None:
+        channel.send(self._their_control, frame)
+
+    def ends(self, wait_status: int = 0) -> None:
+        self.says(Ended(wait_status))
+        self.says(REAPED)
+
+
+@pytest.fixture
+def cell() -> Iterator[FakeCell]:
+    made = FakeCell()
+    yield made
+    made.close()
+
+
+def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Observation:
+    captures = tuple(
+        Capture(name, getattr(cell, name), limits.output_bytes, None)
+        for name in ("stdout", "stderr")
+    )
+    return Supervision(cell, b"request", b"", limits, captures, cancel).run()
+
+
+def reap_once_killed(cell: FakeCell) -> threading.Thread:
+    def work() -> None:
+        if cell.killed.wait(5):
+            cell.says(REAPED)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    cell.guest_says(encode(DONE))
+    cell.ends(3 << 8)
+    seen = supervise(cell)
+    assert seen == Observation(None, 3 << 8, DONE, REAPED, None)
+    assert channel.Receiver(cell._their_control, 100).receive_whole() == b"request"
+    assert not cell.killed.is_set()
+
+
+def test_a_last_word_that_comes_with_the_end_is_heard(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    cell.ends()
+    cell.guest_says(encode(DONE))
+    os.write(cell._their_stdout, b"late")
+    assert supervise(cell).finished == DONE
+
+
+HOSTILE: dict[str, Callable[[FakeCell], None]] = {
+    "garbage": lambda cell: cell.guest_says(b"garbage"),
+    "an empty frame": lambda cell: cell.guest_says(b""),
+    "another's frame": lambda cell: cell.guest_says(encode(Ended(0))),
+    "two frames": lambda cell: [cell.guest_says(encode(DONE)) for _ in range(2)] and None,
+    "no mark": lambda cell: cell._their_control.send(b"\x07") and None,
+    "deep nesting": lambda cell: cell.guest_says(b"\x91" * 60_000),
+    "no UTF-8": lambda cell: cell.guest_says(b"\x95\xa8Finished\xc0\xa1\xff\xc0\xc0"),
+}
+
+
+@pytest.mark.parametrize("speak", HOSTILE.values(), ids=HOSTILE)
+def test_a_guest_that_breaks_the_protocol_is_killed_for_it(
+    cell: FakeCell, speak: Callable[[FakeCell], None]
+) -> None:
+    cell.forks()
+    cell.enters()
+    speak(cell)
+    reaper = reap_once_killed(cell)
+    seen = supervise(cell)
+    reaper.join(5)
+    assert seen.cause == "violation"
+    assert seen.complaint
+    assert cell.killed.is_set()
+
+
+def test_a_value_larger_than_allowed_is_a_violation(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    limits = msgspec.structs.replace(LIMITS, value_bytes=1000)
+    frame = encode(Finished(bytes(400_000), None, None, None))
+    sender = threading.Thread(target=cell.guest_says, args=(frame,))
+    sender.start()
+    reaper = reap_once_killed(cell)
+    assert supervise(cell, limits).cause == "violation"
+    reaper.join(5)
+    cell.control.close()  # lets the sender go, were it waiting for room
+    sender.join(5)
+
+
+def test_a_deaf_guest_that_never_reads_its_program_is_timed_out(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    reaper = reap_once_killed(cell)
+    assert supervise(cell).cause == "wall_time"
+    reaper.join(5)
+
+
+def test_a_guest_that_hangs_up_may_still_end_well(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    cell._their_control.close()
+    cell.ends()
+    seen = supervise(cell)
+    assert (seen.cause, seen.wait_status, seen.finished) == (None, 0, None)
+
+
+def test_a_guest_that_closes_its_streams_costs_no_time(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    os.close(cell._their_stdout)
+    os.close(cell._their_stderr)
+    cell._their_stdout = cell._their_stderr = -1
+    cell.ends()
+    assert supervise(cell).wait_status == 0
+
+
+def test_cancelling_ends_it(cell: FakeCell) -> None:
+    cancel = os.eventfd(1)
+    cell.forks()
+    cell.enters()
+    reaper = reap_once_killed(cell)
+    assert supervise(cell, cancel=cancel).cause == "cancelled"
+    reaper.join(5)
+    os.close(cancel)
+
+
+def test_cancelling_before_the_cell_exists_kills_it_once_it_does(cell: FakeCell) -> None:
+    """The order on the status channel is Forked, then the end; a kill before it has no pidfd."""
+    cancel = os.eventfd(1)
+    cell.forks()
+    reaper = reap_once_killed(cell)
+    assert supervise(cell, cancel=cancel).cause == "cancelled"
+    reaper.join(5)
+    os.close(cancel)
+
+
+def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    cell.guest_says(b"garbage")
+    cancel = os.eventfd(0)
+
+    def work() -> None:
+        if cell.killed.wait(5):
+            os.eventfd_write(cancel, 1)
+            cell.says(REAPED)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert supervise(cell, cancel=cancel).cause == "violation"
+    thread.join(5)
+    os.close(cancel)
+
+
+def test_an_end_that_was_reported_is_not_blamed_on_what_comes_after(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    cell.says(Ended(0))
+    cell.guest_says(encode(DONE))
+    cell.says(REAPED)
+    cancel = os.eventfd(0)
+    assert supervise(cell, cancel=cancel).cause is None
+    os.close(cancel)
+
+
+OURS: dict[str, Callable[[FakeCell], None]] = {
+    "set-up failed": lambda cell: cell.says(Failed(1, "mount: Operation not permitted")),
+    "the launcher died": lambda cell: cell._their_status.close(),
+}
+
+
+@pytest.mark.parametrize("speak", OURS.values(), ids=OURS)
+def test_what_we_could_not_do_is_an_exception(
+    cell: FakeCell, speak: Callable[[FakeCell], None]
+) -> None:
+    speak(cell)
+    with pytest.raises(LaunchError):
+        supervise(cell)
+
+
+def test_the_failed_step_is_named(cell: FakeCell) -> None:
+    cell.forks()
+    cell.says(Failed(1, "mount: Operation not permitted"))
+    with pytest.raises(LaunchError, match="mount: Operation not permitted"):
+        supervise(cell)
+
+
+DISORDER: dict[str, Callable[[FakeCell], None]] = {
+    "forked without a pidfd": lambda cell: cell.says(Forked()),
+    "entered without a workspace": lambda cell: (cell.forks(), cell.says(Entered())) and None,
+    "garbage": lambda cell: channel.send(cell._their_status, b"garbage"),
+    "the guest's frame": lambda cell: cell.says(DONE),
+    "a frame in two packets": lambda cell: cell._their_status.send(b"\x01x") and None,
+}
+
+
+@pytest.mark.parametrize("speak", DISORDER.values(), ids=DISORDER)
+def test_disorder_on_the_status_channel_is_an_error_of_ours(
+    cell: FakeCell, speak: Callable[[FakeCell], None]
+) -> None:
+    """Init shares the guest's uid; should it ever lie, callers must see an error from our tree."""
+    speak(cell)
+    with pytest.raises(CellwrightError):
+        supervise(cell)
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    before = len(os.listdir("/proc/self/fd"))
+    cell.says(Ended(0), 0, 1, 2)
+    cell.says(REAPED)
+    supervise(cell)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # pidfd and workspace, which the cell owns
