@@ -64,8 +64,12 @@ class Receiver:
 
     def _join(self, packet: bytes) -> bytes | None:
         more, piece = packet[:1], packet[1:]
-        if len(packet) > PACKET_BYTES or more not in (_MORE, _LAST):
-            raise ProtocolError("a packet that is too long or has no mark")
+        if (
+            len(packet) > PACKET_BYTES
+            or more not in (_MORE, _LAST)
+            or (more == _MORE and not piece)
+        ):
+            raise ProtocolError("a packet that is too long, or empty, or has no mark")
         if len(self._frame) + len(piece) > self._limit:
             raise ProtocolError(f"a frame of more than {self._limit} bytes")
         self._frame += piece

@@ -8,7 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
-from ..policies.errors import ClosedError, LauncherLost, LaunchError
+from ..policies.errors import LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
 from .messages import Boot, Failed, Fork, Forked, decode, encode
@@ -59,8 +59,8 @@ class Launcher:
         """Have it make `cell`; what comes of it arrives on the cell's status channel."""
         frame = encode(Fork(cell.cgroup.into_cgroup))
         with self._lock:
-            if self._sock.fileno() < 0:
-                raise ClosedError("the sandbox was closed")
+            if self._sock.fileno() < 0:  # another thread found it dead
+                raise LauncherLost(cell_began=False)
             try:
                 cell.hand_over(self._sock, frame)
             except (BrokenPipeError, ConnectionResetError):
@@ -68,9 +68,12 @@ class Launcher:
 
     def is_alive(self) -> bool:
         """Tell whether it still holds its end of the socket."""
-        poll = select.poll()
-        poll.register(self._sock, 0)
-        return self._sock.fileno() >= 0 and not poll.poll(0)
+        with self._lock:
+            if self._sock.fileno() < 0:
+                return False
+            poll = select.poll()
+            poll.register(self._sock, 0)
+            return not poll.poll(0)
 
     def pids(self) -> tuple[int, int]:
         """Return (keeper, launcher proper)."""

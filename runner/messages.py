@@ -4,6 +4,7 @@ Three channels, three levels of trust: the supervisor's word to the launcher, th
 and init about a cell (status), and the talk with the guest (control), whose side is hostile.
 """
 
+import re
 from functools import cache
 from typing import Any
 
@@ -110,6 +111,29 @@ def decode(data: bytes, kind: Any) -> Any:
         return decoder(kind).decode(data)
     except (UnicodeDecodeError, RecursionError) as error:  # what msgspec lets through
         raise msgspec.DecodeError(str(error)) from None
+
+
+def decode_json(data: bytes) -> Any:
+    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none or nests too deeply.
+
+    Depth is counted before decoding: decoders recurse, and on the small stack of an embedder's
+    thread they crash (msgspec#1033).
+    """
+    depth = deepest = 0
+    for bracket in _NO_BRACKETS.sub(b"", _STRINGS.sub(b"", data)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH:
+        raise msgspec.DecodeError(f"nested {deepest} deep")
+    try:
+        return msgspec.json.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+_MAX_DEPTH = 64
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = re.compile(rb"[^][{}]+")
 
 
 @cache

@@ -9,7 +9,7 @@ import msgspec
 from ..policies.policy import Limits
 from .capture import Capture
 from .cgroups import Usage as CgroupUsage
-from .messages import Finished, Reaped
+from .messages import Finished, Reaped, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .supervision import Observation
 
@@ -122,8 +122,8 @@ def _value(finished: Finished) -> Any:
     if finished.value is None:
         return finished.representation
     try:
-        return msgspec.json.decode(finished.value)
-    except (msgspec.DecodeError, RecursionError):
+        return decode_json(finished.value)
+    except msgspec.DecodeError:
         return finished.value.decode("utf-8", "replace")
 
 

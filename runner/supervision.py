@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..policies.errors import LauncherLost, LaunchError
+from ..policies.errors import InternalError, LauncherLost, LaunchError
 from ..policies.policy import Limits
 from . import channel
 from .capture import Capture
 from .cells import Cell
-from .messages import Ended, Entered, Failed, Finished, Forked, Reaped, Status, decode
+from .messages import Ended, Entered, Finished, Forked, Reaped, Status, decode
 from .result import Reason
 
 _SETUP_SECONDS = 20.0
@@ -90,10 +90,7 @@ class Supervision:
     # status: the word of launcher and init
 
     def _on_status(self, _: int) -> None:
-        frame, descriptors = channel.receive_with_descriptors(self._cell.status)
-        if not frame:
-            raise LauncherLost(cell_began=self._cell.workspace >= 0)
-        message: Status = decode(frame, Status)
+        message, descriptors = self._receive_status()
         if isinstance(message, Forked):
             (self._cell.pidfd,) = descriptors
             if self._cause:  # ended before there was anything to kill
@@ -104,12 +101,27 @@ class Supervision:
         elif isinstance(message, Ended):
             self._wait_status = message.wait_status
             self._expect_end()
-        elif isinstance(message, Failed):
-            if self._cause:  # we ended it while it was being built, and its last step failed
-                return
-            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
-        else:
+        elif isinstance(message, Reaped):
             self._reaped = message
+        elif not self._cause:  # if we ended it while it was being built, a step had to fail
+            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
+
+    def _receive_status(self) -> tuple[Status, list[int]]:
+        """Take one frame of those whom we trust; should they lie all the same, say so and stop."""
+        try:
+            frame, descriptors = channel.receive_with_descriptors(self._cell.status)
+            if not frame:
+                raise LauncherLost(cell_began=self._cell.workspace >= 0)
+            message: Status = decode(frame, Status)
+        except (channel.ProtocolError, msgspec.DecodeError) as error:
+            raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
+        if len(descriptors) != isinstance(message, Forked | Entered):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise InternalError(
+                f"{type(message).__name__} came with {len(descriptors)} descriptors"
+            )
+        return message, descriptors
 
     def _start(self) -> None:
         """Every layer is on and the program goes: the clock starts."""

@@ -29,6 +29,7 @@ from .supervision import Supervision
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
 # and one for each living supervisor, so that no two of them share a uid's quotas.
 _FIRST_HOST_UID = 0x70000000
+_ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
 NEVER = -1  # no descriptor: the execution cannot be cancelled
 
 
@@ -57,7 +58,7 @@ class Supervisor:
         self._executable = spawned.executable
         self._cgroup_root = cgroup_root
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._names = itertools.count()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._retired: list[CgroupTree] = []
@@ -94,14 +95,15 @@ class Supervisor:
         `cancel` is a descriptor: once it is readable the execution is ended.  Raises ClosedError,
         and LaunchError if the cell could not be built.
         """
-        try:
-            return self._execute(request, on_output, cancel)
-        except LauncherLost as lost:
-            if self._closed:
-                raise ClosedError("the sandbox was closed while this ran") from None
-            if lost.cell_began:
-                raise
-        return self._execute(request, on_output, cancel)  # no guest code ran: once more
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._execute(request, on_output, cancel)
+            except LauncherLost as lost:
+                if self._closed:
+                    raise ClosedError("the sandbox was closed while this ran") from None
+                if lost.cell_began:
+                    raise
+        return self._execute(request, on_output, cancel)
 
     def _execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
         began = time.monotonic()
@@ -141,26 +143,29 @@ class Supervisor:
             self._remove(cell.cgroup)
 
     def _make_cell(self, *, with_stdin: bool) -> Cell:
-        self._check_alive()
-        plan = self.plan
-        caps = Caps(plan.memory_bytes, plan.cpus, plan.processes)
-        cell = Cell(self._tree.create(f"cell-{next(self._names)}", caps), with_stdin=with_stdin)
-        try:
-            self._launcher.fork(cell)
-        except BaseException:
-            cell.close()
-            self._remove(cell.cgroup)
-            raise
-        return cell
-
-    def _check_alive(self) -> None:
-        """Start another launcher if the last one died."""
+        """Ask for a cell.  One thread at a time: a launcher that died is replaced only here, and
+        what belongs to one launcher must not be used with the next."""
         with self._lock:
-            if self._closed or os.getpid() != self._owner:
-                raise ClosedError("the sandbox was closed, or made before this process was forked")
-            if not self._launcher.is_alive():
-                self._stop()
-                self._start(Spawned(self._executable))
+            self._ensure_launcher()
+            cell = Cell(self._create_cgroup(), with_stdin=with_stdin)
+            try:
+                self._launcher.fork(cell)
+            except BaseException:
+                cell.close()
+                self._remove(cell.cgroup)
+                raise
+            return cell
+
+    def _create_cgroup(self) -> Cgroup:
+        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+        return self._tree.create(f"cell-{next(self._names)}", caps)
+
+    def _ensure_launcher(self) -> None:
+        if self._closed or os.getpid() != self._owner:
+            raise ClosedError("the sandbox was closed, or made before this process was forked")
+        if not self._launcher.is_alive():
+            self._stop()
+            self._start(Spawned(self._executable))
 
     def _remove(self, cgroup: Cgroup) -> None:
         """Remove a cgroup, now or when what was killed in it has died."""

@@ -3,11 +3,12 @@
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from .systemd import delegated_scope
-from .tree import CgroupTree, NoCgroups
+from .tree import CgroupTree, NoCgroups, remove
 from .v1 import CgroupTreeV1
 from .v2 import CgroupTreeV2
 
@@ -91,14 +92,10 @@ def _start_time(pid: int) -> str:
 def sweep(parents: Iterable[Path]) -> None:
     """Remove what a supervisor that was killed left behind; never what a living one uses."""
     for parent in parents:
-        for left in parent.glob(f"{_PREFIX}-*"):
+        for left in parent.glob(f"{_PREFIX}-*-*-*"):
             _, pid, start, *_ = left.name.split("-")
-            if _start_time(int(pid)) != start:
-                for directory in sorted(left.glob("*/"), reverse=True):
-                    with contextlib.suppress(OSError):
-                        directory.rmdir()
-                with contextlib.suppress(OSError):
-                    left.rmdir()
+            if pid.isdecimal() and _start_time(int(pid)) != start:
+                remove([*left.glob("*/"), left])
 
 
 def _hierarchies(mounts: str) -> dict[str, Path]:
@@ -110,7 +107,7 @@ def _hierarchies(mounts: str) -> dict[str, Path]:
         if kind == "cgroup":
             for option in options.split(" ")[0].split(","):
                 if option in _WANTED:
-                    found.setdefault(option, Path(left.split(" ")[4]))
+                    found.setdefault(option, _mount_point(left))
     return found
 
 
@@ -118,5 +115,10 @@ def _mount_point_of_v2(mounts: str) -> Path | None:
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup2 "):
-            return Path(left.split(" ")[4])
+            return _mount_point(left)
     return None
+
+
+def _mount_point(left: str) -> Path:
+    """Return the fifth field of a mountinfo line, its octal escapes undone (proc(5))."""
+    return Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split(" ")[4]))

@@ -1,0 +1,111 @@
+"""From source distribution to wheel to a clean environment, outside the checkout."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import OPTIONAL, ROOT
+
+pytestmark = pytest.mark.slow
+PACKAGES = ("policies", "runner", "harness")
+DATA = ("policies/syscalls.toml", "policies/profiles/strict.toml", "policies/profiles/standard.toml")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command outside the checkout, without anything that could lead back to it."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("install")
+
+
+@pytest.fixture(scope="module")
+def sdist(place: Path) -> Path:
+    """The tree is copied first: a build leaves files beside pyproject.toml."""
+    copied = place / "tree"
+    names = [name for name in os.listdir(ROOT) if not name.startswith(".") and name != "dist"]
+    copied.mkdir()
+    run("cp", "-a", *(ROOT / name for name in names), copied, cwd=place)
+    run(sys.executable, "-Im", "build", "--sdist", "--no-isolation", "-o", place, copied, cwd=place)
+    (file,) = place.glob("cellwright-*.tar.gz")
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, place: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place / "unpacked", filter="data")
+    (tree,) = (place / "unpacked").iterdir()
+    run(sys.executable, "-Im", "build", "--wheel", "--no-isolation", "-o", place, tree, cwd=place)
+    (file,) = place.glob("cellwright-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, place: Path) -> Path:
+    """A new environment that holds the wheel and what it depends on, nothing else."""
+    base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    run(base, "-Im", "venv", place / "venv", cwd=place)
+    made = place / "venv" / "bin" / "python"
+    run(made, "-Im", "pip", "install", "--disable-pip-version-check", "-q", wheel, cwd=place)
+    return made
+
+
+def test_the_sdist_has_every_module_and_profile(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {
+        path.relative_to(ROOT).as_posix() for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")
+    }  # fmt: skip
+    assert wanted | set(DATA) | {"cellwright/__init__.py", "pyproject.toml", "LICENSE"} <= names
+
+
+def test_the_wheel_has_real_packages_where_the_checkout_has_links(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+    for folder in PACKAGES:
+        assert f"cellwright/{folder}/__init__.py" in infos
+        assert f"cellwright/{folder}" not in infos
+    for name in (*DATA, "py.typed"):
+        assert f"cellwright/{name}" in infos
+    assert not any(info.external_attr >> 28 == 0o12 for info in infos.values())
+
+
+def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"cellwright"}
+    assert not any("__pycache__" in name or name.startswith("cellwright/tests") for name in names)
+
+
+def test_the_wheel_works_as_a_library_outside_the_checkout(python: Path, place: Path) -> None:
+    code = f"""
+import cellwright
+from cellwright import Sandbox, SandboxConfig
+assert {str(place)!r} in cellwright.__file__, cellwright.__file__
+with Sandbox(SandboxConfig(optional_layers={OPTIONAL!r})) as sandbox:
+    result = sandbox.execute("print('inside'); 1 + 1")
+    refused = sandbox.execute("open('/etc/shadow')")
+print(result.value, result.stdout.strip(), refused.error.partition(":")[0])
+"""
+    assert run(python, "-I", "-c", code, cwd=place).split() == ["2", "inside", "FileNotFoundError"]
+
+
+def test_the_command_is_installed(python: Path, place: Path) -> None:
+    if not (ROOT / "harness" / "cli.py").is_file():
+        pytest.skip("there is no command line yet")
+    command = python.with_name("cellwright")
+    out = run(command, "run", "-c", "print(6 * 7)", *(() if not OPTIONAL else ("--policy", "strict")), cwd=place)
+    assert "42" in out

@@ -1,0 +1,345 @@
+"""Control groups: the logic against fake trees, the caps against this machine's real ones."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellwright import Sandbox
+from cellwright.policies.policy import MIB, with_limits
+from cellwright.runner.cgroups import detect, v1, v2
+from cellwright.runner.cgroups.tree import (
+    Caps,
+    NoCgroups,
+    processes_in,
+    read_field,
+    read_number,
+    remove,
+    write,
+)
+from tests.conftest import policy_named
+
+CAPS = Caps(64 * MIB, 0.5, 10)
+V1_FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes"),
+    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
+    "cpuacct": ("cpuacct.usage", "cpuacct.usage_user", "cpuacct.usage_sys"),
+    "pids": ("pids.max", "pids.peak"),
+}  # fmt: skip
+V2_FILES = ("memory.max", "memory.oom.group", "memory.swap.max", "memory.peak", "memory.events",
+            "cpu.max", "cpu.stat", "pids.max", "pids.peak", "cgroup.kill")  # fmt: skip
+
+# Detection: texts of /proc/self/mountinfo
+
+V1_HOST = """\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+33 31 0:30 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+V2_HOST = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+30 24 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot
+"""
+HYBRID = """\
+31 23 0:28 / /sys/fs/cgroup ro,nosuid shared:7 - tmpfs tmpfs ro,mode=755
+32 31 0:29 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 cgroup2 rw,nsdelegate
+33 31 0:30 / /sys/fs/cgroup/systemd rw,relatime shared:11 - cgroup cgroup rw,xattr,name=systemd
+34 31 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:15 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:16 - cgroup cgroup rw,memory
+36 31 0:33 / /sys/fs/cgroup/pids rw,relatime shared:17 - cgroup cgroup rw,pids
+"""
+TOP = Path("/sys/fs/cgroup")
+DETECTION = {
+    "v1": (V1_HOST, {name: TOP / name for name in V1_FILES}, TOP / "unified"),
+    "v2": (V2_HOST, {}, TOP),
+    "hybrid": (
+        HYBRID,
+        {"memory": TOP / "memory", "pids": TOP / "pids", "cpu": TOP / "cpu,cpuacct", "cpuacct": TOP / "cpu,cpuacct"},
+        TOP / "unified",
+    ),
+    "named hierarchy only": ("33 31 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n", {}, None),
+    "none": ("22 27 0:21 / /proc rw,relatime - proc proc rw\n", {}, None),
+    "empty": ("", {}, None),
+    "controllers named in the device field": ("33 31 0:30 / /mnt rw - ext4 memory rw,memory\n", {}, None),
+    "mounted with an odd name": ("33 31 0:30 / /cg/memory rw - cgroup a-b rw,memory\n", {"memory": Path("/cg/memory")}, None),
+    "a space in the path": ("33 31 0:30 / /cg\\040x rw - cgroup c rw,pids\n", {"pids": Path("/cg x")}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "hierarchies", "unified"), DETECTION.values(), ids=DETECTION)
+def test_hierarchies_are_found(text: str, hierarchies: dict[str, Path], unified: Path | None) -> None:
+    assert detect._hierarchies(text) == hierarchies
+    assert detect._mount_point_of_v2(text) == unified
+
+
+# The logic, with the files where the kernel would make them
+
+
+def fake_mkdir(files: dict[str, str]):
+    """Return a Path.mkdir that fills the new directory as a cgroup file system does."""
+    real = Path.mkdir
+
+    def mkdir(self: Path, *arguments: object, **named: object) -> None:
+        real(self, *arguments, **named)  # type: ignore[arg-type]
+        for name, text in files.items():
+            (self / name).write_text(text)
+
+    return mkdir
+
+
+def v1_kernel(monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    every = {name: "" for names in V1_FILES.values() for name in names} | {"tasks": "", "cgroup.procs": ""}
+    monkeypatch.setattr(Path, "mkdir", fake_mkdir(every | {k.replace("__", "."): v for k, v in texts.items()}))
+
+
+def v1_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[v1.CgroupTreeV1, dict[str, Path]]:
+    hierarchies = {name: tmp_path / name for name in V1_FILES}
+    for path in hierarchies.values():
+        path.mkdir()
+    v1_kernel(monkeypatch)
+    return v1.CgroupTreeV1(hierarchies, "ours"), hierarchies
+
+
+def test_v1_writes_the_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, at = v1_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("cell-0", CAPS)
+    read = lambda name, file: (at[name] / "ours/cell-0" / file).read_text()  # noqa: E731
+    assert read("memory", "memory.limit_in_bytes") == str(64 * MIB)
+    assert read("memory", "memory.memsw.limit_in_bytes") == str(64 * MIB)
+    assert read("cpu", "cpu.cfs_quota_us") == "50000"
+    assert read("cpu", "cpu.cfs_period_us") == "100000"
+    assert read("pids", "pids.max") == "10"
+    assert not cgroup.into_cgroup
+    cgroup.close_descriptors()
+
+
+def test_v1_opens_one_descriptor_a_hierarchy_even_if_controllers_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("memory", "cpu,cpuacct", "pids"):
+        (tmp_path / name).mkdir()
+    v1_kernel(monkeypatch)
+    shared = tmp_path / "cpu,cpuacct"
+    tree = v1.CgroupTreeV1(
+        {"memory": tmp_path / "memory", "cpu": shared, "cpuacct": shared, "pids": tmp_path / "pids"}, "ours"
+    )
+    cgroup = tree.create("cell-0", CAPS)
+    assert len(cgroup.descriptors) == 3
+    cgroup.close_descriptors()
+    assert cgroup.descriptors == ()
+
+
+def test_v1_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory").mkdir()
+    v1_kernel(monkeypatch)
+    tree = v1.CgroupTreeV1({"memory": tmp_path / "memory"}, "ours")
+    assert tree.missing["memory"] == ""
+    assert "cpu" in tree.missing["cpu"]
+    assert "pids" in tree.missing["pids"]
+
+
+def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, at = v1_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("c", CAPS)
+    (at["cpuacct"] / "ours/c/cpuacct.usage").write_text("1500000000\n")
+    (at["cpuacct"] / "ours/c/cpuacct.usage_user").write_text("1000000000\n")
+    (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text("4096\n")
+    (at["memory"] / "ours/c/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert cgroup.cpu_seconds() == 1.5
+    usage = cgroup.usage()
+    assert (usage.cpu_user_seconds, usage.memory_peak_bytes, usage.processes_peak) == (1.0, 4096, None)
+    assert cgroup.oom_kills() == 2
+    cgroup.close_descriptors()
+
+
+def test_v1_kills_by_forbidding_new_processes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, at = v1_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("c", CAPS)
+    cgroup.kill()
+    assert (at["pids"] / "ours/c/pids.max").read_text().startswith("0")
+    cgroup.close_descriptors()
+
+
+def v2_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str = "cpu memory pids") -> v2.CgroupTreeV2:
+    files = {**dict.fromkeys(V2_FILES, ""), "cgroup.controllers": controllers, "cgroup.procs": "", "cgroup.subtree_control": ""}
+    monkeypatch.setattr(Path, "mkdir", fake_mkdir(files))
+    return v2.CgroupTreeV2(tmp_path / "ours", create=True)
+
+
+def test_v2_writes_the_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = v2_tree(tmp_path, monkeypatch)
+    tree.admit(os.getpid(), os.getpid(), os.geteuid())
+    cgroup = tree.create("cell-0", CAPS)
+    read = lambda file: (tmp_path / "ours/cell-0" / file).read_text()  # noqa: E731
+    assert read("memory.max") == str(64 * MIB)
+    assert (read("memory.oom.group"), read("memory.swap.max")) == ("1", "0")
+    assert read("cpu.max") == "50000 100000"
+    assert read("pids.max") == "10"
+    assert cgroup.into_cgroup
+    assert len(cgroup.descriptors) == 1
+    cgroup.close_descriptors()
+
+
+def test_v2_moves_the_launcher_aside_and_switches_controllers_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = v2_tree(tmp_path, monkeypatch)
+    tree.admit(12, 34, os.geteuid())
+    assert (tmp_path / "ours/launcher/cgroup.procs").read_text() in ("12", "34")
+    assert (tmp_path / "ours/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
+def test_v2_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = v2_tree(tmp_path, monkeypatch, controllers="cpuset memory")
+    assert tree.missing["memory"] == ""
+    assert "not delegated" in tree.missing["cpu"]
+    assert "not delegated" in tree.missing["pids"]
+
+
+def test_v2_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = v2_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("c", CAPS)
+    (tmp_path / "ours/c/cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+    (tmp_path / "ours/c/memory.peak").write_text("8192\n")
+    (tmp_path / "ours/c/memory.events").write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 1\n")
+    (tmp_path / "ours/c/pids.peak").write_text("4\n")
+    assert cgroup.cpu_seconds() == 2.5
+    assert cgroup.usage() == (2.0, 0.5, 8192, 4)
+    assert cgroup.oom_kills() == 3
+    cgroup.kill()
+    assert (tmp_path / "ours/c/cgroup.kill").read_text() == "1"
+    cgroup.close_descriptors()
+
+
+def test_an_older_kernel_without_the_files_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = v2_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("c", CAPS)
+    for name in ("cgroup.kill", "memory.peak", "pids.peak", "memory.events", "cpu.stat"):
+        (tmp_path / "ours/c" / name).unlink()
+    cgroup.kill()
+    assert cgroup.usage() == (None, None, None, None)
+    assert cgroup.oom_kills() == 0
+    cgroup.close_descriptors()
+
+
+def test_no_cgroups_says_why_for_each_controller() -> None:
+    assert NoCgroups("none here").missing == dict.fromkeys(("memory", "cpu", "pids"), "none here")
+
+
+def test_a_root_that_is_no_cgroup_directory_gives_none(tmp_path: Path) -> None:
+    tree = detect.open_tree(os.getpid(), str(tmp_path))
+    assert "no cgroup directory" in tree.missing["memory"]
+    assert "nowhere" in detect.open_tree(os.getpid(), "/nowhere").missing["memory"]
+
+
+# Sweeping
+
+
+def test_a_sweep_removes_only_what_dead_supervisors_left(tmp_path: Path) -> None:
+    me = f"cellwright-{os.getpid()}-{detect._start_time(os.getpid())}-0"
+    reused = f"cellwright-{os.getpid()}-1-0"  # our pid, but another start time
+    dead = "cellwright-4194305-123-0"  # above the largest pid there is
+    for name in (me, reused, dead, "other", "cellwright-notes", "cellwright--", "cellwright-x-1-0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / dead / "cell-0").mkdir()
+    (tmp_path / dead / "launcher").mkdir()
+    (tmp_path / reused / "cell-7").mkdir()
+    detect.sweep([tmp_path])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {me, "other", "cellwright-notes", "cellwright-x-1-0"} <= left
+    assert not {dead, reused} & left
+
+
+def test_a_sweep_of_a_place_that_is_gone_is_nothing(tmp_path: Path) -> None:
+    detect.sweep([tmp_path / "nowhere"])
+
+
+# Small parts
+
+
+def test_reading_what_is_not_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "events").write_text("oom 1\noom_kill x\n")
+    assert read_number(tmp_path / "max") is None
+    assert read_number(tmp_path / "nowhere") is None
+    assert read_field(tmp_path / "events", "oom") == 1
+    assert read_field(tmp_path / "events", "oom_kill") is None
+    assert read_field(tmp_path / "events", "nothing") is None
+    assert processes_in(tmp_path) == []
+
+
+def test_a_failed_write_names_the_file() -> None:
+    with pytest.raises(OSError, match="/dev/full"):
+        write("/dev/full", "1")
+
+
+def test_removing_says_whether_all_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "busy" / "child").mkdir(parents=True)
+    (tmp_path / "free").mkdir()
+    assert not remove([tmp_path / "busy", tmp_path / "free", tmp_path / "nowhere"])
+    assert not (tmp_path / "free").exists()
+    (tmp_path / "busy" / "child").rmdir()
+    assert remove([tmp_path / "busy"])
+
+
+# The real thing
+
+
+def directories_of(cgroup: object) -> dict[str, Path]:
+    if isinstance(cgroup, v1.CgroupV1):
+        return cgroup._directories
+    assert isinstance(cgroup, v2.CgroupV2)
+    return dict.fromkeys(("memory", "cpu", "pids"), cgroup._directory)
+
+
+@pytest.mark.needs("cgroup")
+def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
+    policy = with_limits(
+        policy_named("strict"),
+        lambda old: msgspec.structs.replace(old, memory_bytes=96 * MIB, cpus=0.5, processes=12),
+    )
+    with Sandbox(policy=policy) as sandbox:
+        tree = sandbox._supervisor._tree
+        made: list[object] = []
+        create = tree.create
+        tree.create = lambda *given: made.append(create(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]
+        run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
+        assert next(run.output())[1] == b"up\n"
+        at = directories_of(made[-1])
+        read = lambda controller, file: (at[controller] / file).read_text().strip()  # noqa: E731
+        if isinstance(made[-1], v1.CgroupV1):
+            assert read("memory", "memory.limit_in_bytes") == str(96 * MIB)
+            assert read("cpu", "cpu.cfs_quota_us") == "50000"
+        else:
+            assert read("memory", "memory.max") == str(96 * MIB)
+            assert read("cpu", "cpu.max") == "50000 100000"
+        assert read("pids", "pids.max") == "12"
+        for directory in at.values():
+            assert len(processes_in(directory)) == 2, directory  # init and the guest
+        run.cancel()
+        run.result()
+        assert not any(directory.exists() for directory in at.values())
+    assert not any(directory.parent.exists() for directory in at.values() if directory.parent.name.startswith("cellwright-"))
+
+
+@pytest.mark.needs("cgroup")
+def test_threads_past_the_cap_are_refused() -> None:
+    policy = with_limits(policy_named("strict"), lambda old: msgspec.structs.replace(old, processes=8))
+    code = """
+import threading
+stop = threading.Event()
+started = 0
+try:
+    for _ in range(50):
+        threading.Thread(target=stop.wait).start()
+        started += 1
+except RuntimeError:
+    pass
+stop.set()
+started
+"""
+    with Sandbox(policy=policy) as sandbox:
+        assert sandbox.execute(code).value == 6  # init and the main thread are the other two

@@ -1,0 +1,243 @@
+"""Nothing is left behind: not by a thousand executions, and not by a supervisor that was killed."""
+
+import gc
+import glob
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cellwright import Sandbox, SandboxStatus
+from tests.conftest import OPTIONAL, ROOT, policy_named
+
+
+def descendants(pid: int) -> list[int]:
+    """Return every process below `pid`, zombies included."""
+    found = []
+    for children in glob.glob(f"/proc/{pid}/task/*/children"):
+        try:
+            direct = [int(each) for each in Path(children).read_text().split()]
+        except OSError:
+            continue
+        for child in direct:
+            found += [child, *descendants(child)]
+    return found
+
+
+def cgroups_of(pid: int) -> set[str]:
+    return {path for path in glob.glob(f"/sys/fs/cgroup/**/cellwright-{pid}-*", recursive=True)} | {
+        path for path in glob.glob(f"/sys/fs/cgroup/**/cellwright-{pid}-*/*/", recursive=True)
+    }
+
+
+def net_namespaces() -> set[str]:
+    """Return those of this process and all below it: others on this machine come and go."""
+    found = set()
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        try:
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+        except OSError:
+            continue
+    return found
+
+
+def descriptors(pid: int) -> list[str]:
+    found = []
+    for link in glob.glob(f"/proc/{pid}/fd/*"):
+        try:
+            found.append(os.readlink(link).partition(":")[0])
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def state(sandbox: Sandbox) -> dict[str, object]:
+    """Return everything that an execution could leave, of this process and of its launcher."""
+    gc.collect()
+    launcher = sandbox._supervisor._launcher.pids()
+    return {
+        "processes": descendants(os.getpid()),
+        "cgroups": cgroups_of(os.getpid()),
+        "mounts": Path("/proc/self/mountinfo").read_text(),
+        "launcher's mounts": Path(f"/proc/{launcher[1]}/mountinfo").read_text(),
+        "net namespaces": net_namespaces(),
+        "descriptors": descriptors(os.getpid()),
+        "launcher's descriptors": [descriptors(pid) for pid in launcher],
+        "memory files": sum(link.startswith("/memfd") for link in descriptors(os.getpid())),
+        "temporary files": {name for place in ("/tmp", "/dev/shm", "/run") for name in _listed(place)},
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def _listed(place: str) -> list[str]:
+    return [f"{place}/{name}" for name in os.listdir(place)] if os.path.isdir(place) else []
+
+
+PROGRAMS = (
+    "print('x'); 1 + 1",
+    "open('/workspace/f', 'w').write('x' * 1000); open('/tmp/g', 'w').write('y')",
+    "raise ValueError('no')",
+    "import os; os.abort()",
+    "import threading; threading.Thread(target=print).start()",
+    "import os; os.memfd_create('m'); os.close(3)",
+    "import socket; a, b = socket.socketpair()",
+    "import os, sys; os.write(1, b'x' * 300_000)",
+)
+
+
+@pytest.mark.slow
+def test_a_thousand_executions_leave_nothing() -> None:
+    def work(thread: int) -> int:
+        for number in range(200):
+            code = PROGRAMS[(thread + number) % len(PROGRAMS)]
+            sandbox.execute(code, stdin="s", files={"in": b"x"})
+        return 200
+
+    with Sandbox(policy=policy_named("strict")) as sandbox:
+        for code in PROGRAMS:
+            sandbox.execute(code)  # what is made once is made now
+        before = state(sandbox)
+        with ThreadPoolExecutor(5) as pool:
+            assert sum(pool.map(work, range(5))) == 1000
+        assert state(sandbox) == before
+
+
+@pytest.mark.slow
+def test_every_violent_end_leaves_nothing() -> None:
+    violent = (
+        ("import time; time.sleep(60)", {"timeout": 0.05}),
+        ("import os, time\nos.write(3, b'garbage'); time.sleep(60)", {}),
+        ("import os\nfor _ in range(20):\n    if not os.fork(): __import__('time').sleep(60)", {}),
+        ("import os\nif not os.fork():\n    os.setsid()\n    if not os.fork(): __import__('time').sleep(60)", {}),
+        ("import os\nwhile True: os.fork()", {"timeout": 0.3}),
+        ("import subprocess; subprocess.Popen(['/usr/bin/sleep', '60'])", {}),
+    )  # fmt: skip
+    with Sandbox(policy=policy_named("standard")) as sandbox:
+        sandbox.execute("1")
+        before = state(sandbox)
+        for code, given in violent:
+            sandbox.execute(code, **given)  # type: ignore[arg-type]
+        for _ in range(10):
+            run = sandbox.start("import time; print('up', flush=True); time.sleep(60)")
+            next(run.output())
+            run.cancel()
+            assert run.result().status is SandboxStatus.CANCELLED
+        assert state(sandbox) == before
+
+
+def test_a_sandbox_that_is_closed_leaves_nothing() -> None:
+    with Sandbox(policy=policy_named("strict")) as sandbox:
+        sandbox.execute("1")
+    gc.collect()
+    before = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
+    for _ in range(5):
+        with Sandbox(policy=policy_named("strict")) as sandbox:
+            sandbox.execute("1")
+    assert (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid())) == before
+
+
+def test_a_sandbox_that_could_not_be_made_leaves_nothing() -> None:
+    before = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
+    for python in ("/nowhere/python3", "/etc/passwd", "/bin/false"):
+        for _ in range(3):
+            try:
+                Sandbox(policy=policy_named("strict"), python=python).close()
+            except Exception:  # noqa: BLE001, S110, PERF203 - which one is another test's matter
+                pass
+    gc.collect()
+    after = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
+    assert after == before
+
+
+# A supervisor that was killed
+
+VICTIM = """
+import sys
+sys.path[:0] = {paths!r}
+from cellwright import Sandbox
+from tests.conftest import policy_named
+sandbox = Sandbox(policy=policy_named("standard"))
+run = sandbox.start("import os, time\\nos.fork()\\nprint('up', flush=True)\\ntime.sleep(300)")
+output = run.output()
+next(output)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    script = VICTIM.format(paths=[str(ROOT), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0]
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_ended(pids: list[int], how: dict[int, int]) -> None:
+    """Wait on pidfds, five seconds at most for each."""
+    for pid, pidfd in how.items():
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(5000)
+        os.close(pidfd)
+        assert ended, f"process {pid} of {pids} lives on"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_killed_supervisor_takes_everything_along(number: int) -> None:
+    with victim() as process:
+        pids = descendants(process.pid)
+        assert len(pids) >= 4  # keeper, launcher, init, guest and its child
+        pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        os.kill(process.pid, number)
+        process.wait(5)
+        wait_until_ended(pids, pidfds)
+
+
+@pytest.mark.needs("cgroup")
+def test_the_next_sandbox_sweeps_the_cgroups_of_a_killed_one() -> None:
+    with victim() as process:
+        pids = descendants(process.pid)
+        pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        left = cgroups_of(process.pid)
+        assert left
+        process.kill()
+        process.wait(5)
+        wait_until_ended(pids, pidfds)
+    with Sandbox(policy=policy_named("strict")):
+        assert cgroups_of(process.pid) == set()
+
+
+def test_a_stopped_launcher_dies_with_its_supervisor_too() -> None:
+    with victim() as process:
+        pids = descendants(process.pid)
+        pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        os.kill(pids[1], signal.SIGSTOP)
+        process.kill()
+        process.wait(5)
+        wait_until_ended(pids, pidfds)
+
+
+@pytest.mark.skipif("cgroup_memory" in OPTIONAL, reason="the sweep is of cgroups")
+@pytest.mark.needs("cgroup")
+def test_a_sweep_leaves_the_cgroups_of_a_living_supervisor_alone() -> None:
+    with victim() as process:
+        before = cgroups_of(process.pid)
+        with Sandbox(policy=policy_named("strict")) as sandbox:
+            assert sandbox.execute("1 + 1").value == 2
+        assert cgroups_of(process.pid) == before

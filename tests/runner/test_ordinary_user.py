@@ -1,0 +1,234 @@
+"""The same as an ordinary user: what is lost is exactly the caps, and results say so."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [
+    pytest.mark.needs("root"),
+    pytest.mark.skipif(
+        not Path(f"/usr/bin/python3.{sys.version_info.minor}").exists(),
+        reason="the system has no Python of this version that every user may read",
+    ),
+]
+USER = 54322
+PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
+LOST = ["cgroup_cpu", "cgroup_memory", "cgroup_pids"]
+NEEDED = ("msgspec", "psutil", "pyseccomp", "prctl", "_prctl", "pystemd")
+
+PRELUDE = """
+import sys, json, os
+sys.path[:0] = {paths!r}
+import cellwright
+from cellwright import Sandbox, Unenforceable
+from cellwright.policies.loading import load_policy
+import msgspec
+LOST = {lost!r}
+def box(name, **limits):
+    policy = load_policy(name)
+    limits = msgspec.structs.replace(policy.limits, **limits)
+    return Sandbox(policy=msgspec.structs.replace(policy, limits=limits, optional_layers=tuple(LOST)))
+def tell(**what):
+    print(json.dumps(what))
+"""
+
+
+@pytest.fixture(scope="module")
+def readable() -> Iterator[Path]:
+    """A copy of the packages that every user may read; pytest's own tmp_path is not one."""
+    with tempfile.TemporaryDirectory(prefix="cellwright-user-", dir="/var/tmp") as name:
+        place = Path(name)
+        shutil.copytree(
+            ROOT / "cellwright", place / "cellwright", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for package in NEEDED:
+            spec = importlib.util.find_spec(package)
+            if spec is None or spec.origin is None:
+                continue
+            if spec.submodule_search_locations:
+                shutil.copytree(Path(spec.origin).parent, place / package)
+            else:
+                shutil.copy(spec.origin, place)
+        (place / "home").mkdir()
+        subprocess.run(["chmod", "-R", "u=rwX,go=rX", name], check=True)
+        os.chown(place / "home", USER, USER)
+        yield place
+
+
+def as_user(readable: Path, code: str) -> dict[str, Any]:
+    script = PRELUDE.format(paths=[str(readable)], lost=LOST) + code
+    done = subprocess.run(
+        [PYTHON, "-I", "-c", script], user=USER, group=USER, extra_groups=[], cwd="/",
+        env={"HOME": str(readable / "home")}, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_without_leave_the_sandbox_refuses_and_names_exactly_the_caps(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+try:
+    Sandbox()
+    tell(gaps=None)
+except Unenforceable as refusal:
+    tell(gaps=sorted(layer for layer, _ in refusal.gaps), why=str(refusal))
+""",
+    )
+    assert told["gaps"] == LOST, told
+    assert "hint:" in told["why"]
+
+
+def test_with_leave_executions_work_and_results_say_what_is_missing(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+from cellwright.policies.compile import ALWAYS
+with box("strict") as sandbox:
+    result = sandbox.execute("print('hi'); x + 1", inputs={"x": 1})
+    tell(value=result.value, stdout=result.stdout, layers=result.layers, always=ALWAYS, user=os.getuid())
+""",
+    )
+    assert (told["value"], told["stdout"], told["user"]) == (2, "hi\n", USER)
+    layers = set(told["layers"])
+    assert layers == {*told["always"], "landlock", "rlimit_as", "rlimit_nproc"}
+
+
+ESCAPES = {
+    "shadow": "open('/etc/shadow').read()",
+    "home": "import os; os.listdir('/root')",
+    "internet": "import socket; socket.socket(socket.AF_INET)",
+    "unix by name": "import socket; socket.socket(socket.AF_UNIX).connect('\\\\0x')",
+    "fork": "import os; os.fork()",
+    "write": "open('/usr/lib/x', 'w')",
+    "set-uid": "import os; os.setuid(0)",
+    "host's processes": "import os; assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 5",
+}
+
+
+def test_escapes_are_refused(readable: Path) -> None:
+    told = as_user(
+        readable,
+        f"""
+with box("strict") as sandbox:
+    results = {{name: sandbox.execute(code) for name, code in {ESCAPES!r}.items()}}
+    tell(**{{name: [result.reason, result.error] for name, result in results.items()}})
+""",
+    )
+    assert {name: reason for name, (reason, _) in told.items()} == dict.fromkeys(ESCAPES, "exception")
+
+
+def test_ids_inside_show_nothing_of_the_user(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+with box("strict") as sandbox:
+    tell(ids=sandbox.execute("import os; [os.getresuid(), os.getresgid(), os.getgroups()]").value)
+""",
+    )
+    assert told["ids"][:2] == [[1000] * 3] * 2
+
+
+def test_a_fork_bomb_is_bounded(readable: Path) -> None:
+    """RLIMIT_NPROC, counted in the cell's own user namespace."""
+    bomb = """
+import os, time
+children = 0
+try:
+    for _ in range(400):
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+        children += 1
+except BlockingIOError:
+    pass
+children
+"""
+    told = as_user(
+        readable,
+        f"""
+with box("standard", processes=20) as sandbox:
+    result = sandbox.execute({bomb!r})
+    again = sandbox.execute("1 + 1")
+    tell(children=result.value, reason=result.reason, error=result.error, again=again.value)
+""",
+    )
+    assert told["again"] == 2
+    assert isinstance(told["children"], int), told
+    assert told["children"] <= 20
+
+
+def test_one_cells_processes_do_not_count_against_anothers(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+code = "import os, time\\\\nfor _ in range(12):\\\\n    if os.fork() == 0: time.sleep(30)\\\\nprint('up', flush=True)\\\\ntime.sleep(30)"
+code = code.replace("\\\\n", chr(10))
+with box("standard", processes=20) as sandbox:
+    runs = [sandbox.start(code) for _ in range(3)]
+    ups = [next(run.output())[1].decode() for run in runs]
+    for run in runs:
+        run.cancel()
+    tell(ups=ups, ends=[run.result().reason for run in runs])
+""",
+    )
+    assert told == {"ups": ["up\n"] * 3, "ends": ["cancelled"] * 3}
+
+
+def test_a_memory_bomb_is_a_memory_error(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+with box("strict", memory_bytes=64 * 1024 * 1024) as sandbox:
+    result = sandbox.execute("x = []\\nwhile True: x.append(bytearray(10_000_000))")
+    again = sandbox.execute("1 + 1")
+    tell(error=result.error, again=again.value)
+""",
+    )
+    assert told["error"].startswith("MemoryError")
+    assert told["again"] == 2
+
+
+def test_cpu_time_is_capped_by_the_rlimit(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+with box("strict", cpu_seconds=0.5) as sandbox:
+    result = sandbox.execute("while True: pass")
+    tell(status=result.status.value, reason=result.reason)
+""",
+    )
+    assert told == {"status": "timeout", "reason": "cpu_time"}
+
+
+def test_a_hundred_executions_leave_no_process(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return len(file.read().split())
+with box("strict") as sandbox:
+    sandbox.execute("1")
+    fds = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        sandbox.execute("1")
+    keeper, launcher = sandbox._supervisor._launcher.pids()
+    inside = (children(launcher), len(os.listdir("/proc/self/fd")) - fds)
+tell(inside=inside, after=children(os.getpid()))
+""",
+    )
+    assert told == {"inside": [0, 0], "after": 0}

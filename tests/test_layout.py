@@ -1,0 +1,204 @@
+"""The arrows of the design, held by parsing what every module imports."""
+
+import ast
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+FOLDERS = ("policies", "runner", "harness")
+MODULES = sorted(
+    path for folder in (*FOLDERS, "cellwright") for path in (ROOT / folder).rglob("*.py")
+    if not any(parent.is_symlink() for parent in path.parents)
+)  # fmt: skip
+SCRIPTS = {"runner/loaded_libraries.py"}  # run by another interpreter, imports nothing of ours
+MAX_LINES = 450
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Return what a module imports, ours as a path below the root (`runner/channel`)."""
+    found: list[str] = []
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name.replace(".", "/") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            found += _relative(node, package)
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.module or "").replace(".", "/"))
+    return tuple(found)
+
+
+def _relative(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
+    start = () if package == ("cellwright",) else package
+    start = start[: len(start) - (node.level - 1)]
+    stem = "/".join([*start, *(node.module or "").split(".")]).strip("/")
+    inside = [f"{stem}/{alias.name}".strip("/") for alias in node.names]
+    return [each if _is_module(each) else stem for each in inside]
+
+
+def _is_module(name: str) -> bool:
+    return (ROOT / f"{name}.py").is_file() or (ROOT / name).is_dir()
+
+
+def ours(path: Path) -> list[str]:
+    return [each for each in imports_of(path) if each.split("/")[0] in (*FOLDERS, "cellwright")]
+
+
+def below(folder: str) -> list[Path]:
+    return [path for path in MODULES if name_of(path).startswith(f"{folder}/")]
+
+
+def test_the_packages_of_pyproject_are_those_of_the_tree() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    tree = {
+        "cellwright" if path.parent == ROOT / "cellwright"
+        else ".".join(("cellwright", *path.relative_to(ROOT).parent.parts))
+        for path in MODULES
+    }  # fmt: skip
+    assert sorted(data["packages"]) == sorted(tree)
+    assert data["package-dir"] == {"cellwright": "cellwright"} | {
+        f"cellwright.{folder}": folder for folder in FOLDERS
+    }
+
+
+def test_every_folder_of_code_is_a_package() -> None:
+    assert [path.parent for path in MODULES if not (path.parent / "__init__.py").is_file()] == []
+
+
+def test_the_three_folders_are_links_inside_the_face() -> None:
+    for folder in FOLDERS:
+        assert (ROOT / "cellwright" / folder).readlink() == Path("..", folder)
+
+
+ARROWS = {
+    "policies": ("policies",),
+    "runner": ("runner", "policies"),
+    "harness": ("harness", "runner", "policies"),
+    "runner/kernel": ("runner/kernel",),
+    "runner/cell": (
+        "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan",
+    ),
+    "runner/cgroups": ("runner/cgroups",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "allowed"), ARROWS.items(), ids=ARROWS)
+def test_imports_follow_the_arrows(folder: str, allowed: tuple[str, ...]) -> None:
+    assert below(folder)
+    for path in below(folder):
+        for each in ours(path):
+            inside = any(each == target or each.startswith(f"{target}/") for target in allowed)
+            assert inside, f"{name_of(path)} imports {each}"
+
+
+def test_the_parser_of_imports_sees_them() -> None:
+    """The tests above would be hollow if relative imports were not understood."""
+    assert "runner/kernel/landlock" in imports_of(ROOT / "runner/cell/enter.py")
+    assert "policies/plan" in imports_of(ROOT / "runner/cell/enter.py")
+    assert "runner/kernel/libc" in imports_of(ROOT / "runner/kernel/landlock.py")
+    assert "harness/cli" in imports_of(ROOT / "cellwright/__main__.py")
+
+
+def test_ctypes_stays_in_the_kernel_folder() -> None:
+    users = {
+        name_of(path) for path in MODULES
+        if any(each.split("/")[0] in ("ctypes", "_ctypes", "cffi") for each in imports_of(path))
+    }  # fmt: skip
+    outside = {name for name in users if not name.startswith("runner/kernel/")}
+    assert outside <= SCRIPTS
+    assert users - outside
+
+
+def test_a_script_imports_nothing_of_ours() -> None:
+    for name in SCRIPTS:
+        assert ours(ROOT / name) == []
+
+
+def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> None:
+    users: dict[str, set[str]] = {}
+    for path in MODULES:
+        for each in imports_of(path):
+            top = each.split("/")[0]
+            if top not in sys.stdlib_module_names and top not in (*FOLDERS, "cellwright", "msgspec"):
+                users.setdefault(top, set()).add(name_of(path))
+    assert {package: names for package, names in users.items() if len(names) > 1} == {}
+    assert "prctl" in users
+    assert "pyseccomp" in users
+
+
+def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(each for name in extras if name != "dev" for each in extras[name])]
+    distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
+    names = {"python-prctl": "prctl"}
+    declared = {names.get(each, each) for each in distributions}
+    used = {
+        each.split("/")[0] for path in MODULES for each in imports_of(path)
+        if each.split("/")[0] not in sys.stdlib_module_names
+        and each.split("/")[0] not in (*FOLDERS, "cellwright")
+    }  # fmt: skip
+    assert declared == used
+
+
+def test_no_module_imports_our_own_packages_absolutely() -> None:
+    """Relative imports only: the folders have two places, in the checkout and when installed."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                top = (node.module or "").split(".")[0]
+            elif isinstance(node, ast.Import):
+                top = node.names[0].name.split(".")[0]
+            else:
+                continue
+            assert top not in (*FOLDERS, "cellwright"), name_of(path)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
+
+
+def test_no_module_is_longer_than_a_reader_holds() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_nothing_of_a_cell_is_unpickled_or_logged() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "logging"}
+    for path in below("runner"):
+        assert forbidden.isdisjoint(each.split("/")[0] for each in imports_of(path)), name_of(path)
+
+
+def test_the_gpl_package_never_loads_in_the_process_that_embeds_us() -> None:
+    import subprocess
+
+    code = (
+        "import sys; import cellwright.harness.sandbox, cellwright.runner.supervisor, "
+        "cellwright.policies.compile; print('prctl' in sys.modules, '_prctl' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_importing_the_face_is_light() -> None:
+    import subprocess
+
+    code = "import sys; import cellwright; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    heavy = {"msgspec", "psutil", "pyseccomp", "asyncio", "ctypes", "pystemd", "prctl"}
+    assert heavy.isdisjoint(done.stdout.split())
