@@ -115,13 +115,14 @@ class Supervision:
             message: Status = decode(frame, Status)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
             raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
-        if len(descriptors) != isinstance(message, Forked | Entered):
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise InternalError(
-                f"{type(message).__name__} came with {len(descriptors)} descriptors"
-            )
-        return message, descriptors
+        expected = 1 if isinstance(message, Forked | Entered) else 0
+        if len(descriptors) == expected:
+            return message, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if expected:
+            raise InternalError(f"{type(message).__name__} came without its one descriptor")
+        return message, []
 
     def _start(self) -> None:
         """Every layer is on and the program goes: the clock starts."""

@@ -14,7 +14,7 @@ from ..policies.plan import Plan
 from ..policies.policy import Limits, Policy
 from .capture import Capture, OnOutput
 from .cells import Cell
-from .cgroups import Cgroup, CgroupTree, open_tree
+from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .launching import Launcher
 from .messages import Boot, InputFile, Run, encode
@@ -67,13 +67,15 @@ class Supervisor:
 
     def _start(self, spawned: Spawned) -> None:
         self._launcher = Launcher(spawned)  # imports while we work out what to tell it
+        self._tree: CgroupTree = NoCgroups("not looked for yet")
         try:
-            self._tree: CgroupTree = open_tree(self._launcher.keeper, self._cgroup_root)
+            self._tree = open_tree(self._launcher.keeper, self._cgroup_root)
             self.plan: Plan = plan_for(self._policy, probe_host(self._tree.missing))
             self._launcher.boot(self._boot_frame())
             self._tree.admit(*self._launcher.pids(), self._host_uid)
         except BaseException:
             self._launcher.close()
+            self._tree.close()
             raise
 
     @property

@@ -129,7 +129,11 @@ def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> Non
     for path in MODULES:
         for each in imports_of(path):
             top = each.split("/")[0]
-            if top not in sys.stdlib_module_names and top not in (*FOLDERS, "cellwright", "msgspec"):
+            if top not in sys.stdlib_module_names and top not in (
+                *FOLDERS,
+                "cellwright",
+                "msgspec",
+            ):
                 users.setdefault(top, set()).add(name_of(path))
     assert {package: names for package, names in users.items() if len(names) > 1} == {}
     assert "prctl" in users
@@ -139,7 +143,10 @@ def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> Non
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(each for name in extras if name != "dev" for each in extras[name])]
+    wanted = [
+        *project["dependencies"],
+        *(each for name in extras if name != "dev" for each in extras[name]),
+    ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
     names = {"python-prctl": "prctl"}
     declared = {names.get(each, each) for each in distributions}
@@ -165,7 +172,9 @@ def test_no_module_imports_our_own_packages_absolutely() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [
+        name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
     assert silent == []
 
 

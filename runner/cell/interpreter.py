@@ -74,7 +74,7 @@ def _fresh_main(run: Run) -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__.update(json.loads(run.inputs), __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    lines = run.code.splitlines(keepends=True)
+    lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
     linecache.cache[FILENAME] = (len(run.code), None, lines, FILENAME)
     return main
 

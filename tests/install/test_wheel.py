@@ -13,14 +13,23 @@ from tests.conftest import OPTIONAL, ROOT
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("policies", "runner", "harness")
-DATA = ("policies/syscalls.toml", "policies/profiles/strict.toml", "policies/profiles/standard.toml")
+DATA = (
+    "policies/syscalls.toml",
+    "policies/profiles/strict.toml",
+    "policies/profiles/standard.toml",
+)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command outside the checkout, without anything that could lead back to it."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -107,5 +116,12 @@ def test_the_command_is_installed(python: Path, place: Path) -> None:
     if not (ROOT / "harness" / "cli.py").is_file():
         pytest.skip("there is no command line yet")
     command = python.with_name("cellwright")
-    out = run(command, "run", "-c", "print(6 * 7)", *(() if not OPTIONAL else ("--policy", "strict")), cwd=place)
+    out = run(
+        command,
+        "run",
+        "-c",
+        "print(6 * 7)",
+        *(() if not OPTIONAL else ("--policy", "strict")),
+        cwd=place,
+    )
     assert "42" in out

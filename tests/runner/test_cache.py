@@ -93,7 +93,9 @@ SPOILT = [spoil_by_mode, spoil_by_group, spoil_by_directory, spoil_by_link, spoi
 
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
-def test_a_file_that_cannot_be_trusted_is_not_read(home: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_file_that_cannot_be_trusted_is_not_read(
+    home: Path, spoil: Callable[[Path], None]
+) -> None:
     calls, compute = counting()
     cached("key", Answer, compute)
     spoil(only_file(home))

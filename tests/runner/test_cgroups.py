@@ -72,7 +72,9 @@ DETECTION = {
 
 
 @pytest.mark.parametrize(("text", "hierarchies", "unified"), DETECTION.values(), ids=DETECTION)
-def test_hierarchies_are_found(text: str, hierarchies: dict[str, Path], unified: Path | None) -> None:
+def test_hierarchies_are_found(
+    text: str, hierarchies: dict[str, Path], unified: Path | None
+) -> None:
     assert detect._hierarchies(text) == hierarchies
     assert detect._mount_point_of_v2(text) == unified
 
@@ -93,11 +95,18 @@ def fake_mkdir(files: dict[str, str]):
 
 
 def v1_kernel(monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
-    every = {name: "" for names in V1_FILES.values() for name in names} | {"tasks": "", "cgroup.procs": ""}
-    monkeypatch.setattr(Path, "mkdir", fake_mkdir(every | {k.replace("__", "."): v for k, v in texts.items()}))
+    every = {name: "" for names in V1_FILES.values() for name in names} | {
+        "tasks": "",
+        "cgroup.procs": "",
+    }
+    monkeypatch.setattr(
+        Path, "mkdir", fake_mkdir(every | {k.replace("__", "."): v for k, v in texts.items()})
+    )
 
 
-def v1_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[v1.CgroupTreeV1, dict[str, Path]]:
+def v1_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[v1.CgroupTreeV1, dict[str, Path]]:
     hierarchies = {name: tmp_path / name for name in V1_FILES}
     for path in hierarchies.values():
         path.mkdir()
@@ -126,7 +135,13 @@ def test_v1_opens_one_descriptor_a_hierarchy_even_if_controllers_share_it(
     v1_kernel(monkeypatch)
     shared = tmp_path / "cpu,cpuacct"
     tree = v1.CgroupTreeV1(
-        {"memory": tmp_path / "memory", "cpu": shared, "cpuacct": shared, "pids": tmp_path / "pids"}, "ours"
+        {
+            "memory": tmp_path / "memory",
+            "cpu": shared,
+            "cpuacct": shared,
+            "pids": tmp_path / "pids",
+        },
+        "ours",
     )
     cgroup = tree.create("cell-0", CAPS)
     assert len(cgroup.descriptors) == 3
@@ -149,15 +164,23 @@ def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (at["cpuacct"] / "ours/c/cpuacct.usage").write_text("1500000000\n")
     (at["cpuacct"] / "ours/c/cpuacct.usage_user").write_text("1000000000\n")
     (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text("4096\n")
-    (at["memory"] / "ours/c/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (at["memory"] / "ours/c/memory.oom_control").write_text(
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+    )
     assert cgroup.cpu_seconds() == 1.5
     usage = cgroup.usage()
-    assert (usage.cpu_user_seconds, usage.memory_peak_bytes, usage.processes_peak) == (1.0, 4096, None)
+    assert (usage.cpu_user_seconds, usage.memory_peak_bytes, usage.processes_peak) == (
+        1.0,
+        4096,
+        None,
+    )
     assert cgroup.oom_kills() == 2
     cgroup.close_descriptors()
 
 
-def test_v1_kills_by_forbidding_new_processes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v1_kills_by_forbidding_new_processes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree, at = v1_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
     cgroup.kill()
@@ -165,8 +188,15 @@ def test_v1_kills_by_forbidding_new_processes_first(tmp_path: Path, monkeypatch:
     cgroup.close_descriptors()
 
 
-def v2_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str = "cpu memory pids") -> v2.CgroupTreeV2:
-    files = {**dict.fromkeys(V2_FILES, ""), "cgroup.controllers": controllers, "cgroup.procs": "", "cgroup.subtree_control": ""}
+def v2_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str = "cpu memory pids"
+) -> v2.CgroupTreeV2:
+    files = {
+        **dict.fromkeys(V2_FILES, ""),
+        "cgroup.controllers": controllers,
+        "cgroup.procs": "",
+        "cgroup.subtree_control": "",
+    }
     monkeypatch.setattr(Path, "mkdir", fake_mkdir(files))
     return v2.CgroupTreeV2(tmp_path / "ours", create=True)
 
@@ -185,7 +215,9 @@ def test_v2_writes_the_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     cgroup.close_descriptors()
 
 
-def test_v2_moves_the_launcher_aside_and_switches_controllers_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v2_moves_the_launcher_aside_and_switches_controllers_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
     tree.admit(12, 34, os.geteuid())
     assert (tmp_path / "ours/launcher/cgroup.procs").read_text() in ("12", "34")
@@ -202,9 +234,13 @@ def test_v2_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_v2_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
-    (tmp_path / "ours/c/cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+    (tmp_path / "ours/c/cpu.stat").write_text(
+        "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
+    )
     (tmp_path / "ours/c/memory.peak").write_text("8192\n")
-    (tmp_path / "ours/c/memory.events").write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 1\n")
+    (tmp_path / "ours/c/memory.events").write_text(
+        "low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 1\n"
+    )
     (tmp_path / "ours/c/pids.peak").write_text("4\n")
     assert cgroup.cpu_seconds() == 2.5
     assert cgroup.usage() == (2.0, 0.5, 8192, 4)
@@ -214,7 +250,9 @@ def test_v2_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cgroup.close_descriptors()
 
 
-def test_an_older_kernel_without_the_files_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_kernel_without_the_files_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
     for name in ("cgroup.kill", "memory.peak", "pids.peak", "memory.events", "cpu.stat"):
@@ -322,12 +360,18 @@ def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
         run.cancel()
         run.result()
         assert not any(directory.exists() for directory in at.values())
-    assert not any(directory.parent.exists() for directory in at.values() if directory.parent.name.startswith("cellwright-"))
+    assert not any(
+        directory.parent.exists()
+        for directory in at.values()
+        if directory.parent.name.startswith("cellwright-")
+    )
 
 
 @pytest.mark.needs("cgroup")
 def test_threads_past_the_cap_are_refused() -> None:
-    policy = with_limits(policy_named("strict"), lambda old: msgspec.structs.replace(old, processes=8))
+    policy = with_limits(
+        policy_named("strict"), lambda old: msgspec.structs.replace(old, processes=8)
+    )
     code = """
 import threading
 stop = threading.Event()

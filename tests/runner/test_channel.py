@@ -45,21 +45,15 @@ def test_any_frame_is_cut_into_packets_that_join_again(frame: bytes) -> None:
     assert b"".join(packet[1:] for packet in packets) == frame
 
 
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.data())
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_frame_may_be_cut_anywhere(pieces: list[bytes], data: st.DataObject) -> None:
-    frame = b"".join(pieces)
+def test_a_frame_may_be_cut_anywhere(pieces: list[bytes]) -> None:
     ours, theirs = channel.pair()
     with ours, theirs:
         for piece in pieces[:-1]:
             ours.send(b"\x01" + piece)
         ours.send(b"\x00" + pieces[-1])
-        receiver = Receiver(theirs, LIMIT)
-        if not frame:
-            with pytest.raises(ProtocolError, match="empty"):
-                receiver.receive_whole()
-        else:
-            assert receiver.receive_whole() == frame
+        assert Receiver(theirs, LIMIT).receive_whole() == b"".join(pieces)
 
 
 def test_frames_follow_each_other() -> None:
@@ -155,7 +149,9 @@ def test_a_receiver_of_plain_frames_keeps_no_descriptor() -> None:
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize(("packet", "count"), [(b"\x01x", 2), (b"\x00" + bytes(PACKET_BYTES + 9), 2), (b"\x00x", 40)])
+@pytest.mark.parametrize(
+    ("packet", "count"), [(b"\x01x", 2), (b"\x00" + bytes(PACKET_BYTES + 9), 2), (b"\x00x", 40)]
+)
 def test_descriptors_of_a_refused_frame_are_closed(packet: bytes, count: int) -> None:
     ours, theirs = channel.pair()
     with ours, theirs:

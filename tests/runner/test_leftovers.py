@@ -71,7 +71,9 @@ def state(sandbox: Sandbox) -> dict[str, object]:
         "descriptors": descriptors(os.getpid()),
         "launcher's descriptors": [descriptors(pid) for pid in launcher],
         "memory files": sum(link.startswith("/memfd") for link in descriptors(os.getpid())),
-        "temporary files": {name for place in ("/tmp", "/dev/shm", "/run") for name in _listed(place)},
+        "temporary files": {
+            name for place in ("/tmp", "/dev/shm", "/run") for name in _listed(place)
+        },
         "threads": len(os.listdir("/proc/self/task")),
     }
 

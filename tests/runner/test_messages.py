@@ -110,7 +110,11 @@ def survives(work: str, kilobytes: int) -> bool:
     return (done.returncode, done.stdout) == (0, "alive\n")
 
 
-NESTED = ["b'\\x91' * 100_000", "b'\\x95\\xa8Finished' + b'\\x91' * 100_000", "b'\\x81\\xa1a' * 100_000"]
+NESTED = [
+    "b'\\x91' * 100_000",
+    "b'\\x95\\xa8Finished' + b'\\x91' * 100_000",
+    "b'\\x81\\xa1a' * 100_000",
+]
 
 
 @pytest.mark.parametrize("kilobytes", [1024, 256, 64])

@@ -128,7 +128,9 @@ with box("strict") as sandbox:
     tell(**{{name: [result.reason, result.error] for name, result in results.items()}})
 """,
     )
-    assert {name: reason for name, (reason, _) in told.items()} == dict.fromkeys(ESCAPES, "exception")
+    assert {name: reason for name, (reason, _) in told.items()} == dict.fromkeys(
+        ESCAPES, "exception"
+    )
 
 
 def test_ids_inside_show_nothing_of_the_user(readable: Path) -> None:

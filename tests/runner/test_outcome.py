@@ -122,7 +122,10 @@ def test_the_value_is_the_guests_word(finished: Finished | None, value: object) 
 
 
 def test_exit_code_and_signal_come_from_the_kernel_alone() -> None:
-    assert (result_of(wait_status=3 << 8).exit_code, result_of(wait_status=3 << 8).signal) == (3, None)
+    assert (result_of(wait_status=3 << 8).exit_code, result_of(wait_status=3 << 8).signal) == (
+        3,
+        None,
+    )
     assert (result_of(wait_status=11).exit_code, result_of(wait_status=11).signal) == (None, 11)
     assert (result_of(cause="output").exit_code, result_of(cause="output").signal) == (None, None)
 
@@ -132,7 +135,11 @@ def test_the_cgroups_count_is_preferred_and_wait4_is_the_substitute() -> None:
     assert (counted.cpu_user_seconds, counted.cpu_system_seconds) == (1.0, 2.0)
     assert (counted.memory_peak_bytes, counted.processes_peak) == (3, 4)
     waited = result_of(wait_status=0).usage
-    assert (waited.cpu_user_seconds, waited.memory_peak_bytes, waited.processes_peak) == (0.1, 1000, 0)
+    assert (waited.cpu_user_seconds, waited.memory_peak_bytes, waited.processes_peak) == (
+        0.1,
+        1000,
+        0,
+    )
     assert waited.wall_seconds == 1.5
 
 

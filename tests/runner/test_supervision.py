@@ -271,4 +271,6 @@ def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
     cell.says(Ended(0), 0, 1, 2)
     cell.says(REAPED)
     supervise(cell)
-    assert len(os.listdir("/proc/self/fd")) <= before + 2  # pidfd and workspace, which the cell owns
+    assert (
+        len(os.listdir("/proc/self/fd")) <= before + 2
+    )  # pidfd and workspace, which the cell owns
