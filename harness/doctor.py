@@ -5,6 +5,8 @@ import os
 import platform
 from collections.abc import Callable
 
+import psutil
+
 from ..policies.errors import CellwrightError
 from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
 from ..runner.result import SandboxResult
@@ -64,7 +66,7 @@ _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
 
 def examine() -> list[Finding]:
     """Try every layer; a launch that fails is itself a finding, with its repair."""
-    findings = [_python(), _kernel()]
+    findings = [_python(), _kernel(), _machine()]
     policy = Policy(
         name="doctor",
         optional_layers=OPTIONAL_LAYERS,
@@ -102,6 +104,12 @@ def _kernel() -> Finding:
     if numbers < (5, 19):
         return Finding("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
     return Finding("kernel", "PASS", f"Linux {release}", "")
+
+
+def _machine() -> Finding:
+    memory = psutil.virtual_memory()
+    gib = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+    return Finding("machine", "PASS", f"{psutil.cpu_count()} CPUs, {gib}", "")
 
 
 def report(findings: list[Finding], *, as_json: bool) -> None:

@@ -145,11 +145,13 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
 
 
 def _groups(policy: Policy) -> tuple[str, ...]:
-    groups = ["base", "local_sockets"]
+    # base has socketpair, for asyncio.  local_sockets can pass descriptors, which the kernel counts
+    # per uid over all cells (unix(7), ETOOMANYREFS): only for those who need it.
+    groups = ["base"]
     if policy.processes.threads:
         groups.append("threads")
     if policy.processes.subprocesses:
-        groups += ["processes", "exec"]
+        groups += ["processes", "exec", "local_sockets"]
     if policy.network.loopback:
-        groups.append("loopback_sockets")
-    return tuple(groups)
+        groups += ["loopback_sockets", "local_sockets"]
+    return tuple(dict.fromkeys(groups))

@@ -9,6 +9,7 @@ whatever reason, is the end of them all.
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -73,6 +74,8 @@ def _leave_the_host(boot: Boot) -> None:
     root without CAP_SYS_ADMIN included, does it in a user namespace.
     """
     privileges.set_process_name("cell-keeper")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd and a socket for every cell
     _prefer_to_be_killed()
     if not _is_root():
         if os.geteuid() == 0:

@@ -43,8 +43,12 @@ class Forked(_Frame, frozen=True):
     """The cell's init exists; comes with its pidfd."""
 
 
+class Mounted(_Frame, frozen=True):
+    """The cell has its own file systems; comes with /workspace."""
+
+
 class Entered(_Frame, frozen=True):
-    """Every layer is on and the guest's process waits for its program; comes with /workspace."""
+    """Every layer is on and the guest's process waits for its program."""
 
 
 class Failed(_Frame, frozen=True):
@@ -98,7 +102,7 @@ class Finished(_Frame, frozen=True):
     traceback: str | None
 
 
-Status = Forked | Entered | Failed | Ended | Reaped
+Status = Forked | Mounted | Entered | Failed | Ended | Reaped
 
 
 def encode(frame: _Frame) -> bytes:

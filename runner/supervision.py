@@ -13,7 +13,7 @@ from ..policies.policy import Limits
 from . import channel
 from .capture import Capture
 from .cells import Cell
-from .messages import Ended, Entered, Finished, Forked, Reaped, Status, decode
+from .messages import Ended, Entered, Finished, Forked, Mounted, Reaped, Status, decode
 from .result import Reason
 
 _SETUP_SECONDS = 20.0
@@ -50,6 +50,7 @@ class Supervision:
         self._wait_status: int | None = None
         self._finished: Finished | None = None
         self._reaped: Reaped | None = None
+        self._entered = False
         self._deadline = time.monotonic() + _SETUP_SECONDS
         self._cpu_check = float("inf")
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -95,8 +96,9 @@ class Supervision:
             (self._cell.pidfd,) = descriptors
             if self._cause:  # ended before there was anything to kill
                 self._cell.kill()
-        elif isinstance(message, Entered):
+        elif isinstance(message, Mounted):
             (self._cell.workspace,) = descriptors
+        elif isinstance(message, Entered):
             self._start()
         elif isinstance(message, Ended):
             self._wait_status = message.wait_status
@@ -111,11 +113,11 @@ class Supervision:
         try:
             frame, descriptors = channel.receive_with_descriptors(self._cell.status)
             if not frame:
-                raise LauncherLost(cell_began=self._cell.workspace >= 0)
+                raise LauncherLost(cell_began=self._entered)
             message: Status = decode(frame, Status)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
             raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
-        expected = 1 if isinstance(message, Forked | Entered) else 0
+        expected = 1 if isinstance(message, Forked | Mounted) else 0
         if len(descriptors) == expected:
             return message, descriptors
         for descriptor in descriptors:
@@ -126,6 +128,7 @@ class Supervision:
 
     def _start(self) -> None:
         """Every layer is on and the program goes: the clock starts."""
+        self._entered = True
         now = time.monotonic()
         self._deadline = now + self._limits.wall_seconds
         if self._cell.cgroup.cpu_seconds() is not None:
@@ -231,7 +234,7 @@ class Supervision:
         if now >= self._cpu_check:
             self._check_cpu(now)
         if now >= self._deadline:
-            if self._cause or self._wait_status is not None or self._cell.workspace < 0:
+            if self._cause or self._wait_status is not None or not self._entered:
                 raise LaunchError("the cell did not start or end in time")
             self._end("wall_time")
 

@@ -8,6 +8,7 @@ then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandbox
 import functools
 import os
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,7 @@ _NEEDS = {
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "bwrap": lambda: shutil.which("bwrap") is not None,
+    "stdlib_tests": lambda: (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir(),
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
 

@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
@@ -52,15 +53,18 @@ def enter(site: Site, descriptors: Descriptors) -> None:
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
 
 
-def confine_guest(site: Site) -> int:
-    """Confine the guest's process, behind every layer; return the directory of its workspace."""
+def confine_guest(site: Site, hand_over: Callable[[int], None]) -> None:
+    """Confine the guest's process behind every layer; `hand_over` gets its workspace's directory.
+
+    That happens before limits are lowered: how many descriptors a uid may have on their way is
+    judged by the sender's RLIMIT_NOFILE, and another cell may have used up a low one (unix(7)).
+    """
     os.setsid()  # no terminal, and signals of no foreign process group
-    workspace = _mount_own_filesystems(site.plan)
+    hand_over(_mount_own_filesystems(site.plan))
     if site.plan.loopback:
         _bring_loopback_up()
     _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
     _lock_down(site, site.plan.path_rules, site.plan.guest_filter)
-    return workspace
 
 
 def confine_init(site: Site) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..channel import send
 from ..kernel import processes
-from ..messages import Ended, Entered, Failed, encode
+from ..messages import Ended, Entered, Failed, Mounted, encode
 from . import privileges
 from .enter import CONTROL, Descriptors, Site, confine_guest, confine_init, enter
 
@@ -41,9 +41,9 @@ def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoRetu
 def _become_guest(site: Site, status: socket.socket, confined: int) -> None:
     """Confine this process and tell the supervisor; afterwards only the guest's four are open."""
     privileges.set_process_name("cell-guest")
-    workspace = confine_guest(site)
+    confine_guest(site, lambda workspace: send(status, encode(Mounted()), (workspace,)))
     os.eventfd_read(confined)  # no byte of guest code runs beside an init without its layers
-    send(status, encode(Entered()), (workspace,))
+    send(status, encode(Entered()))
     status.detach()
     processes.close_range(CONTROL + 1, 0xFFFFFFFF)
 

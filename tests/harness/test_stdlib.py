@@ -4,10 +4,7 @@ What fails is in EXPECTED with the denial that explains it.  A failure that is n
 this test, and so does an entry that fails no longer.
 """
 
-import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,14 +13,10 @@ from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import MIB, Policy
 from tests.conftest import policy_named
 
-HAS_TESTS = (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir() or (
-    Path(sys.base_prefix) / f"lib/python3.{sys.version_info.minor}/test/test_json"
-).is_dir()
+NO_SOCKETS = "socket(2) is refused, AF_UNIX too"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not HAS_TESTS, reason="this host has no 'stdlib_tests': its Python came without test"
-    ),
+    pytest.mark.needs("stdlib_tests"),
 ]
 
 STRICT = (
@@ -47,15 +40,26 @@ NOT_EXECUTABLE = "the workspace of strict is mounted noexec: shutil.which finds 
 ONE_GROUP = "the cell's /etc/group knows one group, which is not 0"
 PIPE_SIZES = "F_SETPIPE_SZ is refused: it draws on the pipe pages of the uid, in every cell"
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # (profile, denial) -> the tests that fail for it, without the leading "test."
 EXPECTED: dict[tuple[str, str], frozenset[str]] = {
-    ("standard", PIPE_SIZES): frozenset(
+    ("strict", NO_SOCKETS): _names(
+        """
+        test_pathlib.PathTest.test_is_socket_true
+        test_pathlib.PosixPathTest.test_is_socket_true
+        """
+    ),
+    ("standard", PIPE_SIZES): _names(
         """
         test_subprocess.ProcessTestCase.test_pipesizes
         test_subprocess.ProcessTestCaseNoPoll.test_pipesizes
-        """.split()
+        """
     ),
-    ("strict", NOT_EXECUTABLE): frozenset(
+    ("strict", NOT_EXECUTABLE): _names(
         """
         test_shutil.TestWhich.test_absolute_cmd
         test_shutil.TestWhich.test_basic
@@ -71,9 +75,9 @@ EXPECTED: dict[tuple[str, str], frozenset[str]] = {
         test_shutil.TestWhichBytes.test_environ_path_missing
         test_shutil.TestWhichBytes.test_relative_cmd
         test_shutil.TestWhichBytes.test_relative_path
-        """.split()
+        """
     ),
-    ("strict", NO_PROCESSES): frozenset(
+    ("strict", NO_PROCESSES): _names(
         """
         test_base64.TestMain.test_decode
         test_base64.TestMain.test_encode_decode
@@ -133,20 +137,20 @@ EXPECTED: dict[tuple[str, str], frozenset[str]] = {
         test_unicodedata.UnicodeMiscTest.test_failed_import_during_compiling
         test_uuid.TestUUIDWithExtModule.testIssue8621
         test_uuid.TestUUIDWithoutExtModule.testIssue8621
-        """.split()
+        """
     ),
-    ("strict", ONE_GROUP): frozenset(
+    ("strict", ONE_GROUP): _names(
         """
         test_shutil.TestArchives.test_make_archive_owner_group
         test_shutil.TestArchives.test_tarfile_root_owner
-        """.split()
+        """
     ),
-    ("strict", READ_ONLY): frozenset(
+    ("strict", READ_ONLY): _names(
         """
         test_pickle.CUnpicklerTests.test_unpickle_module_race
         test_pickle.InMemoryPickleTests.test_unpickle_module_race
         test_pickle.PyUnpicklerTests.test_unpickle_module_race
-        """.split()
+        """
     ),
 }
 

@@ -84,8 +84,8 @@ POLICIES = {
     "standard": Policy(processes=Processes(subprocesses=True), network=Network(loopback=True)),
 }
 GROUPS = {
-    "strict": {"base", "local_sockets", "threads"},
-    "no threads": {"base", "local_sockets"},
+    "strict": {"base", "threads"},
+    "no threads": {"base"},
     "loopback": {"base", "local_sockets", "threads", "loopback_sockets"},
     "standard": {"base", "local_sockets", "threads", "loopback_sockets", "processes", "exec"},
 }

@@ -96,7 +96,7 @@ SPOILT = [spoil_by_mode, spoil_by_group, spoil_by_directory, spoil_by_link, spoi
 def test_a_file_that_cannot_be_trusted_is_not_read(
     home: Path, spoil: Callable[[Path], None]
 ) -> None:
-    calls, compute = counting()
+    _, compute = counting()
     cached("key", Answer, compute)
     spoil(only_file(home))
     assert cached("key", Answer, compute) == Answer(2)
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_trusted_is_not_read(
 
 @pytest.mark.needs("root")
 def test_a_file_of_another_user_is_not_read(home: Path) -> None:
-    calls, compute = counting()
+    _, compute = counting()
     cached("key", Answer, compute)
     os.chown(only_file(home), 54322, 54322)
     assert cached("key", Answer, compute) == Answer(2)
