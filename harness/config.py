@@ -93,7 +93,7 @@ class SandboxConfig:
     def _processes(self) -> Processes:
         if not self.allow_subprocess:
             return Processes()
-        return Processes(subprocesses=True, execute=("/usr",))
+        return Processes(subprocesses=True, execute=("/usr/bin", "/usr/sbin", "/usr/lib"))
 
     def _paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return (read-only, writable) host paths."""

@@ -21,6 +21,7 @@ class Runtime(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
+    programs: tuple[str, ...]  # needed besides where other programs may be started
 
 
 def find_runtime(executable: str) -> Runtime:
@@ -33,7 +34,7 @@ def find_runtime(executable: str) -> Runtime:
     except OSError as error:
         message = f"cannot use {executable} as interpreter: {error.strerror}"
         raise LaunchError(message, "install it or name another one") from None
-    key = f"runtime {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
+    key = f"runtime 2 {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
     return cached(key, Runtime, lambda: _ask(executable))
 
 
@@ -45,7 +46,9 @@ def _ask(executable: str) -> Runtime:
         links += _sonames(Path(path))
     data = [path for path in _DATA if os.path.exists(path)]
     hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
-    return Runtime(executable, (stdlib, *outside, *data), tuple(links), tuple(hidden))
+    # The path of the dynamic loader is fixed in every program: /lib64 on some architectures.
+    programs = (executable, *(path for path in ("/usr/lib64",) if os.path.isdir(path)))
+    return Runtime(executable, (stdlib, *outside, *data), tuple(links), tuple(hidden), programs)
 
 
 def _stdlib_and_libraries(executable: str) -> list[str]:

@@ -86,7 +86,7 @@ class Supervisor:
         runtime = find_runtime(self._executable)
         files = runtime.files
         if self._policy.processes.subprocesses:
-            files = (*files, runtime.executable)
+            files = (*files, *runtime.programs)
         return Boot(self.plan, files, runtime.links, runtime.hidden, self._host_uid)
 
     def execute(

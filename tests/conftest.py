@@ -46,7 +46,7 @@ _NEEDS = {
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "bwrap": lambda: shutil.which("bwrap") is not None,
-    "stdlib_tests": lambda: (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir(),
+    "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
 

@@ -1,0 +1,40 @@
+"""Sandboxes with a layer taken away, to show what that layer alone stops."""
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from cellwright import Sandbox
+from cellwright.policies.policy import Policy
+from cellwright.runner import supervisor
+
+ALLOW_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # ret SECCOMP_RET_ALLOW
+
+
+@contextlib.contextmanager
+def sandbox_with_plan(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, **changes: Any
+) -> Iterator[Sandbox]:
+    """A sandbox whose plan was changed after it was compiled, as no policy could."""
+    compiled = supervisor.plan_for
+    monkeypatch.setattr(
+        supervisor,
+        "plan_for",
+        lambda *given: msgspec.structs.replace(compiled(*given), **changes),
+    )
+    with Sandbox(policy=policy) as sandbox:
+        yield sandbox
+
+
+def errno_of(attempt: str, before: str = "") -> str:
+    """Return a program whose value is the errno of `attempt`, 0 if it succeeds."""
+    return f"import os\n{before}\ntry:\n    {attempt}\n    e = 0\nexcept OSError as error:\n    e = error.errno\ne"
+
+
+def errno_of_call(call: str) -> str:
+    """Return a program whose value is the errno of a C library call with bad arguments."""
+    return f"import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nc.{call}\nctypes.get_errno()"

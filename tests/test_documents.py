@@ -1,0 +1,264 @@
+"""Documents name what exists, all of it; their links lead somewhere; the Python in them runs."""
+
+import argparse
+import ast
+import datetime
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import cellwright
+from cellwright.harness import commands
+from cellwright.policies import policy
+from cellwright.policies.compile import ALWAYS
+from cellwright.policies.loading import profile_names
+from cellwright.runner import messages
+from cellwright.runner.result import SandboxStatus, Usage
+from tests import conftest
+from tests.conftest import ROOT
+
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"))
+    if not any(parent.is_symlink() for parent in path.parents)
+)
+NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+
+
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def named_in(name: str) -> set[str]:
+    """Return the words that a document sets in code: what it says exists."""
+    prose = re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)
+    return {
+        word for code in re.findall(r"`([^`]+)`", prose) for word in re.split(r"[\s,()]+", code)
+    }
+
+
+def rows_of(name: str) -> list[list[str]]:
+    """Return the cells of every table row of a document."""
+    lines = [line for line in text_of(name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_folder_that_people_read_has_its_document() -> None:
+    folders = ("cellwright", "runner", "runner/kernel", "policies", "harness", "tests")
+    wanted = {f"{folder}/README.md" for folder in (*folders, "benchmarks", "scripts")}
+    wanted |= {"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert wanted <= set(NAMES)
+
+
+# The Python in documents
+
+
+def examples() -> Iterator[object]:
+    """Yield every Python block and what stands below it as its output, None where nothing does."""
+    pattern = r"```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<output>.*?)```)?"
+    for name in NAMES:
+        for number, found in enumerate(re.finditer(pattern, text_of(name), re.DOTALL), 1):
+            yield pytest.param(found["code"], found["output"], id=f"{name}-{number}")
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize(("code", "output"), examples())
+def test_an_example_runs_and_prints_what_is_shown(code: str, output: str | None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (done.stdout if output is None else output)
+
+
+def test_the_readme_shows_a_program_a_refusal_and_a_cap() -> None:
+    shown = [example.values[1] for example in examples()]  # type: ignore[attr-defined]
+    assert "FileNotFoundError" in shown[0]
+    assert "memory" in shown[0]
+
+
+@pytest.mark.needs("cgroup")
+def test_the_policy_that_is_shown_is_one() -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", text_of("policies/README.md"), re.DOTALL)
+    policy.check_policy(msgspec.convert(tomllib.loads(shown), policy.Policy))
+
+
+# Links and names of files
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_local_links_lead_to_something(name: str) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)\s#]+)", text_of(name))
+    missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
+    assert missing == []
+
+
+def test_every_layer_has_a_proof_and_every_proof_is_named() -> None:
+    layers = text_of("README.md").partition("## Isolation layers")[2].partition("\n## ")[0]
+    proofs = set(re.findall(r"\((tests/escapes/test_\w+\.py)\)", layers))
+    rows = [line for line in layers.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 10
+    assert [row for row in rows if "tests/escapes/test_" not in row] == []
+    assert proofs == {
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/escapes/test_*.py")
+    }
+
+
+def test_every_layer_is_in_the_table() -> None:
+    fallbacks = {"rlimit_as", "rlimit_nproc"}
+    assert {*ALWAYS, *policy.OPTIONAL_LAYERS, *fallbacks} <= named_in("README.md")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_document_knows_the_machine_that_it_was_written_on(name: str) -> None:
+    """Not its checkout, not its interpreter, nobody's home; /workspace is the cell's."""
+    assert re.findall(r"/work\b|/root/|/home/\w+|\.pyenv", text_of(name)) == []
+
+
+# Names in the code
+
+
+def test_every_field_of_a_policy_is_described_with_its_default() -> None:
+    rows = [row for row in rows_of("policies/README.md") if len(row) == 5]
+    described = {(row[0].strip("`"), row[1].strip("`")): row[4].strip("`") for row in rows[2:]}
+    actual: dict[tuple[str, str], str] = {}
+    for field in msgspec.structs.fields(policy.Policy):
+        default = getattr(policy.Policy(), field.name)
+        if isinstance(default, msgspec.Struct):
+            for inner in msgspec.structs.fields(type(default)):
+                actual[field.name, inner.name] = in_words(getattr(default, inner.name))
+        else:
+            actual["", field.name] = in_words(default)
+    assert described == actual
+
+
+def in_words(default: object) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, int | float):
+        whole = int(default)
+        assert whole == default
+        return f"{whole // policy.MIB} MiB" if whole >= policy.MIB else f"{whole:,}"
+    return default if isinstance(default, str) else "none" if not default else repr(default)
+
+
+def test_every_field_of_a_config_is_described_with_its_default() -> None:
+    rows = [row for row in rows_of("harness/README.md") if len(row) == 3]
+    described = {row[0].strip("`"): row[1] for row in rows}
+    config = cellwright.SandboxConfig()
+    for name in config.__dataclass_fields__:
+        assert described.get(name) == in_words(getattr(config, name)), name
+
+
+def test_every_profile_and_optional_layer_is_described() -> None:
+    assert {*profile_names(), *policy.OPTIONAL_LAYERS} <= named_in("policies/README.md")
+
+
+@pytest.mark.parametrize("kind", [cellwright.SandboxResult, Usage], ids=lambda kind: kind.__name__)
+def test_every_field_of_a_result_is_described(kind: type[msgspec.Struct]) -> None:
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    assert fields <= named_in("harness/README.md")
+
+
+def test_every_public_name_is_described() -> None:
+    # what a result holds stands in its table by its fields
+    inside = {"SandboxStatus", "Violation"}
+    assert set(cellwright.__all__) - inside <= named_in("harness/README.md")
+
+
+def test_every_status_and_reason_is_described() -> None:
+    statuses = {status.name for status in SandboxStatus} - {"PENDING"}  # nothing waits
+    reasons = set(cellwright.SandboxResult.__annotations__["reason"].__args__)
+    assert statuses | reasons <= named_in("harness/README.md")
+
+
+def test_every_command_and_option_is_described() -> None:
+    described = text_of("README.md") + text_of("harness/README.md")
+    (choices,) = (
+        action.choices for action in commands._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )  # fmt: skip
+    for command, parser in choices.items():
+        assert f"`cellwright {command}" in described
+        options = {option for action in parser._actions for option in action.option_strings}
+        assert options - {"-h", "--help"} <= named_in("harness/README.md"), command
+
+
+def test_every_exit_status_is_described() -> None:
+    rows = {row[0] for row in rows_of("harness/README.md")}
+    statuses = (commands.RAN, commands.GUEST_FAILED, commands.USAGE, commands.OURS)
+    assert {str(status) for status in statuses} <= rows
+
+
+def test_every_frame_is_described() -> None:
+    frames = {
+        name for name, kind in vars(messages).items()
+        if isinstance(kind, type) and issubclass(kind, messages._Frame) and not name.startswith("_")
+    }  # fmt: skip
+    assert frames <= named_in("runner/README.md")
+    assert len(frames) > 5
+
+
+def test_every_process_is_described() -> None:
+    """By the name that ps(1) shows, which the code gives it."""
+    calls = [
+        node.args[0].value
+        for path in ROOT.glob("runner/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "set_process_name"
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    assert len(calls) == 4
+    assert set(calls) <= named_in("runner/README.md")
+
+
+def test_every_need_and_variable_of_the_tests_is_described() -> None:
+    assert set(conftest._NEEDS) <= named_in("tests/README.md")
+    used = set(re.findall(r"CELLWRIGHT_TEST_[A-Z]+", (ROOT / "tests/conftest.py").read_text()))
+    assert used <= named_in("tests/README.md")
+
+
+@pytest.mark.parametrize("folder", ["scripts", "benchmarks"])
+def test_every_script_is_described(folder: str) -> None:
+    files = {path.name for path in (ROOT / folder).iterdir() if path.is_file()} - {"README.md"}
+    assert {name for name in files if name not in text_of(f"{folder}/README.md")} == set()
+
+
+# The change log
+
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_change_log_keeps_the_form() -> None:
+    lines = text_of("CHANGELOG.md").splitlines()
+    assert lines[0] == "# Changelog"
+    versions = [line for line in lines if line.startswith("## ")]
+    assert versions[0] == "## [Unreleased]"
+    released = [
+        re.fullmatch(r"## \[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", line)
+        for line in versions[1:]
+    ]
+    assert all(released), versions
+    order = [tuple(map(int, found.groups()[:3])) for found in released if found]
+    dates = [datetime.date.fromisoformat(found[4]) for found in released if found]
+    assert order == sorted(set(order), reverse=True)
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_changes_stand_under_their_kinds() -> None:
+    for version in re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.MULTILINE)[1:]:
+        head, *groups = re.split(r"^### ", version, flags=re.MULTILINE)
+        assert len(head.splitlines()) == 1 or not head.partition("\n")[2].strip(), head
+        for group in groups:
+            kind, _, entries = group.partition("\n")
+            assert kind in KINDS
+            assert re.search(r"^- \S", entries, re.MULTILINE), f"nothing under {kind}"
