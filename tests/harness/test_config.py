@@ -37,7 +37,7 @@ def test_cpu_time_grows_with_the_processors() -> None:
 def test_subprocesses_bring_the_hosts_programs() -> None:
     processes = SandboxConfig(allow_subprocess=True).policy().processes
     assert processes.subprocesses
-    assert processes.execute == ("/usr",)
+    assert processes.execute == ("/usr/bin", "/usr/sbin", "/usr/lib")
 
 
 def test_paths_are_expanded_and_denied_ones_left_out(tmp_path: Path) -> None:
