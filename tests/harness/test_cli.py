@@ -1,0 +1,103 @@
+"""The command line, as a shell sees it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import OPTIONAL, ROOT
+
+OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
+
+
+def cellwright(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cellwright", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return cellwright("run", *OPTIONS, *arguments, stdin=stdin)
+
+
+def test_a_program_prints_and_nothing_else_is_said() -> None:
+    done = run("-c", "print('hi')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
+
+
+def test_a_failure_is_one_line_beside_the_programs_own_words() -> None:
+    done = run("-c", "import sys; sys.exit(3)")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("cellwright: failed (exit) · exit code 3")
+
+
+def test_json_is_one_object_on_stdout() -> None:
+    result = json.loads(run("--json", "-c", "print('x')\n6 * 7").stdout)
+    assert (result["status"], result["value"], result["stdout"], result["ok"]) == (
+        "completed",
+        42,
+        "x\n",
+        True,
+    )
+
+
+def test_a_program_and_its_files_come_from_the_host(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print(open('renamed').read(), input())")
+    (tmp_path / "data").write_text("data")
+    done = run(
+        "--file",
+        f"{tmp_path}/data:renamed",
+        "--stdin",
+        "-",
+        f"{tmp_path}/program.py",
+        stdin="line\n",
+    )
+    assert done.stdout == "data line\n", done.stderr
+
+
+def test_a_deadline_is_told() -> None:
+    done = run("--timeout", "0.2", "-c", "while True: pass")
+    assert done.returncode == 1
+    assert "timeout (wall_time) · ran longer than 0.2 s" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["run"], 2),
+        (["run", "-c", "1", "--timeout", "nan"], 2),
+        (["run", "-c", "1", "--memory", "-1"], 2),
+        (["run", "/nowhere.py"], 2),
+        (["run", "-c", "1", "--policy", "lenient"], 2),
+        (["run", "-c", "1", "--optional", "seccomp"], 2),
+        (["run", "-c", "1", "--language", "cobol"], 1),
+        (["nonsense"], 2),
+        ([], 2),
+    ],
+)
+def test_wrong_usage_is_said_without_a_traceback(arguments: list[str], status: int) -> None:
+    done = cellwright(*arguments)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_explain_names_what_is_in_force() -> None:
+    done = cellwright("explain", *OPTIONS)
+    assert done.returncode == 0
+    assert done.stdout.startswith("policy strict\n")
+    assert "layer seccomp: " in done.stdout
+
+
+def test_doctor_proves_every_layer_that_is_in_force() -> None:
+    done = cellwright("doctor", "--json")
+    findings = {each["layer"]: each for each in json.loads(done.stdout)}
+    assert done.returncode == 0, findings
+    assert {each["verdict"] for each in findings.values()} <= {"PASS", "WARN"}
+    for layer in ("launcher", "mount_ns", "pid_ns", "net_ns", "capabilities", "seccomp"):
+        assert findings[layer]["verdict"] == "PASS"
+    for each in findings.values():
+        assert each["verdict"] == "PASS" or each["repair"]
