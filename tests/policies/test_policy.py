@@ -45,7 +45,7 @@ def test_standard_widens_strict_by_programs_and_loopback_only() -> None:
     assert standard.limits == strict.limits
     assert standard.filesystem.write == ()
     assert standard.environment == {}
-    assert standard.processes.execute == ("/usr",)
+    assert standard.processes.execute == ("/usr/bin", "/usr/sbin", "/usr/lib")
 
 
 def test_a_policy_file_is_loaded_by_its_path(tmp_path) -> None:
