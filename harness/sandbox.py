@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "create_sandbox"]
 
 
+_GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id"}
+
+
 class Sandbox:
     """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
 
@@ -76,6 +79,8 @@ class Sandbox:
         What the code does wrong is in the result; raises PolicyError for arguments that make no
         sense, ClosedError after `close`, and LaunchError if no cell could be built.
         """
+        if unknown := given.keys() - _GIVEN:
+            raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
         try:
             check_language(language)
             request = make_request(code, self.policy.limits, **given)

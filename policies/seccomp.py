@@ -1,7 +1,7 @@
 """Rules to BPF, by libseccomp.  The only module that imports pyseccomp.
 
-The native architecture only: libseccomp then refuses foreign entry points (int 0x80, x32) by the
-bad-architecture action, and adds no socketcall companions (moby/profiles 7158007).
+The native architecture only: libseccomp then kills at foreign entry points (int 0x80) and adds no
+socketcall companions (moby/profiles 7158007).  x32 numbers are newer than the table, and so ENOSYS.
 """
 
 import errno

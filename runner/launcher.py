@@ -40,6 +40,9 @@ def main(own_paths: int) -> NoReturn:
     The first `own_paths` entries of sys.path are ours, not the guest's.
     """
     sock = socket.socket(fileno=_CONTROL)
+    # Python's own handler would let a guest interrupt init: pid 1 is safe only from signals for
+    # which it has none (pid_namespaces(7)).
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
     try:
         del sys.path[:own_paths]  # everything of ours is imported

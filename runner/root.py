@@ -1,8 +1,8 @@
 """The root directory that all cells of a launcher share: built once, then read-only.
 
-Everything in it is either a read-only bind of a host path at the same place or a small file made
-here.  Sources are opened as detached mounts before the new root covers anything, so no path is
-resolved through what was mounted a moment ago.
+Everything in it is a bind of a host path at the same place, read-only unless the policy says
+otherwise, a device, or a small file made here.  Sources are opened as detached mounts before the new
+root covers anything, so no path is resolved through what was mounted a moment ago.
 """
 
 import os

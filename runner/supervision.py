@@ -105,6 +105,8 @@ class Supervision:
             self._expect_end()
         elif isinstance(message, Reaped):
             self._reaped = message
+        elif self._entered:
+            raise InternalError(f"init failed while the cell ran: {message.message}")
         elif not self._cause:  # if we ended it while it was being built, a step had to fail
             raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
 

@@ -12,6 +12,7 @@ import json
 import linecache
 import os
 import random  # noqa: F401 - loaded here, it seeds itself anew after every fork
+import signal
 import socket
 import sys
 import threading
@@ -49,6 +50,7 @@ def serve(control: int) -> NoReturn:
     """Run the one program that arrives on `control`; never returns."""
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as python(1) has it
         sock = socket.socket(fileno=control)
         frame = Receiver(sock, _RUN_BYTES).receive_whole()
         if frame:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .systemd import delegated_scope
-from .tree import CgroupTree, NoCgroups, remove
+from .tree import CgroupTree, NoCgroups, remove, write
 from .v1 import CgroupTreeV1
 from .v2 import CgroupTreeV2
 
@@ -20,10 +20,12 @@ _counter = itertools.count()
 def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     """Return the tree for a new supervisor whose launcher's keeper is the process `keeper`.
 
-    `root` names a directory to use: a delegated v2 cgroup, or one that holds v1 hierarchies as
+    `root`, or else CELLWRIGHT_CGROUP_ROOT, names a directory to use: a delegated v2 cgroup, or one
+    that holds v1 hierarchies as
     /sys/fs/cgroup does.  Without it: the v1 hierarchies that have the controllers, if we may write
     there; else a v2 scope that systemd delegates to us; else the top of v2, if it is not systemd's.
     """
+    root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT")
     try:
         if root is not None:
             return _at(Path(root))
@@ -75,7 +77,7 @@ def _enable_at(top: Path) -> None:
     """
     available = (top / "cgroup.controllers").read_text().split()
     wanted = [f"+{name}" for name in _WANTED if name in available]
-    (top / "cgroup.subtree_control").write_text(" ".join(wanted))
+    write(top / "cgroup.subtree_control", " ".join(wanted))
 
 
 def _name() -> str:

@@ -55,7 +55,7 @@ class CgroupTree(Protocol):
 
     def create(self, name: str, caps: Caps) -> Cgroup: ...
 
-    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+    def admit(self, keeper: int, launcher: int, uid: int) -> None:
         """Let the launcher, which runs as `uid`, put cells into cgroups of this tree."""
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class NoCgroups:
     def create(self, name: str, caps: Caps) -> Cgroup:
         return NoCgroup()
 
-    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+    def admit(self, keeper: int, launcher: int, uid: int) -> None:
         return
 
     def close(self) -> None:

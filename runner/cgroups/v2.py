@@ -89,7 +89,7 @@ class CgroupTreeV2:
             for name in CONTROLLERS
         }
 
-    def admit(self, launcher: int, keeper: int, uid: int) -> None:
+    def admit(self, keeper: int, launcher: int, uid: int) -> None:
         """Move the launcher out of the way of the "no internal processes" rule and switch the
         controllers on for the cells beside it."""
         self._owner = uid

@@ -79,7 +79,7 @@ def attach_making(mount: int, target: str, *, is_directory: bool) -> None:
     try:
         if is_directory:
             os.makedirs(target, exist_ok=True)
-        else:
+        elif not os.path.lexists(target):  # it may be there, below a read-only mount
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
     except BaseException:

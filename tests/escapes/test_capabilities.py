@@ -2,8 +2,11 @@
 
 import errno
 
+import pytest
+
 from cellwright import Sandbox
-from tests.escapes.without import errno_of, errno_of_call
+from tests.conftest import policy_named
+from tests.escapes.without import errno_of, errno_of_call, sandbox_with_plan
 
 STATUS = (
     "dict(line.split()[:2] for line in open('/proc/self/status') if line[:3] in ('Cap', 'NoN'))"
@@ -41,6 +44,16 @@ def test_a_set_uid_program_gains_nothing(standard: Sandbox) -> None:
 
 
 def test_init_cannot_be_signalled_or_looked_into(standard: Sandbox) -> None:
-    assert standard.execute(errno_of("os.kill(1, 9)")).value in (0, errno.EPERM)
+    for number in range(1, 32):
+        assert standard.execute(errno_of(f"os.kill(1, {number})")).value in (0, errno.EPERM)
     assert standard.execute(errno_of("open('/proc/1/mem', 'rb')")).value == errno.EACCES
     assert standard.execute("1 + 1").value == 2
+
+
+def test_no_signal_reaches_init_where_landlock_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Landlock scopes signals since ABI 6 only; pid 1 must be safe because it handles none."""
+    with sandbox_with_plan(monkeypatch, policy_named("standard"), landlock_abi=0) as sandbox:
+        for number in range(1, 32):
+            assert sandbox.execute(errno_of(f"os.kill(1, {number})")).value == 0, number
