@@ -79,6 +79,8 @@ def test_a_deadline_is_told() -> None:
     ],
 )
 def test_wrong_usage_is_said_without_a_traceback(arguments: list[str], status: int) -> None:
+    if arguments[:1] == ["run"]:
+        arguments = ["run", *OPTIONS, *arguments[1:]]
     done = cellwright(*arguments)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr

@@ -19,6 +19,8 @@ DATA = (
     "policies/profiles/standard.toml",
 )
 
+FILTER = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command outside the checkout, without anything that could lead back to it."""
@@ -55,7 +57,7 @@ def sdist(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, place: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(place / "unpacked", filter="data")
+        archive.extractall(place / "unpacked", **FILTER)
     (tree,) = (place / "unpacked").iterdir()
     run(sys.executable, "-Im", "build", "--wheel", "--no-isolation", "-o", place, tree, cwd=place)
     (file,) = place.glob("cellwright-*.whl")
