@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,8 @@ class Host:
             self._plant_file(stack, Path(directory, "sbx_canary"))
         os.environ["SBX_CANARY_ENV"] = self.canary
         stack.callback(os.environ.pop, "SBX_CANARY_ENV")
-        command = ["sh", "-c", "sleep 900; :", self.canary]
-        self.process = stack.enter_context(subprocess.Popen(command))
+        command = [sys.executable, "-I", "-c", "import time; time.sleep(900)", self.canary]
+        self.process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(self.process.kill)
         self.listeners = [stack.enter_context(each) for each in self._listeners()]
 
