@@ -173,6 +173,8 @@ class Supervisor:
         """Remove a cgroup, now or when what was killed in it has died."""
         with self._lock:
             self._leftovers = [each for each in [*self._leftovers, cgroup] if not each.remove()]
+            for tree in self._retired:  # an execution may outlive its launcher by a moment
+                tree.close()
 
     def close(self) -> None:
         """End every cell and the launcher, and leave nothing behind.  Closing twice is fine."""
