@@ -57,6 +57,7 @@ _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
     ("no_new_privs", "NoNewPrivs is 1", _status("NoNewPrivs"), _value_is("1")),
     ("rlimits", "no core file can be written", _CORE, _value_is(1)),
     ("seccomp", "unshare(CLONE_NEWUSER) answers EPERM", "import ctypes; c = ctypes.CDLL(None, use_errno=True); c.unshare(0x10000000); ctypes.get_errno()", _value_is(1)),
+    ("listener", "a refused ptrace is told by the kernel", "import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)", lambda r: [v.syscall for v in r.violations] == ["ptrace"]),
     ("landlock", "writing to /dev/urandom answers EACCES, which mode and mount would allow", _errno_of("os.open('/dev/urandom', os.O_WRONLY)"), _value_is(13)),
     ("cgroup_memory", "a program that needs twice its cap is killed", f"x = bytearray({256 * _MIB})", _reason_is("memory")),
     ("cgroup_pids", "forking stops at the cap", _FORKS, lambda r: isinstance(r.value, int) and 0 < r.value < 32),

@@ -10,6 +10,7 @@ _CGROUP = (
 )
 REPAIRS = {
     "landlock": "boot Linux 5.19 or newer with landlock in lsm=, or go without: --optional landlock",
+    "listener": "boot Linux 5.0 or newer, or go without: --optional listener",
     "cgroup_memory": _CGROUP,
     "cgroup_pids": _CGROUP,
     "cgroup_cpu": _CGROUP,

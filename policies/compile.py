@@ -1,11 +1,13 @@
 """Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
 
+from typing import Any
+
 from .errors import Unenforceable
 from .host import Host
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import Policy, check_policy
-from .seccomp import compile_filter
-from .syscalls import syscall_table
+from .seccomp import Listened, compile_filter, number_of
+from .syscalls import Condition, Rule, Table, syscall_table
 
 ALWAYS = (
     "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
@@ -31,16 +33,23 @@ def compile_policy(policy: Policy, host: Host) -> Plan:
     layers = _layers(policy, host)
     table = syscall_table()
     limits = policy.limits
+    groups = _groups(policy)
+    open_files = min(limits.open_files, host.open_files - 1)
+    listened = _listened(policy, table) if "listener" in layers else None
+    rules = table.rules(groups) + ((_hand_over(open_files),) if listened else ())
     return Plan(
         policy=policy.name,
         binds=_binds(policy),
         tmpfs=_tmpfs(policy),
         hostname="cell",
         rlimits=_rlimits(policy, layers),
+        open_files=open_files,
         landlock_abi=host.landlock_abi if "landlock" in layers else 0,
         path_rules=_path_rules(policy),
-        guest_filter=compile_filter(table.rules(_groups(policy)), table.unknown, table.numbers),
-        init_filter=compile_filter(table.init, table.unknown, table.numbers),
+        guest_filter=compile_filter(rules, table, listened),
+        init_filter=compile_filter(table.init, table),
+        refusals=_refusals(table, groups) if listened else {},
+        watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
         environment=_ENVIRONMENT | policy.environment,
         loopback=policy.network.loopback,
         memory_bytes=limits.memory_bytes,
@@ -56,7 +65,7 @@ def _layers(policy: Policy, host: Host) -> tuple[str, ...]:
     gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
     if gaps:
         raise Unenforceable(tuple(gaps))
-    optional = ("landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
+    optional = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
     present = tuple(layer for layer in optional if layer not in missing)
     fallback = tuple(
         _FALLBACKS[layer] for layer in optional if layer in missing & _FALLBACKS.keys()
@@ -73,6 +82,7 @@ def _missing(host: Host) -> dict[str, str]:
     reasons = {
         "user_ns": host.user_namespaces,
         "seccomp": host.seccomp,
+        "listener": host.listener,
         "landlock": "" if host.landlock_abi >= _LANDLOCK_MINIMUM else _no_landlock(host),
     }
     for controller in ("memory", "cpu", "pids"):
@@ -117,7 +127,6 @@ def _rlimits(policy: Policy, layers: tuple[str, ...]) -> tuple[tuple[str, int], 
         ("MEMLOCK", 0),
         ("MSGQUEUE", 0),
         ("NICE", 0),
-        ("NOFILE", limits.open_files),
         ("RTPRIO", 0),
         ("SIGPENDING", 1024),
         ("STACK", limits.stack_bytes),
@@ -155,3 +164,23 @@ def _groups(policy: Policy) -> tuple[str, ...]:
     if policy.network.loopback:
         groups += ["loopback_sockets", "local_sockets"]
     return tuple(dict.fromkeys(groups))
+
+
+def _listened(policy: Policy, table: Table) -> Listened:
+    return Listened(table.quiet, table.watched if policy.filesystem.watch else ())
+
+
+def _hand_over(descriptor: int) -> Rule:
+    """Allow what passes the listener on: sendmsg(2) on the one descriptor that, once closed and the
+    limit lowered, no guest can have again."""
+    return Rule("sendmsg", (Condition(0, 0xFFFFFFFF, descriptor),))
+
+
+def _refusals(table: Table, groups: tuple[str, ...]) -> dict[int, tuple[str, str]]:
+    return _numbered(table, {call: (call, why) for call, why in table.refusals(groups).items()})
+
+
+def _numbered(table: Table, by_name: dict[str, Any]) -> dict[int, Any]:
+    """Return `by_name` by call number, without what this architecture never had."""
+    numbered = {number_of(call, table): value for call, value in by_name.items()}
+    return {number: value for number, value in numbered.items() if number >= 0}

@@ -1,6 +1,7 @@
 """A plan in words, one line an operation, in the order in which a cell is built."""
 
 from .plan import Plan
+from .policy import OPTIONAL_LAYERS
 
 _MIB = 1024 * 1024
 _LAYERS = {
@@ -15,6 +16,7 @@ _LAYERS = {
     "no_new_privs": "no_new_privs: no set-uid program gives anything",
     "rlimits": "resource limits, listed above",
     "seccomp": "a system call allowlist; what is newer than the list does not exist",
+    "listener": "a listener: what the filter refuses, and what is opened, is noted by the supervisor",
     "landlock": "Landlock: a second fence around the same files",
     "cgroup_memory": "a memory cap by cgroup, no swap",
     "cgroup_cpu": "a CPU share by cgroup",
@@ -33,7 +35,10 @@ def explain(plan: Plan) -> list[str]:
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
         f"host name {plan.hostname}",
         *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),
-        *(f"limit {name} to {value}" for name, value in plan.rlimits),
+        *(
+            f"limit {name} to {value}"
+            for name, value in (*plan.rlimits, ("NOFILE", plan.open_files))
+        ),
         _caps(plan),
         _filters(plan),
         *(f"layer {name}: {_LAYERS.get(name, name)}" for name in plan.layers),
@@ -43,8 +48,7 @@ def explain(plan: Plan) -> list[str]:
 
 def missing_layers(plan: Plan) -> list[str]:
     """Return the layers that this host lacks and the policy let go."""
-    optional = ("landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
-    return [layer for layer in optional if layer not in plan.layers]
+    return [layer for layer in OPTIONAL_LAYERS if layer not in plan.layers]
 
 
 def _caps(plan: Plan) -> str:

@@ -10,5 +10,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = "x86_64"
     user_namespaces: str = ""
     seccomp: str = ""
+    listener: str = ""
+    open_files: int = 1_048_576  # the hard RLIMIT_NOFILE
     landlock_abi: int = 0
     cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or why not

@@ -40,10 +40,13 @@ class Plan(_Data, frozen=True):
     tmpfs: tuple[Tmpfs, ...]
     hostname: str
     rlimits: tuple[tuple[str, int], ...]
+    open_files: int  # RLIMIT_NOFILE, and so the first number that no guest can give a descriptor
     landlock_abi: int
     path_rules: tuple[PathRule, ...]
     guest_filter: bytes
     init_filter: bytes
+    refusals: dict[int, tuple[str, str]]  # number -> (call, why); empty without a listener
+    watched: dict[int, str]  # allowed; the listener takes note and lets them go on
     environment: dict[str, str]
     loopback: bool
     memory_bytes: int

@@ -10,7 +10,7 @@ from .errors import PolicyError
 MIB = 1024 * 1024
 
 # Every layer that can be named optional, and so be missing on a host.  The rest is always required.
-OPTIONAL_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids", "landlock")
+OPTIONAL_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids", "landlock", "listener")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -18,10 +18,15 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Filesystem(_Section, frozen=True):
-    """Host paths shown in the cell at the same place; nothing else of the host is visible."""
+    """Host paths shown in the cell at the same place; nothing else of the host is visible.
+
+    With `watch`, opening a path that is not shown, or for writing where that is not allowed, is
+    noted as a violation; it costs each open(2) about 10 µs.
+    """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    watch: bool = True
 
 
 class Processes(_Section, frozen=True):
@@ -53,6 +58,7 @@ class Limits(_Section, frozen=True):
     workspace_inodes: int = 16_384
     open_files: int = 1024
     stack_bytes: int = 8 * MIB
+    violations: int = 10_000  # after so many the cell is killed
 
 
 class Policy(_Section, frozen=True):

@@ -8,10 +8,12 @@ import errno
 import os
 import struct
 import tempfile
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import pyseccomp
 
-from .syscalls import NEWEST_NUMBER, Condition, Rule
+from .syscalls import NEWEST_NUMBER, Condition, Rule, Table
 
 _BPF = struct.Struct("=HBBI")
 _LOAD_NUMBER = _BPF.pack(0x20, 0, 0, 0)  # ld [offsetof(struct seccomp_data, nr)]
@@ -20,34 +22,48 @@ _RETURN_ENOSYS = _BPF.pack(0x06, 0, 0, 0x00050000 | errno.ENOSYS)  # ret SECCOMP
 _BINARY_TREE = 2  # SCMP_FLTATR_CTL_OPTIMIZE: a third of the linear filter's install time
 
 
+class Listened(NamedTuple):
+    """What a listener does not hear of though it is refused, and what it hears of though allowed."""
+
+    quiet: tuple[str, ...]
+    watched: tuple[str, ...]
+
+
 def compile_filter(
-    rules: tuple[Rule, ...], unknown: tuple[str, ...], numbers: dict[str, int]
+    rules: tuple[Rule, ...], table: Table, listened: Listened | None = None
 ) -> bytes:
-    """Return the BPF program that allows `rules`, answers ENOSYS to `unknown` and to every call
-    newer than the table, and EPERM to the rest.
+    """Return the BPF program that allows `rules`, answers ENOSYS to the table's unknown calls and to
+    every call newer than it, and EPERM to the rest, or leaves that answer to a listener.
 
     The two answers differ because libraries fall back to an older call only after ENOSYS
     (moby#42680).  libseccomp has no range test, so the one for newer calls is put in front of its
     program; foreign architectures pass it and are then killed.
     """
-    program = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
+    refuse = pyseccomp.ERRNO(errno.EPERM)
+    program = pyseccomp.SyscallFilter(pyseccomp.NOTIFY if listened else refuse)
     program.set_attr(pyseccomp.Attr.CTL_OPTIMIZE, _BINARY_TREE)
     program.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
-    for rule in rules:
-        _add(program, pyseccomp.ALLOW, rule, numbers)
-    for call in unknown:
-        _add(program, pyseccomp.ERRNO(errno.ENOSYS), Rule(call), numbers)
+    quiet, watched = listened or Listened((), ())
+    allowed = [rule for rule in rules if rule.call not in watched]  # those get the default: NOTIFY
+    _add_all(program, pyseccomp.ALLOW, allowed, table)
+    _add_all(program, pyseccomp.ERRNO(errno.ENOSYS), map(Rule, table.unknown), table)
+    _add_all(program, refuse, map(Rule, quiet), table)
     return _LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)
 
 
-def _add(
-    program: pyseccomp.SyscallFilter, action: int, rule: Rule, numbers: dict[str, int]
+def number_of(call: str, table: Table) -> int:
+    """Return the number of `call` on this architecture, negative if it never had it."""
+    number = table.numbers.get(call, -1)
+    return number if number >= 0 else pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)
+
+
+def _add_all(
+    program: pyseccomp.SyscallFilter, action: int, rules: Iterable[Rule], table: Table
 ) -> None:
-    number = numbers.get(rule.call, -1)
-    if number < 0:
-        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, rule.call)
-    if number >= 0:  # negative: this architecture never had the call
-        program.add_rule(action, number, *map(_argument, rule.conditions))
+    for rule in rules:
+        number = number_of(rule.call, table)
+        if number >= 0:
+            program.add_rule(action, number, *map(_argument, rule.conditions))
 
 
 def _argument(condition: Condition) -> pyseccomp.Arg:

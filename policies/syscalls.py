@@ -31,27 +31,47 @@ class Table(msgspec.Struct, frozen=True):
     groups: dict[str, tuple[Rule, ...]]
     init: tuple[Rule, ...]
     refused: dict[str, str]
+    quiet: tuple[str, ...]  # refused without a word to the listener
+    watched: tuple[str, ...]  # allowed, and told to the listener
     unknown: tuple[str, ...]
     numbers: dict[str, int]
 
     def rules(self, groups: tuple[str, ...]) -> tuple[Rule, ...]:
         return tuple(rule for group in groups for rule in self.groups[group])
 
+    def refusals(self, groups: tuple[str, ...]) -> dict[str, str]:
+        """Return why each call, or a form of it, is refused where `groups` are given."""
+        allowed = {rule.call: rule.conditions for rule in self.rules(groups)}
+        reasons = {
+            rule.call: "not with these arguments" if rule.call in allowed else f"needs group {name}"
+            for name, rules in self.groups.items()
+            for rule in rules
+            if allowed.get(rule.call, True)  # () where every form is allowed
+        }
+        return reasons | self.refused
+
 
 @cache
 def syscall_table() -> Table:
     """Read syscalls.toml; the same for every host."""
     data = tomllib.loads(Path(__file__).with_name("syscalls.toml").read_text())
-    refused = {
-        call: reason for part in data["refused"].values() for call, reason in part["calls"].items()
-    }
+    parts = data["refused"].values()
+    refused = {call: reason for part in parts for call, reason in part["calls"].items()}
     return Table(
         groups={name: _rules(group) for name, group in data["groups"].items()},
         init=_rules(data["init"]),
-        refused=refused,
+        refused={call: _spelled_out(reason, refused) for call, reason in refused.items()},
+        quiet=tuple(call for part in parts if "quiet" in part for call in part["calls"]),
+        watched=tuple(data["watched"]["calls"]),
         unknown=tuple(data["unknown"]["calls"]),
         numbers=data["numbers"],
     )
+
+
+def _spelled_out(reason: str, refused: dict[str, str]) -> str:
+    """Return what "as setuid" stands for."""
+    word, _, other = reason.partition(" ")
+    return refused.get(other, reason) if word == "as" else reason
 
 
 def _rules(group: dict[str, Any]) -> tuple[Rule, ...]:

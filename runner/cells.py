@@ -16,6 +16,7 @@ class Cell:
         self.cgroup = cgroup
         self.pidfd = -1
         self.workspace = -1
+        self.listener = -1
         self.status, self._their_status = channel.pair()
         self.control, self._their_control = channel.pair()
         self.stdout, self._their_stdout = os.pipe()
@@ -52,7 +53,7 @@ class Cell:
         """Free everything; the caller has seen the cell end, or has killed it."""
         self.status.close()
         self.control.close()
-        for name in ("stdin", "stdout", "stderr", "pidfd", "workspace"):
+        for name in ("stdin", "stdout", "stderr", "pidfd", "workspace", "listener"):
             setattr(self, name, _closed(getattr(self, name)))
         self._close_their_ends()
 

@@ -47,6 +47,10 @@ class Mounted(_Frame, frozen=True):
     """The cell has its own file systems; comes with /workspace."""
 
 
+class Listening(_Frame, frozen=True):
+    """The guest's filter is on; comes with the listener that hears of what it refuses."""
+
+
 class Entered(_Frame, frozen=True):
     """Every layer is on and the guest's process waits for its program."""
 
@@ -102,7 +106,7 @@ class Finished(_Frame, frozen=True):
     traceback: str | None
 
 
-Status = Forked | Mounted | Entered | Failed | Ended | Reaped
+Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped
 
 
 def encode(frame: _Frame) -> bytes:

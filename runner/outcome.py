@@ -52,6 +52,7 @@ def conclude(
         signal=signal_number,
         error=end.error or finished.error,
         traceback=finished.traceback,
+        violations=seen.violations,
         execution_time=execution_time,
         usage=usage,
         truncated={each.name: each.dropped_bytes for each in captures if each.dropped_bytes},
@@ -82,7 +83,7 @@ def _explain(seen: Observation, limits: Limits) -> str:
         "wall_time": f"ran longer than {limits.wall_seconds:g} s",
         "cpu_time": f"used more than {limits.cpu_seconds:g} s of CPU time",
         "output": f"wrote more than {limits.output_total_bytes} bytes",
-        "violation": f"broke the control protocol: {seen.complaint}",
+        "violation": str(seen.complaint),
         "cancelled": "cancelled by the caller",
     }
     return explanations[seen.cause or ""]

@@ -1,6 +1,7 @@
 """What this host offers, found by asking the kernel."""
 
 import os
+import resource
 from pathlib import Path
 
 from ..policies.host import Host
@@ -13,6 +14,8 @@ def probe_host(cgroups: dict[str, str]) -> Host:
         machine=os.uname().machine,
         user_namespaces=_why_no_user_namespaces(),
         seccomp=_why_no_seccomp(),
+        listener=_why_no_listener(),
+        open_files=_open_files(),
         landlock_abi=landlock.abi(),
         cgroups=cgroups,
     )
@@ -28,8 +31,22 @@ def _why_no_user_namespaces() -> str:
 
 
 def _why_no_seccomp() -> str:
-    actions = _read("/proc/sys/kernel/seccomp/actions_avail").split()
-    return "" if {"errno", "kill_process"} <= set(actions) else "the kernel has no seccomp filters"
+    known = {"errno", "kill_process"} <= _seccomp_actions()
+    return "" if known else "the kernel has no seccomp filters"
+
+
+def _why_no_listener() -> str:
+    known = "user_notif" in _seccomp_actions()
+    return "" if known else "the kernel's seccomp filters have no listeners"
+
+
+def _seccomp_actions() -> set[str]:
+    return set(_read("/proc/sys/kernel/seccomp/actions_avail").split())
+
+
+def _open_files() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return 2**30 if hard == resource.RLIM_INFINITY else hard
 
 
 def _read(path: str) -> str:

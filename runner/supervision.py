@@ -4,6 +4,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -13,13 +14,15 @@ from ..policies.policy import Limits
 from . import channel
 from .capture import Capture
 from .cells import Cell
-from .messages import Ended, Entered, Finished, Forked, Mounted, Reaped, Status, decode
-from .result import Reason
+from .conversation import Conversation
+from .listener import REST_SECONDS, Listener
+from .messages import Ended, Entered, Finished, Forked, Listening, Mounted, Reaped, Status, decode
+from .result import Reason, Violation
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
-_FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 _IN = select.POLLIN
+Listen = Callable[[int], Listener]
 
 
 class Observation(NamedTuple):
@@ -29,7 +32,8 @@ class Observation(NamedTuple):
     wait_status: int | None  # of the guest's main process; None if it was killed with its init
     finished: Finished | None
     reaped: Reaped
-    complaint: str | None  # how the guest broke the control protocol
+    complaint: str | None  # how the guest broke the control protocol, or flooded the listener
+    violations: tuple[Violation, ...] = ()
 
 
 class Supervision:
@@ -37,22 +41,22 @@ class Supervision:
 
     def __init__(
         self, cell: Cell, request: bytes, stdin: bytes, limits: Limits,
-        captures: tuple[Capture, ...], cancel: int,
+        captures: tuple[Capture, ...], cancel: int, listen: Listen,
     ) -> None:  # fmt: skip
         self._cell = cell
         self._limits = limits
         self._captures = captures
-        self._packets = channel.packets(request)[::-1]
         self._stdin = memoryview(stdin)
-        self._control = channel.Receiver(cell.control, limits.value_bytes + _FRAME_OVERHEAD)
+        self._talk = Conversation(cell.control, request, limits.value_bytes)
+        self._listen = listen
+        self._listener: Listener | None = None
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._wait_status: int | None = None
-        self._finished: Finished | None = None
         self._reaped: Reaped | None = None
         self._entered = False
         self._deadline = time.monotonic() + _SETUP_SECONDS
-        self._cpu_check = float("inf")
+        self._cpu_check = self._rest_ends = float("inf")
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
         self._watch(cell.status.fileno(), _IN, self._on_status)
@@ -75,10 +79,12 @@ class Supervision:
             self._check_deadlines()
         for capture in self._captures:
             capture.drain()
-        self._drain_control()
+        self._hear_the_last()
+        violations = self._listener.violations() if self._listener else ()
         return Observation(
-            self._cause, self._wait_status, self._finished, self._reaped, self._complaint
-        )
+            self._cause, self._wait_status, self._talk.finished, self._reaped, self._complaint,
+            violations,
+        )  # fmt: skip
 
     def _watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self._handlers[descriptor] = handler
@@ -98,6 +104,10 @@ class Supervision:
                 self._cell.kill()
         elif isinstance(message, Mounted):
             (self._cell.workspace,) = descriptors
+        elif isinstance(message, Listening):
+            (self._cell.listener,) = descriptors
+            self._listener = listener = self._listen(self._cell.listener)
+            self._watch(self._cell.listener, _IN, partial(self._on_notification, listener))
         elif isinstance(message, Entered):
             self._start()
         elif isinstance(message, Ended):
@@ -119,7 +129,7 @@ class Supervision:
             message: Status = decode(frame, Status)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
             raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
-        expected = 1 if isinstance(message, Forked | Mounted) else 0
+        expected = 1 if isinstance(message, Forked | Mounted | Listening) else 0
         if len(descriptors) == expected:
             return message, descriptors
         for descriptor in descriptors:
@@ -141,41 +151,35 @@ class Supervision:
     # control and streams: the guest's word
 
     def _on_control(self, event: int) -> None:
-        if event & select.POLLOUT:
-            self._send_some()
+        if event & select.POLLOUT and not self._talk.send_some():
+            self._poll.modify(self._cell.control.fileno(), _IN)
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
 
-    def _send_some(self) -> None:
-        try:
-            while self._packets:
-                channel.send_packet(self._cell.control, self._packets[-1])
-                self._packets.pop()
-        except BlockingIOError:
-            return
-        except OSError:  # the guest closed its end: it will not hear the rest
-            self._packets.clear()
-        self._poll.modify(self._cell.control.fileno(), _IN)
-
     def _receive_some(self) -> None:
         try:
-            frame = self._control.receive()
-            if frame:
-                self._accept(frame)
-            elif frame is not None:
-                self._unwatch(self._cell.control.fileno())
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
+            self._talk.receive_some()
+        except channel.ProtocolError as error:
+            self._complain(f"broke the control protocol: {error}")
+        if not self._talk.is_open:
             self._unwatch(self._cell.control.fileno())
-        except (channel.ProtocolError, msgspec.DecodeError) as error:
-            self._complain(str(error))
 
-    def _accept(self, frame: bytes) -> None:
-        """Take the one frame that a guest may send."""
-        if self._finished is not None:
-            raise channel.ProtocolError("a frame after the last one")
-        self._finished = decode(frame, Finished)
+    def _hear_the_last(self) -> None:
+        try:
+            self._talk.drain()
+        except channel.ProtocolError as error:
+            self._complaint = f"broke the control protocol: {error}"
+
+    def _on_notification(self, listener: Listener, event: int) -> None:
+        if not event & _IN:  # POLLHUP: nothing runs under the filter any more
+            self._unwatch(self._cell.listener)
+            return
+        listener.answer()
+        if listener.is_flooded:
+            self._complain(f"attempted more than {self._limits.violations} refused calls")
+        elif listener.needs_rest():
+            self._poll.modify(self._cell.listener, 0)
+            self._rest_ends = time.monotonic() + REST_SECONDS
 
     def _cancel(self, descriptor: int) -> None:
         self._unwatch(descriptor)  # it stays readable
@@ -185,14 +189,6 @@ class Supervision:
         self._complaint = complaint
         self._unwatch(self._cell.control.fileno())
         self._end("violation")
-
-    def _drain_control(self) -> None:
-        """The guest's last word may have come together with its end."""
-        while self._cell.control.fileno() in self._handlers and self._finished is None:
-            readable = select.select([self._cell.control], [], [], 0)[0]
-            if not readable:
-                return
-            self._receive_some()
 
     def _on_stdin(self, event: int) -> None:
         try:
@@ -229,10 +225,14 @@ class Supervision:
         self._deadline = time.monotonic() + _REAP_SECONDS
 
     def _patience_milliseconds(self) -> float:
-        return max(0.0, min(self._deadline, self._cpu_check) - time.monotonic()) * 1000 + 1
+        next_check = min(self._deadline, self._cpu_check, self._rest_ends)
+        return max(0.0, next_check - time.monotonic()) * 1000 + 1
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
+        if now >= self._rest_ends:
+            self._rest_ends = float("inf")
+            self._poll.modify(self._cell.listener, _IN)
         if now >= self._cpu_check:
             self._check_cpu(now)
         if now >= self._deadline:

@@ -17,12 +17,14 @@ from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .launching import Launcher
+from .listener import Listener
 from .messages import Boot, InputFile, Run, encode
 from .outcome import Count, conclude
 from .plans import plan_for
 from .probe import probe_host
 from .result import SandboxResult
 from .runtime import find_runtime
+from .shown import Shown
 from .spawn import Spawned
 from .supervision import Supervision
 
@@ -71,7 +73,9 @@ class Supervisor:
         try:
             self._tree = open_tree(self._launcher.keeper, self._cgroup_root)
             self.plan: Plan = plan_for(self._policy, probe_host(self._tree.missing))
-            self._launcher.boot(self._boot_frame())
+            boot = self._boot_frame()
+            self._shown = Shown(boot)
+            self._launcher.boot(boot)
             self._tree.admit(*self._launcher.pids(), self._host_uid)
         except BaseException:
             self._launcher.close()
@@ -113,13 +117,18 @@ class Supervisor:
         with self._fresh_cell(with_stdin=request.stdin is not None) as cell:
             captures = _captures(cell, limits.output_bytes, on_output)
             frame = encode(self._run_frame(request))
-            seen = Supervision(cell, frame, request.stdin or b"", limits, captures, cancel).run()
+            seen = Supervision(
+                cell, frame, request.stdin or b"", limits, captures, cancel, self._listen
+            ).run()
             counted = Count(cell.cgroup.usage(), cell.cgroup.oom_kills())
         return conclude(
             seen, counted, captures, limits,
             layers=self.plan.layers, execution_time=time.monotonic() - began,
             execution_id=self.new_execution_id(), trace_id=request.trace_id,
         )  # fmt: skip
+
+    def _listen(self, descriptor: int) -> Listener:
+        return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
 
     @staticmethod
     def new_execution_id() -> str:

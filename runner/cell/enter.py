@@ -18,12 +18,18 @@ from typing import NamedTuple
 from ...policies.plan import PathRule, Plan, Tmpfs
 from ..kernel import landlock, mounts, processes
 from ..kernel import privileges as kernel
+from ..messages import Listening, Mounted
 from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _HARD = mounts.NOSUID | mounts.NODEV
 CONTROL = 3  # where the guest's process finds its control channel
+
+
+Tell = Callable[
+    [Mounted | Listening, int], None
+]  # sends a frame with a descriptor, and closes that
 
 
 class Descriptors(NamedTuple):
@@ -48,33 +54,43 @@ class Site(NamedTuple):
 
 def enter(site: Site, descriptors: Descriptors) -> None:
     """Do what both processes of the cell share.  This and the next two raise OSError: no cell then."""
-    _keep_only(descriptors, site.host_proc)  # first: other cells' descriptors came with the fork
+    _keep_only(
+        descriptors, site.plan.open_files, site.host_proc
+    )  # first: other cells' descriptors came with the fork
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
 
 
-def confine_guest(site: Site, hand_over: Callable[[int], None]) -> None:
-    """Confine the guest's process behind every layer; `hand_over` gets its workspace's directory.
-
-    That happens before limits are lowered: how many descriptors a uid may have on their way is
-    judged by the sender's RLIMIT_NOFILE, and another cell may have used up a low one (unix(7)).
-    """
+def confine_guest(site: Site, tell: Tell) -> None:
+    """Confine the guest's process behind every layer, and hand over what the supervisor keeps of it."""
+    plan = site.plan
     os.setsid()  # no terminal, and signals of no foreign process group
-    hand_over(_mount_own_filesystems(site.plan))
-    if site.plan.loopback:
+    tell(Mounted(), _mount_own_filesystems(plan))
+    if plan.loopback:
         _bring_loopback_up()
     _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
-    _lock_down(site, site.plan.path_rules, site.plan.guest_filter)
+    _lock_down(site, plan.path_rules)
+    if plan.refusals:
+        # The filter allows one more descriptor to be sent, on the status channel alone.
+        tell(Listening(), kernel.install_with_listener(plan.guest_filter))
+    else:
+        kernel.install_seccomp_filter(plan.guest_filter)
+    # How many descriptors a uid may have on their way is judged by the sender's RLIMIT_NOFILE, and
+    # another cell may have used up a low one (unix(7)): so this limit comes after they were sent.
+    _limit_resources((("NOFILE", plan.open_files),))
 
 
 def confine_init(site: Site) -> None:
     """Confine init, which needs no file at all and a handful of system calls."""
     _enter_user_namespace(site)
     privileges.make_undumpable()  # after the id maps, which are written through its own /proc
-    _lock_down(site, (), site.plan.init_filter)
+    _limit_resources((("NOFILE", site.plan.open_files),))
+    _lock_down(site, ())
+    kernel.install_seccomp_filter(site.plan.init_filter)
 
 
-def _lock_down(site: Site, rules: tuple[PathRule, ...], program: bytes) -> None:
+def _lock_down(site: Site, rules: tuple[PathRule, ...]) -> None:
+    """Do what both have in common before the filter, which is last: it refuses most of this."""
     os.close(site.host_proc)  # the last sight of anything outside
     _limit_resources(site.plan.rlimits)
     privileges.give_up_all(site.last_capability)  # sets no_new_privs, for Landlock and seccomp
@@ -82,10 +98,9 @@ def _lock_down(site: Site, rules: tuple[PathRule, ...], program: bytes) -> None:
     os.chdir("/workspace" if rules else "/")
     if site.plan.landlock_abi:
         _fence_paths(site.plan.landlock_abi, rules, deny_tcp=not site.plan.loopback)
-    kernel.install_seccomp_filter(program)  # last: it refuses most of what came before
 
 
-def _keep_only(descriptors: Descriptors, host_proc: int) -> None:
+def _keep_only(descriptors: Descriptors, status: int, host_proc: int) -> None:
     """Put the guest's four descriptors where it finds them and close what has no business here.
 
     The launcher keeps 0 to 3 occupied, so that nothing it passes on has one of those numbers.
@@ -93,7 +108,7 @@ def _keep_only(descriptors: Descriptors, host_proc: int) -> None:
     for number, stream in enumerate((descriptors.stdin, descriptors.stdout, descriptors.stderr)):
         os.dup2(stream, number)
     os.dup2(descriptors.control, CONTROL, inheritable=False)
-    keep = [0, 1, 2, CONTROL, descriptors.status, host_proc, *descriptors.cgroups]
+    keep = [0, 1, 2, CONTROL, status, host_proc, *descriptors.cgroups]
     processes.close_all_but(keep)
 
 

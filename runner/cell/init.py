@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..channel import send
 from ..kernel import processes
-from ..messages import Ended, Entered, Failed, Mounted, encode
+from ..messages import Ended, Entered, Failed, Listening, Mounted, encode
 from . import privileges
 from .enter import CONTROL, Descriptors, Site, confine_guest, confine_init, enter
 
@@ -23,7 +23,7 @@ def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoRetu
 
     `guest` is called with its control descriptor, once every layer is on, and must not return.
     """
-    status = socket.socket(fileno=descriptors.status)
+    status = _status_channel(descriptors.status, site.plan.open_files)
     try:
         enter(site, descriptors)
         confined = os.eventfd(0, os.EFD_CLOEXEC)
@@ -41,11 +41,22 @@ def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoRetu
 def _become_guest(site: Site, status: socket.socket, confined: int) -> None:
     """Confine this process and tell the supervisor; afterwards only the guest's four are open."""
     privileges.set_process_name("cell-guest")
-    confine_guest(site, lambda workspace: send(status, encode(Mounted()), (workspace,)))
+    confine_guest(site, lambda frame, descriptor: _hand_over(status, frame, descriptor))
     os.eventfd_read(confined)  # no byte of guest code runs beside an init without its layers
     send(status, encode(Entered()))
     status.detach()
     processes.close_range(CONTROL + 1, 0xFFFFFFFF)
+
+
+def _status_channel(descriptor: int, number: int) -> socket.socket:
+    """Put the status channel at a `number` that the guest, once it is closed, cannot use again."""
+    os.dup2(descriptor, number, inheritable=False)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
+
+
+def _hand_over(status: socket.socket, frame: Mounted | Listening, descriptor: int) -> None:
+    send(status, encode(frame), (descriptor,))
+    os.close(descriptor)
 
 
 def _become_init(site: Site, status: socket.socket, confined: int) -> None:

@@ -8,6 +8,8 @@ from . import libc
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _SECCOMP_SET_MODE_FILTER = 1
+_NEW_LISTENER = 1 << 3
+_WAIT_KILLABLE_RECV = 1 << 5
 _PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
 
@@ -37,6 +39,24 @@ def sethostname(name: str) -> None:
 
 def install_seccomp_filter(program: bytes) -> None:
     """Install a compiled BPF `program` for this thread and what it starts (seccomp(2))."""
+    _install(program, 0)
+
+
+def install_with_listener(program: bytes) -> int:
+    """Install `program` and return the descriptor on which its notifications are answered.
+
+    Once a notification was received only a fatal signal takes its caller out of the call (Linux
+    5.19); an older kernel would restart the call, and so count it twice.
+    """
+    try:
+        return _install(program, _NEW_LISTENER | _WAIT_KILLABLE_RECV)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return _install(program, _NEW_LISTENER)
+
+
+def _install(program: bytes, flags: int) -> int:
     instructions = libc.buffer(program)
     header = struct.pack("=HxxxxxxQ", len(program) // 8, libc.address(instructions))
-    libc.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, libc.buffer(header))
+    return libc.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, flags, libc.buffer(header))

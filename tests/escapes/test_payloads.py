@@ -26,8 +26,19 @@ _LATER = ("PXY-", "SESS-", "LANG-01")
 ATTACKS = sorted(
     path for path in (SHARED / "attacks").glob("*.py") if not path.name.startswith(_LATER)
 )
-# Those that end by being ended: garbage on the control channel, or running past the limit.
-ENDED = {"PROTO-01", "PROTO-02", "PROTO-03", "PROTO-05", "PROTO-06", "RES-14", "RES-15"}
+# Those that end by being ended: for a flood of refused calls, garbage on the control channel, or
+# running past the limit.
+ENDED = {
+    "NOTIF-01",
+    "NOTIF-03",
+    "PROTO-01",
+    "PROTO-02",
+    "PROTO-03",
+    "PROTO-05",
+    "PROTO-06",
+    "RES-14",
+    "RES-15",
+}
 PLANTED = ["/", "/etc", "/root", "/home", "/var", "/var/tmp", "/var/lib", "/run", "/opt", "/srv", "/mnt", "/tmp", "/dev/shm", "/usr/local"]  # fmt: skip
 SETTINGS = {"SBXT_INSIDE": "1", "SBXT_TIMEOUT_S": "3", "SBXT_ALLOW_FDS": "[3]"}
 PORT = 47391

@@ -19,10 +19,10 @@ def test_every_humaneval_program_completes_in_its_own_cell(strict: Sandbox) -> N
     def run(problem: dict[str, str]) -> str | None:
         program = problem["prompt"] + problem["canonical_solution"] + "\n" + problem["test"]
         result = strict.execute(f"{program}\ncheck({problem['entry_point']})")
-        ended = (result.status, result.exit_code)
-        if ended == (SandboxStatus.COMPLETED, 0):
+        ended = (result.status, result.exit_code, result.violations)
+        if ended == (SandboxStatus.COMPLETED, 0, ()):
             return None
-        return f"{problem['task_id']}: {result.status} {result.reason} {result.error}"
+        return f"{problem['task_id']}: {ended} {result.reason} {result.error}"
 
     with ThreadPoolExecutor(4) as pool:
         failed = [why for why in pool.map(run, problems) if why]

@@ -32,6 +32,7 @@ def host(**changes: object) -> Host:
 GAPS = {
     "no user namespaces": (host(user_namespaces="off"), {"user_ns": "off"}),
     "no seccomp": (host(seccomp="none"), {"seccomp": "none"}),
+    "no listener": (host(listener="old kernel"), {"listener": "old kernel"}),
     "no landlock": (host(landlock_abi=0), {"landlock": "Landlock ABI 0"}),
     "landlock too old": (host(landlock_abi=1), {"landlock": "Landlock ABI 1"}),
     "no cgroups": (NO_CGROUPS, dict.fromkeys(CGROUP_LAYERS, "not delegated")),
@@ -61,26 +62,27 @@ def test_every_gap_is_collected_into_one_refusal(made_up: Host, gaps: dict[str, 
 
 def test_a_full_host_gives_every_layer_and_no_fallback() -> None:
     layers = compile_policy(Policy(), FULL).layers
-    assert set(layers) == {*ALWAYS, "landlock", *CGROUP_LAYERS}
+    assert set(layers) == {*ALWAYS, "listener", "landlock", *CGROUP_LAYERS}
     assert len(layers) == len(set(layers))
 
 
 OPTIONAL = {
-    "all cgroups": (CGROUP_LAYERS, NO_CGROUPS, {"landlock", "rlimit_as", "rlimit_nproc"}),
+    "all cgroups": (CGROUP_LAYERS, NO_CGROUPS, {"listener", "landlock", "rlimit_as", "rlimit_nproc"}),
     "memory": (
         ("cgroup_memory",), host(cgroups=CGROUPS | {"memory": "no"}),
-        {"landlock", "cgroup_cpu", "cgroup_pids", "rlimit_as"},
+        {"listener", "landlock", "cgroup_cpu", "cgroup_pids", "rlimit_as"},
     ),
     "pids": (
         ("cgroup_pids",), host(cgroups=CGROUPS | {"pids": "no"}),
-        {"landlock", "cgroup_cpu", "cgroup_memory", "rlimit_nproc"},
+        {"listener", "landlock", "cgroup_cpu", "cgroup_memory", "rlimit_nproc"},
     ),
     "cpu has no fallback of its own": (
         ("cgroup_cpu",), host(cgroups=CGROUPS | {"cpu": "no"}),
-        {"landlock", "cgroup_memory", "cgroup_pids"},
+        {"listener", "landlock", "cgroup_memory", "cgroup_pids"},
     ),
-    "landlock": (("landlock",), host(landlock_abi=0), set(CGROUP_LAYERS)),
-    "optional but there": (OPTIONAL_LAYERS, FULL, {"landlock", *CGROUP_LAYERS}),
+    "landlock": (("landlock",), host(landlock_abi=0), {"listener", *CGROUP_LAYERS}),
+    "listener": (("listener",), host(listener="no"), {"landlock", *CGROUP_LAYERS}),
+    "optional but there": (OPTIONAL_LAYERS, FULL, {"listener", "landlock", *CGROUP_LAYERS}),
 }  # fmt: skip
 
 
@@ -231,7 +233,7 @@ def test_limits_reach_the_plan() -> None:
     assert (plan.memory_bytes, plan.cpus, plan.processes) == (64 * MIB, 0.5, 8)
     assert {(each.size_bytes, each.inodes) for each in plan.tmpfs} == {(MIB, 99)}
     rlimits = dict(plan.rlimits)
-    assert (rlimits["NOFILE"], rlimits["STACK"], rlimits["FSIZE"]) == (77, MIB, MIB)
+    assert (plan.open_files, rlimits["STACK"], rlimits["FSIZE"]) == (77, MIB, MIB)
     assert rlimits["CPU"] == 3  # a second more than the exact cap, which the supervisor holds
 
 

@@ -10,19 +10,20 @@ import struct
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pyseccomp
 import pytest
 
 import cellwright.policies.syscalls as syscalls_module
 from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import Host
-from cellwright.policies.policy import Network, Policy, Processes
+from cellwright.policies.policy import Filesystem, Network, Policy, Processes
 from cellwright.policies.syscalls import NEWEST_NUMBER, Condition, Rule, syscall_table
 
 MACHINE = os.uname().machine
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FOREIGN = {"i386": 0x40000003, "arm": 0x40000028, "mips": 0x8, "riscv64": 0xC00000F3, "zero": 0}
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+ALLOW, KILL, ERRNO, NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 EPERM, ENOSYS = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 NATIVE = AUDIT_ARCH.get(MACHINE, 0)
 HIGH = 0xDEADBEEF << 32
@@ -90,8 +91,17 @@ GROUPS = {
     "standard": {"base", "local_sockets", "threads", "loopback_sockets", "processes", "exec"},
 }
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
+DEAF = msgspec.structs.replace(HOST, listener="none")  # what is refused is refused in the filter
 TABLE = syscall_table()
 FILTERS = {
+    name: parse(
+        compile_policy(
+            msgspec.structs.replace(policy, optional_layers=("listener",)), DEAF
+        ).guest_filter
+    )
+    for name, policy in POLICIES.items()
+}
+LISTENED = {
     name: parse(compile_policy(policy, HOST).guest_filter) for name, policy in POLICIES.items()
 }
 INIT = parse(compile_policy(Policy(), HOST).init_filter)
@@ -141,6 +151,68 @@ def test_every_number_gets_what_the_table_says(name: str) -> None:
         if got != wanted:
             wrong[number, call] = (hex(got), hex(wanted))
     assert not wrong
+
+
+def heard(name: str, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """Say what the filter with a listener must answer, from what the one without does."""
+    call = CALLS.get(number, "")
+    plain = verdict(FILTERS[name], number, arguments)
+    if call in TABLE.watched or (plain == EPERM and call not in TABLE.quiet):
+        return NOTIFY
+    return plain
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_listener_hears_of_what_is_refused_and_changes_nothing_else(name: str) -> None:
+    wrong = {
+        number: (got, heard(name, number))
+        for number in range(1024)
+        if (got := verdict(LISTENED[name], number)) != heard(name, number)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("policy", [Policy(), POLICIES["standard"]], ids=["strict", "standard"])
+def test_only_the_status_channel_may_pass_a_descriptor_on(policy: Policy) -> None:
+    limits = msgspec.structs.replace(policy.limits, open_files=77)
+    plan = compile_policy(msgspec.structs.replace(policy, limits=limits), HOST)
+    program, number = parse(plan.guest_filter), number_of("sendmsg")
+    otherwise = ALLOW if policy.processes.subprocesses else NOTIFY
+    assert plan.open_files == 77
+    assert verdict(program, number, (77,)) == ALLOW
+    assert verdict(program, number, (HIGH | 77,)) == ALLOW
+    for descriptor in (0, 3, 76, 78, 77 << 8):
+        assert verdict(program, number, (descriptor,)) == otherwise
+
+
+def test_the_status_channels_number_stays_below_the_hosts_limit() -> None:
+    plan = compile_policy(Policy(), msgspec.structs.replace(HOST, open_files=512))
+    assert plan.open_files == 511
+
+
+def test_a_policy_that_watches_no_files_lets_them_open_unheard() -> None:
+    policy = Policy(filesystem=Filesystem(watch=False))
+    program = parse(compile_policy(policy, HOST).guest_filter)
+    assert {verdict(program, number_of(call)) for call in TABLE.watched} == {ALLOW}
+    assert verdict(program, number_of("ptrace")) == NOTIFY
+
+
+def test_what_is_quiet_is_refused_without_a_word() -> None:
+    assert "mbind" in TABLE.quiet
+    assert not set(TABLE.quiet) & {"ptrace", "mount", "keyctl", "bpf", "io_uring_setup"}
+    for call in TABLE.quiet:
+        if (number := number_of(call)) >= 0:
+            assert verdict(LISTENED["standard"], number) == EPERM
+
+
+def test_refusals_name_every_call_that_a_listener_may_hear_of() -> None:
+    for policy in POLICIES.values():
+        plan = compile_policy(policy, HOST)
+        program = parse(plan.guest_filter)
+        for number, call in CALLS.items():
+            if verdict(program, number, (2**40,) * 6) == NOTIFY and call not in TABLE.watched:
+                assert plan.refusals[number][0] == call
+                assert plan.refusals[number][1]
 
 
 def test_every_number_gets_what_the_table_says_of_init() -> None:

@@ -104,7 +104,7 @@ with box("strict") as sandbox:
     )
     assert (told["value"], told["stdout"], told["user"]) == (2, "hi\n", USER)
     layers = set(told["layers"])
-    assert layers == {*told["always"], "landlock", "rlimit_as", "rlimit_nproc"}
+    assert layers == {*told["always"], "landlock", "listener", "rlimit_as", "rlimit_nproc"}
 
 
 ESCAPES = {
@@ -117,6 +117,21 @@ ESCAPES = {
     "set-uid": "import os; os.setuid(0)",
     "host's processes": "import os; assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 5",
 }
+
+
+def test_attempts_are_noted_with_their_arguments(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+with box("strict") as sandbox:
+    result = sandbox.execute("try: open('/etc/shadow')\\nexcept OSError: pass\\nimport socket; socket.socket()")
+    tell(seen=[[each.syscall, each.arguments] for each in result.violations])
+""",
+    )
+    assert told["seen"] == [
+        ["openat", ["'/etc/shadow'", "O_RDONLY"]],
+        ["socket", ["AF_INET", "SOCK_STREAM", "0"]],
+    ]
 
 
 def test_escapes_are_refused(readable: Path) -> None:

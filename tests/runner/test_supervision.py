@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -70,12 +71,16 @@ def cell() -> Iterator[FakeCell]:
     made.close()
 
 
+def _deaf(_: int) -> NoReturn:
+    raise AssertionError("this cell has no listener")
+
+
 def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Observation:
     captures = tuple(
         Capture(name, getattr(cell, name), limits.output_bytes, None)
         for name in ("stdout", "stderr")
     )
-    return Supervision(cell, b"request", b"", limits, captures, cancel).run()
+    return Supervision(cell, b"request", b"", limits, captures, cancel, _deaf).run()
 
 
 def reap_once_killed(cell: FakeCell) -> threading.Thread:

@@ -1,0 +1,64 @@
+"""The talk with one guest on its control channel: a program goes in, one Finished frame comes out.
+
+What comes in is hostile: its size is limited before it is put together, it is decoded once, and a
+frame too many is a breach.
+"""
+
+import select
+import socket
+
+import msgspec
+
+from . import channel
+from .messages import Finished, decode
+
+_FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
+
+
+class Conversation:
+    """Sends the program as the guest takes it and hears the guest's last word."""
+
+    def __init__(self, sock: socket.socket, program: bytes, value_bytes: int) -> None:
+        self._sock = sock
+        self._packets = channel.packets(program)[::-1]
+        self._receiver = channel.Receiver(sock, value_bytes + _FRAME_OVERHEAD)
+        self.finished: Finished | None = None
+        self.is_open = True
+
+    def send_some(self) -> bool:
+        """Send what there is room for; False once there is nothing left to send."""
+        try:
+            while self._packets:
+                channel.send_packet(self._sock, self._packets[-1])
+                self._packets.pop()
+        except BlockingIOError:
+            return True
+        except OSError:  # the guest closed its end: it will not hear the rest
+            self._packets.clear()
+        return False
+
+    def receive_some(self) -> None:
+        """Take one packet; raises channel.ProtocolError if it is what no honest guest sends."""
+        try:
+            frame = self._receiver.receive()
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            frame = b""
+        if frame:
+            self._accept(frame)
+        elif frame is not None:
+            self.is_open = False
+
+    def drain(self) -> None:
+        """Take what is left: the guest's last word may have come together with its end."""
+        while self.is_open and not self.finished and select.select([self._sock], [], [], 0)[0]:
+            self.receive_some()
+
+    def _accept(self, frame: bytes) -> None:
+        if self.finished is not None:
+            raise channel.ProtocolError("a frame after the last one")
+        try:
+            self.finished = decode(frame, Finished)
+        except msgspec.DecodeError as error:
+            raise channel.ProtocolError(str(error)) from None

@@ -1,0 +1,220 @@
+"""What a refused call was about, in words: for the record only, never for a decision.
+
+The memory of the caller is read while it waits, but others who share that memory may change it, and
+everything in it is the guest's choice.
+"""
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .guest_memory import TEXT_BYTES, bytes_at, text_at
+from .kernel.notifications import Notification
+
+_ACCESS = ("O_RDONLY", "O_WRONLY", "O_RDWR", "3")
+_OPEN_FLAGS = (
+    "O_CREAT", "O_EXCL", "O_TRUNC", "O_APPEND", "O_DIRECTORY", "O_NOFOLLOW", "O_PATH", "O_TMPFILE",
+)  # fmt: skip
+_NAMESPACES = {
+    0x20000: "CLONE_NEWNS", 0x2000000: "CLONE_NEWCGROUP", 0x4000000: "CLONE_NEWUTS",
+    0x8000000: "CLONE_NEWIPC", 0x10000000: "CLONE_NEWUSER", 0x20000000: "CLONE_NEWPID",
+    0x40000000: "CLONE_NEWNET", 0x80: "CLONE_NEWTIME",
+}  # fmt: skip
+_TYPE_MASK = 0xF
+_AT_FDCWD = -100
+
+Words = Callable[[int, int], str]  # (thread, argument) -> text
+
+
+def describe(call: str, notification: Notification) -> tuple[str, ...]:
+    """Return the arguments of `call` in words where it is known, else as numbers."""
+    arguments = notification.arguments
+    if call in ("connect", "bind"):
+        address = sockaddr(notification.thread, arguments[1], arguments[2])
+        return str(_int32(arguments[0])), address
+    if call in _SIGNATURES:
+        pairs = zip(_SIGNATURES[call], arguments, strict=False)
+        return tuple(words(notification.thread, argument) for words, argument in pairs)
+    return tuple(hex(argument) for argument in arguments[:2])  # of the rest, some are no arguments
+
+
+def who(thread: int) -> str:
+    """Return name and pid, as the cell numbers it, of the process that made the call."""
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+    except OSError:
+        return "?"
+    name = _printable(lines.get(b"Name", b"?").strip())
+    return f"{name} ({lines.get(b'NSpid', b'?').split()[-1].decode()})"
+
+
+def quoted(data: bytes) -> str:
+    """Return a guest's bytes as one line of ASCII that cannot be taken for anything else."""
+    mark = "..." if len(data) >= TEXT_BYTES else ""
+    return ascii(data.decode("utf-8", "surrogateescape")) + mark
+
+
+class OpenAttempt(NamedTuple):
+    """An open as it was asked for: the name given, and where that leads by name alone."""
+
+    name: bytes
+    path: str
+    flags: int
+
+
+def open_attempt(call: str, notification: Notification) -> OpenAttempt:
+    """Read what one of open(2)'s four forms is asked for."""
+    arguments = notification.arguments
+    at = _int32(arguments[0]) if call in ("openat", "openat2") else _AT_FDCWD
+    name_at, flags = arguments[:2] if call in ("open", "creat") else arguments[1:3]
+    if call == "creat":
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    elif call == "openat2":  # the first member of struct open_how
+        flags = int.from_bytes(bytes_at(notification.thread, flags, 8), "little")
+    name = text_at(notification.thread, name_at)
+    return OpenAttempt(name, _absolute(notification.thread, at, os.fsdecode(name)), flags)
+
+
+def _absolute(thread: int, directory: int, name: str) -> str:
+    """Return `name` from the root; one that does not climb is beneath what the cell shows already."""
+    if name.startswith("/"):
+        return name
+    if ".." not in name:
+        return "/workspace/"
+    link = "cwd" if directory == _AT_FDCWD else f"fd/{directory}"
+    try:
+        return f"{os.readlink(f'/proc/{thread}/{link}')}/{name}"
+    except OSError:
+        return "/workspace/"
+
+
+def sockaddr(thread: int, address: int, length: int) -> str:
+    """Return a socket address in words (sockaddr(3type))."""
+    data = bytes_at(thread, address, min(length & 0xFFFFFFFF, 128))
+    if len(data) < 2:
+        return hex(address)
+    (family,) = struct.unpack_from("=H", data)
+    if family == socket.AF_INET and len(data) >= 8:
+        return f"{socket.inet_ntoa(data[4:8])}:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_INET6 and len(data) >= 24:
+        name = socket.inet_ntop(socket.AF_INET6, data[8:24])
+        return f"[{name}]:{int.from_bytes(data[2:4], 'big')}"
+    if family == socket.AF_UNIX:
+        return "unix " + quoted(data[2:].rstrip(b"\0"))
+    return _family(0, family)
+
+
+def _printable(data: bytes) -> str:
+    return ascii(data.decode("utf-8", "surrogateescape"))[1:-1]
+
+
+def _int32(argument: int) -> int:
+    return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)
+
+
+def _number(_: int, argument: int) -> str:
+    return str(_int32(argument))
+
+
+def _hex(_: int, argument: int) -> str:
+    return hex(argument)
+
+
+def _path(thread: int, argument: int) -> str:
+    return quoted(text_at(thread, argument))
+
+
+def _directory(_: int, argument: int) -> str:
+    return "AT_FDCWD" if _int32(argument) == _AT_FDCWD else str(_int32(argument))
+
+
+def flag_names(argument: int) -> str:
+    """Return the flags of open(2) by name."""
+    access = _ACCESS[argument & os.O_ACCMODE]
+    named = [name for name in _OPEN_FLAGS if argument & (flag := getattr(os, name)) == flag]
+    return "|".join([access, *named])
+
+
+def _open_flags(_: int, argument: int) -> str:
+    return flag_names(argument)
+
+
+def _family(_: int, argument: int) -> str:
+    try:
+        return socket.AddressFamily(argument & 0xFFFFFFFF).name
+    except ValueError:
+        return f"family {argument & 0xFFFFFFFF}"
+
+
+def _type(_: int, argument: int) -> str:
+    try:
+        return socket.SocketKind(argument & _TYPE_MASK).name
+    except ValueError:
+        return f"type {argument & _TYPE_MASK}"
+
+
+def _signal(_: int, argument: int) -> str:
+    try:
+        return signal.Signals(argument & 0xFFFFFFFF).name
+    except ValueError:
+        return str(_int32(argument))
+
+
+def _namespaces(_: int, argument: int) -> str:
+    named = [name for flag, name in _NAMESPACES.items() if argument & flag]
+    return "|".join(named) or hex(argument)
+
+
+_SIGNATURES: dict[str, tuple[Words, ...]] = {
+    "open": (_path, _open_flags),
+    "creat": (_path, _hex),
+    "openat": (_directory, _path, _open_flags),
+    "openat2": (_directory, _path),
+    "execve": (_path,),
+    "execveat": (_directory, _path),
+    "socket": (_family, _type, _number),
+    "socketpair": (_family, _type, _number),
+    "mount": (_path, _path, _path, _hex),
+    "umount2": (_path, _hex),
+    "pivot_root": (_path, _path),
+    "chroot": (_path,),
+    "mknod": (_path, _hex, _hex),
+    "mknodat": (_directory, _path, _hex, _hex),
+    "swapon": (_path, _hex),
+    "acct": (_path,),
+    "add_key": (_path, _path),
+    "request_key": (_path, _path),
+    "keyctl": (_number,),
+    "fsopen": (_path, _hex),
+    "open_tree": (_directory, _path, _hex),
+    "name_to_handle_at": (_directory, _path),
+    "clone": (_namespaces,),
+    "unshare": (_namespaces,),
+    "setns": (_number, _namespaces),
+    "ptrace": (_number, _number),
+    "process_vm_readv": (_number,),
+    "process_vm_writev": (_number,),
+    "pidfd_getfd": (_number, _number),
+    "kcmp": (_number, _number),
+    "kill": (_number, _signal),
+    "setuid": (_number,),
+    "setgid": (_number,),
+    "bpf": (_number,),
+    "seccomp": (_number, _hex),
+    "prctl": (_number, _hex),
+    "ioctl": (_number, _hex),
+    "personality": (_hex,),
+    "syslog": (_number,),
+    "finit_module": (_number,),
+    "io_uring_setup": (_number, _hex),
+    "perf_event_open": (_hex, _number),
+    "userfaultfd": (_hex,),
+    "sendmsg": (_number, _hex),
+    "fork": (),
+    "vfork": (),
+    "sethostname": (_path,),
+}

@@ -1,0 +1,35 @@
+"""Reading the memory of a thread that waits in a system call.
+
+Whatever is read is the guest's choice, and another thread may change it meanwhile: good for the
+record, never for a decision.  A host that forbids it (no ptrace right over the guest) reads nothing.
+"""
+
+import os
+
+TEXT_BYTES = 256
+_PAGE = 4096
+
+
+def text_at(thread: int, address: int) -> bytes:
+    """Read a C string of at most TEXT_BYTES; empty where there is none."""
+    first = min(TEXT_BYTES, _PAGE - address % _PAGE)  # the next page may not be mapped
+    data = bytes_at(thread, address, first)
+    if len(data) == first < TEXT_BYTES and b"\0" not in data:
+        data += bytes_at(thread, address + first, TEXT_BYTES - first)
+    return data.partition(b"\0")[0]
+
+
+def bytes_at(thread: int, address: int, length: int) -> bytes:
+    """Read at most `length` bytes; empty where they cannot be read."""
+    if not 0 < address < 2**63:
+        return b""
+    try:
+        memory = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(memory, length, address)
+    except OSError:
+        return b""
+    finally:
+        os.close(memory)

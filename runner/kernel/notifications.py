@@ -1,0 +1,74 @@
+"""The supervisor's end of a seccomp listener (seccomp_unotify(2))."""
+
+import contextlib
+import errno
+import fcntl
+import struct
+from typing import NamedTuple
+
+_RECV = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
+_SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
+_ID_VALID = 0x40082102  # _IOW('!', 2, __u64)
+_SET_FLAGS = 0x40082104  # _IOW('!', 4, __u64), Linux 6.6
+_SYNC_WAKE_UP = 1
+_CONTINUE = 1
+_NOTIFICATION = struct.Struct("=QIIiIQ6Q")
+_RESPONSE = struct.Struct("=QqiI")
+_ID = struct.Struct("=Q")
+_NOTHING = bytes(_NOTIFICATION.size)
+
+
+class Notification(NamedTuple):
+    """A system call that waits for an answer.  `thread` may be used while `is_waiting` says so."""
+
+    id: int
+    thread: int  # as this process's pid namespace numbers it
+    number: int
+    arguments: tuple[int, ...]
+
+
+def wake_in_sync(listener: int) -> None:
+    """Have the caller and us take turns on one CPU where the kernel can: 6 instead of 14 µs a call
+    (measured)."""
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(listener, _SET_FLAGS, _SYNC_WAKE_UP)
+
+
+def receive(listener: int) -> Notification | None:
+    """Take the next notification; None if whoever made the call died meanwhile."""
+    buffer = bytearray(_NOTHING)  # the kernel refuses one that is not zeroed
+    try:
+        fcntl.ioctl(listener, _RECV, buffer, True)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINTR):
+            return None
+        raise
+    identity, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
+    return Notification(identity, thread, number, tuple(arguments))
+
+
+def is_waiting(listener: int, notification: Notification) -> bool:
+    """Tell whether the call still waits, and so whether `thread` still is who made it."""
+    try:
+        fcntl.ioctl(listener, _ID_VALID, _ID.pack(notification.id))
+    except OSError:
+        return False
+    return True
+
+
+def refuse(listener: int, notification: Notification, number: int) -> None:
+    """Have the call fail with errno `number`."""
+    _send(listener, _RESPONSE.pack(notification.id, 0, -number, 0))
+
+
+def let_go_on(listener: int, notification: Notification) -> None:
+    """Have the kernel execute the call as if nobody had listened."""
+    _send(listener, _RESPONSE.pack(notification.id, 0, 0, _CONTINUE))
+
+
+def _send(listener: int, response: bytes) -> None:
+    try:
+        fcntl.ioctl(listener, _SEND, response)
+    except OSError as error:
+        if error.errno != errno.ENOENT:  # it died, or a signal took it out of the call
+            raise
