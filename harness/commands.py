@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
         policy = msgspec.structs.replace(policy, limits=limits)
     code = _read(options.file) if options.code is None else options.code
     printer = None if options.json else StreamPrinter()
-    with Sandbox(policy=policy, spawned=options.spawned) as sandbox:
+    with Sandbox(policy=policy, spawned=options.spawned, pool=0) as sandbox:
         result = sandbox.execute(
             code,
             options.language,
@@ -124,7 +124,7 @@ def _read(path: str) -> bytes:
 def _explain(options: argparse.Namespace) -> int:
     from ..policies.explain import explain
 
-    with Sandbox(policy=_policy(options)) as sandbox:
+    with Sandbox(policy=_policy(options), pool=0) as sandbox:
         print(*explain(sandbox.plan), sep="\n")
     return RAN
 

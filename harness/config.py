@@ -18,6 +18,7 @@ from ..policies.policy import (
     check_limit,
     check_policy,
 )  # fmt: skip
+from ..runner.pool import PoolSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +137,13 @@ def with_timeout(limits: Limits, seconds: float | None) -> Limits:
         return limits
     check_limit("timeout.wall_seconds", seconds)
     return msgspec.structs.replace(limits, wall_seconds=min(limits.wall_seconds, float(seconds)))
+
+
+def check_pool(pool: int | PoolSettings) -> PoolSettings:
+    """Return the settings that `pool` says; raises PolicyError naming what makes no sense."""
+    settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
+    for name, value in settings._asdict().items():
+        check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
+    if settings.running < 1:
+        raise PolicyError("pool.running must be at least 1")
+    return settings

@@ -75,7 +75,7 @@ def examine() -> list[Finding]:
         limits=Limits(memory_bytes=128 * _MIB, processes=32, cpus=0.5, wall_seconds=10),
     )
     try:
-        with Sandbox(policy=policy) as sandbox:
+        with Sandbox(policy=policy, pool=0) as sandbox:
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
             findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
     except CellwrightError as error:

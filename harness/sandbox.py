@@ -8,10 +8,11 @@ from ..policies.errors import PolicyError
 from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
 from ..runner.capture import OnOutput
+from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import NEVER, Supervisor
-from .config import SandboxConfig
+from .config import SandboxConfig, check_pool
 from .request import Rejected, check_language, make_request
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class Sandbox:
     `Sandbox()` denies everything and requires every layer.  `config` widens it by named
     permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, or a
     Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
-    which to make cgroups, `spawned` a launcher started ahead.  Use it as a context manager, or call
-    `close`.
+    which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
+    call makes its own and takes it down before it returns) or all settings of the pool.  Use it as a
+    context manager, or call `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -44,10 +46,12 @@ class Sandbox:
         python: str | None = None,
         cgroup_root: str | None = None,
         spawned: Spawned | None = None,
+        pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
     ) -> None:
         self.policy = _policy(config, policy)
+        settings = check_pool(pool)
         spawned = spawned or Spawned(python or interpreter())
-        self._supervisor = Supervisor(self.policy, spawned, cgroup_root)
+        self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
 
     @property
@@ -111,6 +115,10 @@ class Sandbox:
         from .run import Run
 
         return Run(self, code, language, **given)
+
+    def settle(self) -> None:
+        """Wait until the pool is full and nothing of any past call is left."""
+        self._supervisor.settle()
 
     def close(self) -> None:
         """End every execution and leave nothing behind; closing twice is fine."""

@@ -12,7 +12,7 @@ from .cgroups import Cgroup
 class Cell:
     """The supervisor's end of one cell.  Closing it kills the cell and frees every descriptor."""
 
-    def __init__(self, cgroup: Cgroup, *, with_stdin: bool) -> None:
+    def __init__(self, cgroup: Cgroup) -> None:
         self.cgroup = cgroup
         self.pidfd = -1
         self.workspace = -1
@@ -21,8 +21,8 @@ class Cell:
         self.control, self._their_control = channel.pair()
         self.stdout, self._their_stdout = os.pipe()
         self.stderr, self._their_stderr = os.pipe()
-        self.stdin, self._their_stdin = _stdin(with_stdin)
-        for descriptor in (self.stdout, self.stderr, self.control.fileno()):
+        self._their_stdin, self.stdin = os.pipe()
+        for descriptor in (self.stdin, self.stdout, self.stderr, self.control.fileno()):
             os.set_blocking(descriptor, False)
 
     def descriptors(self) -> tuple[int, ...]:
@@ -38,12 +38,15 @@ class Cell:
         finally:
             self._close_their_ends()
 
-    def kill(self) -> None:
-        """Kill everything in the cell: init's end is the end of its pid namespace, and the cgroup is
-        killed as well in case init is beyond signals."""
+    def kill_init(self) -> None:
+        """Kill init, whose end is the end of everything in its pid namespace."""
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill everything in the cell, by its cgroup as well in case init is beyond signals."""
+        self.kill_init()
         self.cgroup.kill()
 
     def close_stdin(self) -> None:
@@ -63,15 +66,6 @@ class Cell:
         for name in ("_their_stdin", "_their_stdout", "_their_stderr"):
             setattr(self, name, _closed(getattr(self, name)))
         self.cgroup.close_descriptors()
-
-
-def _stdin(wanted: bool) -> tuple[int, int]:
-    """Return (our end or -1, the guest's end)."""
-    if not wanted:
-        return -1, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    theirs, ours = os.pipe()
-    os.set_blocking(ours, False)
-    return ours, theirs
 
 
 def _closed(descriptor: int) -> int:

@@ -98,12 +98,16 @@ class Run(_Frame, frozen=True):
 
 
 class Finished(_Frame, frozen=True):
-    """What the program came to, in its own words: believed about the value and nothing else."""
+    """What the program came to, in its own words: believed about the value and nothing else.
+
+    With `ends_well` it asks to be ended now, as by exit(0); without, the kernel's word is waited for.
+    """
 
     value: bytes | None  # JSON
     representation: str | None  # where there is no JSON for it
     error: str | None
     traceback: str | None
+    ends_well: bool = False
 
 
 Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped

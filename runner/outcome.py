@@ -9,7 +9,7 @@ import msgspec
 from ..policies.policy import Limits
 from .capture import Capture
 from .cgroups import Usage as CgroupUsage
-from .messages import Finished, Reaped, decode_json
+from .messages import Finished, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .supervision import Observation
 
@@ -38,10 +38,10 @@ def conclude(
     *, execution_time: float, **facts: Any,
 ) -> SandboxResult:  # fmt: skip
     """Return the result of an execution.  `facts` are passed on to it unchanged."""
-    usage = _usage(seen.reaped, counted.usage, captures, execution_time)
+    usage = _usage(counted.usage, captures, execution_time)
     end = _end(seen, counted.oom_kills, usage, limits)
     finished = seen.finished or Finished(None, None, None, None)
-    exit_code, signal_number = _decode_wait_status(seen.wait_status)
+    exit_code, signal_number = _exit_of(seen)
     return SandboxResult(
         status=end.status,
         reason=end.reason,
@@ -65,7 +65,7 @@ def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _En
     if seen.cause:
         status = _STATUS_OF_CAUSE.get(seen.cause, SandboxStatus.KILLED)
         return _End(status, seen.cause, _explain(seen, limits))
-    exit_code, number = _decode_wait_status(seen.wait_status)
+    exit_code, number = _exit_of(seen)
     if exit_code is None:
         return _killed(number or signal.SIGKILL, oom_kills, usage, limits)
     if exit_code == 0:
@@ -110,12 +110,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _decode_wait_status(wait_status: int | None) -> tuple[int | None, int | None]:
-    """Return (exit code, signal) of the guest's main process, one of them None."""
-    if wait_status is None:
-        return None, None
-    code = os.waitstatus_to_exitcode(wait_status)
-    return (code, None) if code >= 0 else (None, -code)
+def _exit_of(seen: Observation) -> tuple[int | None, int | None]:
+    """Return (exit code, signal) of the guest's main process, one of them None.
+
+    Of one that ends well nobody waits for the end: it has asked to be ended.
+    """
+    if seen.wait_status is not None:
+        code = os.waitstatus_to_exitcode(seen.wait_status)
+        return (code, None) if code >= 0 else (None, -code)
+    if seen.finished and seen.finished.ends_well and not seen.cause:
+        return 0, None
+    return None, None
 
 
 def _value(finished: Finished) -> Any:
@@ -128,19 +133,12 @@ def _value(finished: Finished) -> Any:
         return finished.value.decode("utf-8", "replace")
 
 
-def _usage(
-    reaped: Reaped, counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: float
-) -> Usage:
-    """Prefer the cgroup's count: wait4(2) misses children whose parent ignores SIGCHLD."""
+def _usage(counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: float) -> Usage:
     return Usage(
         wall_seconds=wall_seconds,
-        cpu_user_seconds=_or(counted.cpu_user_seconds, reaped.cpu_user_seconds),
-        cpu_system_seconds=_or(counted.cpu_system_seconds, reaped.cpu_system_seconds),
-        memory_peak_bytes=int(_or(counted.memory_peak_bytes, reaped.max_rss_bytes)),
-        processes_peak=int(_or(counted.processes_peak, 0)),
+        cpu_user_seconds=counted.cpu_user_seconds or 0.0,
+        cpu_system_seconds=counted.cpu_system_seconds or 0.0,
+        memory_peak_bytes=counted.memory_peak_bytes or 0,
+        processes_peak=counted.processes_peak or 0,
         output_bytes=sum(each.total_bytes for each in captures),
     )
-
-
-def _or(preferred: float | None, otherwise: float) -> float:
-    return otherwise if preferred is None else preferred

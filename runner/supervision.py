@@ -7,72 +7,72 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
-from ..policies.errors import InternalError, LauncherLost, LaunchError
 from ..policies.policy import Limits
 from . import channel
 from .capture import Capture
-from .cells import Cell
 from .conversation import Conversation
+from .custody import Custody
 from .listener import REST_SECONDS, Listener
-from .messages import Ended, Entered, Finished, Forked, Listening, Mounted, Reaped, Status, decode
+from .messages import Finished
 from .result import Reason, Violation
 
-_SETUP_SECONDS = 20.0
-_REAP_SECONDS = 20.0
+_NEVER = float("inf")
 _IN = select.POLLIN
-Listen = Callable[[int], Listener]
+
+
+class Work(NamedTuple):
+    """What a cell is to do, and within which bounds."""
+
+    program: bytes  # an encoded Run frame
+    stdin: bytes
+    limits: Limits
+    captures: tuple[Capture, ...]
+    cancel: int  # a descriptor that ends it once it is readable, or negative
 
 
 class Observation(NamedTuple):
     """What was seen of an execution, all of it from outside the guest but `finished`."""
 
     cause: Reason | None  # why we ended it; None if it ended by itself
-    wait_status: int | None  # of the guest's main process; None if it was killed with its init
+    wait_status: int | None  # of the guest's main process; None if nobody waited for that
     finished: Finished | None
-    reaped: Reaped
     complaint: str | None  # how the guest broke the control protocol, or flooded the listener
     violations: tuple[Violation, ...] = ()
 
 
 class Supervision:
-    """Sends the request, reads what comes, enforces deadlines, and ends when the cell is gone."""
+    """Sends the program, reads what comes, enforces deadlines, and ends with the program."""
 
-    def __init__(
-        self, cell: Cell, request: bytes, stdin: bytes, limits: Limits,
-        captures: tuple[Capture, ...], cancel: int, listen: Listen,
-    ) -> None:  # fmt: skip
-        self._cell = cell
-        self._limits = limits
-        self._captures = captures
-        self._stdin = memoryview(stdin)
-        self._talk = Conversation(cell.control, request, limits.value_bytes)
-        self._listen = listen
-        self._listener: Listener | None = None
+    def __init__(self, custody: Custody, work: Work) -> None:
+        self._custody = custody
+        self._cell = cell = custody.cell
+        self._limits = work.limits
+        self._captures = work.captures
+        self._stdin = memoryview(work.stdin)
+        self._talk = Conversation(cell.control, work.program, work.limits.value_bytes)
         self._cause: Reason | None = None
         self._complaint: str | None = None
-        self._wait_status: int | None = None
-        self._reaped: Reaped | None = None
-        self._entered = False
-        self._deadline = time.monotonic() + _SETUP_SECONDS
-        self._cpu_check = self._rest_ends = float("inf")
+        self._deadline = self._cpu_check = self._rest_ends = _NEVER
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
+        self._watch(cell.control.fileno(), _IN, self._on_control)
         self._watch(cell.status.fileno(), _IN, self._on_status)
-        if cancel >= 0:
-            self._watch(cancel, _IN, lambda _: self._cancel(cancel))
-        # The program may wait in the socket: nothing reads it before every layer is on.
-        self._watch(cell.control.fileno(), _IN | select.POLLOUT, self._on_control)
-        for capture in captures:
+        for capture in work.captures:
             self._watch(capture.pipe, _IN, self._reader(capture))
+        if listener := custody.listener:
+            self._watch(cell.listener, _IN, partial(self._on_notification, listener))
+        if work.cancel >= 0:
+            self._watch(work.cancel, _IN, lambda _: self._cancel(work.cancel))
 
     def run(self) -> Observation:
-        """Watch until everything in the cell has been reaped.
+        """Have the program run and watch until it has ended.
 
-        Raises LaunchError if the cell could not be built or the launcher died.
+        It has ended when the guest says that it ended well, when its process has ended, or when we
+        have killed it; what still runs in the cell then is for whoever disposes of it.  Raises
+        LauncherLost.
         """
-        while self._reaped is None:
+        self._start()
+        while not self._has_ended():
             for descriptor, event in self._poll.poll(self._patience_milliseconds()):
                 if handler := self._handlers.get(descriptor):
                     handler(event)
@@ -80,11 +80,28 @@ class Supervision:
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
-        violations = self._listener.violations() if self._listener else ()
-        return Observation(
-            self._cause, self._wait_status, self._talk.finished, self._reaped, self._complaint,
-            violations,
-        )  # fmt: skip
+        listener, custody = self._custody.listener, self._custody
+        violations = listener.violations() if listener else ()
+        finished = self._talk.finished
+        return Observation(self._cause, custody.wait_status, finished, self._complaint, violations)
+
+    def _start(self) -> None:
+        """Every layer is on and the program goes: the clock starts."""
+        self._custody.begin()
+        now = time.monotonic()
+        self._deadline = now + self._limits.wall_seconds
+        self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
+        if self._talk.send_some():  # a long program goes in as the guest takes it
+            self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
+        if self._stdin:
+            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+        else:
+            self._cell.close_stdin()
+
+    def _has_ended(self) -> bool:
+        if self._cause or (self._talk.finished and self._talk.finished.ends_well):
+            return True
+        return self._custody.wait_status is not None or self._custody.reaped is not None
 
     def _watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self._handlers[descriptor] = handler
@@ -94,59 +111,8 @@ class Supervision:
         if self._handlers.pop(descriptor, None):
             self._poll.unregister(descriptor)
 
-    # status: the word of launcher and init
-
     def _on_status(self, _: int) -> None:
-        message, descriptors = self._receive_status()
-        if isinstance(message, Forked):
-            (self._cell.pidfd,) = descriptors
-            if self._cause:  # ended before there was anything to kill
-                self._cell.kill()
-        elif isinstance(message, Mounted):
-            (self._cell.workspace,) = descriptors
-        elif isinstance(message, Listening):
-            (self._cell.listener,) = descriptors
-            self._listener = listener = self._listen(self._cell.listener)
-            self._watch(self._cell.listener, _IN, partial(self._on_notification, listener))
-        elif isinstance(message, Entered):
-            self._start()
-        elif isinstance(message, Ended):
-            self._wait_status = message.wait_status
-            self._expect_end()
-        elif isinstance(message, Reaped):
-            self._reaped = message
-        elif self._entered:
-            raise InternalError(f"init failed while the cell ran: {message.message}")
-        elif not self._cause:  # if we ended it while it was being built, a step had to fail
-            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
-
-    def _receive_status(self) -> tuple[Status, list[int]]:
-        """Take one frame of those whom we trust; should they lie all the same, say so and stop."""
-        try:
-            frame, descriptors = channel.receive_with_descriptors(self._cell.status)
-            if not frame:
-                raise LauncherLost(cell_began=self._entered)
-            message: Status = decode(frame, Status)
-        except (channel.ProtocolError, msgspec.DecodeError) as error:
-            raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
-        expected = 1 if isinstance(message, Forked | Mounted | Listening) else 0
-        if len(descriptors) == expected:
-            return message, descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if expected:
-            raise InternalError(f"{type(message).__name__} came without its one descriptor")
-        return message, []
-
-    def _start(self) -> None:
-        """Every layer is on and the program goes: the clock starts."""
-        self._entered = True
-        now = time.monotonic()
-        self._deadline = now + self._limits.wall_seconds
-        if self._cell.cgroup.cpu_seconds() is not None:
-            self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
-        if self._cell.stdin >= 0:
-            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+        self._custody.receive()
 
     # control and streams: the guest's word
 
@@ -165,10 +131,11 @@ class Supervision:
             self._unwatch(self._cell.control.fileno())
 
     def _hear_the_last(self) -> None:
+        """Hear a last word that came together with the end; one that makes no sense is no word."""
         try:
             self._talk.drain()
         except channel.ProtocolError as error:
-            self._complaint = f"broke the control protocol: {error}"
+            self._complain(f"broke the control protocol: {error}")
 
     def _on_notification(self, listener: Listener, event: int) -> None:
         if not event & _IN:  # POLLHUP: nothing runs under the filter any more
@@ -187,7 +154,6 @@ class Supervision:
 
     def _complain(self, complaint: str) -> None:
         self._complaint = complaint
-        self._unwatch(self._cell.control.fileno())
         self._end("violation")
 
     def _on_stdin(self, event: int) -> None:
@@ -214,15 +180,10 @@ class Supervision:
     # ends
 
     def _end(self, cause: Reason) -> None:
-        """Kill the cell because of `cause`, unless it is ending already."""
-        if self._cause is None and self._wait_status is None:
+        """Kill the cell because of `cause`, unless the program has ended already."""
+        if not self._has_ended():
             self._cause = cause
             self._cell.kill()
-            self._expect_end()
-
-    def _expect_end(self) -> None:
-        self._cpu_check = float("inf")
-        self._deadline = time.monotonic() + _REAP_SECONDS
 
     def _patience_milliseconds(self) -> float:
         next_check = min(self._deadline, self._cpu_check, self._rest_ends)
@@ -231,18 +192,19 @@ class Supervision:
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         if now >= self._rest_ends:
-            self._rest_ends = float("inf")
+            self._rest_ends = _NEVER
             self._poll.modify(self._cell.listener, _IN)
         if now >= self._cpu_check:
             self._check_cpu(now)
         if now >= self._deadline:
-            if self._cause or self._wait_status is not None or not self._entered:
-                raise LaunchError("the cell did not start or end in time")
             self._end("wall_time")
 
     def _check_cpu(self, now: float) -> None:
         """End the cell if its CPU time is used up, else look again when it can be at the earliest."""
-        used = self._cell.cgroup.cpu_seconds() or 0.0
+        used = self._cell.cgroup.cpu_seconds()
+        if used is None:
+            self._cpu_check = _NEVER
+            return
         left = self._limits.cpu_seconds - used
         if left <= 0:
             self._end("cpu_time")

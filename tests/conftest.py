@@ -66,13 +66,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def strict() -> Iterator[Sandbox]:
-    """A sandbox under the default profile."""
-    with Sandbox(policy=policy_named("strict")) as sandbox:
+    """A sandbox under the default profile, without a pool: a call leaves nothing when it returns."""
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="session")
 def standard() -> Iterator[Sandbox]:
     """A sandbox in which programs may start others."""
-    with Sandbox(policy=policy_named("standard")) as sandbox:
+    with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         yield sandbox

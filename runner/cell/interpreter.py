@@ -20,6 +20,8 @@ import traceback
 import types
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from ..channel import Receiver, send
 from ..messages import Finished, InputFile, Run, decode, decoder, encode
 
@@ -67,7 +69,7 @@ def _run(run: Run, sock: socket.socket) -> int:
     finished, code = _execute(run, main)
     code = _leave(code)
     with contextlib.suppress(OSError):  # the guest may have closed it
-        send(sock, encode(finished))
+        send(sock, encode(replace(finished, ends_well=code == 0)))
     return code
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import Policy
-from cellwright.runner import supervisor
+from cellwright.runner import generation
 from tests.conftest import policy_named
 from tests.escapes.without import ALLOW_EVERYTHING, errno_of, errno_of_call, sandbox_with_plan
 
@@ -74,9 +74,9 @@ def test_without_the_listener_the_same_is_refused_and_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=("listener",))
-    probe = supervisor.probe_host
+    probe = generation.probe_host
     monkeypatch.setattr(
-        supervisor,
+        generation,
         "probe_host",
         lambda missing: msgspec.structs.replace(probe(missing), listener="switched off"),
     )

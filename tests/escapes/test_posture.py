@@ -19,10 +19,10 @@ DEVICES = ("full", "null", "random", "urandom", "zero")
 class Living:
     """The pids of a cell in which a program waits, as the host sees them."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.keeper, self.launcher = sandbox._supervisor._launcher.pids()
-        (self.init,) = children(self.launcher)
-        (self.guest,) = children(self.init)
+    def __init__(self, sandbox: Sandbox, init: int) -> None:
+        self.keeper, self.launcher = sandbox._supervisor.generation.launcher.pids()
+        self.init = init
+        (self.guest,) = children(init)
 
 
 def children(pid: int) -> list[int]:
@@ -34,20 +34,23 @@ def status(pid: int, task: str = "") -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict")) as box:
+@pytest.fixture(scope="module", params=[0, 1], ids=["on demand", "parked"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("strict"), pool=request.param) as box:
+        box.settle()
         yield box
 
 
 @pytest.fixture(scope="module")
 def cell(sandbox: Sandbox) -> Iterator[Living]:
+    launcher = sandbox._supervisor.generation.launcher.pids()[1]
+    parked = children(launcher)
     run = sandbox.start("import threading\nprint('up', flush=True)\nthreading.Event().wait(60)")
     next(run.output())
     with contextlib.ExitStack() as stack:
         stack.callback(run.result)
         stack.callback(run.cancel)
-        yield Living(sandbox)
+        yield Living(sandbox, (parked or children(launcher))[0])
 
 
 def test_ids_and_privileges(cell: Living) -> None:
@@ -96,7 +99,7 @@ def test_the_mounts_are_these_and_no_others(cell: Living, sandbox: Sandbox) -> N
     mounts = [
         line.split(" ") for line in Path(f"/proc/{cell.guest}/mountinfo").read_text().splitlines()
     ]
-    boot = sandbox._supervisor._boot_frame()
+    boot = sandbox._supervisor.generation.boot
     expected = ["/", "/proc", "/proc", "/tmp", "/workspace", *boot.files, *boot.hidden]
     expected += [f"/dev/{name}" for name in DEVICES]
     assert sorted(mount[4] for mount in mounts) == sorted(expected)
@@ -114,7 +117,7 @@ def test_the_descriptors_are_these_and_no_others(cell: Living) -> None:
         directory = f"/proc/{pid}/fd"
         return {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
 
-    assert kinds(cell.guest) == {"0": "/dev/null", "1": "pipe", "2": "pipe", "3": "socket"}
+    assert kinds(cell.guest) == {"0": "pipe", "1": "pipe", "2": "pipe", "3": "socket"}
     assert sorted(kinds(cell.init).values()) == ["anon_inode", "socket"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.policies.policy import Policy
-from cellwright.runner import supervisor
+from cellwright.runner import generation
 
 ALLOW_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # ret SECCOMP_RET_ALLOW
 
@@ -20,13 +20,13 @@ def sandbox_with_plan(
     monkeypatch: pytest.MonkeyPatch, policy: Policy, **changes: Any
 ) -> Iterator[Sandbox]:
     """A sandbox whose plan was changed after it was compiled, as no policy could."""
-    compiled = supervisor.plan_for
+    compiled = generation.plan_for
     monkeypatch.setattr(
-        supervisor,
+        generation,
         "plan_for",
         lambda *given: msgspec.structs.replace(compiled(*given), **changes),
     )
-    with Sandbox(policy=policy) as sandbox:
+    with Sandbox(policy=policy, pool=0) as sandbox:
         yield sandbox
 
 

@@ -146,6 +146,14 @@ def test_exit_code_is_what_the_kernel_saw_and_not_what_the_guest_says(strict: Sa
     assert (result.value, result.exit_code, result.status) == (1, 9, FAILED)
 
 
+def test_who_says_that_it_ends_well_is_ended(strict: Sandbox) -> None:
+    """It has lied about nothing but its value: exit(0) was its to call."""
+    frame = "b'\\0' + b'\\x96\\xa8Finished\\xc4\\x011\\xc0\\xc0\\xc0\\xc3'"
+    result = strict.execute(f"import os, time\nos.write(3, {frame})\ntime.sleep(60)")
+    assert (result.value, result.exit_code, result.status) == (1, 0, COMPLETED)
+    assert result.execution_time < 30
+
+
 def test_a_second_frame_is_a_violation(strict: Sandbox) -> None:
     frame = "b'\\0' + b'\\x95\\xa8Finished\\xc4\\x011\\xc0\\xc0\\xc0'"
     result = strict.execute(
@@ -608,13 +616,13 @@ def test_a_forked_child_is_refused_and_cannot_end_its_parents_cells() -> None:
 def test_a_killed_launcher_is_replaced(which: int) -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         assert sandbox.execute("1 + 1").value == 2
-        pids = sandbox._supervisor._launcher.pids()
+        pids = sandbox._supervisor.generation.launcher.pids()
         pidfds = [os.pidfd_open(pid) for pid in pids]
         os.kill(pids[which], signal.SIGKILL)
         for pidfd in pidfds:
             _wait_for_end(pidfd)
         assert sandbox.execute("1 + 1").value == 2
-        assert set(pids).isdisjoint(sandbox._supervisor._launcher.pids())
+        assert set(pids).isdisjoint(sandbox._supervisor.generation.launcher.pids())
 
 
 def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() -> None:
@@ -623,7 +631,7 @@ def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() ->
     with Sandbox(policy=policy_named("strict")) as sandbox:
         run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
         assert next(run.output()) == ("stdout", b"up\n")
-        os.kill(sandbox._supervisor._launcher.pids()[1], signal.SIGKILL)
+        os.kill(sandbox._supervisor.generation.launcher.pids()[1], signal.SIGKILL)
         with pytest.raises(LaunchError):
             run.result()
         assert sandbox.execute("1 + 1").value == 2
@@ -631,7 +639,7 @@ def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() ->
 
 def test_many_threads_find_the_launcher_dead_and_all_go_on() -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
-        pids = sandbox._supervisor._launcher.pids()
+        pids = sandbox._supervisor.generation.launcher.pids()
         pidfd = os.pidfd_open(pids[1])
         os.kill(pids[1], signal.SIGKILL)
         _wait_for_end(pidfd)
@@ -653,7 +661,7 @@ def _wait_for_end(pidfd: int) -> None:
 
 def test_a_sandbox_that_is_dropped_takes_its_launcher_along() -> None:
     sandbox = Sandbox(policy=policy_named("strict"))
-    pidfds = [os.pidfd_open(pid) for pid in sandbox._supervisor._launcher.pids()]
+    pidfds = [os.pidfd_open(pid) for pid in sandbox._supervisor.generation.launcher.pids()]
     del sandbox
     import gc
 

@@ -339,8 +339,8 @@ def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
         policy_named("strict"),
         lambda old: msgspec.structs.replace(old, memory_bytes=96 * MIB, cpus=0.5, processes=12),
     )
-    with Sandbox(policy=policy) as sandbox:
-        tree = sandbox._supervisor._tree
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        tree = sandbox._supervisor.generation.tree
         made: list[object] = []
         create = tree.create
         tree.create = lambda *given: made.append(create(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]

@@ -61,7 +61,7 @@ def descriptors(pid: int) -> list[str]:
 def state(sandbox: Sandbox) -> dict[str, object]:
     """Return everything that an execution could leave, of this process and of its launcher."""
     gc.collect()
-    launcher = sandbox._supervisor._launcher.pids()
+    launcher = sandbox._supervisor.generation.launcher.pids()
     return {
         "processes": descendants(os.getpid()),
         "cgroups": cgroups_of(os.getpid()),
@@ -102,7 +102,7 @@ def test_a_thousand_executions_leave_nothing() -> None:
             sandbox.execute(code, stdin="s", files={"in": b"x"})
         return 200
 
-    with Sandbox(policy=policy_named("strict")) as sandbox:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         for code in PROGRAMS:
             sandbox.execute(code)  # what is made once is made now
         before = state(sandbox)
@@ -121,7 +121,7 @@ def test_every_violent_end_leaves_nothing() -> None:
         ("import os\nwhile True: os.fork()", {"timeout": 0.3}),
         ("import subprocess; subprocess.Popen(['/usr/bin/sleep', '60'])", {}),
     )  # fmt: skip
-    with Sandbox(policy=policy_named("standard")) as sandbox:
+    with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         sandbox.execute("1")
         before = state(sandbox)
         for code, given in violent:
@@ -163,7 +163,7 @@ import sys
 sys.path[:0] = {paths!r}
 from cellwright import Sandbox
 from tests.conftest import policy_named
-sandbox = Sandbox(policy=policy_named("standard"))
+sandbox = Sandbox(policy=policy_named("standard"), pool=0)
 run = sandbox.start("import os, time\\nos.fork()\\nprint('up', flush=True)\\ntime.sleep(300)")
 output = run.output()
 next(output)

@@ -53,7 +53,7 @@ HOSTILE = {
     "wrong tag": packed(["Nowhere", b"1", None, None, None]),
     "tag a number": packed([5, b"1", None, None, None]),
     "a field too few": packed(["Finished", b"1", None, None]),
-    "a field too many": packed(["Finished", b"1", None, None, None, 1]),
+    "a field too many": packed(["Finished", b"1", None, None, None, True, 1]),
     "a map": packed({"type": "Finished", "value": None}),
     "value a number": packed(["Finished", 5, None, None, None]),
     "value text": packed(["Finished", [1], None, None, None]),

@@ -38,7 +38,7 @@ LOST = {lost!r}
 def box(name, **limits):
     policy = load_policy(name)
     limits = msgspec.structs.replace(policy.limits, **limits)
-    return Sandbox(policy=msgspec.structs.replace(policy, limits=limits, optional_layers=tuple(LOST)))
+    return Sandbox(policy=msgspec.structs.replace(policy, limits=limits, optional_layers=tuple(LOST)), pool=0)
 def tell(**what):
     print(json.dumps(what))
 """
@@ -243,7 +243,7 @@ with box("strict") as sandbox:
     fds = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
         sandbox.execute("1")
-    keeper, launcher = sandbox._supervisor._launcher.pids()
+    keeper, launcher = sandbox._supervisor.generation.launcher.pids()
     inside = (children(launcher), len(os.listdir("/proc/self/fd")) - fds)
 tell(inside=inside, after=children(os.getpid()))
 """,

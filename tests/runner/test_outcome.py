@@ -6,15 +6,15 @@ import pytest
 
 from cellwright.policies.policy import Limits
 from cellwright.runner.cgroups import Usage as CgroupUsage
-from cellwright.runner.messages import Finished, Reaped
+from cellwright.runner.messages import Finished
 from cellwright.runner.outcome import Count, conclude
 from cellwright.runner.result import SandboxResult, SandboxStatus
 from cellwright.runner.supervision import Observation
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=3)
 NOTHING = Finished(None, None, None, None)
-QUIET = Reaped(0.1, 0.1, 1000)
-BUSY = Reaped(2.9, 0.2, 1000)
+QUIET = CgroupUsage(0.1, 0.1, 1000, 2)
+BUSY = CgroupUsage(2.9, 0.2, 1000, 2)
 S = SandboxStatus
 
 
@@ -31,10 +31,9 @@ class Text:
 
 def result_of(
     cause: str | None = None, wait_status: int | None = None, finished: Finished | None = None,
-    reaped: Reaped = QUIET, oom_kills: int = 0, usage: CgroupUsage | None = None,
+    oom_kills: int = 0, usage: CgroupUsage = QUIET,
 ) -> SandboxResult:  # fmt: skip
-    usage = usage or CgroupUsage()
-    seen = Observation(cause, wait_status, finished, reaped, "it lied")  # type: ignore[arg-type]
+    seen = Observation(cause, wait_status, finished, "it lied")  # type: ignore[arg-type]
     captures = (Text("stdout", "out"), Text("stderr", "err", 5))
     return conclude(
         seen, Count(usage, oom_kills), captures, LIMITS, execution_time=1.5, trace_id="t",  # type: ignore[arg-type]
@@ -70,7 +69,7 @@ ENDS = {
     ),
     "SIGXCPU": ({"wait_status": int(signal.SIGXCPU)}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time"),
     "SIGKILL after all CPU time": (
-        {"wait_status": 9, "reaped": BUSY}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time",
+        {"wait_status": 9, "usage": BUSY}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time",
     ),
     "wall time": ({"cause": "wall_time"}, S.TIMEOUT, "wall_time", "ran longer than 5 s"),
     "CPU time": ({"cause": "cpu_time"}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time"),
@@ -130,17 +129,25 @@ def test_exit_code_and_signal_come_from_the_kernel_alone() -> None:
     assert (result_of(cause="output").exit_code, result_of(cause="output").signal) == (None, None)
 
 
-def test_the_cgroups_count_is_preferred_and_wait4_is_the_substitute() -> None:
+def test_what_was_counted_is_reported() -> None:
     counted = result_of(wait_status=0, usage=CgroupUsage(1.0, 2.0, 3, 4)).usage
     assert (counted.cpu_user_seconds, counted.cpu_system_seconds) == (1.0, 2.0)
     assert (counted.memory_peak_bytes, counted.processes_peak) == (3, 4)
-    waited = result_of(wait_status=0).usage
-    assert (waited.cpu_user_seconds, waited.memory_peak_bytes, waited.processes_peak) == (
-        0.1,
-        1000,
+    assert counted.wall_seconds == 1.5
+    assert result_of(wait_status=0, usage=CgroupUsage()).usage.memory_peak_bytes == 0
+
+
+def test_who_ends_well_is_not_waited_for() -> None:
+    well = Finished(b"5", None, None, None, ends_well=True)
+    result = result_of(finished=well)
+    assert (result.status, result.reason, result.exit_code, result.value) == (
+        S.COMPLETED,
+        "exit",
         0,
+        5,
     )
-    assert waited.wall_seconds == 1.5
+    assert result_of(finished=well, wait_status=9).signal == 9
+    assert result_of(finished=well, cause="wall_time").exit_code is None
 
 
 def test_streams_and_facts_are_passed_on() -> None:

@@ -15,16 +15,18 @@ from cellwright.runner import channel
 from cellwright.runner.capture import Capture
 from cellwright.runner.cells import Cell
 from cellwright.runner.cgroups.tree import NoCgroup
+from cellwright.runner.custody import Custody
 from cellwright.runner.messages import (
     Ended,
     Entered,
     Failed,
     Finished,
     Forked,
+    Mounted,
     Reaped,
     encode,
 )
-from cellwright.runner.supervision import Observation, Supervision
+from cellwright.runner.supervision import Observation, Supervision, Work
 
 LIMITS = Limits(wall_seconds=0.3)
 DONE = Finished(b"5", None, None, None)
@@ -35,10 +37,10 @@ class FakeCell(Cell):
     """A cell whose other ends stay here, and whose kill is a note."""
 
     def __init__(self) -> None:
-        super().__init__(NoCgroup(), with_stdin=False)
+        super().__init__(NoCgroup())
         self.killed = threading.Event()
 
-    def kill(self) -> None:
+    def kill_init(self) -> None:
         self.killed.set()
 
     # what launcher, init and guest would say
@@ -53,7 +55,8 @@ class FakeCell(Cell):
 
     def enters(self) -> None:
         workspace = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-        self.says(Entered(), workspace)
+        self.says(Mounted(), workspace)
+        self.says(Entered())
         os.close(workspace)
 
     def guest_says(self, frame: bytes) -> None:
@@ -71,16 +74,34 @@ def cell() -> Iterator[FakeCell]:
     made.close()
 
 
-def _deaf(_: int) -> NoReturn:
-    raise AssertionError("this cell has no listener")
-
-
 def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Observation:
     captures = tuple(
         Capture(name, getattr(cell, name), limits.output_bytes, None)
         for name in ("stdout", "stderr")
     )
-    return Supervision(cell, b"request", b"", limits, captures, cancel, _deaf).run()
+    custody = custody_of(cell)
+    custody.prepare()
+    return Supervision(custody, Work(b"request", b"", limits, captures, cancel)).run()
+
+
+class FakeOrigin:
+    """A launcher that is there, and hears nothing."""
+
+    def __init__(self) -> None:
+        self.freed: list[Cell] = []
+
+    def is_alive(self) -> bool:
+        return True
+
+    def listen(self, descriptor: int) -> NoReturn:
+        raise AssertionError("this cell has no listener")
+
+    def free(self, cell: Cell) -> None:
+        self.freed.append(cell)
+
+
+def custody_of(cell: FakeCell) -> Custody:
+    return Custody(cell, FakeOrigin())
 
 
 def reap_once_killed(cell: FakeCell) -> threading.Thread:
@@ -99,7 +120,7 @@ def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
     cell.guest_says(encode(DONE))
     cell.ends(3 << 8)
     seen = supervise(cell)
-    assert seen == Observation(None, 3 << 8, DONE, REAPED, None)
+    assert seen == Observation(None, 3 << 8, DONE, None)
     assert channel.Receiver(cell._their_control, 100).receive_whole() == b"request"
     assert not cell.killed.is_set()
 
@@ -195,14 +216,44 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
     os.close(cancel)
 
 
-def test_cancelling_before_the_cell_exists_kills_it_once_it_does(cell: FakeCell) -> None:
-    """The order on the status channel is Forked, then the end; a kill before it has no pidfd."""
-    cancel = os.eventfd(1)
+def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
     cell.forks()
+    cell.enters()
+    well = msgspec.structs.replace(DONE, ends_well=True)
+    cell.guest_says(encode(well))
+    assert supervise(cell) == Observation(None, None, well, None)
+
+
+def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> None:
+    origin = FakeOrigin()
+    cell.forks()
+    cell.enters()
+    custody = Custody(cell, origin)
+    custody.prepare()
     reaper = reap_once_killed(cell)
-    assert supervise(cell, cancel=cancel).cause == "cancelled"
+    custody.dispose()
     reaper.join(5)
-    os.close(cancel)
+    assert custody.reaped == REAPED
+    assert origin.freed == [cell]
+
+
+def test_a_cell_whose_launcher_died_is_freed_all_the_same(cell: FakeCell) -> None:
+    origin = FakeOrigin()
+    custody = Custody(cell, origin)
+    cell._their_status.close()
+    with pytest.raises(LaunchError):
+        custody.dispose()
+    assert origin.freed == [cell]
+
+
+def test_a_parked_cell_is_alive_until_its_launcher_is_not(cell: FakeCell) -> None:
+    cell.forks()
+    cell.enters()
+    custody = custody_of(cell)
+    custody.prepare()
+    assert custody.is_alive()
+    cell._their_status.close()
+    assert not custody.is_alive()
 
 
 def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
@@ -258,7 +309,7 @@ def test_the_failed_step_is_named(cell: FakeCell) -> None:
 
 DISORDER: dict[str, Callable[[FakeCell], None]] = {
     "forked without a pidfd": lambda cell: cell.says(Forked()),
-    "entered without a workspace": lambda cell: [cell.forks(), cell.says(Entered())].clear(),
+    "mounted without a workspace": lambda cell: [cell.forks(), cell.says(Mounted())].clear(),
     "garbage": lambda cell: channel.send(cell._their_status, b"garbage"),
     "the guest's frame": lambda cell: cell.says(DONE),
     "a frame in two packets": lambda cell: cell._their_status.send(b"\x01x") and None,

@@ -1,0 +1,123 @@
+"""A cell from its birth to its end, as launcher and init report it on the status channel.
+
+Their word is trusted.  Should it make no sense all the same, that is our bug and said so.
+"""
+
+import os
+import select
+import time
+from typing import Protocol
+
+import msgspec
+
+from ..policies.errors import InternalError, LauncherLost, LaunchError
+from . import channel
+from .cells import Cell
+from .listener import Listener
+from .messages import Ended, Entered, Forked, Listening, Mounted, Reaped, Status, decode
+
+_SETUP_SECONDS = 20.0
+_REAP_SECONDS = 20.0
+_WITH_DESCRIPTOR = (Forked, Mounted, Listening)
+
+
+class Origin(Protocol):
+    """Where a cell comes from."""
+
+    def is_alive(self) -> bool:
+        """Tell whether the launcher is there."""
+
+    def listen(self, descriptor: int) -> Listener: ...
+
+    def free(self, cell: Cell) -> None:
+        """Free what a cell held that is gone."""
+
+
+class Custody:
+    """Holds a cell that the launcher was asked for: prepares it, hears of its end, disposes of it."""
+
+    def __init__(self, cell: Cell, origin: Origin) -> None:
+        self.cell = cell
+        self.listener: Listener | None = None
+        self.wait_status: int | None = None  # of the guest's main process
+        self.reaped: Reaped | None = None
+        self._origin = origin
+        self._entered = False
+        self._has_work = False
+
+    def prepare(self) -> None:
+        """Wait until every layer is on and the guest waits for its program.
+
+        Raises LaunchError if the cell could not be built, LauncherLost if the launcher died.
+        """
+        deadline = time.monotonic() + _SETUP_SECONDS
+        while not self._entered:
+            self._wait(deadline, "the cell was not built in time")
+            self.receive()
+
+    def is_alive(self) -> bool:
+        """Tell whether a cell that waits for its program still does."""
+        return self._origin.is_alive() and not select.select([self.cell.status], [], [], 0)[0]
+
+    def begin(self) -> None:
+        """Note that from now on the guest may run its program."""
+        self._has_work = True
+
+    def receive(self) -> None:
+        """Take one frame from the status channel."""
+        message, descriptors = self._receive()
+        if isinstance(message, Forked):
+            (self.cell.pidfd,) = descriptors
+        elif isinstance(message, Mounted):
+            (self.cell.workspace,) = descriptors
+        elif isinstance(message, Listening):
+            (self.cell.listener,) = descriptors
+            self.listener = self._origin.listen(self.cell.listener)
+        elif isinstance(message, Entered):
+            self._entered = True
+        elif isinstance(message, Ended):
+            self.wait_status = message.wait_status
+        elif isinstance(message, Reaped):
+            self.reaped = message
+        elif self._entered:
+            raise InternalError(f"init failed while the cell ran: {message.message}")
+        else:
+            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
+
+    def retire(self) -> Reaped:
+        """Kill what is left of the cell and wait until nothing of it runs."""
+        self.cell.kill()
+        deadline = time.monotonic() + _REAP_SECONDS
+        while self.reaped is None:
+            self._wait(deadline, "the cell did not end in time")
+            self.receive()
+        return self.reaped
+
+    def dispose(self) -> None:
+        """Kill what is left of the cell; afterwards nothing of it is there."""
+        try:
+            self.retire()
+        finally:
+            self._origin.free(self.cell)
+
+    def _wait(self, deadline: float, complaint: str) -> None:
+        patience = max(0.0, deadline - time.monotonic())
+        if not select.select([self.cell.status], [], [], patience)[0]:
+            raise LaunchError(complaint)
+
+    def _receive(self) -> tuple[Status, list[int]]:
+        try:
+            frame, descriptors = channel.receive_with_descriptors(self.cell.status)
+            if not frame:
+                raise LauncherLost(cell_began=self._has_work)
+            message: Status = decode(frame, Status)
+        except (channel.ProtocolError, msgspec.DecodeError) as error:
+            raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
+        expected = 1 if isinstance(message, _WITH_DESCRIPTOR) else 0
+        if len(descriptors) == expected:
+            return message, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if expected:
+            raise InternalError(f"{type(message).__name__} came without its one descriptor")
+        return message, []

@@ -1,0 +1,128 @@
+"""One launcher, its cgroups, and the cells that are forked from it."""
+
+import itertools
+import os
+import threading
+
+from ..policies.errors import LauncherLost
+from ..policies.plan import Plan
+from ..policies.policy import Policy
+from .cells import Cell
+from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
+from .cgroups.tree import Caps
+from .custody import Custody
+from .launching import Launcher
+from .listener import Listener
+from .messages import Boot
+from .plans import plan_for
+from .probe import probe_host
+from .runtime import find_runtime
+from .shown import Shown
+from .spawn import Spawned
+
+# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
+# and one for each living supervisor, so that no two of them share a uid's quotas.
+_FIRST_HOST_UID = 0x70000000
+
+
+class Generation:
+    """Makes cells until it is retired; is gone when the last of them is."""
+
+    def __init__(self, policy: Policy, spawned: Spawned, cgroup_root: str | None) -> None:
+        """Have the launcher that was `spawned` ready.
+
+        Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
+        cannot be set up.
+        """
+        self._policy = policy
+        self._names = itertools.count()
+        self._lock = threading.Lock()
+        self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
+        self._living = 0
+        self._retired = False
+        self.forks = 0  # how many cells were asked of it
+        self.launcher = Launcher(spawned)  # imports while we work out what to tell it
+        self.tree: CgroupTree = NoCgroups("not looked for yet")
+        try:
+            self.tree = open_tree(self.launcher.keeper, cgroup_root)
+            self.plan: Plan = plan_for(policy, probe_host(self.tree.missing))
+            self.boot = self._boot_frame(spawned.executable)
+            self._shown = Shown(self.boot)
+            self.launcher.boot(self.boot)
+            self.tree.admit(*self.launcher.pids(), self.boot.host_uid)
+        except BaseException:
+            self.launcher.close()
+            self.tree.close()
+            raise
+
+    def _boot_frame(self, executable: str) -> Boot:
+        runtime = find_runtime(executable)
+        files = runtime.files
+        if self._policy.processes.subprocesses:
+            files = (*files, *runtime.programs)
+        uid = os.geteuid() or _FIRST_HOST_UID + os.getpid()
+        return Boot(self.plan, files, runtime.links, runtime.hidden, uid)
+
+    def make(self) -> Custody:
+        """Return a cell that waits for its program; raises LaunchError, LauncherLost."""
+        with self._lock:
+            if self._retired:
+                raise LauncherLost(cell_began=False)
+            self._living += 1
+            self.forks += 1
+        cell: Cell | None = None
+        try:
+            cell = Cell(self._create_cgroup())
+            self.launcher.fork(cell)
+            custody = Custody(cell, self)
+            custody.prepare()
+            return custody
+        except BaseException:
+            if cell:
+                cell.kill()
+            self.free(cell)
+            raise
+
+    def is_alive(self) -> bool:
+        """Tell whether the launcher is there."""
+        return self.launcher.is_alive()
+
+    def listen(self, descriptor: int) -> Listener:
+        """Return the listener of a cell, now that its descriptor has come."""
+        return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
+
+    def free(self, cell: Cell | None) -> None:
+        """Free what a cell held that is gone, or that never came to be."""
+        if cell:
+            cell.close()
+        with self._lock:
+            self._living -= 1
+            if cell:
+                self._leftovers.append(cell.cgroup)
+        self._sweep()
+
+    def retire(self) -> None:
+        """Make no more cells, and end the launcher when those that live are gone."""
+        with self._lock:
+            self._retired = True
+        self._sweep()
+
+    def close(self) -> None:
+        """End the launcher, and so every cell."""
+        with self._lock:
+            self._retired = True
+        self.launcher.close()
+        self._sweep()
+
+    def _create_cgroup(self) -> Cgroup:
+        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+        return self.tree.create(f"cell-{next(self._names)}", caps)
+
+    def _sweep(self) -> None:
+        """Remove cgroups, now or when what was killed in them has died; all, once it is the last."""
+        with self._lock:
+            self._leftovers = [each for each in self._leftovers if not each.remove()]
+            last = self._retired and not self._living
+        if last:
+            self.launcher.close()
+            self.tree.close()

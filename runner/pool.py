@@ -1,0 +1,144 @@
+"""Cells prepared ahead of need, each used once.
+
+One thread makes cells and parks them, another takes down those that have served, so that a call has
+to do neither.  Where no cell is parked the caller makes one.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..policies.errors import CellwrightError
+from .custody import Custody
+
+
+class PoolSettings(NamedTuple):
+    """How many cells wait, how many may run, and how long a call may wait for its turn."""
+
+    size: int = 8  # parked cells; 0: a call makes its own and takes it down before it returns
+    low_water: int = 1  # parked cells that stay once nothing was asked for `idle_seconds`
+    idle_seconds: float = 60.0
+    running: int = 64  # cells in use at once
+    queue_seconds: float = 30.0  # how long a call waits to be one of them
+
+
+class Pool:
+    """Lends parked cells, each once.  `make` forks and prepares one."""
+
+    def __init__(self, settings: PoolSettings, make: Callable[[], Custody]) -> None:
+        self._settings = settings
+        self._make = make
+        self._changed = threading.Condition()
+        self._parked: deque[Custody] = deque()
+        self._served: deque[Custody] = deque()
+        self._at_work = 0  # cells that a thread is making or taking down
+        self._failed = False  # the last cell could not be made: wait until somebody asks for one
+        self._asked_at = time.monotonic()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        if settings.size:
+            self._begin("cellwright-fill", self._fill)
+            self._begin("cellwright-clear", self._clear)
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def lease(self) -> Custody | None:
+        """Return a parked cell, None if there is none."""
+        with self._changed:
+            self._asked_at = time.monotonic()
+            self._failed = False
+            return self._pop_living()  # the threads are told when the call ends: it goes first
+
+    def give_back(self, custody: Custody) -> None:
+        """Take down a cell that has served, after the call returned if the backlog allows."""
+        with self._changed:
+            later = not self._closed and len(self._served) < self._settings.size
+            if later:
+                self._served.append(custody)
+            self._changed.notify_all()
+        if not later:  # who uses cells faster than they can be taken down takes part in it
+            custody.dispose()
+
+    def settle(self) -> None:
+        """Wait until every cell that served is gone and the pool is as full as it gets."""
+        with self._changed:
+            self._asked_at = time.monotonic()
+            self._changed.notify_all()
+            self._changed.wait_for(self._is_settled)
+
+    def close(self) -> None:
+        """Stop, and take down every parked or served cell."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for custody in (*self._parked, *self._served):
+            with contextlib.suppress(CellwrightError):
+                custody.dispose()
+        self._parked.clear()
+        self._served.clear()
+
+    def _pop_living(self) -> Custody | None:
+        while self._parked:
+            custody = self._parked.popleft()
+            if custody.is_alive():
+                return custody
+            self._served.append(custody)  # its launcher died
+        return None
+
+    def _target(self) -> int:
+        idle = time.monotonic() - self._asked_at > self._settings.idle_seconds
+        return self._settings.low_water if idle else self._settings.size
+
+    def _is_settled(self) -> bool:
+        full = self._failed or len(self._parked) >= self._target()
+        return self._closed or (full and not self._served and not self._at_work)
+
+    # the two threads
+
+    def _fill(self) -> None:
+        while self._wait_until(self._wants_cell):
+            made: Custody | None = None
+            with contextlib.suppress(CellwrightError, OSError):  # the next caller meets it himself
+                made = self._make()
+            with self._changed:
+                self._failed = made is None
+                if made:
+                    self._parked.append(made)
+            self._done()
+
+    def _wants_cell(self) -> bool:
+        surplus = len(self._parked) - self._target()
+        while surplus > 0:  # idle: the oldest go first
+            self._served.append(self._parked.popleft())
+            surplus -= 1
+            self._changed.notify_all()
+        return surplus < 0 and not self._failed
+
+    def _clear(self) -> None:
+        while self._wait_until(lambda: bool(self._served)):
+            with self._changed:
+                custody = self._served.popleft()
+            with contextlib.suppress(CellwrightError, OSError):
+                custody.dispose()
+            self._done()
+
+    def _wait_until(self, wanted: Callable[[], bool]) -> bool:
+        """Wait for work; False once the pool is closed."""
+        with self._changed:
+            while not self._closed and not wanted():
+                self._changed.wait(self._settings.idle_seconds)
+            self._at_work += 1
+            return not self._closed
+
+    def _done(self) -> None:
+        with self._changed:
+            self._at_work -= 1
+            self._changed.notify_all()
