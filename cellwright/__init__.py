@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.policy import Policy as Policy
+    from .runner.pool import PoolSettings as PoolSettings
     from .runner.result import SandboxResult as SandboxResult
     from .runner.result import SandboxStatus as SandboxStatus
     from .runner.result import Usage as Usage
@@ -32,6 +33,7 @@ _HOMES = {
         "PolicyError", "Unenforceable",
     ),
     "policies.policy": ("Policy",),
+    "runner.pool": ("PoolSettings",),
     "runner.result": ("SandboxResult", "SandboxStatus", "Usage", "Violation"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -144,6 +144,6 @@ def check_pool(pool: int | PoolSettings) -> PoolSettings:
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
-    if settings.running < 1:
-        raise PolicyError("pool.running must be at least 1")
+    if settings.running < 1 or settings.cells_per_launcher < 1:
+        raise PolicyError("pool.running and pool.cells_per_launcher must be at least 1")
     return settings

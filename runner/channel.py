@@ -7,11 +7,20 @@ follow.  The receiver limits the whole before it decodes anything.
 import array
 import os
 import socket
+from typing import Protocol
 
 PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
 _MAX_DESCRIPTORS = 16
 _MORE = b"\x01"
 _LAST = b"\x00"
+
+
+class Channel(Protocol):
+    """What of a socket a frame without descriptors needs."""
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def send(self, packet: bytes, /) -> int: ...
 
 
 class ProtocolError(Exception):
@@ -47,7 +56,7 @@ def send_packet(sock: socket.socket, packet: bytes, descriptors: tuple[int, ...]
 class Receiver:
     """Puts packets together again, up to `limit` bytes a frame."""
 
-    def __init__(self, sock: socket.socket, limit: int) -> None:
+    def __init__(self, sock: Channel, limit: int) -> None:
         self._sock = sock
         self._limit = limit
         self._frame = bytearray()

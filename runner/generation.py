@@ -63,8 +63,11 @@ class Generation:
         uid = os.geteuid() or _FIRST_HOST_UID + os.getpid()
         return Boot(self.plan, files, runtime.links, runtime.hidden, uid)
 
-    def make(self) -> Custody:
-        """Return a cell that waits for its program; raises LaunchError, LauncherLost."""
+    def make(self, *, parked: bool = False) -> Custody:
+        """Return a cell that waits for its program; raises LaunchError, LauncherLost.
+
+        One that will be parked rehearses first.
+        """
         with self._lock:
             if self._retired:
                 raise LauncherLost(cell_began=False)
@@ -73,7 +76,7 @@ class Generation:
         cell: Cell | None = None
         try:
             cell = Cell(self._create_cgroup())
-            self.launcher.fork(cell)
+            self.launcher.fork(cell, parked=parked)
             custody = Custody(cell, self)
             custody.prepare()
             return custody

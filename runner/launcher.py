@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from . import channel
 from .cell import interpreter, privileges
 from .cell.enter import Descriptors, Site
-from .cell.init import run_cell
+from .cell.init import Guest, run_cell
 from .kernel import privileges as kernel
 from .kernel import processes
 from .messages import Boot, Failed, Fork, Forked, Reaped, Status, decode, encode
@@ -172,13 +172,13 @@ class _Launcher:
         status, control, stdin, stdout, stderr, *cgroups = received
         descriptors = Descriptors(status, control, stdin, stdout, stderr, tuple(cgroups))
         try:
-            self._fork(descriptors, cgroup)
+            self._fork(descriptors, cgroup, parked=fork.parked)
         finally:
             for each in received[1:] if cgroup is None else [cgroup, *received[1:]]:
                 os.close(each)
         return True
 
-    def _fork(self, descriptors: Descriptors, cgroup: int | None) -> None:
+    def _fork(self, descriptors: Descriptors, cgroup: int | None, *, parked: bool) -> None:
         status = socket.socket(fileno=descriptors.status)
         try:
             pid, pidfd = processes.clone3(_CELL_NAMESPACES, cgroup)
@@ -187,7 +187,8 @@ class _Launcher:
             status.close()
             return
         if pid == 0:
-            run_cell(self._site, descriptors, interpreter.serve)
+            rehearse = interpreter.rehearse if parked else None
+            run_cell(self._site, descriptors, Guest(rehearse, interpreter.serve))
         _tell(status, Forked(), (pidfd,))
         self._cells[pidfd] = _Born(pid, pidfd, status)
         self._poll.register(pidfd, select.POLLIN)

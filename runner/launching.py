@@ -55,9 +55,9 @@ class Launcher:
             return None
         return decode(frame[1:], Forked | Failed) if frame else None
 
-    def fork(self, cell: Cell) -> None:
+    def fork(self, cell: Cell, *, parked: bool) -> None:
         """Have it make `cell`; what comes of it arrives on the cell's status channel."""
-        frame = encode(Fork(cell.cgroup.into_cgroup))
+        frame = encode(Fork(cell.cgroup.into_cgroup, parked))
         with self._lock:
             if self._sock.fileno() < 0:  # another thread found it dead
                 raise LauncherLost(cell_began=False)

@@ -34,6 +34,7 @@ class Fork(_Frame, frozen=True):
     """Make a cell; comes with the descriptors of `cell.enter.Descriptors`, in that order."""
 
     into_cgroup: bool  # the last descriptor is a v2 cgroup directory to be born in
+    parked: bool  # it will wait for its program, so it may rehearse
 
 
 # launcher and init -> supervisor, on a cell's status channel

@@ -23,6 +23,8 @@ class PoolSettings(NamedTuple):
     idle_seconds: float = 60.0
     running: int = 64  # cells in use at once
     queue_seconds: float = 30.0  # how long a call waits to be one of them
+    # The cells of one launcher have address layout and hash seed in common: so many, then a new one.
+    cells_per_launcher: int = 10_000
 
 
 class Pool:

@@ -18,12 +18,10 @@ from .outcome import Count, conclude
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .spawn import Spawned
-from .supervision import Supervision, Work
+from .supervision import Observation, Supervision, Work
 from .turns import Turns
 
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
-# The cells of one launcher have its address layout and hash seed in common: so many and no more.
-_CELLS_PER_LAUNCHER = 10_000
 NEVER = -1  # no descriptor: the execution cannot be cancelled
 
 
@@ -55,8 +53,9 @@ class Supervisor:
         self._closed = False
         self._generation = Generation(policy, spawned, cgroup_root)
         settings = settings or PoolSettings(size=0)
+        self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
-        self._pool = Pool(settings, self._make)
+        self._pool = Pool(settings, lambda: self._make(parked=True))
 
     @property
     def plan(self) -> Plan:
@@ -107,7 +106,7 @@ class Supervisor:
             work = Work(_program(request), request.stdin or b"", limits, captures, cancel)
             seen = Supervision(custody, work).run()
             custody.cell.kill_init()
-            counted = _count(custody)
+            counted = _count(custody, seen)
         finally:
             self._pool.give_back(custody)
         return conclude(
@@ -125,8 +124,8 @@ class Supervisor:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
         self._pool.settle()
 
-    def _make(self) -> Custody:
-        return self._current().make()
+    def _make(self, *, parked: bool = False) -> Custody:
+        return self._current().make(parked=parked)
 
     def _current(self) -> Generation:
         """Return the launcher to fork from; one that died or has served its time is replaced."""
@@ -134,7 +133,7 @@ class Supervisor:
             if self._closed:
                 raise ClosedError("the sandbox was closed")
             old = self._generation
-            if not old.is_alive() or old.forks >= _CELLS_PER_LAUNCHER:
+            if not old.is_alive() or old.forks >= self._cells_per_launcher:
                 old.retire()
                 spawned = Spawned(self._executable)
                 self._generation = Generation(self._policy, spawned, self._cgroup_root)
@@ -167,13 +166,14 @@ def _captures(custody: Custody, limit: int, on_output: OnOutput | None) -> tuple
     return stdout, Capture("stderr", custody.cell.stderr, limit, on_output)
 
 
-def _count(custody: Custody) -> Count:
+def _count(custody: Custody, seen: Observation) -> Count:
     """Ask the cgroup what the cell used; where nothing counts, ask who reaped it."""
     cgroup = custody.cell.cgroup
     usage = cgroup.usage()
     if usage.cpu_user_seconds is None or usage.memory_peak_bytes is None:
         usage = _or_else(usage, custody.retire())
-    return Count(usage, cgroup.oom_kills())
+    ended_well = seen.finished and seen.finished.ends_well
+    return Count(usage, 0 if ended_well else cgroup.oom_kills())
 
 
 def _or_else(usage: Usage, reaped: Reaped) -> Usage:

@@ -7,7 +7,7 @@ inside its pid namespace (pid_namespaces(7)), and takes the whole cell with it w
 import os
 import socket
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..channel import send
 from ..kernel import processes
@@ -18,19 +18,24 @@ from .enter import CONTROL, Descriptors, Site, confine_guest, confine_init, ente
 _SETUP_FAILED = 70  # EX_SOFTWARE; the status channel says what failed
 
 
-def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoReturn]) -> NoReturn:
-    """Confine this process, start `guest` in a child of it and stay as its init.
+class Guest(NamedTuple):
+    """What the guest's process does: `rehearse`, if anything, before the supervisor hears of it, and
+    `serve`, which is called with the control descriptor and must not return."""
 
-    `guest` is called with its control descriptor, once every layer is on, and must not return.
-    """
+    rehearse: Callable[[], None] | None
+    serve: Callable[[int], NoReturn]
+
+
+def run_cell(site: Site, descriptors: Descriptors, guest: Guest) -> NoReturn:
+    """Confine this process, start `guest` in a child of it and stay as its init."""
     status = _status_channel(descriptors.status, site.plan.open_files)
     try:
         enter(site, descriptors)
         confined = os.eventfd(0, os.EFD_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            _become_guest(site, status, confined)
-            guest(CONTROL)
+            _become_guest(site, status, confined, guest.rehearse)
+            guest.serve(CONTROL)
         _become_init(site, status, confined)
         _reap_until(pid, status)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
@@ -38,10 +43,14 @@ def run_cell(site: Site, descriptors: Descriptors, guest: Callable[[int], NoRetu
     os._exit(_SETUP_FAILED)
 
 
-def _become_guest(site: Site, status: socket.socket, confined: int) -> None:
+def _become_guest(
+    site: Site, status: socket.socket, confined: int, rehearse: Callable[[], None] | None
+) -> None:
     """Confine this process and tell the supervisor; afterwards only the guest's four are open."""
     privileges.set_process_name("cell-guest")
     confine_guest(site, lambda frame, descriptor: _hand_over(status, frame, descriptor))
+    if rehearse:
+        rehearse()
     os.eventfd_read(confined)  # no byte of guest code runs beside an init without its layers
     send(status, encode(Entered()))
     status.detach()

@@ -22,13 +22,17 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from ..channel import Receiver, send
-from ..messages import Finished, InputFile, Run, decode, decoder, encode
+from ..channel import Channel, Receiver, packets
+from ..messages import Finished, InputFile, Run, decode, encode
 
 FILENAME = "<cell>"
 _RUN_BYTES = 256 * 1024 * 1024
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
+_REHEARSALS = (
+    Run("1 + 1", b"{}", (), {}, 100),
+    Run("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
+)
 
 
 def prepare(environment: dict[str, str]) -> None:
@@ -41,11 +45,38 @@ def prepare(environment: dict[str, str]) -> None:
     threading.excepthook = _raised_in_thread
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    decoder(Run)
+    rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
     gc.collect()
     gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
     gc.freeze()
+
+
+def rehearse() -> None:
+    """Run a program that does nothing, and leave no trace of it but memory that is this process's
+    own: a page that a program is going to touch costs three microseconds then (measured)."""
+    before = sys.modules["__main__"]
+    for program in _REHEARSALS:
+        stage = _Stage(b"\0" + encode(program))
+        run = decode(Receiver(stage, _RUN_BYTES).receive_whole(), Run)
+        _report(_execute(run, _fresh_main(run)), stage)
+        _flush()
+    gc.disable()
+    sys.modules["__main__"] = before
+    linecache.cache.clear()
+
+
+class _Stage:
+    """A control channel that leads nowhere."""
+
+    def __init__(self, packet: bytes) -> None:
+        self._packet = packet
+
+    def recv(self, size: int) -> bytes:
+        return self._packet[:size]
+
+    def send(self, packet: bytes) -> int:
+        return len(packet)
 
 
 def serve(control: int) -> NoReturn:
@@ -65,12 +96,17 @@ def _run(run: Run, sock: socket.socket) -> int:
     main = _fresh_main(run)
     for file in run.files:
         _write_file(file)
-    gc.enable()
     finished, code = _execute(run, main)
     code = _leave(code)
-    with contextlib.suppress(OSError):  # the guest may have closed it
-        send(sock, encode(replace(finished, ends_well=code == 0)))
+    _report((finished, code), sock)
     return code
+
+
+def _report(end: tuple[Finished, int], sock: Channel) -> None:
+    finished, code = end
+    with contextlib.suppress(OSError):  # the guest may have closed it
+        for packet in packets(encode(replace(finished, ends_well=code == 0))):
+            sock.send(packet)
 
 
 def _fresh_main(run: Run) -> types.ModuleType:
@@ -102,6 +138,7 @@ def _write_file(file: InputFile) -> None:
 
 def _execute(run: Run, main: types.ModuleType) -> tuple[Finished, int]:
     """Run the program and return what it came to and its exit code, as python(1) has it."""
+    gc.enable()
     try:
         value = _evaluate(run.code, main.__dict__)
     except SystemExit as leaving:
@@ -113,6 +150,8 @@ def _execute(run: Run, main: types.ModuleType) -> tuple[Finished, int]:
 
 def _evaluate(code: str, namespace: dict[str, object]) -> object:
     """Execute `code`; return the value of its last statement if that is an expression."""
+    if one_line := _as_expression(code):
+        return eval(one_line, namespace)  # noqa: S307
     # The flag makes it parse only (ast.parse would leave a frame of its own in the traceback).
     tree: ast.Module = compile(code, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -122,6 +161,21 @@ def _evaluate(code: str, namespace: dict[str, object]) -> object:
         return None
     expression = ast.Expression(last.value)
     return eval(compile(expression, FILENAME, "eval", dont_inherit=True), namespace)  # noqa: S307
+
+
+def _as_expression(code: str) -> types.CodeType | None:
+    """Compile one line that is an expression, in a third of the time that a syntax tree takes."""
+    if "\n" in code or code[:1].isspace():
+        return None
+    try:
+        return compile(code, FILENAME, "eval", dont_inherit=True)
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # met and told again as a program
+        return None
 
 
 def _value(value: object, limit: int) -> Finished:
@@ -181,13 +235,17 @@ def _raised_in_thread(failure: threading.ExceptHookArgs) -> None:
     sys.stderr.write(f"Exception in thread {name}:\n{''.join(lines)}")
 
 
+def _flush() -> None:
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
 def _leave(code: int) -> int:
     """Do what python(1) does at its end: wait for threads, run atexit, flush."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
     except BaseException:  # noqa: BLE001 - as python(1): 120 if the last flush fails
         return code or 120
     return code

@@ -9,15 +9,21 @@ from .tree import (
     CONTROLLERS,
     Caps,
     Cgroup,
+    Counters,
     Usage,
     processes_in,
     read_field,
-    read_number,
     remove,
     write,
 )
 
 _PERIOD_MICROSECONDS = 100_000  # the kernel's default; shorter ones overshoot more (measured)
+_COUNTERS = {
+    "cpu_user": ("cpuacct", "cpuacct.usage_user"),
+    "cpu_system": ("cpuacct", "cpuacct.usage_sys"),
+    "memory_peak": ("memory", "memory.max_usage_in_bytes"),
+    "processes_peak": ("pids", "pids.peak"),  # Linux 6.6
+}
 
 
 class CgroupV1:
@@ -36,6 +42,13 @@ class CgroupV1:
         # cgroup_procs_write_start).
         tasks = (directory / "tasks" for directory in dict.fromkeys(directories.values()))
         self.descriptors = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in tasks)
+        self._counters = Counters(
+            {
+                name: directories[controller] / file
+                for name, (controller, file) in _COUNTERS.items()
+                if controller in directories
+            }
+        )
 
     def _set(self, caps: Caps) -> None:
         if memory := self._directories.get("memory"):
@@ -54,21 +67,16 @@ class CgroupV1:
         self.descriptors = ()
 
     def cpu_seconds(self) -> float | None:
-        nanoseconds = self._number("cpuacct", "cpuacct.usage")
-        return None if nanoseconds is None else nanoseconds / 1e9
-
-    def _number(self, controller: str, file: str) -> int | None:
-        directory = self._directories.get(controller)
-        return read_number(directory / file) if directory else None
+        user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
+        return None if user is None or system is None else (user + system) / 1e9
 
     def usage(self) -> Usage:
-        user = self._number("cpuacct", "cpuacct.usage_user")
-        system = self._number("cpuacct", "cpuacct.usage_sys")
+        user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
         return Usage(
             cpu_user_seconds=None if user is None else user / 1e9,
             cpu_system_seconds=None if system is None else system / 1e9,
-            memory_peak_bytes=self._number("memory", "memory.max_usage_in_bytes"),
-            processes_peak=self._number("pids", "pids.peak"),  # Linux 6.6
+            memory_peak_bytes=self._counters.number("memory_peak"),
+            processes_peak=self._counters.number("processes_peak"),
         )
 
     def oom_kills(self) -> int:
@@ -85,6 +93,7 @@ class CgroupV1:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
+        self._counters.close()
         return remove(dict.fromkeys(self._directories.values()))
 
 

@@ -4,9 +4,14 @@ import contextlib
 import os
 from pathlib import Path
 
-from .tree import CONTROLLERS, Caps, Cgroup, Usage, read_field, read_number, remove, write
+from .tree import CONTROLLERS, Caps, Cgroup, Counters, Usage, read_field, remove, write
 
 _PERIOD_MICROSECONDS = 100_000
+_COUNTERS = {
+    "cpu": "cpu.stat",
+    "memory_peak": "memory.peak",  # Linux 5.19
+    "processes_peak": "pids.peak",  # Linux 6.6
+}
 
 
 class CgroupV2:
@@ -31,6 +36,7 @@ class CgroupV2:
             write(directory / "pids.max", str(caps.processes))
         _give(directory, owner)
         self.descriptors: tuple[int, ...] = (os.open(directory, os.O_RDONLY | os.O_CLOEXEC),)
+        self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
 
     def close_descriptors(self) -> None:
         for descriptor in self.descriptors:
@@ -38,14 +44,15 @@ class CgroupV2:
         self.descriptors = ()
 
     def cpu_seconds(self) -> float | None:
-        return _seconds(self._directory, "usage_usec")
+        return _seconds(self._counters.fields("cpu"), "usage_usec")
 
     def usage(self) -> Usage:
+        cpu = self._counters.fields("cpu")
         return Usage(
-            cpu_user_seconds=_seconds(self._directory, "user_usec"),
-            cpu_system_seconds=_seconds(self._directory, "system_usec"),
-            memory_peak_bytes=read_number(self._directory / "memory.peak"),  # Linux 5.19
-            processes_peak=read_number(self._directory / "pids.peak"),  # Linux 6.6
+            cpu_user_seconds=_seconds(cpu, "user_usec"),
+            cpu_system_seconds=_seconds(cpu, "system_usec"),
+            memory_peak_bytes=self._counters.number("memory_peak"),
+            processes_peak=self._counters.number("processes_peak"),
         )
 
     def oom_kills(self) -> int:
@@ -56,12 +63,12 @@ class CgroupV2:
             write(self._directory / "cgroup.kill", "1")
 
     def remove(self) -> bool:
+        self._counters.close()
         return remove([self._directory])
 
 
-def _seconds(directory: Path, field: str) -> float | None:
-    microseconds = read_field(directory / "cpu.stat", field)
-    return None if microseconds is None else microseconds / 1e6
+def _seconds(fields: dict[str, int], name: str) -> float | None:
+    return fields[name] / 1e6 if name in fields else None
 
 
 def _give(directory: Path, owner: int) -> None:

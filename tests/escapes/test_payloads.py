@@ -36,6 +36,7 @@ ENDED = {
     "PROTO-03",
     "PROTO-05",
     "PROTO-06",
+    "PROTO-13",
     "RES-14",
     "RES-15",
 }

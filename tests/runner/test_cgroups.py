@@ -11,10 +11,10 @@ from cellwright.policies.policy import MIB, with_limits
 from cellwright.runner.cgroups import detect, v1, v2
 from cellwright.runner.cgroups.tree import (
     Caps,
+    Counters,
     NoCgroups,
     processes_in,
     read_field,
-    read_number,
     remove,
     write,
 )
@@ -161,8 +161,8 @@ def test_v1_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, at = v1_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
-    (at["cpuacct"] / "ours/c/cpuacct.usage").write_text("1500000000\n")
     (at["cpuacct"] / "ours/c/cpuacct.usage_user").write_text("1000000000\n")
+    (at["cpuacct"] / "ours/c/cpuacct.usage_sys").write_text("500000000\n")
     (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text("4096\n")
     (at["memory"] / "ours/c/memory.oom_control").write_text(
         "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
@@ -301,8 +301,6 @@ def test_a_sweep_of_a_place_that_is_gone_is_nothing(tmp_path: Path) -> None:
 def test_reading_what_is_not_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "max").write_text("max\n")
     (tmp_path / "events").write_text("oom 1\noom_kill x\n")
-    assert read_number(tmp_path / "max") is None
-    assert read_number(tmp_path / "nowhere") is None
     assert read_field(tmp_path / "events", "oom") == 1
     assert read_field(tmp_path / "events", "oom_kill") is None
     assert read_field(tmp_path / "events", "nothing") is None
@@ -321,6 +319,22 @@ def test_removing_says_whether_all_is_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "free").exists()
     (tmp_path / "busy" / "child").rmdir()
     assert remove([tmp_path / "busy"])
+
+
+def test_counters_are_read_through_descriptors_that_stay_open(tmp_path: Path) -> None:
+    (tmp_path / "peak").write_text("5\n")
+    (tmp_path / "stat").write_text("usage_usec 7\nuser_usec 3\n")
+    (tmp_path / "max").write_text("max\n")
+    names = ("peak", "stat", "max", "nowhere")
+    counters = Counters({name: tmp_path / name for name in names})
+    assert counters.number("peak") == 5
+    (tmp_path / "peak").write_text("6\n")
+    assert counters.number("peak") == 6
+    assert counters.fields("stat") == {"usage_usec": 7, "user_usec": 3}
+    assert (counters.number("max"), counters.number("nowhere")) == (None, None)
+    assert counters.fields("nowhere") == {}
+    counters.close()
+    assert counters.number("peak") is None
 
 
 # The real thing

@@ -25,7 +25,7 @@ from cellwright.runner.messages import (
 from tests.conftest import ROOT
 
 FRAMES = [
-    Forked(), Entered(), Fork(True), Failed(1, "m"), Ended(256), Reaped(1.0, 0.5, 7),
+    Forked(), Entered(), Fork(True, False), Failed(1, "m"), Ended(256), Reaped(1.0, 0.5, 7),
     Finished(b"1", None, None, None), InputFile("p", b"d"),
     Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9),
 ]  # fmt: skip
