@@ -1,4 +1,4 @@
-"""The entry point of the command line: `cellwright run`, `doctor`, `explain`.
+"""The entry point of the command line: `cellwright run`, `doctor`, `explain`, `learn`.
 
 stdout carries the program's own output or JSON; everything else goes to stderr.  Exit status: 0 ran
 well, 1 the program failed, 2 wrong usage, 70 the sandbox failed.

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,15 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="say what a policy does on this host")
     explain.set_defaults(command=_explain)
     _add_policy(explain)
+    learn = commands.add_parser("learn", help="run a program and write the policy that it needs")
+    learn.set_defaults(command=_learn)
+    learn.add_argument(
+        "file", metavar="FILE", help="a Python program that you trust to look around"
+    )
+    learn.add_argument(
+        "-o", "--output", metavar="TOML", help="where to write the policy, else stdout"
+    )
+    _add_policy(learn)
     doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
@@ -127,6 +137,18 @@ def _explain(options: argparse.Namespace) -> int:
     with Sandbox(policy=_policy(options), pool=0) as sandbox:
         print(*explain(sandbox.plan), sep="\n")
     return RAN
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from .learning import learn
+
+    text, result = learn(Path(options.file), _policy(options))
+    print(result_line(result), file=sys.stderr)
+    if options.output:
+        Path(options.output).write_text(text)
+    else:
+        sys.stdout.write(text)
+    return RAN if result.ok else GUEST_FAILED
 
 
 def _doctor(options: argparse.Namespace) -> int:

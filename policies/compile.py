@@ -23,8 +23,9 @@ _ENVIRONMENT = {
 }
 
 
-def compile_policy(policy: Policy, host: Host) -> Plan:
-    """Return the plan of `policy` on `host`.
+def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Plan:
+    """Return the plan of `policy` on `host`; with `learning`, one whose filter leaves everything but
+    plain computation to the listener, to find out what a program needs.
 
     Raises PolicyError if the policy makes no sense and Unenforceable, naming every gap, if the
     host cannot give a layer that the policy does not call optional.
@@ -33,7 +34,7 @@ def compile_policy(policy: Policy, host: Host) -> Plan:
     layers = _layers(policy, host)
     table = syscall_table()
     limits = policy.limits
-    groups = _groups(policy)
+    groups = ("base",) if learning else _groups(policy)
     open_files = min(limits.open_files, host.open_files - 1)
     listened = _listened(policy, table) if "listener" in layers else None
     rules = table.rules(groups) + ((_hand_over(open_files),) if listened else ())

@@ -4,7 +4,10 @@ import itertools
 import os
 import threading
 
+import msgspec
+
 from ..policies.errors import LauncherLost
+from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .cells import Cell
@@ -28,13 +31,17 @@ _FIRST_HOST_UID = 0x70000000
 class Generation:
     """Makes cells until it is retired; is gone when the last of them is."""
 
-    def __init__(self, policy: Policy, spawned: Spawned, cgroup_root: str | None) -> None:
-        """Have the launcher that was `spawned` ready.
+    def __init__(
+        self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
+        lessons: Lessons | None = None,
+    ) -> None:  # fmt: skip
+        """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
         """
         self._policy = policy
+        self._lessons = lessons
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
@@ -45,7 +52,8 @@ class Generation:
         self.tree: CgroupTree = NoCgroups("not looked for yet")
         try:
             self.tree = open_tree(self.launcher.keeper, cgroup_root)
-            self.plan: Plan = plan_for(policy, probe_host(self.tree.missing))
+            host = probe_host(self.tree.missing)
+            self.plan: Plan = plan_for(policy, host, learning=lessons is not None)
             self.boot = self._boot_frame(spawned.executable)
             self._shown = Shown(self.boot)
             self.launcher.boot(self.boot)
@@ -92,7 +100,14 @@ class Generation:
 
     def listen(self, descriptor: int) -> Listener:
         """Return the listener of a cell, now that its descriptor has come."""
-        return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
+        if self._lessons is None:
+            return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
+        from .learner import Learner
+
+        least = msgspec.structs.replace(
+            self.boot, plan=msgspec.structs.replace(self.plan, binds=())
+        )
+        return Learner(descriptor, self.plan, Shown(least), self._lessons)
 
     def free(self, cell: Cell | None) -> None:
         """Free what a cell held that is gone, or that never came to be."""

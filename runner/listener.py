@@ -43,10 +43,9 @@ class Listener:
             return
         if notification.number in self._watched:
             self._look_at_open(notification)
-            notifications.let_go_on(self._descriptor, notification)
+            self._let_go_on(notification)
         else:
-            self._note_refusal(notification)
-            notifications.refuse(self._descriptor, notification, errno.EPERM)
+            self._refuse(notification)
 
     @property
     def is_flooded(self) -> bool:
@@ -71,11 +70,15 @@ class Listener:
             words = (evidence.quoted(attempt.name), evidence.flag_names(attempt.flags))
             self._note(notification, call, words, rule)
 
-    def _note_refusal(self, notification: Notification) -> None:
+    def _let_go_on(self, notification: Notification) -> None:
+        notifications.let_go_on(self._descriptor, notification)
+
+    def _refuse(self, notification: Notification) -> None:
         number = notification.number
         call, why = self._refusals.get(number, (f"call {number}", "not on the list"))
         words = evidence.describe(call, notification) if self._has_room else ()
         self._note(notification, call, words, f"seccomp: {why}")
+        notifications.refuse(self._descriptor, notification, errno.EPERM)
 
     @property
     def _has_room(self) -> bool:

@@ -17,16 +17,17 @@ from .cache import cached
 _SOURCES = ("compile.py", "seccomp.py", "syscalls.py", "syscalls.toml", "plan.py")
 
 
-def plan_for(policy: Policy, host: Host) -> Plan:
+def plan_for(policy: Policy, host: Host, *, learning: bool = False) -> Plan:
     """Return the plan of `policy` on `host`; raises PolicyError and Unenforceable."""
-    key = b"plan " + _compiler_identity() + msgspec.msgpack.encode((policy, host), order="sorted")
-    return cached(key.hex(), Plan, lambda: _compile(policy, host))
+    given = msgspec.msgpack.encode((policy, host, learning), order="sorted")
+    key = b"plan " + _compiler_identity() + given
+    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning))
 
 
-def _compile(policy: Policy, host: Host) -> Plan:
+def _compile(policy: Policy, host: Host, learning: bool) -> Plan:
     from ..policies.compile import compile_policy
 
-    return compile_policy(policy, host)
+    return compile_policy(policy, host, learning=learning)
 
 
 def _compiler_identity() -> bytes:

@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from ..policies.errors import ClosedError, LauncherLost
+from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Limits, Policy
 from .capture import Capture, OnOutput
@@ -42,7 +43,7 @@ class Supervisor:
 
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
-        settings: PoolSettings | None = None,
+        settings: PoolSettings | None = None, lessons: Lessons | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -51,7 +52,8 @@ class Supervisor:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
-        self._generation = Generation(policy, spawned, cgroup_root)
+        self._lessons = lessons
+        self._generation = Generation(policy, spawned, cgroup_root, lessons)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
@@ -136,7 +138,9 @@ class Supervisor:
             if not old.is_alive() or old.forks >= self._cells_per_launcher:
                 old.retire()
                 spawned = Spawned(self._executable)
-                self._generation = Generation(self._policy, spawned, self._cgroup_root)
+                self._generation = Generation(
+                    self._policy, spawned, self._cgroup_root, self._lessons
+                )
             return self._generation
 
     def close(self) -> None:

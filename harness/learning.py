@@ -1,0 +1,91 @@
+"""`cellwright learn`: run a program that may do nearly anything, and write the policy that it needs."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..policies.errors import PolicyError
+from ..policies.learning import Lessons, policy_text
+from ..policies.policy import Filesystem, Limits, Network, Policy, Processes
+from ..runner.result import SandboxResult
+from ..runner.spawn import Spawned, interpreter
+from ..runner.supervisor import Supervisor
+from .request import make_request
+
+_NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
+_OWN = {"passwd", "group", "hosts", "nsswitch.conf"}
+_EXECUTABLE = (
+    "bin",
+    "sbin",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "usr",
+    "opt",
+    "nix",
+    "home",
+    "root",
+)
+
+
+def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
+    """Run `program` under a policy that shows the host read-only; return the policy it needs, as
+    TOML, and what came of the run.
+
+    The program is isolated as ever but for what it may read and start, so learn only from programs
+    that you trust with that.  `policy` gives limits and optional layers.
+    """
+    lessons = Lessons()
+    supervisor = Supervisor(_wide(policy, program), Spawned(interpreter()), lessons=lessons)
+    try:
+        request = make_request(program.read_bytes(), policy.limits, files=None)
+        result = supervisor.execute(request)
+    except OSError as error:
+        raise PolicyError(f"cannot read {program}: {error.strerror}") from None
+    finally:
+        supervisor.close()
+    return policy_text(program.stem, lessons), result
+
+
+def _wide(policy: Policy, program: Path) -> Policy:
+    """Return `policy` with the host's files shown, read-only, and programs allowed."""
+    shown = tuple(_directories()) + tuple(_settings()) + _beside(program)
+    executable = tuple(path for path in shown if path[1:].partition("/")[0] in _EXECUTABLE)
+    return msgspec.structs.replace(
+        policy,
+        name="learn",
+        filesystem=Filesystem(read=tuple(path for path in shown if path not in executable)),
+        processes=Processes(threads=True, subprocesses=True, execute=executable),
+        network=Network(loopback=True),
+        limits=msgspec.structs.replace(policy.limits, violations=Limits().violations),
+    )
+
+
+def _directories() -> list[str]:
+    names = sorted(os.listdir("/"))
+    paths = [f"/{name}" for name in names if name not in _NOT_SHOWN]
+    return [path for path in paths if os.path.isdir(path) and _can_be_read(path)]
+
+
+def _settings() -> list[str]:
+    """Return what stands in /etc, which itself is the cell's own."""
+    paths = [f"/etc/{name}" for name in sorted(os.listdir("/etc")) if name not in _OWN]
+    return [path for path in paths if _can_be_read(path)]
+
+
+def _can_be_read(path: str) -> bool:
+    """Tell whether a cell may read `path`: root's cells are nobody in particular."""
+    if os.path.islink(path):
+        return False
+    needed = 0o5 if os.path.isdir(path) else 0o4
+    if os.geteuid():
+        return os.access(path, needed)
+    return os.stat(path).st_mode & needed == needed
+
+
+def _beside(program: Path) -> tuple[str, ...]:
+    """Return the program's directory where that is below the host's /tmp, which is not shown."""
+    directory = str(program.resolve().parent)
+    return (directory,) if directory.startswith("/tmp/") else ()  # noqa: S108 - the host's

@@ -1,0 +1,96 @@
+"""What a program was seen to need, and the smallest policy that gives it.  Pure."""
+
+import os
+from collections import Counter
+
+import msgspec
+
+_SAME_DIRECTORY = 4  # so many files of one directory, and the directory is named instead
+_GROUPS = {
+    "threads": ("processes", "threads = true"),
+    "processes": ("processes", "subprocesses = true"),
+    "exec": ("processes", "subprocesses = true"),
+    "local_sockets": ("processes", "subprocesses = true"),
+    "loopback_sockets": ("network", "loopback = true"),
+}
+
+
+class Lessons(msgspec.Struct):
+    """What was seen: paths that were opened, programs that were executed, groups of system calls
+    that were used beyond plain computation, and calls that no policy can allow."""
+
+    read: set[str] = msgspec.field(default_factory=set)
+    written: set[str] = msgspec.field(default_factory=set)
+    executed: set[str] = msgspec.field(default_factory=set)
+    mapped: set[str] = msgspec.field(default_factory=set)  # libraries: their pages are executed
+    groups: dict[str, str] = msgspec.field(default_factory=dict)  # group -> the call that needs it
+    impossible: dict[str, str] = msgspec.field(default_factory=dict)  # call -> why it is refused
+
+
+def policy_text(name: str, lessons: Lessons) -> str:
+    """Return a policy as TOML, the reason beside every entry, for a person to read and keep."""
+    executable = lessons.executed | lessons.mapped
+    sections = {
+        "filesystem": [
+            *_paths("read", lessons.read - executable - lessons.written, "opened"),
+            *_paths("write", lessons.written, "opened for writing"),
+        ],
+        "processes": [*_switches("processes", lessons), *_paths("execute", executable, "executed")],
+        "network": _switches("network", lessons),
+    }
+    lines = ["# Learned from one run: read it, and keep what you agree with.", ""]
+    lines += [
+        f"# {call} was refused and stays refused: {why}" for call, why in lessons.impossible.items()
+    ]
+    lines += [f"name = {_quoted(name)}"]
+    for section, entries in sections.items():
+        if entries:
+            lines += ["", f"[{section}]", *entries]
+    return "\n".join(lines) + "\n"
+
+
+def _switches(section: str, lessons: Lessons) -> list[str]:
+    needed: dict[str, str] = {}
+    for group, call in sorted(lessons.groups.items()):
+        where, switch = _GROUPS.get(group, ("", ""))
+        if where == section:
+            needed.setdefault(switch, call)
+    lines = [f"{switch}  # {call}" for switch, call in needed.items()]
+    if section == "processes" and "threads = true" not in needed:
+        lines.append("threads = false  # none was started")
+    return lines
+
+
+def _paths(key: str, paths: set[str], why: str) -> list[str]:
+    if not paths:
+        return []
+    entries = [f"    {_quoted(path)},  # {why}" for path in collapse(paths)]
+    return [f"{key} = [", *entries, "]"]
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as a basic string of TOML, on one line and with nothing invisible in it."""
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
+
+
+def collapse(paths: set[str]) -> list[str]:
+    """Return `paths` with a directory in place of many of its files, and nothing named twice."""
+    counts = Counter(os.path.dirname(path) for path in paths)
+    named = {
+        directory if counts[directory := os.path.dirname(path)] >= _SAME_DIRECTORY else path
+        for path in paths
+    }
+    return sorted(path for path in named if not _parents(path) & named)
+
+
+def _parents(path: str) -> set[str]:
+    found = set()
+    while (path := os.path.dirname(path)) not in ("", "/"):
+        found.add(path)
+    return found

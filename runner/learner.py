@@ -1,0 +1,86 @@
+"""A listener that lets a program go on and takes down what it needs."""
+
+import os
+
+from ..policies.learning import Lessons
+from ..policies.plan import Plan
+from ..policies.seccomp import number_of
+from ..policies.syscalls import Rule, syscall_table
+from . import evidence
+from .guest_memory import text_at
+from .kernel.notifications import Notification
+from .listener import Listener
+from .shown import Shown
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_EXECUTES = ("execve", "execveat")
+_LINE_BYTES = 256  # of a script's first line the kernel reads as many (execve(2))
+
+
+class Learner(Listener):
+    """Grants what some policy could grant; refuses the rest, as always."""
+
+    def __init__(self, descriptor: int, plan: Plan, shown: Shown, lessons: Lessons) -> None:
+        """`shown` is what the smallest cell shows anyway; `lessons` is added to."""
+        super().__init__(descriptor, plan, shown, limit=2**31)
+        self._lessons = lessons
+        self._grants = _grants()
+
+    def _look_at_open(self, notification: Notification) -> None:
+        attempt = evidence.open_attempt(self._watched[notification.number], notification)
+        path = os.path.normpath(attempt.path)
+        why = self._shown.why_not(path, attempt.flags)
+        if not why or not os.path.exists(path):
+            return
+        real = os.path.realpath(path)
+        if attempt.flags & _WRITES:
+            self._lessons.written.add(real)
+        elif ".so" in os.path.basename(real):
+            self._lessons.mapped.add(real)
+        else:
+            self._lessons.read.add(real)
+
+    def _refuse(self, notification: Notification) -> None:
+        for group, rule in self._grants.get(notification.number, ()):
+            if _holds(rule, notification):
+                self._learn(group, rule.call, notification)
+                return self._let_go_on(notification)
+        call, why = self._refusals.get(notification.number, ("", ""))
+        if call in syscall_table().refused:
+            self._lessons.impossible[call] = why
+        return super()._refuse(notification)
+
+    def _learn(self, group: str, call: str, notification: Notification) -> None:
+        self._lessons.groups.setdefault(group, call)
+        if call in _EXECUTES:
+            path = notification.arguments[0 if call == "execve" else 1]
+            program = os.fsdecode(text_at(notification.thread, path))
+            self._lessons.executed.update(_with_interpreter(program))
+
+
+def _with_interpreter(program: str) -> list[str]:
+    """Return the file that `program` names and, if it is a script, the program that reads it."""
+    if not (os.path.isabs(program) and os.path.isfile(program)):
+        return []
+    real = os.path.realpath(program)
+    with open(real, "rb") as file:
+        words = file.readline(_LINE_BYTES).split()
+    if words[:1] and words[0].startswith(b"#!"):
+        return [real, *_with_interpreter(os.fsdecode(words[0][2:] or words[1]))]
+    return [real]
+
+
+def _holds(rule: Rule, notification: Notification) -> bool:
+    return all(
+        notification.arguments[each.argument] & each.mask == each.value for each in rule.conditions
+    )
+
+
+def _grants() -> dict[int, list[tuple[str, Rule]]]:
+    """Return, by call number, the rules of every group beyond plain computation."""
+    table = syscall_table()
+    found: dict[int, list[tuple[str, Rule]]] = {}
+    for group, rules in table.groups.items():
+        for rule in rules if group != "base" else ():
+            found.setdefault(number_of(rule.call, table), []).append((group, rule))
+    return found

@@ -1,0 +1,84 @@
+"""A policy that was learned runs its program, and the default one does not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellwright import PolicyError, Sandbox
+from cellwright.harness.learning import learn
+from cellwright.policies.loading import load_policy
+from tests.conftest import OPTIONAL, policy_named
+
+PROGRAM = """
+import socket, subprocess, threading
+print(subprocess.run(["cat", "/etc/debian_version"], capture_output=True, text=True, check=True).stdout)
+print(len(open("/usr/share/common-licenses/BSD").read()))
+thread = threading.Thread(target=print); thread.start(); thread.join()
+server = socket.create_server(("127.0.0.1", 0)); socket.create_connection(server.getsockname())
+try: open("/etc/shadow")
+except OSError: pass
+"done"
+"""
+
+
+def written(directory: Path, code: str) -> Path:
+    program = directory / "program.py"
+    program.write_text(code)
+    return program
+
+
+@pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="the program is for Debian")
+def test_the_learned_policy_runs_the_program_and_strict_does_not(tmp_path: Path) -> None:
+    program = written(tmp_path, PROGRAM)
+    text, result = learn(program, policy_named("strict"))
+    assert result.value == "done", result.traceback
+    learned = tmp_path / "learned.toml"
+    learned.write_text(text)
+    policy = msgspec.structs.replace(load_policy(str(learned)), optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        again = sandbox.execute(PROGRAM)
+        assert again.value == "done", (text, again.traceback)
+        assert sandbox.execute("open('/usr/share/common-licenses/GPL-3')").error is not None
+        assert "No such file" in str(
+            sandbox.execute("import os; os.execv('/usr/bin/ls', ['ls'])").error
+        )
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        assert not sandbox.execute(PROGRAM).ok
+
+
+def test_a_computation_needs_nothing(tmp_path: Path) -> None:
+    text, result = learn(written(tmp_path, "sum(range(10))"), policy_named("strict"))
+    assert result.value == 45
+    assert "filesystem" not in text
+    assert "threads = false" in text
+
+
+def test_what_no_policy_gives_is_refused_while_learning_too(tmp_path: Path) -> None:
+    code = "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nc.unshare(0x10000000), ctypes.get_errno()"
+    text, result = learn(written(tmp_path, code), policy_named("strict"))
+    assert result.value == [-1, 1]
+    assert "# unshare was refused" in text
+
+
+def test_a_script_needs_the_program_that_reads_it(tmp_path: Path) -> None:
+    code = "import subprocess; subprocess.run(['/usr/bin/ldd', '/usr/bin/cat'], capture_output=True).returncode"
+    text, _ = learn(written(tmp_path, code), policy_named("strict"))
+    assert '"/usr/bin/ldd"' in text
+    assert '"/usr/bin/bash"' in text
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="cannot read"):
+        learn(tmp_path / "nowhere.py", policy_named("strict"))
+
+
+def test_the_command_writes_the_policy(tmp_path: Path) -> None:
+    program = written(tmp_path, "open('/etc/debian_version').read()")
+    optional = [each for layer in OPTIONAL for each in ("--optional", layer)]
+    command = [sys.executable, "-m", "cellwright", "learn", *optional, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert '"/etc/debian_version"' in done.stdout
+    assert "completed" in done.stderr

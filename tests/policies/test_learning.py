@@ -1,0 +1,58 @@
+"""From what was seen to a policy in TOML: tables."""
+
+import tomllib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwright.policies.learning import Lessons, collapse, policy_text
+from cellwright.policies.policy import Policy, check_policy
+
+COLLAPSED = {
+    "few files stay files": ({"/a/1", "/a/2", "/b/1"}, ["/a/1", "/a/2", "/b/1"]),
+    "many become their directory": ({f"/a/{n}" for n in range(4)}, ["/a"]),
+    "what lies below is not named twice": ({f"/a/{n}" for n in range(4)} | {"/a/b/c"}, ["/a"]),
+    "nothing": (set(), []),
+}
+
+
+@pytest.mark.parametrize(("paths", "named"), COLLAPSED.values(), ids=COLLAPSED)
+def test_paths_are_collapsed(paths: set[str], named: list[str]) -> None:
+    assert collapse(paths) == named
+
+
+def policy_of(lessons: Lessons) -> Policy:
+    return check_policy(msgspec.convert(tomllib.loads(policy_text("p", lessons)), Policy))
+
+
+def test_what_needs_nothing_gets_nothing() -> None:
+    policy = policy_of(Lessons())
+    assert policy.filesystem.read == policy.filesystem.write == policy.processes.execute == ()
+    assert not policy.processes.threads
+    assert not policy.processes.subprocesses
+    assert not policy.network.loopback
+
+
+def test_every_lesson_is_in_the_policy() -> None:
+    lessons = Lessons(
+        read={"/srv/a", "/usr/bin/x"}, written={"/srv/out"}, executed={"/usr/bin/x"},
+        mapped={"/usr/lib/y.so"}, groups={"threads": "clone", "exec": "execve", "loopback_sockets": "socket"},
+        impossible={"bpf": "loads programs"},
+    )  # fmt: skip
+    policy = policy_of(lessons)
+    assert policy.filesystem.read == ("/srv/a",)
+    assert policy.filesystem.write == ("/srv/out",)
+    assert policy.processes.execute == ("/usr/bin/x", "/usr/lib/y.so")
+    assert policy.processes.threads
+    assert policy.processes.subprocesses
+    assert policy.network.loopback
+    assert "# bpf was refused and stays refused: loads programs" in policy_text("p", lessons)
+
+
+@given(st.sets(st.text(st.characters(exclude_categories=("Cs",)), min_size=1)))
+def test_any_name_of_a_file_is_valid_toml(names: set[str]) -> None:
+    lessons = Lessons(read={f"/srv/{name.replace('/', '_')}" for name in names})
+    read = tomllib.loads(policy_text("p", lessons)).get("filesystem", {}).get("read", [])
+    assert all(path.startswith("/srv") for path in read)
