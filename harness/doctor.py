@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
-from ..policies.errors import CellwrightError
+from ..policies.errors import CellwrightError, Unenforceable
 from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
 from ..runner.result import SandboxResult
 from .repairs import REPAIRS, repair_of_launch
@@ -79,9 +79,15 @@ def examine() -> list[Finding]:
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
             findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
     except CellwrightError as error:
-        message = str(error).partition("\n")[0]
+        message = _in_one_line(error)
         findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
     return findings
+
+
+def _in_one_line(error: CellwrightError) -> str:
+    if isinstance(error, Unenforceable):
+        return "; ".join(f"{layer}: {reason}" for layer, reason in error.gaps)
+    return str(error).partition("\n")[0]
 
 
 def _try(sandbox: Sandbox, layer: str, proof: str, program: str, judge: Judge) -> Finding:

@@ -6,7 +6,7 @@ import threading
 
 import msgspec
 
-from ..policies.errors import LauncherLost
+from ..policies.errors import LauncherLost, LaunchError
 from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
@@ -52,6 +52,7 @@ class Generation:
         self.tree: CgroupTree = NoCgroups("not looked for yet")
         try:
             self.tree = open_tree(self.launcher.keeper, cgroup_root)
+            self.launcher.require_alive()  # for the dead no scope can be had: that is not the cause
             host = probe_host(self.tree.missing)
             self.plan: Plan = plan_for(policy, host, learning=lessons is not None)
             self.boot = self._boot_frame(spawned.executable)
@@ -134,7 +135,12 @@ class Generation:
 
     def _create_cgroup(self) -> Cgroup:
         caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
-        return self.tree.create(f"cell-{next(self._names)}", caps)
+        try:
+            return self.tree.create(f"cell-{next(self._names)}", caps)
+        except OSError as error:
+            if not self.is_alive():  # systemd takes a scope away with its last process
+                raise LauncherLost(cell_began=False) from None
+            raise LaunchError(f"cannot make {error.filename}: {error.strerror}") from None
 
     def _sweep(self) -> None:
         """Remove cgroups, now or when what was killed in them has died; all, once it is the last."""

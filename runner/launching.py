@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from ..policies.errors import LauncherLost, LaunchError
 from . import channel
@@ -38,13 +39,20 @@ class Launcher:
         answer = self._receive_answer()
         if isinstance(answer, Forked):
             return
+        if answer is None:
+            self._say_why_it_ended()
+        self.close()
+        raise LaunchError(f"the launcher cannot set up: {answer.message}", _HINT)
+
+    def require_alive(self) -> None:
+        """Raise LaunchError, with its own last words, if it has ended before it was booted."""
+        if not self.is_alive():
+            self._say_why_it_ended()
+
+    def _say_why_it_ended(self) -> NoReturn:
         said = os.pread(self._stderr, 4096, 0).decode("utf-8", "replace").strip()
         self.close()
-        if answer is None:
-            raise LaunchError(
-                f"the launcher ended before it was ready: {said or 'no message'}", _HINT
-            )
-        raise LaunchError(f"the launcher cannot set up: {answer.message}", _HINT)
+        raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
     def _receive_answer(self) -> Forked | Failed | None:
         if not select.select([self._sock], [], [], _BOOT_SECONDS)[0]:

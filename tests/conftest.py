@@ -18,6 +18,7 @@ from cellwright import Sandbox
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy
 from cellwright.runner.kernel import landlock
+from cellwright.runner.probe import probe_host
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -32,17 +33,31 @@ def policy_named(name: str, **changes: object) -> Policy:
     return msgspec.structs.replace(load_policy(name), optional_layers=OPTIONAL, **changes)
 
 
+CAPS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
+
+
+def _user_namespaces() -> bool:
+    return not probe_host({}).user_namespaces
+
+
 @functools.cache
-def _cgroup_layers() -> bool:
-    with Sandbox(
-        policy=Policy(optional_layers=("cgroup_memory", "cgroup_cpu", "cgroup_pids"))
-    ) as box:
-        return {"cgroup_memory", "cgroup_cpu", "cgroup_pids"} <= set(box.layers)
+def _cgroups() -> tuple[bool, str]:
+    """Tell whether the caps are ours to use, and the name of the directory that holds them on v2."""
+    if not _user_namespaces():
+        return False, ""
+    with Sandbox(policy=Policy(optional_layers=CAPS)) as box:
+        directory = getattr(box._supervisor.generation.tree, "_directory", Path())
+        return set(CAPS) <= set(box.layers), directory.name
 
 
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
-    "cgroup": _cgroup_layers,
+    "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
+    "userns": _user_namespaces,
+    "no_userns": lambda: not _user_namespaces(),
+    "cgroup": lambda: _cgroups()[0],
+    "no_cgroup": lambda: not _cgroups()[0],
+    "scope": lambda: _cgroups()[1].endswith(".scope"),
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "bwrap": lambda: shutil.which("bwrap") is not None,

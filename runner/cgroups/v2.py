@@ -24,18 +24,13 @@ class CgroupV2:
     ) -> None:
         self._directory = directory
         directory.mkdir()
-        if "memory" in controllers:
-            write(directory / "memory.max", str(caps.memory_bytes))
-            write(directory / "memory.oom.group", "1")
-            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
-                write(directory / "memory.swap.max", "0")
-        if "cpu" in controllers:
-            quota = int(caps.cpus * _PERIOD_MICROSECONDS)
-            write(directory / "cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
-        if "pids" in controllers:
-            write(directory / "pids.max", str(caps.processes))
-        _give(directory, owner)
-        self.descriptors: tuple[int, ...] = (os.open(directory, os.O_RDONLY | os.O_CLOEXEC),)
+        try:
+            _set(directory, caps, controllers)
+            _give(directory, owner)
+            self.descriptors: tuple[int, ...] = (os.open(directory, os.O_RDONLY | os.O_CLOEXEC),)
+        except OSError:
+            remove([directory])
+            raise
         self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
 
     def close_descriptors(self) -> None:
@@ -65,6 +60,19 @@ class CgroupV2:
     def remove(self) -> bool:
         self._counters.close()
         return remove([self._directory])
+
+
+def _set(directory: Path, caps: Caps, controllers: frozenset[str]) -> None:
+    if "memory" in controllers:
+        write(directory / "memory.max", str(caps.memory_bytes))
+        write(directory / "memory.oom.group", "1")
+        with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+            write(directory / "memory.swap.max", "0")
+    if "cpu" in controllers:
+        quota = int(caps.cpus * _PERIOD_MICROSECONDS)
+        write(directory / "cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
+    if "pids" in controllers:
+        write(directory / "pids.max", str(caps.processes))
 
 
 def _seconds(fields: dict[str, int], name: str) -> float | None:

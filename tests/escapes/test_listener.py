@@ -126,6 +126,7 @@ def test_the_same_attempt_is_counted(strict: Sandbox) -> None:
     assert (seen.syscall, seen.count) == ("ptrace", 10)
 
 
+@pytest.mark.needs("real_cpu")
 def test_a_flood_is_ended(strict: Sandbox) -> None:
     code = "import ctypes\nc = ctypes.CDLL(None)\nwhile True: c.ptrace(16, 1, 0, 0)"
     result = strict.execute(code)
@@ -149,6 +150,7 @@ def test_many_different_attempts_are_kept_within_bounds(strict: Sandbox) -> None
     assert len(json.dumps(result.to_dict())) < 100_000
 
 
+@pytest.mark.needs("real_cpu")
 def test_opening_a_great_many_files_is_slowed_down_not_ended(strict: Sandbox) -> None:
     code = "import os\nfor _ in range(30_000): os.close(os.open('/dev/null', 0))\n'done'"
     result = strict.execute(code)

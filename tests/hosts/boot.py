@@ -4,6 +4,7 @@
 
 The guest's console is our stdout; what we have to say ourselves goes to stderr. The exit status is
 the command's own (of the first host where it failed), or 70 if a host did not come to a status.
+With --record the command is survey.py, and what it found is kept in results/.
 """
 
 from __future__ import annotations
@@ -20,27 +21,45 @@ from typing import NamedTuple
 
 import image
 import layer
+import results
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_COMMAND = ("scripts/test", "--hosted")
+SURVEY = ("python3", "tests/hosts/survey.py")
 TIMEOUT_MINUTES = 40
 HEARTBEAT_SECONDS = 60
 NO_STATUS = 70
 
 
 class Host(NamedTuple):
-    """A kind of host: who runs the command, and what the kernel is told at boot."""
+    """A kind of host: who runs the command, what the tests are promised, what the kernel is told."""
 
     title: str
     user: str
+    expects: tuple[str, ...]
     boot: str = ""
 
 
 HOSTS = {
-    "a": Host("systemd, cgroup v2, root", "root"),
-    "b": Host("systemd, cgroup v2, an ordinary user who lingers", "cell"),
-    "c": Host("an ordinary user without a session or a cgroup", "plain"),
-    "d": Host("the same without user namespaces", "plain", "sysctl.user.max_user_namespaces=0"),
+    "a": Host(
+        "systemd, cgroup v2, root", "root", ("root", "userns", "cgroup", "scope", "landlock")
+    ),
+    "b": Host(
+        "systemd, cgroup v2, an ordinary user who lingers",
+        "cell",
+        ("userns", "cgroup", "scope", "landlock"),
+    ),
+    "c": Host(
+        "an ordinary user without a session or a cgroup",
+        "plain",
+        ("userns", "no_cgroup", "landlock"),
+    ),
+    "d": Host(
+        "the same without user namespaces",
+        "plain",
+        ("no_userns",),
+        "sysctl.user.max_user_namespaces=0",
+    ),
 }
 
 
@@ -69,13 +88,15 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     hosts = "; ".join(f"{name}: {host.title}" for name, host in HOSTS.items())
     parser = argparse.ArgumentParser(prog="test-hosts", epilog=hosts)
     parser.add_argument("--timeout", type=float, default=TIMEOUT_MINUTES, metavar="MINUTES")
+    parser.add_argument("--record", action="store_true", help="survey, and keep what was found")
     parser.add_argument("--user", choices=("root", *image.USERS), help="not the host's own user")
     parser.add_argument("--boot", default="", metavar="WORDS", help="for the kernel command line")
     parser.add_argument("hosts", nargs="*", default=list(HOSTS), metavar="a|b|c|d")
     options = parser.parse_args(arguments[:split])
     if unknown := set(options.hosts) - set(HOSTS):
         parser.error(f"no such host: {', '.join(sorted(unknown))}")
-    return options, arguments[split + 1 :] or list(DEFAULT_COMMAND)
+    default = SURVEY if options.record else DEFAULT_COMMAND
+    return options, arguments[split + 1 :] or list(default)
 
 
 def make_disks(cache: Path, work: Path, command: list[str]) -> Disks:
@@ -92,7 +113,10 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     host = HOSTS[name]
     say(f"host {name}: {host.title}")
     started = time.monotonic()
-    boot = f"{host.boot} {options.boot} cellwright.user={options.user or host.user}"
+    boot = (
+        f"{host.boot} {options.boot} cellwright.user={options.user or host.user} "
+        f"cellwright.expects={','.join(host.expects)}"
+    )
     status_file = work / f"status-{name}"
     status_file.touch()
     qemu = machine(disks, boot, status_file)
@@ -101,11 +125,13 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
         qemu, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
     ) as process:
         try:
-            in_time = relay(process, name, started + options.timeout * 60)
+            in_time, output = relay(process, name, started + options.timeout * 60)
         finally:
             process.kill()
     status, ending = verdict(status_file, in_time, options.timeout)
     say(f"host {name}: {ending} after {time.monotonic() - started:.0f} s")
+    if options.record:
+        results.keep(name, host.title, output)
     return status
 
 
@@ -124,10 +150,11 @@ def machine(disks: Disks, boot: str, status_file: Path) -> list[str]:
     ]
 
 
-def relay(process: subprocess.Popen[bytes], name: str, deadline: float) -> bool:
-    """Copy the console to stdout until the machine stops; return whether it did in time."""
+def relay(process: subprocess.Popen[bytes], name: str, deadline: float) -> tuple[bool, str]:
+    """Copy the console to stdout until the machine stops; return whether it did in time, and all."""
     assert process.stdout is not None
     started = time.monotonic()
+    output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
@@ -136,9 +163,10 @@ def relay(process: subprocess.Popen[bytes], name: str, deadline: float) -> bool:
             elif chunk := os.read(process.stdout.fileno(), 65536):
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
+                output += chunk
             else:
-                return True
-    return False
+                return True, output.decode("utf-8", "replace")
+    return False, output.decode("utf-8", "replace")
 
 
 def verdict(status_file: Path, in_time: bool, minutes: float) -> tuple[int, str]:

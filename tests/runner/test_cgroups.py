@@ -1,12 +1,17 @@
 """Control groups: the logic against fake trees, the caps against this machine's real ones."""
 
+import contextlib
+import errno
 import os
+import select
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cellwright import Sandbox
+from cellwright import LaunchError, Sandbox
 from cellwright.policies.policy import MIB, with_limits
 from cellwright.runner.cgroups import detect, v1, v2
 from cellwright.runner.cgroups.tree import (
@@ -231,6 +236,16 @@ def test_v2_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "not delegated" in tree.missing["pids"]
 
 
+def test_v2_leaves_no_cgroup_whose_caps_could_not_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = v2_tree(tmp_path, monkeypatch)
+    monkeypatch.undo()  # the kernel makes none of the files
+    with pytest.raises(FileNotFoundError, match=r"memory\.max"):
+        tree.create("cell-0", CAPS)
+    assert not (tmp_path / "ours/cell-0").exists()
+
+
 def test_v2_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
@@ -347,17 +362,23 @@ def directories_of(cgroup: object) -> dict[str, Path]:
     return dict.fromkeys(("memory", "cpu", "pids"), cgroup._directory)
 
 
+@contextlib.contextmanager
+def noted_cgroups(sandbox: Sandbox) -> Iterator[list[object]]:
+    """Give a list to which every cgroup is added that is made for a cell of `sandbox`."""
+    tree = sandbox._supervisor.generation.tree
+    made: list[object] = []
+    create = tree.create
+    tree.create = lambda *given: made.append(create(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]
+    yield made
+
+
 @pytest.mark.needs("cgroup")
 def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
     policy = with_limits(
         policy_named("strict"),
         lambda old: msgspec.structs.replace(old, memory_bytes=96 * MIB, cpus=0.5, processes=12),
     )
-    with Sandbox(policy=policy, pool=0) as sandbox:
-        tree = sandbox._supervisor.generation.tree
-        made: list[object] = []
-        create = tree.create
-        tree.create = lambda *given: made.append(create(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]
+    with Sandbox(policy=policy, pool=0) as sandbox, noted_cgroups(sandbox) as made:
         run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
         assert next(run.output())[1] == b"up\n"
         at = directories_of(made[-1])
@@ -381,6 +402,34 @@ def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
     )
 
 
+def cannot_be_made(*given: object) -> object:
+    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), "/cgroup/memory.max")
+
+
+def test_a_cgroup_that_cannot_be_made_is_a_launch_error_that_names_it() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        sandbox._supervisor.generation.tree.create = cannot_be_made  # type: ignore[assignment,method-assign]
+        with pytest.raises(LaunchError, match=r"cannot make /cgroup/memory\.max: No such device"):
+            sandbox.execute("1")
+
+
+def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
+    """systemd removes a scope with its last process: between our look at the launcher and mkdir."""
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        supervisor = sandbox._supervisor
+        keeper, launcher = (os.pidfd_open(pid) for pid in supervisor.generation.launcher.pids())
+
+        def end_and_fail(*given: object) -> object:
+            signal.pidfd_send_signal(launcher, signal.SIGKILL)
+            assert select.select([keeper], [], [], 5)[0]
+            return cannot_be_made()
+
+        supervisor.generation.tree.create = end_and_fail  # type: ignore[assignment,method-assign]
+        assert sandbox.execute("1 + 1").value == 2
+    os.close(keeper)
+    os.close(launcher)
+
+
 @pytest.mark.needs("cgroup")
 def test_threads_past_the_cap_are_refused() -> None:
     policy = with_limits(
@@ -399,5 +448,85 @@ except RuntimeError:
 stop.set()
 started
 """
-    with Sandbox(policy=policy) as sandbox:
+    with Sandbox(policy=policy, pool=0) as sandbox:
         assert sandbox.execute(code).value == 6  # init and the main thread are the other two
+
+
+BUSY = """
+import time
+while time.process_time() < 0.4: pass
+print('done', flush=True)
+time.sleep(60)
+"""
+
+
+def periods_throttled(cpus: float) -> int:
+    """Return in how many periods the kernel held back a busy loop in a cell with `cpus`."""
+    policy = with_limits(
+        policy_named("strict"), lambda old: msgspec.structs.replace(old, cpus=cpus)
+    )
+    with Sandbox(policy=policy, pool=0) as sandbox, noted_cgroups(sandbox) as made:
+        run = sandbox.start(BUSY)
+        assert next(run.output())[1] == b"done\n"
+        throttled = read_field(directories_of(made[-1])["cpu"] / "cpu.stat", "nr_throttled")
+        run.cancel()
+        run.result()
+    assert throttled is not None
+    return throttled
+
+
+@pytest.mark.needs("cgroup")
+def test_a_busy_loop_is_held_back_by_its_share_and_by_nothing_else() -> None:
+    assert periods_throttled(cpus=0.5) > 0
+    assert periods_throttled(cpus=4) == 0
+
+
+# A scope that systemd delegates
+
+
+@pytest.mark.needs("scope")
+def test_the_scope_stands_under_the_manager_of_the_user() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, noted_cgroups(sandbox) as made:
+        assert sandbox.execute("6 * 7").value == 42
+        assert isinstance(made[0], v2.CgroupV2)
+        cell = made[0]._directory
+        scope = cell.parent
+        manager = "system.slice" if os.geteuid() == 0 else f"user@{os.geteuid()}.service"
+        assert manager in scope.parts
+        assert scope.name.startswith(f"cellwright-{os.getpid()}-")
+        assert (scope / "cgroup.subtree_control").read_text().split() == ["cpu", "memory", "pids"]
+        assert not processes_in(scope)  # they are in its child, away from the cells
+        assert len(processes_in(scope / "launcher")) == 2
+        assert not cell.exists()
+
+
+@pytest.mark.needs("scope")
+def test_memory_tasks_and_processors_are_capped_by_that_scope() -> None:
+    """The kernel's own counters say so, not the guest."""
+    policy = with_limits(
+        policy_named("standard"),
+        lambda old: msgspec.structs.replace(old, memory_bytes=64 * MIB, processes=10, cpus=0.5),
+    )
+    code = """
+import os, time
+try:
+    while True:
+        if os.fork() == 0: time.sleep(60)
+except BlockingIOError:
+    pass
+while time.process_time() < 0.3: pass
+print('up', flush=True)
+time.sleep(60)
+"""
+    with Sandbox(policy=policy, pool=0) as sandbox, noted_cgroups(sandbox) as made:
+        run = sandbox.start(code)
+        assert next(run.output())[1] == b"up\n"
+        cell = directories_of(made[-1])["pids"]
+        assert int((cell / "pids.current").read_text()) == 10
+        assert (read_field(cell / "pids.events", "max") or 0) > 0
+        assert (read_field(cell / "cpu.stat", "nr_throttled") or 0) > 0
+        run.cancel()
+        run.result()
+        hog = sandbox.execute("bytearray(200 << 20)")
+    assert hog.reason == "memory"
+    assert hog.usage.memory_peak_bytes <= 64 * MIB

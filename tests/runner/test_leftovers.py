@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,6 +36,13 @@ def descendants(pid: int) -> list[int]:
 def cgroups_of(pid: int) -> set[str]:
     tops = glob.glob(f"/sys/fs/cgroup/**/cellwright-{pid}-*", recursive=True)
     return {*tops, *(cell for top in tops for cell in glob.glob(f"{top}/*/"))}
+
+
+def settle() -> None:
+    """Give systemd, which removes a scope when the last process in it has ended, up to ten seconds."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(".scope" in name for name in cgroups_of(os.getpid())):
+        select.select([], [], [], 0.02)
 
 
 def net_namespaces() -> set[str]:
@@ -138,10 +146,12 @@ def test_a_sandbox_that_is_closed_leaves_nothing() -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         sandbox.execute("1")
     gc.collect()
+    settle()
     before = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
     for _ in range(5):
         with Sandbox(policy=policy_named("strict")) as sandbox:
             sandbox.execute("1")
+    settle()
     assert (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid())) == before
 
 
@@ -152,6 +162,7 @@ def test_a_sandbox_that_could_not_be_made_leaves_nothing() -> None:
             with contextlib.suppress(CellwrightError):
                 Sandbox(policy=policy_named("strict"), python=python).close()
     gc.collect()
+    settle()
     after = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
     assert after == before
 

@@ -1,0 +1,92 @@
+"""What was found on each host: kept one file a host in results/, shown as a table in README.md.
+
+python3 tests/hosts/results.py                    # write the table from the files
+python3 tests/hosts/results.py keep NAME TITLE    # from a survey's output on standard input
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent / "results"
+BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: end -->"
+WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
+NOT_LAYERS = ("python", "kernel", "machine", "launcher")
+
+Result = dict[str, Any]
+
+
+def keep(name: str, title: str, output: str) -> None:
+    """Write what a survey said, the last line of `output` that is one, to the host's file."""
+    found = re.findall(r"^survey: (\{.*\})\s*$", output, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"test-hosts: host {name}: the survey said nothing")
+    FOLDER.mkdir(exist_ok=True)
+    result = {"host": name, "title": title} | json.loads(found[-1])
+    (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def read_all() -> list[Result]:
+    return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def table(results: list[Result]) -> str:
+    """Return the table: a line a host, then a line a layer with what was tried."""
+    hosts = [
+        f"| {each['host']} | {each['title']} | {each['kernel']}, {each['machine']} | {_tests(each)} "
+        f"| {each['date']} |"
+        for each in results
+    ]
+    names = [each["host"] for each in results]
+    layers = [
+        f"| `{layer}` | {proof} | " + " | ".join(_verdict(each, layer) for each in results) + " |"
+        for layer, proof in _proofs(results).items()
+    ]
+    return "\n".join([
+        "| host | what it is | kernel | tests | date |", "|---|---|---|---|---|", *hosts, "",
+        f"| layer | proved by | {' | '.join(names)} |", "|---|---|" + "---|" * len(names), *layers,
+    ])  # fmt: skip
+
+
+def _tests(result: Result) -> str:
+    tests = result["tests"]
+    return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped"
+
+
+def _proofs(results: list[Result]) -> dict[str, str]:
+    """Return layer -> what doctor tried, in doctor's order."""
+    proofs: dict[str, str] = {}
+    for result in results:
+        for finding in result["findings"]:
+            if finding["verdict"] == "PASS" and finding["layer"] not in NOT_LAYERS:
+                proofs.setdefault(finding["layer"], finding["proof"])
+    return proofs
+
+
+def _verdict(result: Result, layer: str) -> str:
+    """Return one word; where no launcher can be had nothing runs, and that is the word."""
+    verdicts = {finding["layer"]: finding["verdict"] for finding in result["findings"]}
+    return WORDS[verdicts[layer]] if layer in verdicts else "refuses"
+
+
+def written(document: str, results: list[Result]) -> str:
+    """Return `document` with the table between its two marks."""
+    before, rest = document.split(BEGIN)
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["keep"]:
+        keep(*arguments[1:], sys.stdin.read())
+        return
+    readme = CHECKOUT / "README.md"
+    readme.write_text(written(readme.read_text(), read_all()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
