@@ -28,6 +28,16 @@ def repair_of_launch(message: str) -> str:
             "AppArmor restricts user namespaces here (Ubuntu 23.10 and later): give this Python a "
             "profile with `userns,`, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
         )
+    if "becoming uid" in message:
+        return (
+            "this root may not become another user, and cells never run as root: docker run "
+            "--user 1000, or --cap-add SETUID --cap-add SETGID"
+        )
+    if "unshare: No space left" in message:  # unshare(2), ENOSPC
+        return (
+            "user namespaces are used up, or switched off from outside (bwrap --disable-userns): "
+            "raise sysctl user.max_user_namespaces there"
+        )
     if "proc" in message:
         return (
             "a container masks /proc, and the kernel then allows no new one: docker run "

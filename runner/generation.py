@@ -14,6 +14,7 @@ from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .custody import Custody
+from .host_ids import unused_id
 from .launching import Launcher
 from .listener import Listener
 from .messages import Boot
@@ -22,10 +23,6 @@ from .probe import probe_host
 from .runtime import find_runtime
 from .shown import Shown
 from .spawn import Spawned
-
-# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
-# and one for each living supervisor, so that no two of them share a uid's quotas.
-_FIRST_HOST_UID = 0x70000000
 
 
 class Generation:
@@ -69,7 +66,7 @@ class Generation:
         files = runtime.files
         if self._policy.processes.subprocesses:
             files = (*files, *runtime.programs)
-        uid = os.geteuid() or _FIRST_HOST_UID + os.getpid()
+        uid = os.geteuid() or unused_id(os.getpid())
         return Boot(self.plan, files, runtime.links, runtime.hidden, uid)
 
     def make(self, *, parked: bool = False) -> Custody:

@@ -66,8 +66,14 @@ def has_sys_admin() -> bool:
 
 
 def become(uid: int) -> None:
-    """Turn from root into `uid` for good: ids, supplementary groups, and so all capabilities."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
+    """Turn from root into `uid` for good: ids, supplementary groups, and so all capabilities.
+
+    Raises OSError where root lacks CAP_SETUID or CAP_SETGID, as in some containers.
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"becoming uid {uid}") from None
     prctl.set_dumpable(1)  # the change cleared it, and with it our right to our own /proc/self

@@ -1,0 +1,43 @@
+"""The id that the cells of a root have on the host."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..policies.errors import LaunchError
+
+# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
+# and one for each living supervisor, so that no two of them share a uid's quotas.
+_FIRST = 0x70000000
+_SHARED_OUT = 1024  # so many ids at the end of a container's range, below 65534, which is nobody's
+
+
+def unused_id(pid: int) -> int:
+    """Return the id for the cells of the supervisor `pid`, which runs as root.
+
+    Raises LaunchError in a container whose root has no other id: cells never run as root.
+    """
+    maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
+    return choose_id(pid, maps)
+
+
+def choose_id(pid: int, maps: Iterable[str]) -> int:
+    """Return an id that both maps have (user_namespaces(7)), distinct for processes if it can be."""
+    every = [_ids(text) for text in maps]
+    wanted = [_FIRST + pid, *(last - 2 - pid % _SHARED_OUT for last in _ends(every)), *_ends(every)]
+    for number in wanted:
+        if number > 0 and all(any(number in ids for ids in ranges) for ranges in every):
+            return number
+    raise LaunchError(
+        "root has no other id here that cells could have",
+        "start it as an ordinary user, or map more ids into the container",
+    )
+
+
+def _ends(every: list[list[range]]) -> list[int]:
+    return [ids[-1] for ranges in every for ids in ranges]
+
+
+def _ids(text: str) -> list[range]:
+    """Return the ids of a uid_map as seen inside: first, first outside, count in each line."""
+    lines = [[int(number) for number in line.split()] for line in text.splitlines()]
+    return [range(first, first + count) for first, _, count in lines]

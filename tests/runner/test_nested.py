@@ -1,0 +1,128 @@
+"""Inside a container: what it takes away, what is said about that, and what works in spite of it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cellwright.policies.compile import ALWAYS
+from tests.conftest import CAPS
+from tests.runner.test_ordinary_user import PRELUDE, PYTHON, USER, readable
+
+pytestmark = [
+    pytest.mark.needs("root", "userns"),
+    pytest.mark.skipif(
+        not Path(PYTHON).exists(), reason="the system has no Python of this version"
+    ),
+]
+__all__ = ["readable"]  # the fixture
+
+bubblewrapped = pytest.mark.needs("bwrap")
+BWRAP = ("bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp")
+TRY = """
+from cellwright import CellwrightError
+from cellwright.harness.doctor import examine
+try:
+    with box("strict") as sandbox:
+        layers, refusal = sandbox.execute("1").layers, ""
+except CellwrightError as error:
+    layers, refusal = (), str(error)
+launcher = [finding for finding in examine() if finding.layer == "launcher"][0]
+tell(layers=layers, refusal=refusal, doctor=launcher.verdict, repair=launcher.repair)
+"""
+
+
+def script(place: Path) -> tuple[str, ...]:
+    return (PYTHON, "-I", "-c", PRELUDE.format(paths=[str(place)], lost=list(CAPS)) + TRY)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def inside(place: Path, *options: str, user: int = USER) -> dict[str, object]:
+    """Try a sandbox inside bubblewrap, started by `user`."""
+    return told(
+        subprocess.run(
+            [*BWRAP, *options, *script(place)], user=user, group=user, extra_groups=[], cwd="/",
+            env={"PATH": "/usr/sbin:/usr/bin", "HOME": "/nowhere"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=90, check=False,
+        )
+    )  # fmt: skip
+
+
+@bubblewrapped
+def test_with_all_of_proc_everything_but_the_caps_holds(readable: Path) -> None:
+    answer = inside(readable, "--bind", "/proc", "/proc")
+    assert {*ALWAYS, "listener", "landlock"} <= set(answer["layers"]), answer  # type: ignore[call-overload]
+    assert answer["doctor"] == "PASS"
+
+
+@bubblewrapped
+def test_a_masked_proc_is_refused_and_the_repair_unmasks_it(readable: Path) -> None:
+    """A new /proc would show what the container covered, so the kernel allows none
+    (fs/namespace.c, mount_too_revealing)."""
+    answer = inside(readable, "--unshare-pid", "--proc", "/proc", "--tmpfs", "/proc/fs")
+    assert "fsmount proc: Operation not permitted" in str(answer["refusal"])
+    assert answer["doctor"] == "FAIL"
+    assert "systempaths=unconfined" in str(answer["repair"])
+
+
+@bubblewrapped
+def test_user_namespaces_that_the_container_forbids_are_named(readable: Path) -> None:
+    forbidden = ("--unshare-user", "--disable-userns")
+    answer = inside(readable, "--bind", "/proc", "/proc", *forbidden)
+    assert "unshare: No space left on device" in str(answer["refusal"])
+    assert "user.max_user_namespaces" in str(answer["repair"])
+
+
+@bubblewrapped
+def test_root_that_cannot_become_another_user_is_refused(readable: Path) -> None:
+    answer = inside(readable, "--bind", "/proc", "/proc", "--cap-drop", "ALL", user=0)
+    assert "becoming uid" in str(answer["refusal"])
+    assert "--user 1000" in str(answer["repair"])
+
+
+@bubblewrapped
+def test_root_without_the_right_to_mount_works_as_another_user(readable: Path) -> None:
+    keep = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+    answer = inside(readable, "--bind", "/proc", "/proc", *keep, user=0)
+    assert set(ALWAYS) <= set(answer["layers"]), answer  # type: ignore[call-overload]
+
+
+# Root of a rootless container: a user namespace with some ids, 0 among them
+
+IN_NAMESPACE = """
+import ctypes, os, sys
+assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+print("in", flush=True)
+sys.stdin.readline()  # the map is written
+os.setresgid(0, 0, 0), os.setresuid(0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def as_mapped_root(place: Path, ids: str) -> dict[str, object]:
+    with subprocess.Popen(
+        [PYTHON, "-I", "-c", IN_NAMESPACE, *script(place)], cwd="/", env={"HOME": "/nowhere"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        for kind in ("uid", "gid"):
+            Path(f"/proc/{process.pid}/{kind}_map").write_text(ids)
+        output, errors = process.communicate("go\n", timeout=90)
+    return told(subprocess.CompletedProcess([], process.returncode, output, errors))
+
+
+def test_root_of_a_rootless_container_gives_its_cells_another_of_its_ids(readable: Path) -> None:
+    answer = as_mapped_root(readable, "0 1000000 65536")
+    assert set(ALWAYS) <= set(answer["layers"]), answer  # type: ignore[call-overload]
+
+
+def test_root_that_has_no_other_id_is_refused(readable: Path) -> None:
+    answer = as_mapped_root(readable, "0 1000000 1")
+    assert "no other id" in str(answer["refusal"])
