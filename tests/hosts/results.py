@@ -36,7 +36,7 @@ def read_all() -> list[Result]:
 
 
 def table(results: list[Result]) -> str:
-    """Return the table: a line a host, then a line a layer with what was tried."""
+    """Return the tables: a line a host, a line a layer with what was tried, a line a refusal."""
     hosts = [
         f"| {each['host']} | {each['title']} | {each['kernel']}, {each['machine']} | {_tests(each)} "
         f"| {each['date']} |"
@@ -50,7 +50,19 @@ def table(results: list[Result]) -> str:
     return "\n".join([
         "| host | what it is | kernel | tests | date |", "|---|---|---|---|---|", *hosts, "",
         f"| layer | proved by | {' | '.join(names)} |", "|---|---|" + "---|" * len(names), *layers,
+        *_refusals(results),
     ])  # fmt: skip
+
+
+def _refusals(results: list[Result]) -> list[str]:
+    """Return what doctor says on hosts where nothing runs."""
+    lines = [
+        f"- `{result['host']}`: {finding['proof']}. Repair: {finding['repair']}"
+        for result in results
+        for finding in result["findings"]
+        if (finding["layer"], finding["verdict"]) == ("launcher", "FAIL")
+    ]
+    return ["", "Where nothing runs, `cellwright doctor` says:", "", *lines] if lines else []
 
 
 def _tests(result: Result) -> str:

@@ -1,0 +1,70 @@
+"""The table of hosts in the README is what was found on them, and nothing that was found is bad."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cellwright.policies.compile import ALWAYS
+from cellwright.policies.policy import OPTIONAL_LAYERS
+from tests.conftest import CAPS, ROOT
+from tests.hosts import results
+
+RESULTS = {result["host"]: result for result in results.read_all()}
+ALL = {*ALWAYS, *OPTIONAL_LAYERS}
+# what each host has to hold; where it is nothing, nothing may run
+HOLDS = {"a": ALL, "b": ALL, "c": ALL - set(CAPS), "d": set(), "v1": ALL}
+
+
+def holding(result: dict[str, Any]) -> set[str]:
+    passed = {each["layer"] for each in result["findings"] if each["verdict"] == "PASS"}
+    return passed - set(results.NOT_LAYERS)
+
+
+def test_the_table_in_the_readme_is_what_was_found() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert results.written(readme, results.read_all()) == readme
+
+
+def test_every_host_was_surveyed() -> None:
+    assert set(RESULTS) == set(HOLDS)
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_a_host_holds_what_it_can_and_all_its_tests_passed(name: str) -> None:
+    result = RESULTS[name]
+    assert holding(result) == HOLDS[name]
+    assert result["tests"]["failed"] == 0
+    assert result["tests"]["passed"] > 300
+
+
+def test_a_layer_that_is_missing_or_never_tried_shows_as_that() -> None:
+    found = {
+        "host": "x", "title": "t", "kernel": "6", "machine": "m", "date": "d",
+        "tests": {"passed": 1, "failed": 0, "skipped": 0},
+        "findings": [
+            {"layer": "seccomp", "verdict": "PASS", "proof": "tried", "repair": ""},
+            {"layer": "landlock", "verdict": "WARN", "proof": "none", "repair": ""},
+        ],
+    }  # fmt: skip
+    refusing = found | {
+        "host": "y",
+        "findings": [{"layer": "launcher", "verdict": "FAIL", "proof": "why", "repair": "do"}],
+    }
+    lines = results.table([found, refusing]).splitlines()
+    assert "| `seccomp` | tried | holds | refuses |" in lines
+    assert "- `y`: why. Repair: do" in lines
+
+
+def test_a_result_is_the_last_survey_in_the_output(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    results.keep(
+        "x", "title", 'noise\nsurvey: {"kernel": "1"}\r\nsurvey: {"kernel": "2"}\n[ 9.1] down'
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "host": "x", "title": "title", "kernel": "2",
+    }  # fmt: skip
+    with pytest.raises(SystemExit, match="said nothing"):
+        results.keep("y", "title", "nothing")
