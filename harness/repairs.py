@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 _CGROUP = (
-    "on a systemd host: pip install 'cellwright[systemd]' (a delegated scope is then asked for); "
+    "on a systemd host: pip install 'cellwright[systemd]' (a delegated scope is then asked for) "
+    "in a session, or after loginctl enable-linger USER; "
     "elsewhere run as root or name a directory you own: Sandbox(cgroup_root=...); "
     "or go without: --optional cgroup"
 )
@@ -31,8 +32,10 @@ def repair_of_launch(message: str) -> str:
     if "becoming uid" in message:
         return (
             "this root may not become another user, and cells never run as root: docker run "
-            "--user 1000, or --cap-add SETUID --cap-add SETGID"
+            "--user 1000, or --cap-add SETUID --cap-add SETGID --cap-add KILL"
         )
+    if "may not signal" in message:
+        return "cells are another user's than root: docker run --cap-add KILL, or --user 1000"
     if "unshare: No space left" in message:  # unshare(2), ENOSPC
         return (
             "user namespaces are used up, or switched off from outside (bwrap --disable-userns): "

@@ -38,11 +38,21 @@ class Launcher:
             channel.send(self._sock, encode(boot))
         answer = self._receive_answer()
         if isinstance(answer, Forked):
+            self._require_power_over_cells()
             return
         if answer is None:
             self._say_why_it_ended()
         self.close()
         raise LaunchError(f"the launcher cannot set up: {answer.message}", _HINT)
+
+    def _require_power_over_cells(self) -> None:
+        """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
+        try:
+            os.kill(self.pids()[1], 0)
+        except PermissionError:
+            self.close()
+            hint = "start it as an ordinary user, or add the capability KILL to the container"
+            raise LaunchError("root may not signal its own cells here", hint) from None
 
     def require_alive(self) -> None:
         """Raise LaunchError, with its own last words, if it has ended before it was booted."""

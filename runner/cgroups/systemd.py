@@ -26,8 +26,14 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
     try:
         _start_scope(dbuslib, systemd1, pid, f"{name}.scope")
     except Exception as error:  # noqa: BLE001 - pystemd raises a class per D-Bus error name
-        return None, f"refused a delegated scope: {error}"
+        return None, _words(error)
     return _wait_until_moved(pid, f"{name}.scope")
+
+
+def _words(error: Exception) -> str:
+    if os.geteuid() and not os.environ.get("XDG_RUNTIME_DIR"):  # where a user's manager listens
+        return "has no session of this user (log in, or loginctl enable-linger USER)"
+    return f"refused a delegated scope: {str(error).partition(chr(10))[0]}"
 
 
 def _start_scope(dbuslib: Any, systemd1: Any, pid: int, unit: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import Policy
 from cellwright.runner import generation
-from tests.conftest import policy_named
+from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import ALLOW_EVERYTHING, errno_of, errno_of_call, sandbox_with_plan
 
 # what is attempted: the call, its arguments in words, the errno it answers
@@ -73,7 +73,7 @@ def test_an_attempt_is_refused_and_noted(
 def test_without_the_listener_the_same_is_refused_and_nobody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=("listener",))
+    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
     probe = generation.probe_host
     monkeypatch.setattr(
         generation,
@@ -289,7 +289,7 @@ def test_a_policy_may_stop_watching_files(strict: Sandbox) -> None:
 
 def test_the_limit_is_the_policys(strict: Sandbox) -> None:
     limits = msgspec.structs.replace(Policy().limits, violations=3)
-    with Sandbox(policy=Policy(limits=limits)) as sandbox:
+    with Sandbox(policy=policy_named("strict", limits=limits)) as sandbox:
         code = "import ctypes\nc = ctypes.CDLL(None)\nfor _ in range({}): c.ptrace(16, 1, 0, 0)"
         assert sandbox.execute(code.format(3)).ok
         assert sandbox.execute(code.format(4)).reason == "violation"

@@ -1,6 +1,7 @@
 """Hosts that lack something: what is refused, in which words, and what a policy may go without."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -44,6 +45,9 @@ def test_without_a_cgroup_the_default_policy_refuses_and_names_the_three_caps() 
         Sandbox()
     assert {layer for layer, _ in refusal.value.gaps} == set(CAPS)
     assert "optional" in refusal.value.hint
+    reasons = set(dict(refusal.value.gaps).values())
+    assert len(reasons) == 1
+    assert "systemd" not in os.listdir("/run") or "enable-linger" in reasons.pop()
 
 
 @no_cgroup

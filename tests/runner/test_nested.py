@@ -86,10 +86,20 @@ def test_root_that_cannot_become_another_user_is_refused(readable: Path) -> None
     assert "--user 1000" in str(answer["repair"])
 
 
+CHANGE_IDS = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+KILL = ("--cap-add", "CAP_KILL")
+
+
+@bubblewrapped
+def test_root_that_could_not_end_its_cells_is_refused(readable: Path) -> None:
+    answer = inside(readable, "--bind", "/proc", "/proc", *CHANGE_IDS, user=0)
+    assert "root may not signal its own cells" in str(answer["refusal"])
+    assert "--cap-add KILL" in str(answer["repair"])
+
+
 @bubblewrapped
 def test_root_without_the_right_to_mount_works_as_another_user(readable: Path) -> None:
-    keep = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
-    answer = inside(readable, "--bind", "/proc", "/proc", *keep, user=0)
+    answer = inside(readable, "--bind", "/proc", "/proc", *CHANGE_IDS, *KILL, user=0)
     assert set(ALWAYS) <= set(answer["layers"]), answer  # type: ignore[call-overload]
 
 
