@@ -7,9 +7,11 @@ then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandbox
 
 import functools
 import os
+import select
 import shutil
 import sysconfig
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,14 @@ CAPS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
 
 def _user_namespaces() -> bool:
     return not probe_host({}).user_namespaces
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Wait up to ten seconds for what systemd does of its own accord: remove a scope that is empty."""
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        select.select([], [], [], 0.02)
+    return condition()
 
 
 @functools.cache

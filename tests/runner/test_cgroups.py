@@ -23,7 +23,7 @@ from cellwright.runner.cgroups.tree import (
     remove,
     write,
 )
-from tests.conftest import policy_named
+from tests.conftest import policy_named, soon
 
 CAPS = Caps(64 * MIB, 0.5, 10)
 V1_FILES = {
@@ -395,11 +395,8 @@ def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
         run.cancel()
         run.result()
         assert not any(directory.exists() for directory in at.values())
-    assert not any(
-        directory.parent.exists()
-        for directory in at.values()
-        if directory.parent.name.startswith("cellwright-")
-    )
+    parents = [each.parent for each in at.values() if each.parent.name.startswith("cellwright-")]
+    assert soon(lambda: not any(parent.exists() for parent in parents))
 
 
 def cannot_be_made(*given: object) -> object:

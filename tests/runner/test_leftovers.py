@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
-from tests.conftest import OPTIONAL, ROOT, policy_named
+from tests.conftest import OPTIONAL, ROOT, policy_named, soon
 
 
 def descendants(pid: int) -> list[int]:
@@ -38,11 +37,8 @@ def cgroups_of(pid: int) -> set[str]:
     return {*tops, *(cell for top in tops for cell in glob.glob(f"{top}/*/"))}
 
 
-def settle() -> None:
-    """Give systemd, which removes a scope when the last process in it has ended, up to ten seconds."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end and any(".scope" in name for name in cgroups_of(os.getpid())):
-        select.select([], [], [], 0.02)
+def settle() -> bool:
+    return soon(lambda: not any(".scope" in name for name in cgroups_of(os.getpid())))
 
 
 def net_namespaces() -> set[str]:
