@@ -1,6 +1,6 @@
 """Boot hosts under software emulation and run a command from the checkout in each.
 
-    boot.py [OPTIONS] [a|b|c|d ...] [-- COMMAND...]
+    boot.py [OPTIONS] [a|b|c|d|f ...] [-- COMMAND...]
 
 The guest's console is our stdout; what we have to say ourselves goes to stderr. The exit status is
 the command's own (of the first host where it failed), or 70 if a host did not come to a status.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import image
+import kernels
 import layer
 import results
 
@@ -38,6 +39,7 @@ class Host(NamedTuple):
     user: str
     expects: tuple[str, ...]
     boot: str = ""
+    kernel: str = ""  # the Debian package of another kernel than the image's
 
 
 HOSTS = {
@@ -60,14 +62,21 @@ HOSTS = {
         ("no_userns",),
         "sysctl.user.max_user_namespaces=0",
     ),
+    "f": Host(
+        "as a, the newest kernel that Debian 12 offers",
+        "root",
+        ("root", "userns", "cgroup", "scope", "landlock"),
+        kernel=kernels.NEWER,
+    ),
 }
+EVERY_TIME = ("a", "b", "c", "d")
 
 
 class Disks(NamedTuple):
     """The files a machine boots from; it changes none of them."""
 
     kernel: Path
-    initramfs: Path
+    modules: Path
     root: Path
     opt: Path
 
@@ -79,7 +88,10 @@ def main(arguments: list[str]) -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellwright/hosts"
     with image.workshop(cache) as work:
         disks = make_disks(cache, work, command)
-        statuses = [run_host(name, disks, work, options) for name in options.hosts]
+        statuses = [
+            run_host(name, with_kernel(disks, cache, HOSTS[name].kernel), work, options)
+            for name in options.hosts
+        ]
     return next(filter(None, statuses), 0)
 
 
@@ -91,7 +103,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--record", action="store_true", help="survey, and keep what was found")
     parser.add_argument("--user", choices=("root", *image.USERS), help="not the host's own user")
     parser.add_argument("--boot", default="", metavar="WORDS", help="for the kernel command line")
-    parser.add_argument("hosts", nargs="*", default=list(HOSTS), metavar="a|b|c|d")
+    parser.add_argument("hosts", nargs="*", default=list(EVERY_TIME), metavar="|".join(HOSTS))
     options = parser.parse_args(arguments[:split])
     if unknown := set(options.hosts) - set(HOSTS):
         parser.error(f"no such host: {', '.join(sorted(unknown))}")
@@ -105,7 +117,14 @@ def make_disks(cache: Path, work: Path, command: list[str]) -> Disks:
     say("preparing the checkout")
     venv = layer.packages(cache, host, CHECKOUT)
     opt = layer.make_layer(work, host, venv, CHECKOUT, command)
-    return Disks(host / "vmlinuz", layer.make_initramfs(work, host), host / "root.ext4", opt)
+    return Disks(host / "vmlinuz", (host / "modules").resolve(), host / "root.ext4", opt)
+
+
+def with_kernel(disks: Disks, cache: Path, package: str) -> Disks:
+    if not package:
+        return disks
+    folder = kernels.kernel(cache, package)
+    return disks._replace(kernel=folder / "vmlinuz", modules=folder / "modules")
 
 
 def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -> int:
@@ -119,7 +138,8 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     )
     status_file = work / f"status-{name}"
     status_file.touch()
-    qemu = machine(disks, boot, status_file)
+    initramfs = layer.make_initramfs(work / f"initramfs-{name}", disks.modules)
+    qemu = machine(disks, initramfs, boot, status_file)
     environment = {**os.environ, "TMPDIR": str(work)}  # for what snapshot=on keeps of the guest
     with subprocess.Popen(
         qemu, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
@@ -135,7 +155,7 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     return status
 
 
-def machine(disks: Disks, boot: str, status_file: Path) -> list[str]:
+def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path) -> list[str]:
     """Return the qemu command line. /dev/ttyS0 is the console, /dev/ttyS1 carries the status."""
     # 3 lets only a dying kernel write between the command's lines.
     append = f"console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 {boot}"
@@ -144,7 +164,7 @@ def machine(disks: Disks, boot: str, status_file: Path) -> list[str]:
         *("setpriv", "--pdeathsig", "KILL"),  # the machine never outlives us, however we end
         *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
         *("-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot"),
-        *("-kernel", str(disks.kernel), "-initrd", str(disks.initramfs), "-append", append),
+        *("-kernel", str(disks.kernel), "-initrd", str(initramfs), "-append", append),
         *("-drive", f"file={disks.root},{drive}", "-drive", f"file={disks.opt},{drive}"),
         *("-serial", "stdio", "-serial", f"file:{status_file}"),
     ]

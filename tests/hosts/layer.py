@@ -6,6 +6,7 @@ compiling and installing happens here, at native speed: in the guest it would ta
 
 from __future__ import annotations
 
+import lzma
 import re
 import shlex
 import shutil
@@ -86,18 +87,19 @@ def copy_checkout(checkout: Path, target: Path) -> None:
             shutil.copy2(source, target / name, follow_symlinks=False)
 
 
-def make_initramfs(work: Path, host: Path) -> Path:
-    """Return an initramfs that finds the two disks and hands over to systemd."""
-    tree = work / "initramfs"
+def make_initramfs(tree: Path, modules: Path) -> Path:
+    """Return an initramfs, made from `tree`, that finds the two disks and hands over to systemd."""
     for folder in ("bin", "dev", "proc", "root", "modules"):
         (tree / folder).mkdir(parents=True)
     shutil.copy2("/bin/busybox", tree / "bin/busybox")
     shutil.copy2(GUEST / "init", tree / "init")
     for position, name in enumerate(MODULES):
-        (module,) = (host / "modules").resolve().rglob(f"{name}.ko")
-        shutil.copy2(module, tree / f"modules/{position}-{name}.ko")
+        (module,) = modules.rglob(f"{name}.ko*")
+        content = module.read_bytes()
+        plain = lzma.decompress(content) if module.suffix == ".xz" else content
+        (tree / f"modules/{position}-{name}.ko").write_bytes(plain)
     names = "\n".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
-    archive = work / "initramfs.cpio"
+    archive = tree.with_suffix(".cpio")
     with archive.open("wb") as target:
         pack = ("cpio", "--quiet", "--create", "--format=newc")
         subprocess.run(pack, cwd=tree, check=True, input=names.encode(), stdout=target)
