@@ -24,7 +24,7 @@ GUEST = Path(__file__).parent / "guest"
 EXTRAS = ("dev", "systemd")
 PYTHON = "/usr/bin/python3"  # Debian's, as in the guest: wheels compiled here fit there
 
-# ext4 is built into the kernel, virtio is not. This order: insmod resolves no dependencies.
+# ext4 is built into the kernel, virtio not into every one. This order: insmod resolves no dependencies.
 MODULES = (
     "virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
     "virtio_blk",
@@ -93,14 +93,20 @@ def make_initramfs(tree: Path, modules: Path) -> Path:
         (tree / folder).mkdir(parents=True)
     shutil.copy2("/bin/busybox", tree / "bin/busybox")
     shutil.copy2(GUEST / "init", tree / "init")
+    built_in = (modules / "modules.builtin").read_text()
     for position, name in enumerate(MODULES):
-        (module,) = modules.rglob(f"{name}.ko*")
-        content = module.read_bytes()
-        plain = lzma.decompress(content) if module.suffix == ".xz" else content
-        (tree / f"modules/{position}-{name}.ko").write_bytes(plain)
+        if f"/{name}.ko" not in built_in:
+            (module,) = modules.rglob(f"{name}.ko*")
+            (tree / f"modules/{position}-{name}.ko").write_bytes(plain(module))
     names = "\n".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
     archive = tree.with_suffix(".cpio")
     with archive.open("wb") as target:
         pack = ("cpio", "--quiet", "--create", "--format=newc")
         subprocess.run(pack, cwd=tree, check=True, input=names.encode(), stdout=target)
     return archive
+
+
+def plain(module: Path) -> bytes:
+    """Return a kernel module as busybox can insert it."""
+    content = module.read_bytes()
+    return lzma.decompress(content) if module.suffix == ".xz" else content
