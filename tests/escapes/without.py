@@ -24,7 +24,7 @@ def sandbox_with_plan(
     monkeypatch.setattr(
         generation,
         "plan_for",
-        lambda *given: msgspec.structs.replace(compiled(*given), **changes),
+        lambda *given, **named: msgspec.structs.replace(compiled(*given, **named), **changes),
     )
     with Sandbox(policy=policy, pool=0) as sandbox:
         yield sandbox
