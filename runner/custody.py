@@ -27,6 +27,9 @@ class Origin(Protocol):
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
 
+    def lose(self) -> None:
+        """Note that the launcher died: a cell has lost it."""
+
     def listen(self, descriptor: int) -> Listener: ...
 
     def free(self, cell: Cell) -> None:
@@ -109,6 +112,7 @@ class Custody:
         try:
             frame, descriptors = channel.receive_with_descriptors(self.cell.status)
             if not frame:
+                self._origin.lose()
                 raise LauncherLost(cell_began=self._has_work)
             message: Status = decode(frame, Status)
         except (channel.ProtocolError, msgspec.DecodeError) as error:

@@ -43,7 +43,7 @@ class Generation:
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._living = 0
-        self._retired = False
+        self._retired = self._lost = False
         self.forks = 0  # how many cells were asked of it
         self.launcher = Launcher(spawned)  # imports while we work out what to tell it
         self.tree: CgroupTree = NoCgroups("not looked for yet")
@@ -94,7 +94,11 @@ class Generation:
 
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
-        return self.launcher.is_alive()
+        return not self._lost and self.launcher.is_alive()
+
+    def lose(self) -> None:
+        """Note that the launcher died: its keeper may take a moment to follow."""
+        self._lost = True
 
     def listen(self, descriptor: int) -> Listener:
         """Return the listener of a cell, now that its descriptor has come."""

@@ -27,9 +27,8 @@ _HARD = mounts.NOSUID | mounts.NODEV
 CONTROL = 3  # where the guest's process finds its control channel
 
 
-Tell = Callable[
-    [Mounted | Listening, int], None
-]  # sends a frame with a descriptor, and closes that
+# Sends a frame with a descriptor, and closes that.
+Tell = Callable[[Mounted | Listening, int], None]
 
 
 class Descriptors(NamedTuple):
@@ -54,9 +53,8 @@ class Site(NamedTuple):
 
 def enter(site: Site, descriptors: Descriptors) -> None:
     """Do what both processes of the cell share.  This and the next two raise OSError: no cell then."""
-    _keep_only(
-        descriptors, site.plan.open_files, site.host_proc
-    )  # first: other cells' descriptors came with the fork
+    # First: other cells' descriptors came with the fork.
+    _keep_only(descriptors, site.plan.open_files, site.host_proc)
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
 

@@ -93,6 +93,9 @@ class FakeOrigin:
     def is_alive(self) -> bool:
         return True
 
+    def lose(self) -> None:
+        self.lost = True
+
     def listen(self, descriptor: int) -> NoReturn:
         raise AssertionError("this cell has no listener")
 
