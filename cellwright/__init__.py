@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .harness.run import Run as Run
     from .harness.sandbox import Sandbox as Sandbox
     from .harness.sandbox import create_sandbox as create_sandbox
+    from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError
     from .policies.errors import ClosedError as ClosedError
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.policy import Policy as Policy
+    from .runner.audit.level import AuditLevel as AuditLevel
+    from .runner.audit.log import AuditLog as AuditLog
+    from .runner.audit.record import AuditEntry as AuditEntry
+    from .runner.audit.verification import verify as verify
     from .runner.pool import PoolSettings as PoolSettings
     from .runner.result import SandboxResult as SandboxResult
     from .runner.result import SandboxStatus as SandboxStatus
@@ -29,10 +34,14 @@ _HOMES = {
     "harness.run": ("Run",),
     "harness.sandbox": ("Sandbox", "create_sandbox"),
     "policies.errors": (
-        "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
+        "AuditError", "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
         "PolicyError", "Unenforceable",
     ),
     "policies.policy": ("Policy",),
+    "runner.audit.log": ("AuditLog",),
+    "runner.audit.level": ("AuditLevel",),
+    "runner.audit.record": ("AuditEntry",),
+    "runner.audit.verification": ("verify",),
     "runner.pool": ("PoolSettings",),
     "runner.result": ("SandboxResult", "SandboxStatus", "Usage", "Violation"),
 }  # fmt: skip

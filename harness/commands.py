@@ -1,10 +1,12 @@
 """The commands behind the command line: their arguments and what they do."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,13 +17,16 @@ from ..runner.spawn import Spawned
 from .sandbox import Sandbox
 from .terminal import StreamPrinter, result_line
 
+if TYPE_CHECKING:
+    from ..runner.audit.log import AuditLog
+
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
 _CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
 
 
 def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
     """Run one command, with the launcher that was started ahead for it; return its exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parser(next(iter(arguments), None)).parse_args(arguments)
     options.spawned = spawned
     try:
         return int(options.command(options))
@@ -30,7 +35,7 @@ def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
         return USAGE if isinstance(error, PolicyError) else OURS
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cellwright", description="a kernel-isolated cell for every call"
     )
@@ -48,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="TOML", help="where to write the policy, else stdout"
     )
     _add_policy(learn)
+    audit = commands.add_parser("audit", help="look at an audit trail and check it")
+    if wanted == "audit":
+        from .audit_commands import add_audit
+
+        add_audit(audit)
     doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
@@ -68,6 +78,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
     run.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    run.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
     run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
     _add_policy(run)
 
@@ -96,7 +107,10 @@ def _run(options: argparse.Namespace) -> int:
         policy = msgspec.structs.replace(policy, limits=limits)
     code = _read(options.file) if options.code is None else options.code
     printer = None if options.json else StreamPrinter()
-    with Sandbox(policy=policy, spawned=options.spawned, pool=0) as sandbox:
+    with (
+        _audit(options) as audit,
+        Sandbox(policy=policy, spawned=options.spawned, pool=0, audit=audit) as sandbox,
+    ):
         result = sandbox.execute(
             code,
             options.language,
@@ -106,6 +120,18 @@ def _run(options: argparse.Namespace) -> int:
             on_output=printer,
         )
     return _show(result, options)
+
+
+@contextlib.contextmanager
+def _audit(options: argparse.Namespace) -> Iterator["AuditLog | bool"]:
+    """Open the trail that was asked for; without one nothing of it is imported."""
+    if options.audit is None:
+        yield False
+        return
+    from ..runner.audit.log import AuditLog
+
+    with AuditLog(path=options.audit) as log:
+        yield log
 
 
 def _show(result: SandboxResult, options: argparse.Namespace) -> int:

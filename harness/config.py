@@ -18,6 +18,7 @@ from ..policies.policy import (
     check_limit,
     check_policy,
 )  # fmt: skip
+from ..runner.audit.level import AuditLevel
 from ..runner.pool import PoolSettings
 
 
@@ -43,6 +44,8 @@ class SandboxConfig:
     allowed_paths: Sequence[str] = ()
     denied_paths: Sequence[str] = ()
     optional_layers: Sequence[str] = ()
+    enable_audit: bool = True
+    audit_level: AuditLevel = AuditLevel.INFO
     environment: dict[str, str] = field(default_factory=dict)
 
     def policy(self) -> Policy:

@@ -4,6 +4,8 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
+
 from ..policies.errors import PolicyError
 from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
@@ -11,11 +13,13 @@ from ..runner.capture import OnOutput
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.spawn import Spawned, interpreter
-from ..runner.supervisor import NEVER, Supervisor
+from ..runner.supervisor import NEVER, Supervisor, new_execution_id
 from .config import SandboxConfig, check_pool
 from .request import Rejected, check_language, make_request
 
 if TYPE_CHECKING:
+    from ..runner.audit.clerk import Clerk
+    from ..runner.audit.log import AuditLog
     from .run import Run
 
 __all__ = ["Sandbox", "create_sandbox"]
@@ -31,8 +35,9 @@ class Sandbox:
     permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, or a
     Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
     which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
-    call makes its own and takes it down before it returns) or all settings of the pool.  Use it as a
-    context manager, or call `close`.
+    call makes its own and takes it down before it returns) or all settings of the pool, `audit` the
+    trail to write to, which stays yours to close; unless told it is one in memory, False is none.  Use
+    it as a context manager, or call `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -47,11 +52,14 @@ class Sandbox:
         cgroup_root: str | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
+        audit: "AuditLog | bool | None" = None,
     ) -> None:
         self.policy = _policy(config, policy)
         settings = check_pool(pool)
+        self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
         self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
+        self._clerk = _clerk_of(self.audit, self.plan)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
 
     @property
@@ -90,15 +98,31 @@ class Sandbox:
             request = make_request(code, self.policy.limits, **given)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.get("trace_id"))
-        return self._supervisor.execute(request, on_output, cancel)
+        if self._clerk is None:
+            return self._supervisor.execute(request, on_output, cancel)
+        span = self._clerk.begin(request.code, language, request.execution_id, request.trace_id)
+        try:
+            result = self._supervisor.execute(request, on_output, cancel)
+        except BaseException as error:
+            self._clerk.lose(request.execution_id, span, error)
+            raise
+        return replace(
+            result,
+            trace_id=span.trace_id,
+            traceparent=span.traceparent,
+            audited=self._clerk.end(result, span),
+        )
 
     def _rejected(self, why: str, trace_id: str | None) -> SandboxResult:
+        execution_id = new_execution_id()
+        if self._clerk:
+            trace_id = self._clerk.refuse(why, execution_id, trace_id).trace_id
         return SandboxResult(
             status=SandboxStatus.REJECTED,
             reason="validation",
             error=why,
             layers=self.layers,
-            execution_id=self._supervisor.new_execution_id(),
+            execution_id=execution_id,
             trace_id=trace_id,
         )
 
@@ -155,3 +179,21 @@ def _policy(config: SandboxConfig | None, policy: str | Policy | None) -> Policy
     if config is not None:
         return config.policy()
     return check_policy(policy or Policy(name="strict"))
+
+
+def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
+    """Return the trail to write to: the given one, or one in memory as `config` has it."""
+    config = config or SandboxConfig()
+    if given is False or (given is None and not config.enable_audit):
+        return None
+    from ..runner.audit.log import AuditLog
+
+    return given if isinstance(given, AuditLog) else AuditLog(level=config.audit_level)
+
+
+def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
+    if log is None:
+        return None
+    from ..runner.audit.clerk import Clerk
+
+    return Clerk(log, plan)

@@ -5,6 +5,7 @@
     ├── Unenforceable        this host cannot give a layer that the policy requires
     ├── LaunchError          a cell or its launcher could not be built
     │   └── LauncherLost     the launcher ended, and every cell with it
+    ├── AuditError           the audit trail cannot be opened or written
     ├── BusyError            no room for another execution now
     ├── ClosedError          the sandbox was closed
     └── InternalError        a bug of ours
@@ -49,6 +50,10 @@ class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
 
 class BusyError(CellwrightError):
     """No room for another execution now; try again later."""
+
+
+class AuditError(CellwrightError):
+    """The audit trail cannot be opened or written."""
 
 
 class ClosedError(CellwrightError):

@@ -26,6 +26,10 @@ _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had
 NEVER = -1  # no descriptor: the execution cannot be cancelled
 
 
+def new_execution_id() -> str:
+    return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One execution, checked: what to run and what to give it."""
 
@@ -36,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes | None = None
     limits: Limits = Limits()
     trace_id: str | None = None
+    execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
 class Supervisor:
@@ -114,13 +119,9 @@ class Supervisor:
         return conclude(
             seen, counted, captures, limits,
             layers=self.plan.layers, execution_time=time.monotonic() - began,
-            execution_id=self.new_execution_id(), trace_id=request.trace_id,
+            execution_id=request.execution_id, trace_id=request.trace_id,
             pool_hit=parked is not None,
         )  # fmt: skip
-
-    @staticmethod
-    def new_execution_id() -> str:
-        return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import datetime
+import enum
 import re
 import subprocess
 import sys
@@ -147,6 +148,8 @@ def in_words(default: object) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
     if isinstance(default, int | float):
+        if isinstance(default, enum.Enum):
+            return default.name
         whole = int(default)
         assert whole == default
         return f"{whole // policy.MIB} MiB" if whole >= policy.MIB else f"{whole:,}"

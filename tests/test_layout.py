@@ -148,7 +148,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         *(each for name in extras if name != "dev" for each in extras[name]),
     ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
-    names = {"python-prctl": "prctl"}
+    names = {"python-prctl": "prctl", "opentelemetry-api": "opentelemetry"}
     declared = {names.get(each, each) for each in distributions}
     used = {
         each.split("/")[0] for path in MODULES for each in imports_of(path)

@@ -1,0 +1,128 @@
+"""`cellwright audit`: looking at a trail and checking it."""
+
+import argparse
+import collections
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from ..policies.errors import PolicyError
+from ..runner.audit.log import summary_of_file
+from ..runner.audit.record import AuditEntry
+from ..runner.audit.trace import as_html, as_svg, as_text, tree_of
+from ..runner.audit.verification import read, verify
+
+_INTACT, _BROKEN = 0, 1
+Command = Callable[[argparse.Namespace], int]
+
+
+def add_audit(audit: argparse.ArgumentParser) -> None:
+    """Add the four commands about a trail."""
+    commands = audit.add_subparsers(required=True, metavar="WHAT")
+    tail = _add(commands, "tail", "the last records", _tail)
+    tail.add_argument("-n", type=int, default=20, metavar="N", help="how many")
+    check = _add(commands, "verify", "check that nothing was changed or taken out", _verify)
+    check.add_argument("--key-file", metavar="FILE", help="the key of the chain, if it has one")
+    check.add_argument("--expect", metavar="SEQ:HASH", help="a head that was seen before")
+    _add(commands, "summary", "counts", _summary)
+    trace = _add(commands, "trace", "the tree of one request", _trace)
+    trace.add_argument("id", metavar="TRACE", help="a trace id")
+    trace.add_argument("--svg", action="store_true", help="as a picture")
+    trace.add_argument("--html", action="store_true", help="as a page")
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    summary: str,
+    command: Command,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary)
+    parser.set_defaults(command=_readable(command))
+    parser.add_argument("path", metavar="FILE", help="the trail")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    return parser
+
+
+def _readable(command: Command) -> Command:
+    def guarded(options: argparse.Namespace) -> int:
+        try:
+            return command(options)
+        except OSError as error:
+            raise PolicyError(f"cannot read {error.filename}: {error.strerror}") from None
+
+    return guarded
+
+
+def _tail(options: argparse.Namespace) -> int:
+    for entry in collections.deque(read(options.path), maxlen=max(options.n, 0)):
+        _print(entry, as_json=options.json)
+    return _INTACT
+
+
+def _print(entry: AuditEntry, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        return
+    refused = "" if entry.allowed else "REFUSED "
+    details = " ".join(f"{name}={value}" for name, value in entry.details.items())
+    what = f"{entry.seq} {entry.level.name} {entry.category}.{entry.action}"
+    print(f"{what} {refused}{entry.target} {details}")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    key = _key(options.key_file)
+    verdict = verify(options.path, key, _head(options.expect))
+    if options.json:
+        sys.stdout.write(
+            msgspec.json.encode({**verdict._asdict(), "ok": verdict.ok}).decode() + "\n"
+        )
+    elif verdict.ok:
+        print(f"intact: {verdict.records} records, head {verdict.head[0]}:{verdict.head[1]}")
+    else:
+        print(f"BROKEN after {verdict.records} records: {verdict.broken}")
+    return _INTACT if verdict.ok else _BROKEN
+
+
+def _key(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        return file.read().strip()
+
+
+def _head(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    number, _, hashed = text.partition(":")
+    if not number.isdigit() or len(hashed) != 64:
+        raise PolicyError(f"--expect: {text!r} is not SEQ:HASH, as verify prints it")
+    return int(number), hashed
+
+
+def _summary(options: argparse.Namespace) -> int:
+    summary = summary_of_file(options.path)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
+        return _INTACT
+    for name, value in summary.items():
+        print(f"{name:14} {_counts(value)}")
+    return _INTACT
+
+
+def _counts(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items())
+    return str(value)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    roots = tree_of(read(options.path), options.id)
+    if not roots:
+        raise PolicyError(f"no record of trace {options.id!r} in {options.path}")
+    if options.html:
+        print(as_html(roots, options.id))
+    else:
+        print(as_svg(roots) if options.svg else as_text(roots))
+    return _INTACT

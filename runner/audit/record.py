@@ -1,0 +1,118 @@
+"""One record of the audit trail, and its one line of JSON.
+
+A line is ASCII, bounded, and holds everything that came from a guest or a caller as escaped text, so
+that nothing in it can end the line, start another or move a cursor.  It begins with the hash of the
+line before it and ends with its own:
+
+    {"prev":"<64 hex>","seq":7,"time":...,"hash":"<64 hex>"}
+
+where hash is SHA-256, or HMAC-SHA-256 under a key, of all that stands before `,"hash"`.
+"""
+
+import hashlib
+import hmac
+import re
+from typing import Any
+
+import msgspec
+
+from .level import AuditLevel
+
+TEXT_LIMIT = 1024  # characters of one text; what is longer is cut and says so
+_DETAILS_LIMIT = 64
+_LINE_LIMIT = 64 * 1024
+GENESIS = b"0" * 64
+_HASH_AT = -66  # where the hash of a line stands: before `"}`
+_BODY_ENDS = -75  # before `,"hash":"`
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One event.  `time` is seconds since the epoch, `monotonic` those of a clock that never jumps."""
+
+    seq: int
+    time: float
+    monotonic: float
+    level: AuditLevel
+    category: str  # execution, validation, violation, policy, tool, session, file, log
+    action: str
+    target: str = ""
+    allowed: bool = True
+    sandbox_id: str = ""
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    details: dict[str, Any] = {}
+
+
+def plain(text: object, limit: int = TEXT_LIMIT) -> str:
+    """Return `text` bounded, with every character that is not printable ASCII written out."""
+    cut = str(text)[: limit + 1]
+    if len(cut) > limit:
+        cut = cut[:limit] + "..."
+    return cut if cut.isascii() and cut.isprintable() else _NOT_PLAIN.sub(_written_out, cut)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def plain_details(details: dict[str, Any]) -> dict[str, Any]:
+    """Return `details` with every text plain, numbers as they are, and nothing nested."""
+    kept = list(details.items())[:_DETAILS_LIMIT]
+    return {plain(name, 64): _plain_value(value) for name, value in kept}
+
+
+def _plain_value(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value if not isinstance(value, int) or abs(value) < 2**63 else str(value)
+    if isinstance(value, list | tuple):
+        return [plain(each, 256) for each in value[:_DETAILS_LIMIT]]
+    return plain(value)
+
+
+def line_of(entry: AuditEntry, previous: bytes, key: bytes | None) -> tuple[bytes, bytes]:
+    """Return the line of `entry`, newline included, and its hash; `previous` is the hash before it."""
+    fields = _ENCODER.encode(entry)
+    body = b'{"prev":"' + previous + b'",' + fields[1:-1]
+    if len(body) > _LINE_LIMIT:
+        raise ValueError(f"an audit record of {len(body)} bytes")
+    own = digest(body, key)
+    return body + b',"hash":"' + own + b'"}\n', own
+
+
+def digest(body: bytes, key: bytes | None) -> bytes:
+    """Return the hash of a line's body in hexadecimal."""
+    if key is None:
+        return hashlib.sha256(body).hexdigest().encode()
+    return hmac.digest(key, body, "sha256").hex().encode()
+
+
+def why_broken(line: bytes, previous: bytes, seq: int, key: bytes | None) -> str:
+    """Say why `line`, without its newline, is not record `seq` after `previous`; empty if it is."""
+    if not line.startswith(b'{"prev":"' + previous + b'","seq":%d,' % seq):
+        return "it does not follow the record before it"
+    if line[_BODY_ENDS:_HASH_AT] != b',"hash":"' or line[-2:] != b'"}':
+        return "it does not end in its hash"
+    if digest(line[:_BODY_ENDS], key) != line[_HASH_AT:-2]:
+        return "its hash is not that of its words"
+    return ""
+
+
+def hash_of(line: bytes) -> bytes:
+    """Return the hash that a line, without its newline, claims."""
+    return line[_HASH_AT:-2]
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_DECODER = msgspec.json.Decoder()
+
+
+def parse(line: bytes) -> AuditEntry:
+    """Return the entry of a line; raises msgspec.DecodeError for what is none."""
+    fields = _DECODER.decode(line)
+    if not isinstance(fields, dict):
+        raise msgspec.DecodeError("not a record")
+    fields.pop("prev", None)
+    fields.pop("hash", None)
+    return msgspec.convert(fields, AuditEntry)

@@ -1,0 +1,41 @@
+"""Where an event belongs: W3C Trace Context (https://www.w3.org/TR/trace-context/)."""
+
+import os
+import re
+from typing import NamedTuple
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+class Span(NamedTuple):
+    """One thing that was done, in the trace that caused it, under the span that asked for it."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+
+    def child(self) -> "Span":
+        """Return a new span that this one causes."""
+        return Span(self.trace_id, new_span_id(), self.span_id)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The header by which to pass the trace on; None if the trace's id is not one of W3C's."""
+        if not re.fullmatch(r"[0-9a-f]{32}", self.trace_id):
+            return None
+        return f"00-{self.trace_id}-{self.span_id}-01"
+
+
+def span_of(given: str | None) -> Span:
+    """Return the span of a request: in the trace that `given` names, as a traceparent or any text, or
+    in a new one."""
+    if not given:
+        return Span(os.urandom(16).hex(), new_span_id())
+    match = _TRACEPARENT.fullmatch(given)
+    if match and match[1].strip("0") and match[2].strip("0"):
+        return Span(match[1], new_span_id(), match[2])
+    return Span(given, new_span_id())
+
+
+def new_span_id() -> str:
+    return os.urandom(8).hex()

@@ -1,0 +1,257 @@
+"""What sandboxes write into the trail, and what the command line makes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellwright import (
+    AuditError,
+    AuditLevel,
+    AuditLog,
+    LaunchError,
+    Sandbox,
+    SandboxConfig,
+    verify,
+)
+from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
+from cellwright.runner.audit.verification import read
+from tests.conftest import OPTIONAL, policy_named
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def recorded(log: AuditLog) -> list[str]:
+    return [f"{entry.category}.{entry.action}" for entry in log.get_entries()]
+
+
+def test_every_execution_has_a_start_and_one_end() -> None:
+    log = AuditLog()
+    ends = {
+        "1 + 1": "ok",
+        "raise ValueError": "error",
+        "import time; time.sleep(60)": "timeout",
+        "import os; os.write(3, b'garbage'); __import__('time').sleep(60)": "killed",
+        "x = bytearray(10**9)": "oom",
+    }
+    if "cgroup_memory" in OPTIONAL:
+        ends.popitem()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        for code, end in ends.items():
+            result = sandbox.execute(code, timeout=0.5)
+            mine = [
+                e
+                for e in log.get_entries(category="execution")
+                if e.details["execution_id"] == result.execution_id
+            ]
+            assert [entry.action for entry in mine] == ["start", end]
+            assert {entry.trace_id for entry in mine} == {result.trace_id}
+    assert recorded(log)[0] == "policy.compiled"
+
+
+def test_a_refused_request_is_recorded_and_nothing_ran() -> None:
+    log = AuditLog()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        sandbox.execute("")
+    assert recorded(log) == ["policy.compiled", "validation.refused"]
+    assert [entry.target for entry in log.get_denied_actions()] == ["the source is empty"]
+
+
+def test_violations_are_recorded_under_the_execution_that_made_them() -> None:
+    log = AuditLog()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        result = sandbox.execute(
+            "import ctypes; ctypes.CDLL(None).mount(b'x\\n{}', b'y', b'z', 0, 0)"
+        )
+    (violation,) = log.get_entries(category="violation")
+    assert (violation.action, violation.allowed, violation.details["count"]) == ("mount", False, 1)
+    assert violation.target == "'x\\\\n{}' 'y' 'z' 0x0" or "\n" not in violation.target
+    (start, _) = log.get_entries(category="execution")
+    assert violation.parent_id == start.span_id
+    assert violation.trace_id == result.trace_id
+
+
+def test_the_program_itself_is_not_written_down(tmp_path: Path) -> None:
+    with (
+        AuditLog(path=tmp_path / "a") as log,
+        Sandbox(policy=policy_named("strict"), pool=0, audit=log) as box,
+    ):
+        box.execute(
+            "secret = 'hunter2'; print(secret); secret",
+            inputs={"x": "hunter2"},
+            env={"Y": "hunter2"},
+        )
+    assert b"hunter2" not in (tmp_path / "a").read_bytes()
+
+
+def test_a_trace_is_taken_up_and_passed_on() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        result = sandbox.execute("1", trace_id=PARENT)
+        assert result.trace_id == "0af7651916cd43dd8448eb211c80319c"
+        assert result.traceparent
+        assert result.traceparent.startswith("00-0af7651916cd43dd8448eb211c80319c-")
+        assert sandbox.audit
+        start = sandbox.audit.get_entries(category="execution")[0]
+        assert start.parent_id == "b7ad6b7169203331"
+        assert result.traceparent.split("-")[2] == start.span_id
+        for broken in (
+            "00-" + "0" * 32 + "-b7ad6b7169203331-01",
+            PARENT.replace("00-", "ff-", 1),
+            PARENT + "-x",
+            "mine",
+        ):
+            assert sandbox.execute("1", trace_id=broken).trace_id == broken
+        fresh = sandbox.execute("1")
+        assert fresh.trace_id != result.trace_id
+        assert fresh.traceparent
+
+
+def test_a_lost_execution_is_recorded_as_lost() -> None:
+    log = AuditLog()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
+        next(run.output())
+        os.kill(sandbox._supervisor.generation.launcher.pids()[1], signal.SIGKILL)
+        with pytest.raises(LaunchError):
+            run.result()
+    assert recorded(log)[-2:] == ["execution.start", "execution.lost"]
+
+
+def test_a_required_trail_that_cannot_be_written_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    log = AuditLog(path=path)
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(AuditError):
+            sandbox.execute("open('/workspace/ran', 'w')")
+
+
+def test_an_optional_trail_that_cannot_be_written_is_said_in_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with (
+        AuditLog(path=path, required=False) as log,
+        Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox,
+    ):
+        assert sandbox.execute("1").audited
+        path.unlink()
+        path.mkdir()
+        result = sandbox.execute("1 + 1")
+        assert (result.value, result.audited) == (2, False)
+        path.rmdir()
+        assert sandbox.execute("1").audited
+    assert any(entry.action == "gap" for entry in read(path))
+
+
+def test_a_configuration_says_whether_and_how_much() -> None:
+    optional = {"optional_layers": OPTIONAL}
+    with Sandbox(SandboxConfig(enable_audit=False, **optional), pool=0) as sandbox:
+        assert sandbox.audit is None
+        assert sandbox.execute("1 + 1").value == 2
+        assert sandbox.execute("").reason == "validation"
+    with Sandbox(SandboxConfig(audit_level=AuditLevel.WARNING, **optional), pool=0) as sandbox:
+        assert sandbox.audit
+        sandbox.execute("1")
+        assert recorded(sandbox.audit) == []
+        sandbox.execute("raise ValueError")
+        assert recorded(sandbox.audit) == ["execution.error"]
+
+
+def test_a_trace_is_a_tree(tmp_path: Path) -> None:
+    with (
+        AuditLog(path=tmp_path / "a") as log,
+        Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox,
+    ):
+        result = sandbox.execute("import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)")
+        sandbox.execute("1")
+    (root,) = tree_of(read(tmp_path / "a"), result.trace_id or "")
+    assert [entry.action for entry in root.entries] == ["start", "ok"]
+    assert [child.entries[0].action for child in root.children] == ["ptrace"]
+    text = as_text([root])
+    assert [line.split()[2].partition("(")[0] for line in text.splitlines()] == ["ms"] * 0 + [
+        "execution.start", "execution.ok", "violation.ptrace",
+    ]  # fmt: skip
+    assert "REFUSED" in text
+    picture = as_svg([root])
+    assert picture.count("<circle") == 3
+    assert "<script" not in as_html([root], "<script>")
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cellwright", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def trail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audit") / "a.jsonl"
+    optional = [each for layer in OPTIONAL for each in ("--optional", layer)]
+    for code in ("1", "import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)"):
+        assert cli("run", "--audit", str(path), *optional, "-c", code).returncode == 0
+    return path
+
+
+def test_the_command_verifies(trail: Path, tmp_path: Path) -> None:
+    done = cli("audit", "verify", str(trail))
+    assert (done.returncode, done.stdout.split(",")[0]) == (0, "intact: 7 records")
+    broken = tmp_path / "b"
+    broken.write_bytes(trail.read_bytes().replace(b"ptrace", b"ptraXe", 1))
+    done = cli("audit", "verify", str(broken))
+    assert done.returncode == 1
+    assert "BROKEN after 5 records: b, line 6" in done.stdout
+    told = json.loads(cli("audit", "verify", "--json", str(trail)).stdout)
+    assert (told["ok"], told["records"]) == (True, 7)
+    head = f"{told['head'][0]}:{told['head'][1]}"
+    assert cli("audit", "verify", "--expect", head, str(trail)).returncode == 0
+    assert cli("audit", "verify", "--expect", "7:" + "0" * 64, str(trail)).returncode == 1
+    assert cli("audit", "verify", "--expect", "x", str(trail)).returncode == 2
+    assert cli("audit", "verify", "/nowhere").returncode == 2
+
+
+def test_the_command_shows_the_last_records(trail: Path) -> None:
+    lines = cli("audit", "tail", "-n", "2", str(trail)).stdout.splitlines()
+    assert len(lines) == 2
+    assert "violation.ptrace REFUSED" in lines[0]
+    entries = [
+        json.loads(line) for line in cli("audit", "tail", "--json", str(trail)).stdout.splitlines()
+    ]
+    assert [entry["seq"] for entry in entries] == list(range(1, 8))
+
+
+def test_the_command_counts(trail: Path) -> None:
+    assert json.loads(cli("audit", "summary", "--json", str(trail)).stdout)["denied"] == 1
+    assert "denied         1" in cli("audit", "summary", str(trail)).stdout
+
+
+def test_the_command_draws_a_trace(trail: Path) -> None:
+    trace = msgspec.json.decode(trail.read_bytes().splitlines()[-1])["trace_id"]
+    assert "violation.ptrace" in cli("audit", "trace", str(trail), trace).stdout
+    assert cli("audit", "trace", "--svg", str(trail), trace).stdout.startswith("<svg")
+    assert cli("audit", "trace", "--html", str(trail), trace).stdout.startswith("<!doctype html>")
+    assert cli("audit", "trace", str(trail), "nowhere").returncode == 2
+
+
+def test_a_trail_under_load_has_one_end_for_every_start(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = tmp_path / "a"
+    with (
+        AuditLog(path=path) as log,
+        Sandbox(policy=policy_named("strict"), audit=log) as sandbox,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        ids = [
+            result.execution_id for result in pool.map(lambda _: sandbox.execute("1"), range(100))
+        ]
+    assert verify(path).ok
+    entries = [entry for entry in read(path) if entry.category == "execution"]
+    for execution in ids:
+        assert [e.action for e in entries if e.details["execution_id"] == execution] == [
+            "start",
+            "ok",
+        ]
