@@ -40,6 +40,7 @@ class Host(NamedTuple):
     expects: tuple[str, ...]
     boot: str = ""
     kernel: str = ""  # the Debian package of another kernel than the image's
+    thread: str = "multi"  # of qemu's emulation: one for each processor, or a single one
 
 
 HOSTS = {
@@ -67,6 +68,8 @@ HOSTS = {
         "root",
         ("root", "userns", "cgroup", "scope", "landlock"),
         kernel=kernels.NEWER,
+        # qemu 7.2 lets one processor run what another is patching: "Oops: int3" in this kernel.
+        thread="single",
     ),
 }
 EVERY_TIME = ("a", "b", "c", "d")
@@ -139,7 +142,7 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     status_file = work / f"status-{name}"
     status_file.touch()
     initramfs = layer.make_initramfs(work / f"initramfs-{name}", disks.modules)
-    qemu = machine(disks, initramfs, boot, status_file)
+    qemu = machine(disks, initramfs, boot, status_file, host.thread)
     environment = {**os.environ, "TMPDIR": str(work)}  # for what snapshot=on keeps of the guest
     with subprocess.Popen(
         qemu, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
@@ -155,14 +158,14 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     return status
 
 
-def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path) -> list[str]:
+def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path, thread: str) -> list[str]:
     """Return the qemu command line. /dev/ttyS0 is the console, /dev/ttyS1 carries the status."""
     # 3 lets only a dying kernel write between the command's lines.
     append = f"console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 {boot}"
     drive = "format=raw,if=virtio,cache=unsafe,snapshot=on"
     return [
         *("setpriv", "--pdeathsig", "KILL"),  # the machine never outlives us, however we end
-        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("qemu-system-x86_64", "-accel", f"tcg,thread={thread}", "-cpu", "max"),
         *("-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot"),
         *("-kernel", str(disks.kernel), "-initrd", str(initramfs), "-append", append),
         *("-drive", f"file={disks.root},{drive}", "-drive", f"file={disks.opt},{drive}"),

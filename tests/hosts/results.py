@@ -67,7 +67,8 @@ def _refusals(results: list[Result]) -> list[str]:
 
 def _tests(result: Result) -> str:
     tests = result["tests"]
-    return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped"
+    of = "" if tests.get("of", "all") == "all" else f", of {tests['of']}"
+    return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped{of}"
 
 
 def _proofs(results: list[Result]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def examine() -> list[dict[str, str]]:
     return findings
 
 
-def pass_tests(arguments: list[str]) -> tuple[int, dict[str, int]]:
+def pass_tests(arguments: list[str]) -> tuple[int, dict[str, int | str]]:
     """Run `scripts/test`; return its exit status, and how many tests ended how."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
@@ -71,7 +71,8 @@ def pass_tests(arguments: list[str]) -> tuple[int, dict[str, int]]:
         }
     passed = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
     failed = counts["failures"] + counts["errors"]
-    return status, {"passed": passed, "failed": failed, "skipped": counts["skipped"]}
+    tests = {"passed": passed, "failed": failed, "skipped": counts["skipped"]}
+    return status, tests | {"of": " ".join(arguments) or "all"}
 
 
 if __name__ == "__main__":
