@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,8 +38,14 @@ def cgroups_of(pid: int) -> set[str]:
     return {*tops, *(cell for top in tops for cell in glob.glob(f"{top}/*/"))}
 
 
-def settle() -> bool:
-    return soon(lambda: not any(".scope" in name for name in cgroups_of(os.getpid())))
+def held() -> tuple[Counter[int], Counter[str], Counter[str]]:
+    """Return the processes, cgroups and descriptors that are ours now, other sandboxes' included."""
+    me = os.getpid()
+    return Counter(descendants(me)), Counter(cgroups_of(me)), Counter(descriptors(me))
+
+
+def nothing_more_than(before: tuple[Counter[int], Counter[str], Counter[str]]) -> bool:
+    return not any(now - then for now, then in zip(held(), before, strict=True))
 
 
 def net_namespaces() -> set[str]:
@@ -142,25 +149,22 @@ def test_a_sandbox_that_is_closed_leaves_nothing() -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         sandbox.execute("1")
     gc.collect()
-    settle()
-    before = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
+    before = held()
     for _ in range(5):
         with Sandbox(policy=policy_named("strict")) as sandbox:
             sandbox.execute("1")
-    settle()
-    assert (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid())) == before
+            assert not nothing_more_than(before)
+    assert soon(lambda: nothing_more_than(before))
 
 
 def test_a_sandbox_that_could_not_be_made_leaves_nothing() -> None:
-    before = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
+    before = held()
     for python in ("/nowhere/python3", "/etc/passwd", "/bin/false"):
         for _ in range(3):
             with contextlib.suppress(CellwrightError):
                 Sandbox(policy=policy_named("strict"), python=python).close()
     gc.collect()
-    settle()
-    after = (descendants(os.getpid()), cgroups_of(os.getpid()), descriptors(os.getpid()))
-    assert after == before
+    assert soon(lambda: nothing_more_than(before))
 
 
 # A supervisor that was killed
