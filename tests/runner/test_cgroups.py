@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cellwright import LaunchError, Sandbox
-from cellwright.policies.policy import MIB, with_limits
+from cellwright.policies.policy import MIB, Policy, with_limits
 from cellwright.runner.cgroups import detect, v1, v2
 from cellwright.runner.cgroups.tree import (
     Caps,
@@ -23,6 +23,7 @@ from cellwright.runner.cgroups.tree import (
     remove,
     write,
 )
+from tests.conftest import CAPS as CAP_LAYERS
 from tests.conftest import policy_named, soon
 
 CAPS = Caps(64 * MIB, 0.5, 10)
@@ -425,6 +426,15 @@ def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
         assert sandbox.execute("1 + 1").value == 2
     os.close(keeper)
     os.close(launcher)
+
+
+@pytest.mark.parametrize("pool", [0, 2])
+def test_without_a_cgroup_the_guest_is_counted_by_who_reaped_it(tmp_path: Path, pool: int) -> None:
+    policy = Policy(optional_layers=CAP_LAYERS)
+    with Sandbox(policy=policy, cgroup_root=str(tmp_path), pool=pool) as sandbox:
+        usage = sandbox.execute("sum(range(5_000_000)); len(bytearray(20_000_000))").usage
+    assert usage.memory_peak_bytes > 20_000_000
+    assert usage.cpu_user_seconds + usage.cpu_system_seconds > 0.01
 
 
 @pytest.mark.needs("cgroup")
