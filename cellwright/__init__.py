@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.policy import Policy as Policy
+    from .policies.source.check import validate_code as validate_code
+    from .policies.source.findings import Finding as Finding
     from .runner.audit.level import AuditLevel as AuditLevel
     from .runner.audit.log import AuditLog as AuditLog
     from .runner.audit.record import AuditEntry as AuditEntry
@@ -38,6 +40,8 @@ _HOMES = {
         "PolicyError", "Unenforceable",
     ),
     "policies.policy": ("Policy",),
+    "policies.source.check": ("validate_code",),
+    "policies.source.findings": ("Finding",),
     "runner.audit.log": ("AuditLog",),
     "runner.audit.level": ("AuditLevel",),
     "runner.audit.record": ("AuditEntry",),

@@ -1,6 +1,7 @@
 """`Sandbox`: what a user imports.  Checks what it is given, then leaves the rest to a supervisor."""
 
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -8,7 +9,8 @@ from msgspec.structs import replace
 
 from ..policies.errors import PolicyError
 from ..policies.plan import Plan
-from ..policies.policy import Policy, check_policy
+from ..policies.policy import Policy, Validation, check_policy
+from ..policies.source.findings import Finding, Rules
 from ..runner.capture import OnOutput
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult, SandboxStatus
@@ -36,8 +38,9 @@ class Sandbox:
     Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
     which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
     call makes its own and takes it down before it returns) or all settings of the pool, `audit` the
-    trail to write to, which stays yours to close; unless told it is one in memory, False is none.  Use
-    it as a context manager, or call `close`.
+    trail to write to, which stays yours to close; unless told it is one in memory, False is none.
+    `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it as a
+    context manager, or call `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -53,8 +56,11 @@ class Sandbox:
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
         audit: "AuditLog | bool | None" = None,
+        blocked_imports: Sequence[str] | None = None,
+        blocked_builtins: Sequence[str] | None = None,
     ) -> None:
         self.policy = _policy(config, policy)
+        self._rules = _rules(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool)
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
@@ -98,8 +104,12 @@ class Sandbox:
             request = make_request(code, self.policy.limits, **given)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.get("trace_id"))
+        findings = self._findings(request.code, language)
+        if findings and self.policy.validation.mode == "enforce":
+            return self._rejected(str(findings[0]), request.trace_id, findings)
         if self._clerk is None:
-            return self._supervisor.execute(request, on_output, cancel)
+            result = self._supervisor.execute(request, on_output, cancel)
+            return replace(result, findings=findings) if findings else result
         span = self._clerk.begin(request.code, language, request.execution_id, request.trace_id)
         try:
             result = self._supervisor.execute(request, on_output, cancel)
@@ -108,12 +118,29 @@ class Sandbox:
             raise
         return replace(
             result,
+            findings=findings,
             trace_id=span.trace_id,
             traceparent=span.traceparent,
             audited=self._clerk.end(result, span),
         )
 
-    def _rejected(self, why: str, trace_id: str | None) -> SandboxResult:
+    def validate_source(self, code: str) -> tuple[bool, str | None]:
+        """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False
+        and the first finding, such as "Blocked import: os".  Advice: the kernel is the boundary."""
+        findings = self._check(code, "python")
+        return (False, str(findings[0])) if findings else (True, None)
+
+    def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
+        return () if self.policy.validation.mode == "off" else self._check(code, language)
+
+    def _check(self, code: str, language: str) -> tuple[Finding, ...]:
+        from ..policies.source.check import check
+
+        return check(code, language, self._rules)
+
+    def _rejected(
+        self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
+    ) -> SandboxResult:
         execution_id = new_execution_id()
         if self._clerk:
             trace_id = self._clerk.refuse(why, execution_id, trace_id).trace_id
@@ -121,6 +148,7 @@ class Sandbox:
             status=SandboxStatus.REJECTED,
             reason="validation",
             error=why,
+            findings=findings,
             layers=self.layers,
             execution_id=execution_id,
             trace_id=trace_id,
@@ -197,3 +225,13 @@ def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
     from ..runner.audit.clerk import Clerk
 
     return Clerk(log, plan)
+
+
+def _rules(
+    validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
+) -> Rules:
+    return Rules(
+        validation.blocked_imports if imports is None else tuple(imports),
+        validation.allowed_imports,
+        validation.blocked_builtins if builtins is None else tuple(builtins),
+    )

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from .errors import PolicyError
+from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
 
 MIB = 1024 * 1024
 
@@ -61,6 +63,19 @@ class Limits(_Section, frozen=True):
     violations: int = 10_000  # after so many the cell is killed
 
 
+class Validation(_Section, frozen=True):
+    """Source checks before a program runs: advice, never the boundary.
+
+    `mode`: "off"; "advise", findings ride on the result; "enforce", a program with findings is
+    rejected.  `allowed_imports`, if any, are the only ones.
+    """
+
+    mode: Literal["off", "advise", "enforce"] = "advise"
+    blocked_imports: tuple[str, ...] = BLOCKED_IMPORTS
+    allowed_imports: tuple[str, ...] = ()
+    blocked_builtins: tuple[str, ...] = BLOCKED_BUILTINS
+
+
 class Policy(_Section, frozen=True):
     """What one cell may do; see policies/README.md for every field."""
 
@@ -69,6 +84,7 @@ class Policy(_Section, frozen=True):
     processes: Processes = Processes()
     network: Network = Network()
     limits: Limits = Limits()
+    validation: Validation = Validation()
     environment: dict[str, str] = {}
     optional_layers: tuple[str, ...] = ()
 

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..policies.source.findings import Finding
+
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
     "validation", "cancelled",
@@ -67,6 +69,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     execution_time: float = 0.0
     usage: Usage = Usage()
     violations: tuple[Violation, ...] = ()
+    findings: tuple[Finding, ...] = ()
     truncated: dict[str, int] = {}
     artifacts: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()

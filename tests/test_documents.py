@@ -153,6 +153,8 @@ def in_words(default: object) -> str:
         whole = int(default)
         assert whole == default
         return f"{whole // policy.MIB} MiB" if whole >= policy.MIB else f"{whole:,}"
+    if default and isinstance(default, tuple):
+        return ", ".join(default)
     return default if isinstance(default, str) else "none" if not default else repr(default)
 
 

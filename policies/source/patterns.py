@@ -1,0 +1,60 @@
+"""Other languages: a few patterns, each with its reason.  Strings and comments are not told apart."""
+
+import re
+
+from .findings import Finding
+
+_FETCH = "reaches for a network; a cell has none"
+_EVAL = "runs text as code"
+_START = "starts another program"
+_MODULES = "(?:child_process|fs|net|http|https|dgram|tls|dns)"
+_PATTERNS: dict[str, dict[str, str]] = {
+    "bash": {
+        r"\b(?:curl|wget|nc|ncat|ssh|scp|telnet)\b": _FETCH,
+        r"/dev/(?:tcp|udp)/": _FETCH,
+        r"\beval\b": _EVAL,
+        r"\brm\s+-[a-zA-Z]*[rf]": "removes trees of files",
+        r"\b(?:sudo|su|chroot|mount|umount|mkfs\S*|dd)\b": "asks for privilege",
+        r"/etc/(?:passwd|shadow|sudoers)": "reads accounts",
+        r":\s*\(\s*\)\s*\{.*\|.*&\s*\}": "a fork bomb",
+        r"\bbase64\s+(?:-d|--decode)\b": "hides what runs",
+    },
+    "javascript": {
+        r"\brequire\s*\(\s*['\"](?:node:)?(?:child_process|cluster|worker_threads)": _START,
+        rf"\brequire\s*\(\s*['\"](?:node:)?{_MODULES}\b": "files or network",
+        rf"\bfrom\s+['\"](?:node:)?{_MODULES}\b": "files or network",
+        r"\bimport\s*\(": "what it imports is made at run time",
+        r"\beval\s*\(": _EVAL,
+        r"\bnew\s+Function\s*\(": _EVAL,
+        r"\bprocess\.(?:binding|dlopen|kill|env)\b": "reaches beyond the program",
+        r"\bfetch\s*\(": _FETCH,
+    },
+    "ruby": {
+        r"\b(?:system|exec|spawn|fork)\b\s*[(\s'\"]": _START,
+        r"`[^`]*`|%x[{(\[]": _START,
+        r"\b(?:eval|instance_eval|class_eval)\b": _EVAL,
+        r"\brequire\s+['\"](?:socket|net/http|open-uri|open3|fiddle)": "network, programs or memory",
+        r"\b(?:File|IO|Dir|FileUtils)\.": "files",
+        r"\bIO\.popen\b|\bOpen3\b": _START,
+        r"\bObjectSpace\b": "lists every object there is",
+    },
+}
+_NAMES = {
+    "sh": "bash", "shell": "bash", "js": "javascript", "node": "javascript", "typescript": "javascript",
+}  # fmt: skip
+_COMPILED = {
+    language: [(re.compile(pattern), reason) for pattern, reason in patterns.items()]
+    for language, patterns in _PATTERNS.items()
+}
+_LINE_CHARACTERS = 2000
+
+
+def check_patterns(code: str, language: str) -> tuple[Finding, ...]:
+    """Return where a pattern of `language` matches; nothing for a language that has none."""
+    patterns = _COMPILED.get(_NAMES.get(language, language), [])
+    return tuple(
+        Finding("pattern", match[0].strip()[:80], reason, number, match.start())
+        for number, line in enumerate(code.splitlines(), 1)
+        for pattern, reason in patterns
+        if (match := pattern.search(line[:_LINE_CHARACTERS]))
+    )
