@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .policies.errors import LaunchError as LaunchError
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import Unenforceable as Unenforceable
+    from .policies.narrowing import exceeds as exceeds
+    from .policies.narrowing import narrow as narrow
     from .policies.policy import Policy as Policy
     from .policies.source.check import validate_code as validate_code
     from .policies.source.findings import Finding as Finding
@@ -39,6 +41,7 @@ _HOMES = {
         "AuditError", "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
         "PolicyError", "Unenforceable",
     ),
+    "policies.narrowing": ("exceeds", "narrow"),
     "policies.policy": ("Policy",),
     "policies.source.check": ("validate_code",),
     "policies.source.findings": ("Finding",),

@@ -44,6 +44,10 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="say what a policy does on this host")
     explain.set_defaults(command=_explain)
     _add_policy(explain)
+    explain.add_argument(
+        "--diff", metavar="P", help="say instead what this policy allows more or less"
+    )
+    explain.add_argument("--json", action="store_true", help="one JSON value on stdout")
     learn = commands.add_parser("learn", help="run a program and write the policy that it needs")
     learn.set_defaults(command=_learn)
     learn.add_argument(
@@ -160,8 +164,24 @@ def _read(path: str) -> bytes:
 def _explain(options: argparse.Namespace) -> int:
     from ..policies.explain import explain
 
+    if options.diff:
+        return _diff(_policy(options), options)
     with Sandbox(policy=_policy(options), pool=0) as sandbox:
-        print(*explain(sandbox.plan), sep="\n")
+        lines = explain(sandbox.plan)
+    print(msgspec.json.encode(lines).decode() if options.json else "\n".join(lines))
+    return RAN
+
+
+def _diff(policy: Policy, options: argparse.Namespace) -> int:
+    from ..policies.loading import load_policy
+    from ..policies.narrowing import exceeds
+
+    other = load_policy(options.diff)
+    more, less = exceeds(other, policy), exceeds(policy, other)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode({"more": more, "less": less}).decode() + "\n")
+    else:
+        print(*(f"+ {line}" for line in more), *(f"- {line}" for line in less), sep="\n")
     return RAN
 
 

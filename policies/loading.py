@@ -1,7 +1,9 @@
 """Reading policies from TOML."""
 
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -9,6 +11,9 @@ from .errors import PolicyError
 from .policy import Policy, check_policy
 
 _PROFILES = Path(__file__).parent / "profiles"
+_DEEPEST = 8
+_WHERE = re.compile(r"`\$\.?([\w.]*)[^`]*`")
+_UNKNOWN = re.compile(r"unknown field `(\w+)`")
 
 
 def profile_names() -> tuple[str, ...]:
@@ -18,16 +23,78 @@ def profile_names() -> tuple[str, ...]:
 def load_policy(name: str) -> Policy:
     """Return the shipped profile called `name`, or the policy in the TOML file of that path.
 
-    Raises PolicyError naming the file and the key that makes no sense.
+    Raises PolicyError naming file, line and key of what makes no sense.
     """
-    path = _PROFILES / f"{name}.toml" if name in profile_names() else Path(name)
+    return check_named(name, _merged(name, ()))
+
+
+def check_named(name: str, data: dict[str, Any]) -> Policy:
+    """Return the policy that `data` says; an error names the file that it came from."""
     try:
-        data = tomllib.loads(path.read_text())
         return check_policy(msgspec.convert(data, Policy))
+    except (ValueError, msgspec.ValidationError) as error:
+        raise PolicyError(f"{_place(name, str(error))}: {error}") from None
+
+
+def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> dict[str, Any]:
+    """Return the data of a policy over that of the one it extends: section by section, key by key."""
+    path = _path(name, beside)
+    if str(path) in below or len(below) > _DEEPEST:
+        raise PolicyError(f"{path}: extends itself, or too many others")
+    data = _read(path, name)
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    if not isinstance(parent, str):
+        raise PolicyError(f"{_place(str(path), '`$.extends`')}: extends: must be one name")
+    base = _merged(parent, (*below, str(path)), path.parent)
+    return {**base, **{key: _over(base.get(key), value) for key, value in data.items()}}
+
+
+def _over(base: object, value: object) -> object:
+    return {**base, **value} if isinstance(base, dict) and isinstance(value, dict) else value
+
+
+def _path(name: str, beside: Path | None = None) -> Path:
+    if name in profile_names():
+        return _PROFILES / f"{name}.toml"
+    return beside / name if beside else Path(name)
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
     except RecursionError:
         raise PolicyError(f"{path}: nested too deeply") from None
     except (FileNotFoundError, IsADirectoryError):
         shipped = ", ".join(profile_names())
         raise PolicyError(f"no policy {name!r}: neither a file nor one of {shipped}") from None
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise PolicyError(f"{name[:200]!r}: {error}") from None
+
+
+def _place(name: str, complaint: str) -> str:
+    """Return the file, and the line of the key that `complaint` names, where it can be found."""
+    path = _path(name)
+    where = _WHERE.search(complaint)
+    unknown = _UNKNOWN.search(complaint)
+    keys = [*filter(None, where[1].split(".") if where else ()), *([unknown[1]] if unknown else [])]
+    keys = keys or complaint.partition(":")[0].partition(" ")[0].split(".")
+    try:
+        line = _line_of(path.read_text(), keys)
+    except OSError:
+        line = 0
+    return f"{path}, line {line}" if line else str(path)
+
+
+def _line_of(text: str, keys: list[str]) -> int:
+    """Return the number of the line that sets `keys`, or of their table; 0 if there is none."""
+    table: list[str] = []
+    best = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
+            table = header[1].split(".")
+            best = number if table == keys[: len(table)] and not best else best
+        elif (key := re.match(r"\s*([\w.]+)\s*=", line)) and [*table, *key[1].split(".")] == keys:
+            return number
+    return best

@@ -1,0 +1,149 @@
+"""Comparing policies and taking the lesser: a caller may only narrow."""
+
+import msgspec
+
+from .policy import Filesystem, Limits, Network, Policy, Processes, Validation
+
+_STRICTER = ("off", "advise", "enforce")
+
+
+def narrow(policy: Policy, by: Policy) -> Policy:
+    """Return what both allow: never more than `policy`, and never more than `by`."""
+    execute = _common(policy.processes.execute, by.processes.execute)
+    write = _common(policy.filesystem.write, by.filesystem.write)
+    read = _common(_readable(policy), _readable(by))
+    subprocesses = policy.processes.subprocesses and by.processes.subprocesses
+    return Policy(
+        name=policy.name if policy.name == by.name else f"{policy.name} narrowed by {by.name}",
+        filesystem=Filesystem(
+            read=tuple(path for path in read if path not in write),
+            write=write,
+            watch=policy.filesystem.watch or by.filesystem.watch,
+        ),
+        processes=Processes(
+            threads=policy.processes.threads and by.processes.threads,
+            subprocesses=subprocesses,
+            execute=execute if subprocesses else (),
+        ),
+        network=Network(loopback=policy.network.loopback and by.network.loopback),
+        limits=_least(policy.limits, by.limits),
+        validation=_stricter(policy.validation, by.validation),
+        environment={
+            name: value
+            for name, value in policy.environment.items()
+            if by.environment.get(name) == value
+        },
+        optional_layers=tuple(
+            layer for layer in policy.optional_layers if layer in by.optional_layers
+        ),
+    )
+
+
+def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
+    """Return what `policy` allows and `limit` does not, in words, the field first; empty if nothing."""
+    return (
+        *_paths("filesystem: reading", _readable(policy), _readable(limit)),
+        *_paths("filesystem.write: writing", policy.filesystem.write, limit.filesystem.write),
+        *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
+        *_switches(policy, limit),
+        *_limits(policy.limits, limit.limits),
+        *_validation(policy.validation, limit.validation),
+        *_environment(policy, limit),
+        *(
+            f"optional_layers: going on without {layer}"
+            for layer in policy.optional_layers
+            if layer not in limit.optional_layers
+        ),
+    )
+
+
+def _readable(policy: Policy) -> tuple[str, ...]:
+    execute = policy.processes.execute
+    return tuple(sorted({*policy.filesystem.read, *policy.filesystem.write, *execute}))
+
+
+def _lies_in(path: str, directories: tuple[str, ...]) -> bool:
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
+
+
+def _common(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths of each that lie in the other."""
+    within = {path for path in some if _lies_in(path, others)}
+    return tuple(sorted(within | {path for path in others if _lies_in(path, some)}))
+
+
+def _least(some: Limits, others: Limits) -> Limits:
+    names = (field.name for field in msgspec.structs.fields(Limits))
+    return Limits(**{name: min(getattr(some, name), getattr(others, name)) for name in names})
+
+
+def _stricter(some: Validation, other: Validation) -> Validation:
+    return Validation(
+        mode=max(some.mode, other.mode, key=_STRICTER.index),
+        blocked_imports=_union(some.blocked_imports, other.blocked_imports),
+        allowed_imports=_allowed(some.allowed_imports, other.allowed_imports),
+        blocked_builtins=_union(some.blocked_builtins, other.blocked_builtins),
+    )
+
+
+def _union(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*some, *others)))
+
+
+def _allowed(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what both lists allow; an empty list allows all, so nothing in common is "none"."""
+    if not some or not others:
+        return some or others
+    return tuple(name for name in some if name in others) or ("none",)
+
+
+def _paths(what: str, some: tuple[str, ...], limit: tuple[str, ...]) -> list[str]:
+    return [f"{what} {path}" for path in some if not _lies_in(path, limit)]
+
+
+def _switches(policy: Policy, limit: Policy) -> list[str]:
+    switches = {
+        "processes.threads: starting threads": (policy.processes.threads, limit.processes.threads),
+        "processes.subprocesses: starting programs": (
+            policy.processes.subprocesses, limit.processes.subprocesses,
+        ),
+        "network.loopback: sockets on its loopback": (policy.network.loopback, limit.network.loopback),
+        "filesystem.watch: opening files unnoticed": (
+            not policy.filesystem.watch, not limit.filesystem.watch,
+        ),
+    }  # fmt: skip
+    return [what for what, (allowed, within) in switches.items() if allowed and not within]
+
+
+def _limits(some: Limits, limit: Limits) -> list[str]:
+    pairs = (
+        (field.name, getattr(some, field.name), getattr(limit, field.name))
+        for field in msgspec.structs.fields(Limits)
+    )
+    return [
+        f"limits.{name}: {mine:,} instead of {most:,}" for name, mine, most in pairs if mine > most
+    ]
+
+
+def _validation(some: Validation, limit: Validation) -> list[str]:
+    found = []
+    if _STRICTER.index(some.mode) < _STRICTER.index(limit.mode):
+        found.append(f"validation.mode: {some.mode} instead of {limit.mode}")
+    for name in ("blocked_imports", "blocked_builtins"):
+        missing = [each for each in getattr(limit, name) if each not in getattr(some, name)]
+        found += [f"validation.{name}: {each} is not among them" for each in missing]
+    if limit.allowed_imports and not _is_within(some.allowed_imports, limit.allowed_imports):
+        found.append("validation.allowed_imports: more than allowed")
+    return found
+
+
+def _is_within(some: tuple[str, ...], limit: tuple[str, ...]) -> bool:
+    return bool(some) and set(some) <= {*limit, "none"}
+
+
+def _environment(policy: Policy, limit: Policy) -> list[str]:
+    return [
+        f"environment: {name}={value}"
+        for name, value in policy.environment.items()
+        if limit.environment.get(name) != value
+    ]

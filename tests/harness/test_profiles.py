@@ -1,0 +1,41 @@
+"""The shipped profiles, each with what it is for and what it refuses, on the real kernel."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cellwright import Sandbox
+from tests.conftest import policy_named
+
+
+@pytest.fixture(scope="module", params=["tool", "trusted-read"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named(request.param), pool=0) as box:
+        yield box
+
+
+def test_every_profile_computes(sandbox: Sandbox) -> None:
+    assert sandbox.execute("import json; json.dumps({'n': sum(range(10))})").value == '{"n": 45}'
+
+
+def test_a_tool_starts_no_thread_and_trusted_read_does(sandbox: Sandbox) -> None:
+    code = "import threading\nt = threading.Thread(target=print)\nt.start(); t.join(); 1"
+    result = sandbox.execute(code)
+    assert (result.value == 1) == sandbox.policy.processes.threads, result.error
+
+
+def test_only_trusted_read_reads_what_the_distribution_ships(sandbox: Sandbox) -> None:
+    with Sandbox(policy=sandbox.policy, pool=0) as box:
+        listed = box.execute("[__import__('glob').glob('/usr/share/*') != []][0]")
+    if sandbox.policy.name == "tool":
+        assert listed.reason == "validation"  # and the kernel would not show it either
+        assert sandbox.plan.binds == ()
+    else:
+        assert listed.value is True
+        assert "Read-only" in str(sandbox.execute("open('/usr/share/x', 'w')").error)
+
+
+def test_neither_starts_a_program(sandbox: Sandbox) -> None:
+    result = sandbox.execute("import posix; posix.fork()")
+    assert not result.ok
+    assert result.reason in ("validation", "exception")

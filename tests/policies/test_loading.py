@@ -1,0 +1,65 @@
+"""Policies in TOML: what they extend, and where they make no sense."""
+
+from pathlib import Path
+
+import pytest
+
+from cellwright import PolicyError
+from cellwright.policies.loading import load_policy, profile_names
+
+
+def written(directory: Path, text: str, name: str = "p.toml") -> str:
+    (directory / name).write_text(text)
+    return str(directory / name)
+
+
+def test_what_extends_says_only_what_differs(tmp_path: Path) -> None:
+    text = 'extends = "standard"\nname = "mine"\n[limits]\nwall_seconds = 5.0\n[processes]\nexecute = ["/usr/bin"]\n'
+    policy = load_policy(written(tmp_path, text))
+    assert (policy.name, policy.limits.wall_seconds) == ("mine", 5.0)
+    assert policy.processes.subprocesses
+    assert policy.processes.execute == ("/usr/bin",)  # a list takes the place of a list
+    assert policy.filesystem.read == ("/usr/share",)
+
+
+def test_a_file_beside_it_may_be_extended(tmp_path: Path) -> None:
+    written(tmp_path, 'extends = "strict"\n[limits]\nprocesses = 7\n', "base.toml")
+    policy = load_policy(written(tmp_path, 'extends = "base.toml"\n[limits]\nopen_files = 99\n'))
+    assert (policy.limits.processes, policy.limits.open_files) == (7, 99)
+
+
+def test_extending_in_a_circle_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, 'extends = "b.toml"', "a.toml")
+    path = written(tmp_path, 'extends = "a.toml"', "b.toml")
+    with pytest.raises(PolicyError, match="extends itself"):
+        load_policy(path)
+
+
+WRONG = {
+    "unknown key": ("name = 'x'\n\n[limits]\ncpus = 1.0\nmemory = 5\n", 5, "memory"),
+    "unknown section": ("name = 'x'\n[filesytem]\nread = []\n", 2, "filesytem"),
+    "wrong type": ("[filesystem]\nread = 'x'\n", 2, "read"),
+    "out of range": ("[limits]\n# a comment\nwall_seconds = -1.0\n", 3, "wall_seconds"),
+    "contradiction": ("[processes]\nexecute = ['/usr/bin']\n", 2, "subprocesses"),
+    "no layer": ("name = 'x'\noptional_layers = ['seccomp']\n", 2, "seccomp"),
+    "extends a number": ("name = 'x'\nextends = 5\n", 2, "extends"),
+    "a bad mode": ("[validation]\nmode = 'maybe'\n", 2, "maybe"),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "key"), WRONG.values(), ids=WRONG)
+def test_an_error_names_file_line_and_key(tmp_path: Path, text: str, line: int, key: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(PolicyError) as error:
+        load_policy(path)
+    assert f"{path}, line {line}:" in str(error.value)
+    assert key in str(error.value)
+
+
+def test_every_profile_carries_reasons() -> None:
+    import cellwright.policies.loading as loading
+
+    for name in profile_names():
+        text = (loading._PROFILES / f"{name}.toml").read_text()
+        assert text.startswith(("# For ", "# The default"))
+        assert load_policy(name).name == name

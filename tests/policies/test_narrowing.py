@@ -1,0 +1,113 @@
+"""A caller may only narrow: as properties, and as a table."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwright import exceeds, narrow
+from cellwright.policies.loading import load_policy, profile_names
+from cellwright.policies.policy import (
+    OPTIONAL_LAYERS,
+    Filesystem,
+    Limits,
+    Network,
+    Policy,
+    Processes,
+    Validation,
+    check_policy,
+)
+
+PATHS = st.lists(
+    st.sampled_from(["/srv", "/srv/a", "/srv/a/b", "/srvx", "/opt", "/usr/bin", "/usr"]),
+    max_size=3,
+    unique=True,
+).map(tuple)
+NAMES = st.lists(st.sampled_from(["os", "sys", "json"]), max_size=2, unique=True).map(tuple)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    subprocesses = draw(st.booleans())
+    return Policy(
+        name=draw(st.sampled_from(["a", "b"])),
+        filesystem=Filesystem(read=draw(PATHS), write=draw(PATHS), watch=draw(st.booleans())),
+        processes=Processes(
+            threads=draw(st.booleans()), subprocesses=subprocesses, execute=draw(PATHS) if subprocesses else ()
+        ),
+        network=Network(loopback=draw(st.booleans())),
+        limits=Limits(wall_seconds=draw(st.floats(0.1, 100)), processes=draw(st.integers(2, 99))),
+        validation=Validation(
+            mode=draw(st.sampled_from(["off", "advise", "enforce"])), blocked_imports=draw(NAMES),
+            allowed_imports=draw(NAMES), blocked_builtins=draw(NAMES),
+        ),
+        environment=draw(st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["1", "2"]))),
+        optional_layers=draw(st.lists(st.sampled_from(OPTIONAL_LAYERS), unique=True).map(tuple)),
+    )  # fmt: skip
+
+
+@given(policies(), policies())
+def test_what_is_narrowed_exceeds_neither(policy: Policy, by: Policy) -> None:
+    lesser = check_policy(narrow(policy, by))
+    assert exceeds(lesser, policy) == ()
+    assert exceeds(lesser, by) == ()
+
+
+@given(policies())
+def test_a_policy_does_not_exceed_itself_and_narrowing_by_itself_changes_nothing(
+    policy: Policy,
+) -> None:
+    assert exceeds(policy, policy) == ()
+    same = narrow(policy, policy)
+    assert exceeds(policy, same) == ()
+
+
+@given(policies(), policies(), policies())
+def test_narrowing_twice_is_narrower(policy: Policy, by: Policy, again: Policy) -> None:
+    assert exceeds(narrow(narrow(policy, by), again), narrow(policy, by)) == ()
+
+
+STRICT = Policy()
+MORE = {
+    "filesystem: reading /srv": Policy(filesystem=Filesystem(read=("/srv",))),
+    "filesystem.write: writing /srv": Policy(filesystem=Filesystem(write=("/srv",))),
+    "filesystem.watch: opening files unnoticed": Policy(filesystem=Filesystem(watch=False)),
+    "processes.subprocesses: starting programs": Policy(processes=Processes(subprocesses=True)),
+    "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
+    "limits.processes: 65 instead of 64": Policy(limits=Limits(processes=65)),
+    "validation.mode: off instead of advise": Policy(validation=Validation(mode="off")),
+    "validation.blocked_builtins: exec is not among them": Policy(
+        validation=Validation(blocked_builtins=())
+    ),
+    "environment: A=1": Policy(environment={"A": "1"}),
+    "optional_layers: going on without landlock": Policy(optional_layers=("landlock",)),
+}
+
+
+@pytest.mark.parametrize("words", MORE)
+def test_what_is_more_is_said_in_words(words: str) -> None:
+    assert words in exceeds(MORE[words], STRICT)
+    assert exceeds(STRICT, MORE[words]) == ()
+    assert exceeds(narrow(MORE[words], STRICT), STRICT) == ()
+
+
+def test_every_field_of_a_policy_counts() -> None:
+    """A field that is added and forgotten here could be widened by a caller."""
+    compared = {line.partition(":")[0].partition(".")[0] for line in MORE}
+    assert compared | {"name"} == {field.name for field in msgspec.structs.fields(Policy)}
+
+
+def test_a_path_beneath_an_allowed_one_is_within() -> None:
+    all_of_it = Policy(filesystem=Filesystem(read=("/srv",)))
+    part = Policy(filesystem=Filesystem(read=("/srv/a", "/srvx")))
+    assert exceeds(part, all_of_it) == ("filesystem: reading /srvx",)
+    assert narrow(part, all_of_it).filesystem.read == ("/srv/a",)
+
+
+def test_the_profiles_stand_in_their_order() -> None:
+    assert set(profile_names()) == {"strict", "standard", "tool", "trusted-read"}
+    strict = load_policy("strict")
+    assert exceeds(load_policy("tool"), strict) == ()
+    assert exceeds(load_policy("trusted-read"), strict) == ("filesystem: reading /usr/share",)
+    assert exceeds(strict, load_policy("trusted-read")) == ()
+    assert exceeds(load_policy("standard"), strict)
