@@ -1,7 +1,5 @@
 """`SandboxConfig`: the short way to say what a sandbox may do."""
 
-import glob
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
@@ -17,9 +15,11 @@ from ..policies.policy import (
     Processes,
     check_limit,
     check_policy,
+    lies_in,
 )  # fmt: skip
 from ..runner.audit.level import AuditLevel
 from ..runner.pool import PoolSettings
+from .expansion import expand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class SandboxConfig:
     """Limits and permissions of a sandbox; everything is denied unless named.
 
     `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
-    the same place, read-only or, with `allow_file_write`, writable; denied ones are left out.
+    the same place, read-only or, with `allow_file_write`, writable; denied ones are left out, or hidden
+    where they lie beneath an allowed one.
     `optional_layers` names layers that the sandbox may do without where the host lacks them.
     """
 
@@ -51,11 +52,10 @@ class SandboxConfig:
     def policy(self) -> Policy:
         """Return the policy that this says; raises PolicyError naming the field that makes no sense."""
         self._check()
-        read, write = self._paths()
         return check_policy(
             Policy(
                 name="config",
-                filesystem=Filesystem(read=read, write=write),
+                filesystem=self._filesystem(),
                 processes=self._processes(),
                 network=Network(),
                 limits=self._limits(),
@@ -99,39 +99,16 @@ class SandboxConfig:
             return Processes()
         return Processes(subprocesses=True, execute=("/usr/bin", "/usr/sbin", "/usr/lib"))
 
-    def _paths(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return (read-only, writable) host paths."""
+    def _filesystem(self) -> Filesystem:
         if not (self.allow_file_read or self.allow_file_write):
-            return (), ()
-        denied = set(_expand("denied_paths", self.denied_paths, must_match=False))
-        allowed = tuple(
-            path
-            for path in _expand("allowed_paths", self.allowed_paths)
-            if not any(path == each or _is_below(path, each) for each in denied)
-        )
-        for path in denied:
-            if any(_is_below(path, each) for each in allowed):
-                raise PolicyError(
-                    f"denied_paths: {path} lies inside an allowed directory",
-                    "allow what stands beside it instead, for example with a glob",
-                )
-        return ((), allowed) if self.allow_file_write else (allowed, ())
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return path.startswith(directory.rstrip("/") + "/")
-
-
-def _expand(name: str, patterns: Sequence[str], *, must_match: bool = True) -> list[str]:
-    found: list[str] = []
-    for pattern in patterns:
-        if not os.path.isabs(pattern) or "\0" in pattern:
-            raise PolicyError(f"{name}: {pattern!r} is not an absolute path")
-        matches = sorted(os.path.realpath(path) for path in glob.glob(pattern))
-        if must_match and not matches:
-            raise PolicyError(f"{name}: {pattern!r} matches nothing on this host")
-        found += matches
-    return found
+            return Filesystem()
+        denied = expand("denied_paths", self.denied_paths, must_match=False)
+        allowed = expand("allowed_paths", self.allowed_paths)
+        shown = tuple(path for path in allowed if not lies_in(path, denied))
+        hidden = tuple(path for path in denied if lies_in(path, shown))
+        if self.allow_file_write:
+            return Filesystem(write=shown, hidden=hidden)
+        return Filesystem(read=shown, hidden=hidden)
 
 
 def with_timeout(limits: Limits, seconds: float | None) -> Limits:

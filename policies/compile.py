@@ -41,6 +41,7 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
     return Plan(
         policy=policy.name,
         binds=_binds(policy),
+        hidden=policy.filesystem.hidden,
         tmpfs=_tmpfs(policy),
         hostname="cell",
         rlimits=_rlimits(policy, layers),

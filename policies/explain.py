@@ -32,6 +32,7 @@ def explain(plan: Plan) -> list[str]:
         f"policy {plan.policy}",
         "show the interpreter's standard library and shared libraries, read-only",
         *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
+        *(f"hide {path}: it looks empty" for path in plan.hidden),
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
         f"host name {plan.hostname}",
         *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),

@@ -2,22 +2,24 @@
 
 import msgspec
 
-from .policy import Filesystem, Limits, Network, Policy, Processes, Validation
+from .policy import Filesystem, Limits, Network, Policy, Processes, Validation, lies_in
 
 _STRICTER = ("off", "advise", "enforce")
 
 
 def narrow(policy: Policy, by: Policy) -> Policy:
     """Return what both allow: never more than `policy`, and never more than `by`."""
-    execute = _common(policy.processes.execute, by.processes.execute)
-    write = _common(policy.filesystem.write, by.filesystem.write)
-    read = _common(_readable(policy), _readable(by))
+    hidden = _union(policy.filesystem.hidden, by.filesystem.hidden)
+    execute = _common(policy.processes.execute, by.processes.execute, hidden)
+    write = _common(policy.filesystem.write, by.filesystem.write, hidden)
+    read = _common(_readable(policy), _readable(by), hidden)
     subprocesses = policy.processes.subprocesses and by.processes.subprocesses
     return Policy(
         name=policy.name if policy.name == by.name else f"{policy.name} narrowed by {by.name}",
         filesystem=Filesystem(
             read=tuple(path for path in read if path not in write),
             write=write,
+            hidden=tuple(path for path in hidden if lies_in(path, read)),
             watch=policy.filesystem.watch or by.filesystem.watch,
         ),
         processes=Processes(
@@ -45,6 +47,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *_paths("filesystem: reading", _readable(policy), _readable(limit)),
         *_paths("filesystem.write: writing", policy.filesystem.write, limit.filesystem.write),
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
+        *_uncovered(policy, limit),
         *_switches(policy, limit),
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),
@@ -62,14 +65,22 @@ def _readable(policy: Policy) -> tuple[str, ...]:
     return tuple(sorted({*policy.filesystem.read, *policy.filesystem.write, *execute}))
 
 
-def _lies_in(path: str, directories: tuple[str, ...]) -> bool:
-    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
+def _uncovered(policy: Policy, limit: Policy) -> list[str]:
+    shown = _readable(policy)
+    return [
+        f"filesystem.hidden: reading {path}"
+        for path in limit.filesystem.hidden
+        if lies_in(path, shown) and not lies_in(path, policy.filesystem.hidden)
+    ]
 
 
-def _common(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the paths of each that lie in the other."""
-    within = {path for path in some if _lies_in(path, others)}
-    return tuple(sorted(within | {path for path in others if _lies_in(path, some)}))
+def _common(
+    some: tuple[str, ...], others: tuple[str, ...], hidden: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the paths of each that lie in the other, and that neither hides."""
+    within = {path for path in some if lies_in(path, others)}
+    within |= {path for path in others if lies_in(path, some)}
+    return tuple(sorted(path for path in within if not lies_in(path, hidden)))
 
 
 def _least(some: Limits, others: Limits) -> Limits:
@@ -98,7 +109,7 @@ def _allowed(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _paths(what: str, some: tuple[str, ...], limit: tuple[str, ...]) -> list[str]:
-    return [f"{what} {path}" for path in some if not _lies_in(path, limit)]
+    return [f"{what} {path}" for path in some if not lies_in(path, limit)]
 
 
 def _switches(policy: Policy, limit: Policy) -> list[str]:

@@ -37,6 +37,7 @@ class Plan(_Data, frozen=True):
 
     policy: str
     binds: tuple[Bind, ...]
+    hidden: tuple[str, ...]
     tmpfs: tuple[Tmpfs, ...]
     hostname: str
     rlimits: tuple[tuple[str, int], ...]

@@ -23,11 +23,13 @@ class Filesystem(_Section, frozen=True):
     """Host paths shown in the cell at the same place; nothing else of the host is visible.
 
     With `watch`, opening a path that is not shown, or for writing where that is not allowed, is
-    noted as a violation; it costs each open(2) about 10 µs.
+    noted as a violation; it costs each open(2) about 10 µs.  `hidden` are paths beneath shown ones
+    that must look empty.
     """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     watch: bool = True
 
 
@@ -103,6 +105,11 @@ def check_policy(policy: Policy) -> Policy:
         )
     for path in (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute):
         check_path(path)
+    shown = (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute)
+    for path in policy.filesystem.hidden:
+        check_path(path)
+        if path in shown or not lies_in(path, shown):
+            raise PolicyError(f"filesystem.hidden: {path} is not beneath a path that is shown")
     if policy.processes.execute and not policy.processes.subprocesses:
         raise PolicyError("processes.execute: nothing can be executed without subprocesses = true")
     for name, value in policy.environment.items():
@@ -131,6 +138,11 @@ def check_path(path: str) -> None:
         raise PolicyError(f"{path!r} is not a plain absolute path")
     if path in _OWN_PLACES or path.startswith(("/proc/", "/dev/", "/workspace/")):
         raise PolicyError(f"{path} is the cell's own and cannot be the host's")
+
+
+def lies_in(path: str, directories: tuple[str, ...]) -> bool:
+    """Tell whether `path` is one of `directories` or beneath one."""
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
 _OWN_PLACES = ("/", "//", "/proc", "/dev", "/workspace", "/tmp", "/etc")  # noqa: S108

@@ -45,7 +45,7 @@ def enter_new_root(boot: Boot) -> None:
         os.makedirs(_STAGING + place, exist_ok=True)
     for mount, path, is_directory in sources:
         mounts.attach_making(mount, _STAGING + path, is_directory=is_directory)
-    _hide(boot.hidden)
+    _hide((*boot.hidden, *boot.plan.hidden))
     _write_texts()
     _make_links((*_LINKS, *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
@@ -77,11 +77,17 @@ def _open_source(path: str, attributes: int) -> Source:
     return mount, path, os.path.isdir(path)
 
 
-def _hide(directories: tuple[str, ...]) -> None:
-    """Cover each directory by an empty one."""
-    for directory in directories:
-        empty = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
-        mounts.attach(empty, _STAGING + directory)
+def _hide(paths: tuple[str, ...]) -> None:
+    """Cover each directory by an empty one, each file by a device that cannot be opened (nodev)."""
+    for path in paths:
+        covered = _STAGING + path
+        if os.path.isdir(covered):
+            empty = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
+            mounts.attach(empty, covered)
+        elif os.path.lexists(covered):
+            nothing = mounts.clone_tree("/dev/null")
+            mounts.restrict(nothing, _HARD | mounts.NOEXEC | mounts.RDONLY)
+            mounts.attach(nothing, covered)
 
 
 def _write_texts() -> None:

@@ -2,6 +2,7 @@
 
 import os
 
+from ..policies.policy import lies_in
 from ..policies.probes import FILES, TREES
 from .messages import Boot
 
@@ -29,6 +30,7 @@ class Shown:
         self._trees = (*_OWN, *(f"{path}/" for path in shown))
         writable = tuple(bind.path for bind in boot.plan.binds if bind.writable)
         self._writable = (*_WRITABLE, *writable)
+        self._hidden = boot.plan.hidden
 
     def why_not(self, path: str, flags: int) -> str:
         """Say why an open of the absolute `path` leads nowhere; empty if it may lead somewhere."""
@@ -40,6 +42,8 @@ class Shown:
         return ""
 
     def _is_shown(self, path: str) -> bool:
+        if lies_in(path, self._hidden):
+            return False
         if path in self._files or path.startswith(self._trees):
             return True
         top, _, rest = path[1:].partition("/")

@@ -16,6 +16,7 @@ from cellwright.policies.policy import (
     Processes,
     Validation,
     check_policy,
+    lies_in,
 )
 
 PATHS = st.lists(
@@ -29,11 +30,16 @@ NAMES = st.lists(st.sampled_from(["os", "sys", "json"]), max_size=2, unique=True
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     subprocesses = draw(st.booleans())
+    read = draw(PATHS)
+    hidden = tuple(
+        path for path in ("/srv/a/b", "/usr/bin") if path not in read and lies_in(path, read)
+    )
+    write = tuple(path for path in draw(PATHS) if path not in hidden)
     return Policy(
         name=draw(st.sampled_from(["a", "b"])),
-        filesystem=Filesystem(read=draw(PATHS), write=draw(PATHS), watch=draw(st.booleans())),
+        filesystem=Filesystem(read=read, write=write, hidden=hidden, watch=draw(st.booleans())),
         processes=Processes(
-            threads=draw(st.booleans()), subprocesses=subprocesses, execute=draw(PATHS) if subprocesses else ()
+            threads=draw(st.booleans()), subprocesses=subprocesses, execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
         ),
         network=Network(loopback=draw(st.booleans())),
         limits=Limits(wall_seconds=draw(st.floats(0.1, 100)), processes=draw(st.integers(2, 99))),
@@ -71,6 +77,7 @@ STRICT = Policy()
 MORE = {
     "filesystem: reading /srv": Policy(filesystem=Filesystem(read=("/srv",))),
     "filesystem.write: writing /srv": Policy(filesystem=Filesystem(write=("/srv",))),
+    "filesystem.hidden: reading /srv/a": Policy(filesystem=Filesystem(read=("/srv",))),
     "filesystem.watch: opening files unnoticed": Policy(filesystem=Filesystem(watch=False)),
     "processes.subprocesses: starting programs": Policy(processes=Processes(subprocesses=True)),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
@@ -86,9 +93,14 @@ MORE = {
 
 @pytest.mark.parametrize("words", MORE)
 def test_what_is_more_is_said_in_words(words: str) -> None:
-    assert words in exceeds(MORE[words], STRICT)
-    assert exceeds(STRICT, MORE[words]) == ()
-    assert exceeds(narrow(MORE[words], STRICT), STRICT) == ()
+    least = (
+        Policy(filesystem=Filesystem(read=("/srv",), hidden=("/srv/a",)))
+        if "hidden" in words
+        else STRICT
+    )
+    assert words in exceeds(MORE[words], least)
+    assert exceeds(least, MORE[words]) == ()
+    assert exceeds(narrow(MORE[words], least), least) == ()
 
 
 def test_every_field_of_a_policy_counts() -> None:
