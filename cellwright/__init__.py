@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.narrowing import exceeds as exceeds
     from .policies.narrowing import narrow as narrow
+    from .policies.permissions import FilePermission as FilePermission
+    from .policies.permissions import NetworkPermission as NetworkPermission
+    from .policies.permissions import PermissionLevel as PermissionLevel
+    from .policies.permissions import PermissionSet as PermissionSet
+    from .policies.permissions import ProcessPermission as ProcessPermission
     from .policies.policy import Policy as Policy
     from .policies.source.check import validate_code as validate_code
     from .policies.source.findings import Finding as Finding
@@ -42,6 +47,9 @@ _HOMES = {
         "PolicyError", "Unenforceable",
     ),
     "policies.narrowing": ("exceeds", "narrow"),
+    "policies.permissions": (
+        "FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission",
+    ),
     "policies.policy": ("Policy",),
     "policies.source.check": ("validate_code",),
     "policies.source.findings": ("Finding",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec.structs import replace
 
 from ..policies.errors import PolicyError
+from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy, Validation, check_policy
 from ..policies.source.findings import Finding, Rules
@@ -33,10 +34,10 @@ _GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id"}
 class Sandbox:
     """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
 
-    `Sandbox()` denies everything and requires every layer.  `config` widens it by named
-    permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, or a
-    Policy.  `python` names another interpreter of the same version, `cgroup_root` a directory in
-    which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
+    `Sandbox()` denies everything and requires every layer.  `config` widens it by named permissions;
+    `policy` replaces it: the name of a shipped profile, the path of a TOML file, a Policy or a
+    PermissionSet.  `python` names another interpreter of the same version, `cgroup_root` a directory
+    in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
     call makes its own and takes it down before it returns) or all settings of the pool, `audit` the
     trail to write to, which stays yours to close; unless told it is one in memory, False is none.
     `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it as a
@@ -50,7 +51,7 @@ class Sandbox:
         self,
         config: SandboxConfig | None = None,
         *,
-        policy: str | Policy | None = None,
+        policy: str | Policy | PermissionSet | None = None,
         python: str | None = None,
         cgroup_root: str | None = None,
         spawned: Spawned | None = None,
@@ -197,13 +198,17 @@ def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:
     return Sandbox(config)
 
 
-def _policy(config: SandboxConfig | None, policy: str | Policy | None) -> Policy:
+def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet | None) -> Policy:
     if config is not None and policy is not None:
         raise PolicyError("give a config or a policy, not both")
     if isinstance(policy, str):
         from ..policies.loading import load_policy
 
         return load_policy(policy)
+    if isinstance(policy, PermissionSet):
+        from .permissions import policy_of
+
+        return policy_of(policy)
     if config is not None:
         return config.policy()
     return check_policy(policy or Policy(name="strict"))

@@ -37,7 +37,7 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
     groups = ("base",) if learning else _groups(policy)
     open_files = min(limits.open_files, host.open_files - 1)
     listened = _listened(policy, table) if "listener" in layers else None
-    rules = table.rules(groups) + ((_hand_over(open_files),) if listened else ())
+    rules = _granted(policy, table.rules(groups)) + ((_hand_over(open_files),) if listened else ())
     return Plan(
         policy=policy.name,
         binds=_binds(policy),
@@ -107,7 +107,8 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
 
 
 def _tmpfs(policy: Policy) -> tuple[Tmpfs, ...]:
-    limits, executable = policy.limits, policy.processes.subprocesses
+    limits = policy.limits
+    executable = policy.processes.subprocesses and policy.processes.execute_own
     return tuple(
         Tmpfs(
             target=target,
@@ -148,7 +149,8 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
     subprocesses = policy.processes.subprocesses
     rules = [PathRule(path="/", execute=subprocesses)]
     rules += [
-        PathRule(path=tmpfs.target, write=True, execute=subprocesses) for tmpfs in _tmpfs(policy)
+        PathRule(path=tmpfs.target, write=True, execute=tmpfs.executable)
+        for tmpfs in _tmpfs(policy)
     ]
     rules += [PathRule(path=path, write=True) for path in policy.filesystem.write]
     rules += [PathRule(path=f"/dev/{name}", write=True) for name in ("null", "zero", "full")]
@@ -166,6 +168,14 @@ def _groups(policy: Policy) -> tuple[str, ...]:
     if policy.network.loopback:
         groups += ["loopback_sockets", "local_sockets"]
     return tuple(dict.fromkeys(groups))
+
+
+def _granted(policy: Policy, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Leave out memfd_create where only named programs may run: such a file is on no mount, so neither
+    noexec nor Landlock keeps it from being executed (memfd_create(2))."""
+    if policy.processes.execute_own or not policy.processes.subprocesses:
+        return rules
+    return tuple(rule for rule in rules if rule.call != "memfd_create")
 
 
 def _listened(policy: Policy, table: Table) -> Listened:

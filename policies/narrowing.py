@@ -26,6 +26,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             threads=policy.processes.threads and by.processes.threads,
             subprocesses=subprocesses,
             execute=execute if subprocesses else (),
+            execute_own=policy.processes.execute_own and by.processes.execute_own,
         ),
         network=Network(loopback=policy.network.loopback and by.network.loopback),
         limits=_least(policy.limits, by.limits),
@@ -117,6 +118,10 @@ def _switches(policy: Policy, limit: Policy) -> list[str]:
         "processes.threads: starting threads": (policy.processes.threads, limit.processes.threads),
         "processes.subprocesses: starting programs": (
             policy.processes.subprocesses, limit.processes.subprocesses,
+        ),
+        "processes.execute_own: executing what it writes": (
+            policy.processes.subprocesses and policy.processes.execute_own,
+            limit.processes.subprocesses and limit.processes.execute_own,
         ),
         "network.loopback: sockets on its loopback": (policy.network.loopback, limit.network.loopback),
         "filesystem.watch: opening files unnoticed": (

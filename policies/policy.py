@@ -34,11 +34,13 @@ class Filesystem(_Section, frozen=True):
 
 
 class Processes(_Section, frozen=True):
-    """Whether a program may start others, and what of the host it may execute."""
+    """Whether a program may start others, what of the host it may execute, and whether that includes
+    what it writes itself."""
 
     threads: bool = True
     subprocesses: bool = False
     execute: tuple[str, ...] = ()
+    execute_own: bool = True
 
 
 class Network(_Section, frozen=True):

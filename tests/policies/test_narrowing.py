@@ -39,7 +39,7 @@ def policies(draw: st.DrawFn) -> Policy:
         name=draw(st.sampled_from(["a", "b"])),
         filesystem=Filesystem(read=read, write=write, hidden=hidden, watch=draw(st.booleans())),
         processes=Processes(
-            threads=draw(st.booleans()), subprocesses=subprocesses, execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
+            threads=draw(st.booleans()), subprocesses=subprocesses, execute_own=draw(st.booleans()), execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
         ),
         network=Network(loopback=draw(st.booleans())),
         limits=Limits(wall_seconds=draw(st.floats(0.1, 100)), processes=draw(st.integers(2, 99))),
@@ -80,6 +80,9 @@ MORE = {
     "filesystem.hidden: reading /srv/a": Policy(filesystem=Filesystem(read=("/srv",))),
     "filesystem.watch: opening files unnoticed": Policy(filesystem=Filesystem(watch=False)),
     "processes.subprocesses: starting programs": Policy(processes=Processes(subprocesses=True)),
+    "processes.execute_own: executing what it writes": Policy(
+        processes=Processes(subprocesses=True)
+    ),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
     "limits.processes: 65 instead of 64": Policy(limits=Limits(processes=65)),
     "validation.mode: off instead of advise": Policy(validation=Validation(mode="off")),

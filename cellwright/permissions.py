@@ -1,0 +1,13 @@
+"""The permission model, under the name that its users know."""
+
+from .policies.permissions import (
+    FilePermission,
+    NetworkPermission,
+    PermissionLevel,
+    PermissionSet,
+    ProcessPermission,
+)
+
+__all__ = [
+    "FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission",
+]  # fmt: skip

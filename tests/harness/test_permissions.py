@@ -1,0 +1,197 @@
+"""The permission model: what it says, the kernel enforces."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cellwright import (
+    FilePermission,
+    NetworkPermission,
+    PermissionLevel,
+    PermissionSet,
+    PolicyError,
+    ProcessPermission,
+    Sandbox,
+)
+from cellwright.harness.permissions import policy_of
+from tests.conftest import OPTIONAL
+from tests.escapes.without import errno_of
+
+
+def sandbox_of(*permissions: object) -> Sandbox:
+    policy = policy_of(PermissionSet(list(permissions)))  # type: ignore[arg-type]
+    return Sandbox(policy=msgspec.structs.replace(policy, optional_layers=OPTIONAL), pool=0)
+
+
+@pytest.fixture(scope="module")
+def data() -> Iterator[Path]:
+    root = (
+        Path("/srv" if os.access("/srv", os.W_OK) else "/var/tmp")
+        / f"cellwright-test-{os.getpid()}"
+    )
+    for name in ("a.csv", "b.txt", ".env", "deep/c.csv", "deep/.git/config", "secrets/key"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "out").symlink_to("/etc/shadow")
+    yield root
+    shutil.rmtree(root)
+
+
+def read(path: Path) -> str:
+    return errno_of(f"open({str(path)!r}).read()")
+
+
+def test_an_empty_set_denies_everything(data: Path) -> None:
+    with sandbox_of() as sandbox:
+        assert sandbox.execute(read(data / "a.csv")).value == errno.ENOENT
+        assert sandbox.execute("import os\nos.fork()").error is not None
+
+
+def test_files_are_read_as_allowed_and_not_as_denied(data: Path) -> None:
+    files = FilePermission(
+        allowed_paths=[str(data)], denied_paths=[f"{data}/secrets", f"{data}/*.txt"]
+    )
+    with sandbox_of(files) as sandbox:
+        seen = {
+            str(path.relative_to(data)): sandbox.execute(read(path)).value
+            for path in data.rglob("*") if path.is_file()
+        }  # fmt: skip
+        assert seen == {
+            "a.csv": 0, "deep/c.csv": 0, "b.txt": errno.EACCES, ".env": errno.EACCES,
+            "deep/.git/config": errno.ENOENT, "secrets/key": errno.ENOENT, "out": errno.ENOENT,
+        }  # fmt: skip
+        assert sandbox.execute(read(data / "out")).value == errno.ENOENT
+        assert sandbox.execute(errno_of(f"open('{data}/new', 'w')")).value == errno.EROFS
+
+
+def test_hidden_names_are_shown_where_that_is_allowed(data: Path) -> None:
+    with sandbox_of(FilePermission(allowed_paths=[str(data)], allow_hidden=True)) as sandbox:
+        assert sandbox.execute(read(data / ".env")).value == 0
+        assert sandbox.execute(read(data / "deep/.git/config")).value == 0
+
+
+def test_a_wildcard_shows_what_it_matches_and_no_more(data: Path) -> None:
+    with sandbox_of(FilePermission(allowed_paths=[f"{data}/*"])) as sandbox:
+        assert sandbox.execute(read(data / "a.csv")).value == 0
+        assert sandbox.execute(read(data / "out")).value == errno.ENOENT  # it leads to /etc/shadow
+        assert sandbox.execute(f"import os; sorted(os.listdir('{data}'))").value == [
+            "a.csv",
+            "b.txt",
+            "deep",
+            "secrets",
+        ]
+
+
+def test_level_none_shows_nothing(data: Path) -> None:
+    with sandbox_of(
+        FilePermission(level=PermissionLevel.NONE, allowed_paths=[str(data)])
+    ) as sandbox:
+        assert sandbox.execute(read(data / "a.csv")).value == errno.ENOENT
+
+
+def test_what_may_be_written_can_be(data: Path) -> None:
+    place = data / "w"
+    place.mkdir(mode=0o777, exist_ok=True)
+    place.chmod(0o777)
+    with sandbox_of(
+        FilePermission(level=PermissionLevel.WRITE, allowed_paths=[str(place)])
+    ) as sandbox:
+        assert sandbox.execute(errno_of(f"open('{place}/x', 'w').write('y')")).value == 0
+    assert (place / "x").read_text() == "y"
+    shutil.rmtree(place)
+
+
+RUN = "import subprocess\ntry: e = subprocess.run({}, capture_output=True).returncode\nexcept OSError as error: e = -error.errno\ne"
+
+
+def test_only_allowed_commands_exist() -> None:
+    programs = ProcessPermission(
+        allow_subprocess=True, allowed_commands=["cat", "l*", "dash"], denied_commands=["ls"]
+    )
+    with sandbox_of(programs) as sandbox:
+        assert sandbox.execute(RUN.format(["cat", "/dev/null"])).value == 0
+        for absent in ("ls", "id", "dash", "/bin/sh", "/usr/bin/ldd"):
+            assert sandbox.execute(RUN.format([absent])).value == -errno.ENOENT, absent
+
+
+def test_what_the_program_brings_along_cannot_be_executed() -> None:
+    """Not as a file, not through the dynamic loader, not from memory."""
+    bring = "import os, shutil\nopen('own', 'wb').write(open('given', 'rb').read()); os.chmod('own', 0o755)\n"
+    given = Path(shutil.which("id") or "/usr/bin/id").read_bytes()
+    loader = "os.path.realpath('/lib64/ld-linux-x86-64.so.2')"
+    memory = (
+        "m = os.memfd_create('m'); os.write(m, open('own', 'rb').read()); os.execve(m, ['id'], {})"
+    )
+    with sandbox_of(ProcessPermission(allow_subprocess=True, allowed_commands=["cat"])) as sandbox:
+        run = lambda code: sandbox.execute(bring + code, files={"given": given})  # noqa: E731
+        assert run(RUN.format(["./own"])).value == -errno.EACCES
+        assert "uid=" not in run(f"os.execv({loader}, ['ld', './own'])").stdout
+        assert "PermissionError" in str(run(memory).error)
+    allowed = msgspec.structs.replace(
+        policy_of(
+            PermissionSet([ProcessPermission(allow_subprocess=True, allowed_commands=["cat"])])
+        ),
+        optional_layers=OPTIONAL,
+    )
+    processes = msgspec.structs.replace(allowed.processes, execute_own=True)
+    with Sandbox(policy=msgspec.structs.replace(allowed, processes=processes), pool=0) as sandbox:
+        assert sandbox.execute(bring + RUN.format(["./own"]), files={"given": given}).value == 0
+        assert "uid=" in sandbox.execute(bring + memory, files={"given": given}).stdout
+
+
+def test_a_shell_is_there_only_by_name_and_leave() -> None:
+    programs = ProcessPermission(
+        allow_subprocess=True, allow_shell=True, allowed_commands=["sh", "cat"]
+    )
+    with sandbox_of(programs) as sandbox:
+        assert sandbox.execute(RUN.format(["sh", "-c", "cat /dev/null"])).value == 0
+        assert sandbox.execute(RUN.format(["sh", "-c", "id"])).value == 127
+
+
+def test_processes_are_counted() -> None:
+    code = "import os, time\nn = 0\ntry:\n    while n < 50:\n        if os.fork() == 0: time.sleep(9)\n        n += 1\nexcept OSError: pass\nn"
+    programs = ProcessPermission(allow_subprocess=True, allowed_commands=["cat"], max_processes=5)
+    with sandbox_of(programs) as sandbox:
+        assert sandbox.execute(code).value == 5
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"allow_outbound": True},
+        {"allow_inbound": True},
+        {"allowed_hosts": ["api.example.com"]},
+        {"allowed_ports": [443]},
+    ],
+)
+def test_a_network_is_refused_before_anything_runs(asked: dict[str, object]) -> None:
+    with pytest.raises(PolicyError, match="no way out"):
+        Sandbox(policy=PermissionSet().add(NetworkPermission(**asked)))  # type: ignore[arg-type]
+
+
+def test_its_own_loopback_is_given() -> None:
+    code = "import socket\ns = socket.create_server(('127.0.0.1', 0))\nsocket.create_connection(s.getsockname()) and 1\n'connected'"
+    with sandbox_of(NetworkPermission(allow_localhost=True)) as sandbox:
+        assert sandbox.execute(code).value == "connected"
+    with sandbox_of(NetworkPermission()) as sandbox:
+        assert sandbox.execute(code).value is None
+
+
+@pytest.mark.parametrize(
+    "permission",
+    [FilePermission(allowed_paths=["/nowhere/*"]), FilePermission(allowed_paths=["relative"]),
+     ProcessPermission(allow_subprocess=True, allowed_commands=["no-such-*"]), ProcessPermission(max_processes=-1)],
+)  # fmt: skip
+def test_what_makes_no_sense_is_said(permission: FilePermission | ProcessPermission) -> None:
+    with pytest.raises(PolicyError):
+        policy_of(PermissionSet([permission]))
+
+
+def test_only_permissions_can_be_added() -> None:
+    with pytest.raises(PolicyError, match="no permission"):
+        PermissionSet().add("read")  # type: ignore[arg-type]
