@@ -1,4 +1,5 @@
-"""What one call costs: a fresh cell against bubblewrap and a plain interpreter, side by side.
+"""What one call costs: a cell that stood ready and one made on demand, against bubblewrap and a plain
+interpreter, side by side.
 
     python benchmarks/latency.py [--runs N] [--optional LAYER]... [--json FILE]
 
@@ -52,8 +53,15 @@ def run(command: list[str]) -> Contender:
     return once
 
 
-def contenders(sandbox: Sandbox) -> dict[str, Contender]:
-    found: dict[str, Contender] = {"cellwright, a fresh cell": lambda: sandbox.execute(PROGRAM)}
+def contenders(pooled: Sandbox, on_demand: Sandbox) -> dict[str, Contender]:
+    def ready() -> None:
+        if not pooled.execute(PROGRAM).pool_hit:
+            raise RuntimeError("no cell stood ready")
+
+    found: dict[str, Contender] = {
+        "cellwright, a cell that stood ready": ready,
+        "cellwright, a cell made on demand": lambda: on_demand.execute(PROGRAM),
+    }
     if bwrap := bubblewrap(["-I", "-S", "-c", PROGRAM]):
         found["bwrap --unshare-all python3 -I -S"] = run([shutil.which("bwrap") or "", *bwrap[1:]])
     found["python3 -I -S, no isolation"] = run([interpreter(), "-I", "-S", "-c", PROGRAM])
@@ -116,8 +124,10 @@ def main() -> None:
     parser.add_argument("--optional", action="append", default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with Sandbox(policy=Policy(name="strict", optional_layers=tuple(options.optional))) as sandbox:
-        warm = measure(contenders(sandbox), options.runs)
+    policy = Policy(name="strict", optional_layers=tuple(options.optional))
+    with Sandbox(policy=policy) as pooled, Sandbox(policy=policy, pool=0) as on_demand:
+        pooled.settle()
+        warm = measure(contenders(pooled, on_demand), options.runs)
     cold = measure(cold_contenders(options.optional), max(10, options.runs // 10))
     print(facts(), table(warm), table(cold), sep="\n\n")
     if options.json:

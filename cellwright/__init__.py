@@ -5,6 +5,13 @@ import importlib
 TYPE_CHECKING = False  # typing's own would cost a slow import in every launcher
 if TYPE_CHECKING:
     from .harness.config import SandboxConfig as SandboxConfig
+    from .harness.executor import CodeExecutor as CodeExecutor
+    from .harness.executor import ExecutionContext as ExecutionContext
+    from .harness.executor import ExecutionResult as ExecutionResult
+    from .harness.isolation import ContainerIsolation as ContainerIsolation
+    from .harness.isolation import IsolationBackend as IsolationBackend
+    from .harness.isolation import IsolationConfig as IsolationConfig
+    from .harness.isolation import ProcessIsolation as ProcessIsolation
     from .harness.run import Run as Run
     from .harness.sandbox import Sandbox as Sandbox
     from .harness.sandbox import create_sandbox as create_sandbox
@@ -40,6 +47,10 @@ if TYPE_CHECKING:
 # runs this file too and has to stay quick.
 _HOMES = {
     "harness.config": ("SandboxConfig",),
+    "harness.executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
+    "harness.isolation": (
+        "ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation",
+    ),
     "harness.run": ("Run",),
     "harness.sandbox": ("Sandbox", "create_sandbox"),
     "policies.errors": (

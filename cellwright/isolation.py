@@ -1,0 +1,10 @@
+"""The isolation backends, under the name that users know."""
+
+from .harness.isolation import (
+    ContainerIsolation,
+    IsolationBackend,
+    IsolationConfig,
+    ProcessIsolation,
+)
+
+__all__ = ["ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation"]
