@@ -1,0 +1,124 @@
+"""Switch each protection off in turn, in a scratch copy, and see who notices: writes MUTATIONS.md.
+
+Run from the root of the checkout: scripts/mutate-layers.  A protection whose absence no test and no
+payload notices is untested, and the command fails.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("MUTATIONS.md")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_SECONDS = 420
+_HEAD = """# Who notices
+
+Written by `scripts/mutate-layers`: {place}. Each protection was switched off in a scratch copy; the first test and the
+first payload, under the profile `standard`, that failed then. `-`: no payload alone notices, because other layers stop it
+all the same. A failure that comes first may be that of building a cell at all: without the layer, nothing runs.
+
+| protection | in | test | payload |
+|---|---|---|---|
+"""
+
+
+class Mutation(NamedTuple):
+    """A line of the product, and what stands in its place once the protection is off."""
+
+    layer: str
+    file: str
+    line: str
+    instead: str
+
+
+MUTATIONS = (
+    Mutation("net_ns", "runner/launcher.py", " | processes.CLONE_NEWNET", ""),
+    Mutation("ipc_ns", "runner/launcher.py", "processes.CLONE_NEWIPC | ", ""),
+    Mutation("uts_ns", "runner/launcher.py", " | processes.CLONE_NEWUTS\n)", "\n)"),
+    Mutation("uts_ns: host name", "runner/launcher.py", "    kernel.sethostname(boot.plan.hostname)", "    pass"),
+    Mutation("cgroup_ns", "runner/cell/enter.py", "    processes.unshare(processes.CLONE_NEWCGROUP)", "    pass"),
+    Mutation("user_ns", "runner/cell/enter.py", "    _enter_user_namespace(site)  # after", "    pass  # after"),
+    Mutation("mount_ns: read-only root", "runner/root.py", '    mounts.make_read_only("/")', "    pass"),
+    Mutation("mount_ns: noexec", "runner/root.py", "0 if bind.executable else mounts.NOEXEC", "0"),
+    Mutation("mount_ns: hidden paths", "runner/root.py", "    _hide((*boot.hidden, *boot.plan.hidden))", "    pass"),
+    Mutation("mount_ns: /proc", "runner/cell/enter.py", ' | mounts.RDONLY, subset="pid"', ""),
+    Mutation("capabilities", "runner/cell/privileges.py", "    kernel.clear_capabilities()", "    pass"),
+    Mutation("bounding set", "runner/cell/privileges.py", "    kernel.drop_bounding_set(last_capability)", "    pass"),
+    Mutation("securebits", "runner/cell/privileges.py", "    kernel.set_securebits(_SECUREBITS)", "    pass"),
+    Mutation("undumpable init", "runner/cell/privileges.py", "    prctl.set_dumpable(0)", "    pass"),
+    Mutation("rlimits", "runner/cell/enter.py", "    for name, value in rlimits:", "    for name, value in ():"),
+    Mutation("seccomp", "policies/seccomp.py", "    return _LOAD_NUMBER + _SKIP_UNLESS_NEWER", "    return _BPF.pack(6, 0, 0, 0x7FFF0000) if 1 else b''"),
+    Mutation("listener", "policies/compile.py", 'if "listener" in layers else None', "if False else None"),
+    Mutation("landlock", "runner/cell/enter.py", "    if site.plan.landlock_abi:", "    if False:"),
+    Mutation("cgroups", "runner/cell/enter.py", '        os.write(tasks, b"0")', "        pass"),
+    Mutation("descriptor sweep", "runner/cell/enter.py", "    processes.close_all_but(keep)", "    pass"),
+    Mutation("environment", "runner/spawn.py", '"-c", _BOOTSTRAP], {},', '"-c", _BOOTSTRAP], os.environ,'),
+    Mutation("size of the workspace", "runner/cell/enter.py", '{"size": str(tmpfs.size_bytes), "nr_inodes"', '{"nr_inodes"'),
+    Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
+    Mutation("wall time", "runner/supervision.py", '            self._end("wall_time")', "            self._deadline = _NEVER"),
+    Mutation("killing at the end", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),
+)  # fmt: skip
+
+
+def noticed_by(copy: Path, *chosen: str) -> str:
+    """Run the tests of `copy` until one fails; return its name."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(copy / "cache"), "PYTHONPATH": str(copy)}
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "the run does not end"
+    failed = _FAILED.search(done.stdout)
+    return failed[1].rpartition("/")[2] if failed else ""
+
+
+def mutate(mutation: Mutation) -> tuple[str, str]:
+    """Return which test and which payload notice `mutation`, empty where none does."""
+    with tempfile.TemporaryDirectory(prefix="cellwright-mutation-") as directory:
+        copy = Path(directory) / "checkout"
+        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info")
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
+        file = copy / mutation.file
+        text = file.read_text()
+        if text.count(mutation.line) != 1:
+            raise SystemExit(f"{mutation.layer}: {mutation.line!r} is not once in {mutation.file}")
+        file.write_text(text.replace(mutation.line, mutation.instead))
+        by_test = noticed_by(
+            copy, "-m", "not slow", "tests/escapes", "tests/policies", "tests/runner"
+        )
+        return by_test, noticed_by(copy, "-k", "standard", "tests/escapes/test_payloads.py")
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    chosen = [each for each in MUTATIONS if not wanted or each.layer in wanted]
+    rows = []
+    for mutation in chosen:
+        by_test, by_payload = mutate(mutation)
+        rows.append(
+            f"| {mutation.layer} | `{mutation.file}` | {by_test or 'NOBODY'} | {by_payload or '-'} |"
+        )
+        print(rows[-1], flush=True)
+        if not wanted:
+            write(rows)
+    sys.exit(any("NOBODY" in row for row in rows))
+
+
+def write(rows: list[str]) -> None:
+    place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
+    TABLE.write_text(_HEAD.format(place=place) + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
