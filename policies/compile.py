@@ -167,7 +167,7 @@ def _groups(policy: Policy) -> tuple[str, ...]:
         groups += ["processes", "exec", "local_sockets"]
     if policy.network.loopback:
         groups += ["loopback_sockets", "local_sockets"]
-    return tuple(dict.fromkeys(groups))
+    return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 
 def _granted(policy: Policy, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .policy import Filesystem, Limits, Network, Policy, Processes, Validation, lies_in
+from .policy import Filesystem, Limits, Network, Policy, Processes, Syscalls, Validation, lies_in
 
 _STRICTER = ("off", "advise", "enforce")
 
@@ -29,6 +29,9 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             execute_own=policy.processes.execute_own and by.processes.execute_own,
         ),
         network=Network(loopback=policy.network.loopback and by.network.loopback),
+        syscalls=Syscalls(
+            groups=tuple(name for name in policy.syscalls.groups if name in by.syscalls.groups)
+        ),
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
         environment={
@@ -50,6 +53,11 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
         *_uncovered(policy, limit),
         *_switches(policy, limit),
+        *(
+            f"syscalls.groups: the system calls of {group}"
+            for group in policy.syscalls.groups
+            if group not in limit.syscalls.groups
+        ),
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),
         *_environment(policy, limit),

@@ -49,6 +49,12 @@ class Network(_Section, frozen=True):
     loopback: bool = False
 
 
+class Syscalls(_Section, frozen=True):
+    """System calls beyond those that the rest of the policy implies, by group (syscalls.toml)."""
+
+    groups: tuple[str, ...] = ()
+
+
 class Limits(_Section, frozen=True):
     """Caps of one execution.  Times in seconds, sizes in bytes."""
 
@@ -87,12 +93,15 @@ class Policy(_Section, frozen=True):
     filesystem: Filesystem = Filesystem()
     processes: Processes = Processes()
     network: Network = Network()
+    syscalls: Syscalls = Syscalls()
     limits: Limits = Limits()
     validation: Validation = Validation()
     environment: dict[str, str] = {}
     optional_layers: tuple[str, ...] = ()
 
 
+# Groups that a policy may add; the others follow from `processes` and `network`.
+EXTRA_GROUPS = ("file_watching",)
 _SMALLEST = {"wall_seconds": 0.001, "cpu_seconds": 0.001, "cpus": 0.01, "memory_bytes": 8 * MIB}
 _SMALLEST |= {"workspace_bytes": 4096, "workspace_inodes": 8, "processes": 2, "open_files": 16}
 _SMALLEST |= {"stack_bytes": 256 * 1024}
@@ -116,6 +125,10 @@ def check_policy(policy: Policy) -> Policy:
         raise PolicyError("processes.execute: nothing can be executed without subprocesses = true")
     for name, value in policy.environment.items():
         check_variable(name, value)
+    for group in policy.syscalls.groups:
+        if group not in EXTRA_GROUPS:
+            known = ", ".join(EXTRA_GROUPS)
+            raise PolicyError(f"syscalls.groups: {group!r} is not one of {known}")
     for layer in policy.optional_layers:
         if layer not in OPTIONAL_LAYERS:
             known = ", ".join(OPTIONAL_LAYERS)

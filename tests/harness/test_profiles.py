@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellwright import Sandbox
+from cellwright.policies.policy import Syscalls
 from tests.conftest import policy_named
 
 
@@ -33,6 +34,15 @@ def test_only_trusted_read_reads_what_the_distribution_ships(sandbox: Sandbox) -
     else:
         assert listed.value is True
         assert "Read-only" in str(sandbox.execute("open('/usr/share/x', 'w')").error)
+
+
+def test_a_group_of_calls_can_be_added_by_name() -> None:
+    code = "import ctypes; ctypes.CDLL(None).inotify_init1(0)"
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        assert sandbox.execute(code).value == -1
+    extra = Syscalls(groups=("file_watching",))
+    with Sandbox(policy=policy_named("strict", syscalls=extra), pool=0) as sandbox:
+        assert sandbox.execute(code).value > 2
 
 
 def test_neither_starts_a_program(sandbox: Sandbox) -> None:

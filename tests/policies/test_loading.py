@@ -42,6 +42,7 @@ WRONG = {
     "out of range": ("[limits]\n# a comment\nwall_seconds = -1.0\n", 3, "wall_seconds"),
     "contradiction": ("[processes]\nexecute = ['/usr/bin']\n", 2, "subprocesses"),
     "no layer": ("name = 'x'\noptional_layers = ['seccomp']\n", 2, "seccomp"),
+    "a group of calls that follows from elsewhere": ("[syscalls]\ngroups = ['exec']\n", 2, "exec"),
     "extends a number": ("name = 'x'\nextends = 5\n", 2, "extends"),
     "a bad mode": ("[validation]\nmode = 'maybe'\n", 2, "maybe"),
 }

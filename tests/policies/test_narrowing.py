@@ -14,6 +14,7 @@ from cellwright.policies.policy import (
     Network,
     Policy,
     Processes,
+    Syscalls,
     Validation,
     check_policy,
     lies_in,
@@ -47,6 +48,7 @@ def policies(draw: st.DrawFn) -> Policy:
             mode=draw(st.sampled_from(["off", "advise", "enforce"])), blocked_imports=draw(NAMES),
             allowed_imports=draw(NAMES), blocked_builtins=draw(NAMES),
         ),
+        syscalls=Syscalls(groups=draw(st.sampled_from([(), ("file_watching",)]))),
         environment=draw(st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["1", "2"]))),
         optional_layers=draw(st.lists(st.sampled_from(OPTIONAL_LAYERS), unique=True).map(tuple)),
     )  # fmt: skip
@@ -84,6 +86,9 @@ MORE = {
         processes=Processes(subprocesses=True)
     ),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
+    "syscalls.groups: the system calls of file_watching": Policy(
+        syscalls=Syscalls(groups=("file_watching",))
+    ),
     "limits.processes: 65 instead of 64": Policy(limits=Limits(processes=65)),
     "validation.mode: off instead of advise": Policy(validation=Validation(mode="off")),
     "validation.blocked_builtins: exec is not among them": Policy(
