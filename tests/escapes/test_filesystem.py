@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox
-from cellwright.policies.policy import Filesystem
+from cellwright.policies.plan import Bind
+from cellwright.policies.policy import Filesystem, Processes
 from tests.conftest import policy_named
-from tests.escapes.without import errno_of
+from tests.escapes.without import errno_of, sandbox_with_plan
 
 HOST_FILES = ["/etc/shadow", "/etc/hostname", "/etc/machine-id", "/proc/kcore", "/proc/sys/kernel/core_pattern",
               "/proc/sysrq-trigger", "/sys/kernel", "/dev/kmsg", "/dev/mem", "/dev/tty", "/var", "/root/.ssh", "/home"]  # fmt: skip
@@ -57,3 +58,18 @@ def test_the_root_cannot_be_written(standard: Sandbox) -> None:
     for directory in ("/", "/etc", "/usr", "/dev", "/proc"):
         result = standard.execute(errno_of(f"open('{directory}/x', 'w')"))
         assert result.value in (errno.EROFS, errno.EACCES, errno.ENOENT), directory
+
+
+def test_what_is_shown_to_be_read_cannot_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs may be started under this policy, but not those that are only shown."""
+    code = "import subprocess\ntry: e = subprocess.run(['/usr/sbin/ldconfig', '--version'], capture_output=True).returncode\nexcept OSError as error: e = -error.errno\ne"
+    files = Filesystem(read=("/usr/sbin",))
+    programs = Processes(subprocesses=True, execute=("/usr/bin", "/usr/lib"))
+    policy = policy_named("standard", filesystem=files, processes=programs)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        assert sandbox.execute(code).value == -errno.EACCES
+    binds = tuple(
+        Bind(path=path, executable=True) for path in ("/usr/bin", "/usr/lib", "/usr/sbin")
+    )
+    with sandbox_with_plan(monkeypatch, policy, binds=binds) as sandbox:
+        assert sandbox.execute(code).value == 0
