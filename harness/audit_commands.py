@@ -9,7 +9,7 @@ import msgspec
 
 from ..policies.errors import PolicyError
 from ..runner.audit.log import summary_of_file
-from ..runner.audit.record import AuditEntry
+from ..runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
 from ..runner.audit.trace import as_html, as_svg, as_text, tree_of
 from ..runner.audit.verification import read, verify
 
@@ -68,7 +68,7 @@ def _print(entry: AuditEntry, *, as_json: bool) -> None:
     refused = "" if entry.allowed else "REFUSED "
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
     what = f"{entry.seq} {entry.level.name} {entry.category}.{entry.action}"
-    print(f"{what} {refused}{entry.target} {details}")
+    print(plain(f"{what} {refused}{entry.target} {details}", 4096))  # the file may be forged
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -80,6 +80,8 @@ def _verify(options: argparse.Namespace) -> int:
         )
     elif verdict.ok:
         print(f"intact: {verdict.records} records, head {verdict.head[0]}:{verdict.head[1]}")
+        if verdict.first > 1:
+            print(f"it begins with record {verdict.first}: what was before is not here")
     else:
         print(f"BROKEN after {verdict.records} records: {verdict.broken}")
     return _INTACT if verdict.ok else _BROKEN
@@ -89,7 +91,7 @@ def _key(path: str | None) -> bytes | None:
     if path is None:
         return None
     with open(path, "rb") as file:
-        return file.read().strip()
+        return file.read().removesuffix(b"\n")
 
 
 def _head(text: str | None) -> tuple[int, str] | None:
@@ -118,7 +120,7 @@ def _counts(value: object) -> str:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    roots = tree_of(read(options.path), options.id)
+    roots = tree_of(read(options.path), plain(options.id, TRACE_ID_LIMIT))
     if not roots:
         raise PolicyError(f"no record of trace {options.id!r} in {options.path}")
     if options.html:

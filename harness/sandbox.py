@@ -66,8 +66,12 @@ class Sandbox:
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
         self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
-        self._clerk = _clerk_of(self.audit, self.plan)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
+        try:
+            self._clerk = _clerk_of(self.audit, self.plan)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def plan(self) -> Plan:
@@ -111,18 +115,18 @@ class Sandbox:
         if self._clerk is None:
             result = self._supervisor.execute(request, on_output, cancel)
             return replace(result, findings=findings) if findings else result
-        span = self._clerk.begin(request.code, language, request.execution_id, request.trace_id)
+        begun = self._clerk.begin(request.code, language, request.execution_id, request.trace_id)
         try:
             result = self._supervisor.execute(request, on_output, cancel)
         except BaseException as error:
-            self._clerk.lose(request.execution_id, span, error)
+            self._clerk.lose(request.execution_id, begun, error)
             raise
         return replace(
             result,
             findings=findings,
-            trace_id=span.trace_id,
-            traceparent=span.traceparent,
-            audited=self._clerk.end(result, span),
+            trace_id=begun.span.trace_id,
+            traceparent=begun.span.traceparent,
+            audited=self._clerk.end(result, begun),
         )
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
@@ -142,18 +146,19 @@ class Sandbox:
     def _rejected(
         self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
     ) -> SandboxResult:
-        execution_id = new_execution_id()
-        if self._clerk:
-            trace_id = self._clerk.refuse(why, execution_id, trace_id).trace_id
-        return SandboxResult(
+        result = SandboxResult(
             status=SandboxStatus.REJECTED,
             reason="validation",
             error=why,
             findings=findings,
             layers=self.layers,
-            execution_id=execution_id,
+            execution_id=new_execution_id(),
             trace_id=trace_id,
         )
+        if self._clerk is None:
+            return result
+        span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
+        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
 
     async def aexecute(
         self, code: str | bytes, language: str = "python", **given: Any

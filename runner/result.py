@@ -53,8 +53,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     `value`, `error` and `traceback` are the guest's own words; everything else was observed from
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
-    `traceparent` passes the trace on (W3C Trace Context); `audited` is False if the trail, which may do
-    without, could not be written.
+    `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
+    records could not be written to the trail when they were due.
     """
 
     status: SandboxStatus

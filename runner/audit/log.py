@@ -4,32 +4,36 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from ...policies.errors import AuditError
-from .file import AuditFile, Durability, StaleFile
+from ...policies.errors import AuditError, PolicyError
+from .file import Durability
 from .level import AuditLevel
-from .record import AuditEntry, line_of, plain, plain_details
+from .record import TRACE_ID_LIMIT, AuditEntry, plain, plain_details
 from .spans import Span
-from .verification import Link, read
+from .trail import Trail
+from .verification import read
 
 OnEntry = Callable[[AuditEntry], None]
 _MIB = 1024 * 1024
+_NAME_LIMIT = 128
+_NO_SPAN = Span()
 
 
 class AuditLog:
     """Remembers the last `max_entries` events and, with `path`, appends every one to a file.
 
-    `on_entry` is called with each.  `level` is the least that is kept.  With `required`, what cannot
-    be written raises AuditError, so that nothing runs unrecorded; without, it is counted and said in
-    the result, and recorded as a gap once writing works again.  `durability`: "none" leaves flushing
-    to the kernel, "batched" flushes every 256 records or every second that has one, "every" each.
-    `key` makes the chain one that only its holder can continue or rewrite.  A file that grows past
-    `rotate_bytes` is put aside under a number.  Safe from many threads; one process at a time.
+    `on_entry` is called with each; what it raises, the caller gets.  `level` is the least that is
+    kept.  With `required`, what cannot be written raises AuditError, so that nothing runs unrecorded;
+    without, it is counted and said in the result, and recorded as a gap once writing works again.
+    `durability`: "none" leaves flushing to the kernel, "batched" flushes every 256 records or every
+    second that has one, "every" each.  `key` makes the chain one that only its holder can continue or
+    rewrite.  A file that grows past `rotate_bytes` is put aside under a number.  Safe from many
+    threads; one process at a time, and none that was forked from it.
     """
 
     def __init__(
@@ -45,27 +49,29 @@ class AuditLog:
         rotate_bytes: int = 64 * _MIB,
     ) -> None:
         """Open the trail; raises AuditError if it cannot be had, whether required or not."""
+        if durability not in get_args(Durability):
+            raise PolicyError(f"durability: {durability!r} is none of {get_args(Durability)}")
+        if key is not None and (not isinstance(key, bytes) or not key):
+            raise PolicyError("key: must be bytes, and not empty")
         self._entries: collections.deque[AuditEntry] = collections.deque(maxlen=max_entries)
+        self._untold: collections.deque[AuditEntry] = collections.deque()
         self._on_entry = on_entry
-        self._path = None if path is None else Path(path)
         self._level = level
         self._required = required
-        self._durability = durability
-        self._key = key
-        self._rotate_bytes = rotate_bytes
         self._lock = threading.RLock()
-        self._lost = 0
+        self._closed = False
         self._seq = 0
-        self._file: AuditFile | None = None
-        if self._path:
-            self._open(self._path)
+        self._trail: Trail | None = None
+        if path is not None:
+            self._trail = Trail(Path(path), key, durability, rotate_bytes, self._remember)
 
     @property
     def head(self) -> tuple[int, str]:
         """The last record's number and hash: kept elsewhere, it shows whether a tail was cut."""
         with self._lock:
-            link = self._file.link if self._file else Link(self._seq, b"")
-        return link.seq, link.hash.decode()
+            if self._trail is None:
+                return self._seq, ""
+            return self._trail.link.seq, self._trail.link.hash.decode()
 
     def record(
         self,
@@ -77,25 +83,30 @@ class AuditLog:
         level: AuditLevel = AuditLevel.INFO,
         sandbox_id: str = "",
         span: Span | None = None,
+        owed: bool = False,
         **details: Any,
     ) -> bool:
-        """Append one event; tell whether it was kept.  Raises AuditError in a required log."""
+        """Append one event; tell whether it was kept.  Raises AuditError in a required log.
+
+        With `owed`, for the end of what was begun, it never does: what cannot be written now is
+        written before the next record, and until then the answer is False.
+        """
         if level < self._level:
             return True
-        span = span or Span()
+        span = span or _NO_SPAN
         fields: dict[str, Any] = {
             "time": time.time(), "monotonic": time.monotonic(), "level": level,
-            "category": category, "action": action, "target": plain(target), "allowed": allowed,
-            "sandbox_id": sandbox_id, "trace_id": plain(span.trace_id, 128), "span_id": span.span_id,
-            "parent_id": span.parent_id, "details": plain_details(details),
+            "category": plain(category, _NAME_LIMIT), "action": plain(action, _NAME_LIMIT),
+            "target": plain(target), "allowed": allowed, "sandbox_id": plain(sandbox_id, _NAME_LIMIT),
+            "trace_id": plain(span.trace_id, TRACE_ID_LIMIT),
+            "span_id": plain(span.span_id, _NAME_LIMIT),
+            "parent_id": plain(span.parent_id, _NAME_LIMIT),
+            "details": plain_details(details) if details else details,
         }  # fmt: skip
         with self._lock:
-            entry = self._append(fields)
-            kept = entry is not None
-            entry = entry or AuditEntry(seq=self._seq + 1, **fields)
-            self._remember(entry)
+            kept = self._put(fields, owed)
         if self._on_entry:
-            self._on_entry(entry)
+            self._tell(self._on_entry)
         return kept
 
     def get_entries(
@@ -122,8 +133,7 @@ class AuditLog:
 
     def get_summary(self) -> dict[str, Any]:
         """Return counts of the remembered entries."""
-        with self._lock:
-            return summary_of(list(self._entries))
+        return summary_of(self.get_entries())
 
     def export_to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the remembered entries, one JSON object a line, to a new file."""
@@ -136,16 +146,12 @@ class AuditLog:
         with self._lock:
             self._entries.clear()
 
-    def require_writable(self) -> None:
-        """Raise AuditError if the last record could not be written and still cannot."""
-        with self._lock:
-            if self._lost and self._required:
-                self.record("log", "resume")
-
     def close(self) -> None:
+        """Write what is owed and close the file; a log with a file takes no record afterwards."""
         with self._lock:
-            self._close_file()
-            self._path = None
+            if self._trail and not self._closed:
+                self._closed = True
+                self._trail.close()
 
     def __enter__(self) -> "AuditLog":
         return self
@@ -153,82 +159,61 @@ class AuditLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _put(self, fields: dict[str, Any], owed: bool) -> bool:
+        if self._trail is None:
+            self._seq += 1
+            self._remember(AuditEntry(seq=self._seq, **fields))
+            return True
+        try:
+            if self._closed:
+                raise AuditError("the audit log was closed")
+            self._trail.put(fields, owed=owed)
+        except AuditError:
+            if self._required and not owed:
+                raise
+            if not owed:
+                self._remember(AuditEntry(seq=0, **fields))
+            return False
+        return True
+
     def _remember(self, entry: AuditEntry) -> None:
-        self._seq = entry.seq
         self._entries.append(entry)
+        if self._on_entry:
+            self._untold.append(entry)
 
-    # the file
-
-    def _append(self, fields: dict[str, Any]) -> AuditEntry | None:
-        """Write an event; None if that failed and the log may do without."""
-        if self._path is None:
-            return AuditEntry(seq=self._seq + 1, **fields)
-        try:
-            return self._append_to(self._path, fields)
-        except (OSError, AuditError) as error:
-            self._lost += 1
-            if self._required:
-                hint = "make room or give another path; AuditLog(required=False) goes on without"
-                raise AuditError(
-                    f"cannot write the audit trail {self._path}: {error}", hint
-                ) from None
-            return None
-
-    def _append_to(self, path: Path, fields: dict[str, Any]) -> AuditEntry:
-        if self._file is None:
-            self._open(path)
-        elif self._file.size > self._rotate_bytes:
-            self._file = self._file.rotate()
-        if self._lost:
-            self._put_event("gap", records_lost=self._lost)
-            self._lost = 0
-        try:
-            return self._put(fields)
-        except StaleFile:
-            self._close_file()
-            self._open(path)
-            self._put_event("replaced")
-            return self._put(fields)
-
-    def _open(self, path: Path) -> None:
-        self._file = AuditFile(path, self._key, self._durability)
-        self._seq = self._file.link.seq
-        if repair := self._file.repair:
-            self._put_event("recovery", **repair._asdict())
-
-    def _put(self, fields: dict[str, Any]) -> AuditEntry:
-        file = self._file
-        if file is None:
-            raise AuditError("the trail is closed")
-        entry = AuditEntry(seq=file.link.seq + 1, **fields)
-        line, own = line_of(entry, file.link.hash, self._key)
-        file.append(line, Link(entry.seq, own))
-        return entry
-
-    def _put_event(self, action: str, **details: Any) -> None:
-        """Write something about the trail itself."""
-        now = {"time": time.time(), "monotonic": time.monotonic(), "level": AuditLevel.ERROR}
-        entry = self._put({**now, "category": "log", "action": action, "details": details})
-        self._remember(entry)
-
-    def _close_file(self) -> None:
-        if self._file:
-            self._file.close()
-            self._file = None
+    def _tell(self, on_entry: OnEntry) -> None:
+        """Call back without the lock, so that a callback may use the log from any thread."""
+        while True:
+            try:
+                entry = self._untold.popleft()
+            except IndexError:
+                return
+            on_entry(entry)
 
 
-def summary_of(entries: list[AuditEntry]) -> dict[str, Any]:
+def summary_of(entries: Iterable[AuditEntry]) -> dict[str, Any]:
     """Return how many entries there are, of which category and level, and how many were refused."""
+    counts = collections.Counter(
+        (entry.allowed, entry.level.name, entry.category, f"{entry.category}.{entry.action}")
+        for entry in entries
+    )
+
+    def by(place: int) -> dict[Any, int]:
+        sums: collections.Counter[Any] = collections.Counter()
+        for what, count in counts.items():
+            sums[what[place]] += count
+        return dict(sums)
+
     return {
-        "total_entries": len(entries),
-        "allowed": sum(entry.allowed for entry in entries),
-        "denied": sum(not entry.allowed for entry in entries),
-        "by_level": dict(collections.Counter(entry.level.name for entry in entries)),
-        "by_category": dict(collections.Counter(entry.category for entry in entries)),
-        "by_action": dict(collections.Counter(f"{e.category}.{e.action}" for e in entries)),
+        "total_entries": counts.total(),
+        "allowed": by(0).get(True, 0),
+        "denied": by(0).get(False, 0),
+        "by_level": by(1),
+        "by_category": by(2),
+        "by_action": by(3),
     }
 
 
 def summary_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the same of a trail on disk."""
-    return summary_of(list(read(path)))
+    return summary_of(read(path))

@@ -15,20 +15,27 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from .level import AuditLevel
 
 TEXT_LIMIT = 1024  # characters of one text; what is longer is cut and says so
+TRACE_ID_LIMIT = 128
+_NUMBERS, _LISTS = (bool, int, float), (list, tuple)
 _DETAILS_LIMIT = 64
-_LINE_LIMIT = 64 * 1024
+_FIELDS_LIMIT = 64 * 1024
+LONGEST_LINE = _FIELDS_LIMIT + 256  # with its two hashes and the newline
 GENESIS = b"0" * 64
+BEGINS = b'{"prev":"'  # every line
+WRONG_HASH = "its hash is not that of its words"
 _HASH_AT = -66  # where the hash of a line stands: before `"}`
 _BODY_ENDS = -75  # before `,"hash":"`
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One event.  `time` is seconds since the epoch, `monotonic` those of a clock that never jumps."""
+    """One event.  `time` is seconds since the epoch, `monotonic` those of a clock that never jumps;
+    `seq` 0 is what could not be written."""
 
     seq: int
     time: float
@@ -47,7 +54,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def plain(text: object, limit: int = TEXT_LIMIT) -> str:
     """Return `text` bounded, with every character that is not printable ASCII written out."""
-    cut = str(text)[: limit + 1]
+    cut = text if type(text) is str else str(text)
     if len(cut) > limit:
         cut = cut[:limit] + "..."
     return cut if cut.isascii() and cut.isprintable() else _NOT_PLAIN.sub(_written_out, cut)
@@ -64,9 +71,11 @@ def plain_details(details: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_value(value: object) -> object:
-    if value is None or isinstance(value, bool | int | float):
-        return value if not isinstance(value, int) or abs(value) < 2**63 else str(value)
-    if isinstance(value, list | tuple):
+    if type(value) is str:
+        return plain(value)
+    if value is None or isinstance(value, _NUMBERS):
+        return value if not isinstance(value, int) or abs(value) < 2**63 else plain(value)
+    if isinstance(value, _LISTS):
         return [plain(each, 256) for each in value[:_DETAILS_LIMIT]]
     return plain(value)
 
@@ -74,9 +83,9 @@ def _plain_value(value: object) -> object:
 def line_of(entry: AuditEntry, previous: bytes, key: bytes | None) -> tuple[bytes, bytes]:
     """Return the line of `entry`, newline included, and its hash; `previous` is the hash before it."""
     fields = _ENCODER.encode(entry)
-    body = b'{"prev":"' + previous + b'",' + fields[1:-1]
-    if len(body) > _LINE_LIMIT:
-        raise ValueError(f"an audit record of {len(body)} bytes")
+    if len(fields) > _FIELDS_LIMIT:  # every text is bounded, but there may be many
+        fields = _ENCODER.encode(replace(entry, details={"details_left_out": len(entry.details)}))
+    body = BEGINS + previous + b'",' + fields[1:-1]
     own = digest(body, key)
     return body + b',"hash":"' + own + b'"}\n', own
 
@@ -90,12 +99,12 @@ def digest(body: bytes, key: bytes | None) -> bytes:
 
 def why_broken(line: bytes, previous: bytes, seq: int, key: bytes | None) -> str:
     """Say why `line`, without its newline, is not record `seq` after `previous`; empty if it is."""
-    if not line.startswith(b'{"prev":"' + previous + b'","seq":%d,' % seq):
+    if not line.startswith(BEGINS + previous + b'","seq":%d,' % seq):
         return "it does not follow the record before it"
     if line[_BODY_ENDS:_HASH_AT] != b',"hash":"' or line[-2:] != b'"}':
         return "it does not end in its hash"
     if digest(line[:_BODY_ENDS], key) != line[_HASH_AT:-2]:
-        return "its hash is not that of its words"
+        return WRONG_HASH
     return ""
 
 

@@ -4,7 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 class Span(NamedTuple):
@@ -13,17 +13,18 @@ class Span(NamedTuple):
     trace_id: str = ""
     span_id: str = ""
     parent_id: str = ""
+    sampled: bool = True
 
     def child(self) -> "Span":
         """Return a new span that this one causes."""
-        return Span(self.trace_id, new_span_id(), self.span_id)
+        return Span(self.trace_id, new_span_id(), self.span_id, self.sampled)
 
     @property
     def traceparent(self) -> str | None:
         """The header by which to pass the trace on; None if the trace's id is not one of W3C's."""
         if not re.fullmatch(r"[0-9a-f]{32}", self.trace_id):
             return None
-        return f"00-{self.trace_id}-{self.span_id}-01"
+        return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
 
 def span_of(given: str | None) -> Span:
@@ -33,7 +34,7 @@ def span_of(given: str | None) -> Span:
         return Span(os.urandom(16).hex(), new_span_id())
     match = _TRACEPARENT.fullmatch(given)
     if match and match[1].strip("0") and match[2].strip("0"):
-        return Span(match[1], new_span_id(), match[2])
+        return Span(match[1], new_span_id(), match[2], sampled=bool(int(match[3], 16) & 1))
     return Span(given, new_span_id())
 
 

@@ -4,9 +4,10 @@ import html
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .record import AuditEntry
+from .record import AuditEntry, plain
 
 _ROW, _INDENT, _WIDTH = 26, 28, 900
+_LONGEST = 4096
 _COLOURS = {True: "#2f6f4f", False: "#a33a2a"}
 
 
@@ -71,7 +72,7 @@ def _line(entry: AuditEntry, began: float) -> str:
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
     offset = f"+{(entry.time - began) * 1000:.1f} ms"
     words = (offset, f"{entry.category}.{entry.action}", entry.target, details)
-    return " ".join(filter(None, words)) + refused
+    return plain(" ".join(filter(None, words)), _LONGEST) + refused  # the file may be forged
 
 
 def _mark(number: int, depth: int, entry: AuditEntry, began: float) -> str:

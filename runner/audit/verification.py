@@ -1,13 +1,17 @@
 """Reading a trail and checking that its chain holds."""
 
+import functools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
-from .record import GENESIS, AuditEntry, hash_of, parse, why_broken
+from .record import GENESIS, LONGEST_LINE, AuditEntry, hash_of, parse, why_broken
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class Link(NamedTuple):
@@ -21,11 +25,16 @@ BEGINNING = Link(0, GENESIS)
 
 
 class Verdict(NamedTuple):
-    """What `verify` found; `broken` names the first link that does not hold, and is empty if all do."""
+    """What `verify` found; `broken` names the first link that does not hold, and is empty if all do.
+
+    `first` is the number of the first record: more than 1 where the oldest files were removed, or
+    somebody cut the beginning.
+    """
 
     records: int
     broken: str
     head: tuple[int, str]  # of the last good record: keep it elsewhere, and a cut tail shows
+    first: int
 
     @property
     def ok(self) -> bool:
@@ -40,28 +49,29 @@ def verify(
     `expect` is a head that was seen before: a trail that does not have it was cut or rewritten.
     Raises OSError if the trail cannot be read.
     """
-    link: Link | None = None
-    count = 0
-    met = expect is None
+    begins: Link | None = None
+    link = BEGINNING
+    met = expect in (None, _head(BEGINNING))
     for file in files_of(Path(path)):
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                link = link or link_before(line)
-                why = _why(line, link, key)
-                if why:
-                    return Verdict(count, f"{file.name}, line {number}: {why}", _head(link))
+            for number, line in enumerate(lines_of(lines), 1):
+                if begins is None:
+                    begins = link = link_before(line)
+                if why := _why(line, link, key):
+                    return _verdict(begins, link, f"{file.name}, line {number}: {why}")
                 link = Link(link.seq + 1, hash_of(line[:-1]))
-                count += 1
                 met = met or _head(link) == expect
-    missing = (
-        "" if met else f"record {expect[0] if expect else 0} with the expected hash is missing"
-    )
-    return Verdict(count, missing, _head(link or BEGINNING))
+    missing = f"record {expect[0]} with the expected hash is missing" if expect and not met else ""
+    return _verdict(begins or BEGINNING, link, missing)
+
+
+def _verdict(begins: Link, link: Link, broken: str) -> Verdict:
+    return Verdict(link.seq - begins.seq, broken, _head(link), begins.seq + 1)
 
 
 def _why(line: bytes, link: Link, key: bytes | None) -> str:
     if not line.endswith(b"\n"):
-        return "it is torn"
+        return "it is torn" if len(line) < LONGEST_LINE else "it is longer than a record can be"
     return why_broken(line[:-1], link.hash, link.seq + 1, key)
 
 
@@ -69,31 +79,71 @@ def _head(link: Link) -> tuple[int, str]:
     return link.seq, link.hash.decode("ascii", "replace")
 
 
+class _Ends(msgspec.Struct):
+    prev: str
+    seq: int
+    hash: str
+
+
+_ENDS = msgspec.json.Decoder(_Ends)
+
+
 def link_before(line: bytes) -> Link:
     """Return the link before the first line: the beginning, unless older files were removed."""
+    ends = _ends(line)
+    return Link(ends.seq - 1, ends.prev.encode()) if ends else BEGINNING
+
+
+def link_of(line: bytes) -> Link | None:
+    """Return the link that a line says it is; None if it is torn or no record."""
+    ends = _ends(line)
+    return Link(ends.seq, ends.hash.encode()) if ends else None
+
+
+def _ends(line: bytes) -> _Ends | None:
     try:
-        fields = msgspec.json.decode(line)
-        return Link(fields["seq"] - 1, fields["prev"].encode())
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, UnicodeError):
-        return BEGINNING
+        return _ENDS.decode(line)
+    except ValueError:  # msgspec.DecodeError and UnicodeDecodeError are
+        return None
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines with their newlines; what is too long for a record comes in pieces."""
+    return iter(functools.partial(file.readline, LONGEST_LINE), b"")
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a trail, oldest first: those rotated out, then the one that grows."""
-    rotated = [
-        each
-        for each in path.parent.glob(f"{path.name}.*")
-        if each.suffix[1:].isdigit() and each.stem == path.name
-    ]
-    return [*sorted(rotated, key=lambda each: int(each.suffix[1:])), path]
+    """Return the files of a trail, oldest first: those rotated out, then the one that grows.
+
+    That one is missing where a process was killed while it rotated.
+    """
+    rotated = [rotated_name(path, number) for number in rotations_of(path)]
+    return [*rotated, path] if path.exists() or not rotated else rotated
+
+
+def rotations_of(path: Path) -> list[int]:
+    """Return the numbers of the files that were rotated out, oldest first."""
+    begin = f"{path.name}."
+    names = [name for name in os.listdir(path.parent) if name.startswith(begin)]
+    numbers = [name.removeprefix(begin) for name in names]
+    return sorted(int(number) for number in numbers if _NUMBER.fullmatch(number))
+
+
+def rotated_name(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[AuditEntry]:
     """Yield the entries of a trail, oldest first; what is no record is passed over."""
     for file in files_of(Path(path)):
         with file.open("rb") as lines:
-            for line in lines:
-                try:
-                    yield parse(line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue
+            yield from parsed(lines_of(lines))
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[AuditEntry]:
+    """Yield the entries of those lines that are records."""
+    for line in lines:
+        try:
+            yield parse(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue

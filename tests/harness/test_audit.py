@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from cellwright import (
+    AuditEntry,
     AuditError,
     AuditLevel,
     AuditLog,
@@ -19,9 +21,10 @@ from cellwright import (
     SandboxConfig,
     verify,
 )
+from cellwright.runner.audit.spans import Span, span_of
 from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
 from cellwright.runner.audit.verification import read
-from tests.conftest import OPTIONAL, policy_named
+from tests.conftest import OPTIONAL, SHARED, policy_named
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -148,6 +151,91 @@ def test_an_optional_trail_that_cannot_be_written_is_said_in_the_result(tmp_path
     assert any(entry.action == "gap" for entry in read(path))
 
 
+def test_a_program_that_runs_ends_as_usual_where_its_end_cannot_be_written(tmp_path: Path) -> None:
+    path, away = tmp_path / "a", tmp_path / "away"
+
+    def meddle(*_: object) -> None:
+        path.rename(away)
+        path.mkdir()
+
+    with AuditLog(path=path) as log, Sandbox(policy=policy_named("strict"), audit=log) as sandbox:
+        result = sandbox.execute("print(); 42", on_output=meddle)
+        assert (result.value, result.audited) == (42, False)
+        with pytest.raises(AuditError):
+            sandbox.execute("1")
+        path.rmdir()
+        away.rename(path)
+        assert sandbox.execute("1").audited
+    entries = list(read(path))
+    assert [entry.action for entry in entries if entry.category == "execution"] == [
+        "start",
+        "ok",
+    ] * 2
+    assert [entry.action for entry in entries if entry.category == "log"] == ["gap"]
+    assert verify(path).ok
+
+
+def test_a_refused_request_that_could_not_be_recorded_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with (
+        AuditLog(path=path, required=False) as log,
+        Sandbox(policy=policy_named("strict"), audit=log, pool=0) as sandbox,
+    ):
+        assert sandbox.execute("").audited
+        log.close()
+        assert not sandbox.execute("").audited
+
+
+def test_a_sandbox_refused_for_its_trail_leaves_no_process(tmp_path: Path) -> None:
+    log = AuditLog(path=tmp_path / "a")
+    log.close()
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(AuditError):
+        Sandbox(policy=policy_named("strict"), audit=log)
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_callback_that_raises_takes_no_end_away() -> None:
+    def raising(entry: AuditEntry) -> None:
+        if entry.category == "violation":
+            raise ArithmeticError
+
+    log = AuditLog(on_entry=raising)
+    with (
+        Sandbox(policy=policy_named("strict"), audit=log, pool=0) as sandbox,
+        pytest.raises(ArithmeticError),
+    ):
+        sandbox.execute("import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)")
+    assert [entry.action for entry in log.get_entries(category="execution")] == ["start", "ok"]
+
+
+def test_a_trace_that_is_not_sampled_stays_so() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        for given, passed_on in (("00", "00"), ("01", "01"), ("03", "01"), ("fe", "00")):
+            result = sandbox.execute("1", trace_id=PARENT[:-2] + given)
+            assert result.traceparent
+            assert result.traceparent.rpartition("-")[2] == passed_on
+
+
+@pytest.mark.needs("shared")
+@pytest.mark.parametrize("case", ["NOTIF-07", "OUT-03", "PROTO-06"])
+def test_payloads_that_imitate_records_forge_none(tmp_path: Path, case: str) -> None:
+    (payload,) = (SHARED / "attacks").glob(f"{case}_*.py")
+    path = tmp_path / "a"
+    header = "import os; os.environ.update(SBXT_INSIDE='1', SBXT_TIMEOUT_S='3')\n"
+    with AuditLog(path=path) as log, Sandbox(policy=policy_named("strict"), audit=log) as sandbox:
+        result = sandbox.execute(header + payload.read_text())
+    assert verify(path).ok
+    entries = list(read(path))
+    kinds = [entry.category for entry in entries]
+    seen = len(result.violations)
+    assert kinds == ["policy", "execution", *["violation"] * seen, "execution"]
+    assert seen or case != "NOTIF-07"
+    assert {entry.trace_id for entry in entries[1:]} == {result.trace_id}
+    assert path.read_bytes().isascii()
+    assert path.read_bytes().count(b"\n") == len(entries)
+
+
 def test_a_configuration_says_whether_and_how_much() -> None:
     optional = {"optional_layers": OPTIONAL}
     with Sandbox(SandboxConfig(enable_audit=False, **optional), pool=0) as sandbox:
@@ -221,6 +309,39 @@ def test_the_command_shows_the_last_records(trail: Path) -> None:
         json.loads(line) for line in cli("audit", "tail", "--json", str(trail)).stdout.splitlines()
     ]
     assert [entry["seq"] for entry in entries] == list(range(1, 8))
+
+
+def test_the_command_shows_no_tricks_of_a_forged_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with AuditLog(path=path) as log:
+        log.record("c", "a", target="x", span=Span("t", "s"))
+    forged = path.read_bytes().replace(b'"target":"x"', b'"target":"\\u001b[2J\\u202e"')
+    path.write_bytes(forged)
+    for command in (("tail",), ("trace", "t"), ("trace", "--svg", "t")):
+        words = cli("audit", command[0], str(path), *command[1:]).stdout
+        assert "\\x1b[2J\\u202e" in words
+        assert "\x1b" not in words
+
+
+def test_the_command_finds_a_trace_by_the_name_that_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with AuditLog(path=path) as log:
+        log.record("c", "found", span=span_of("größe\n" * 50))
+    assert "c.found" in cli("audit", "trace", str(path), "größe\n" * 50).stdout
+
+
+def test_the_command_takes_a_key_with_the_newline_of_an_editor(trail: Path, tmp_path: Path) -> None:
+    with AuditLog(path=tmp_path / "a", key=b" secret ") as log:
+        log.record("c", "a")
+    (tmp_path / "key").write_bytes(b" secret \n")
+    arguments = ("audit", "verify", "--key-file", str(tmp_path / "key"))
+    assert cli(*arguments, str(tmp_path / "a")).returncode == 0
+    assert cli(*arguments, str(trail)).returncode == 1
+
+
+def test_the_command_says_where_a_trail_begins(trail: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"".join(trail.read_bytes().splitlines(keepends=True)[2:]))
+    assert "begins with record 3" in cli("audit", "verify", str(tmp_path / "a")).stdout
 
 
 def test_the_command_counts(trail: Path) -> None:

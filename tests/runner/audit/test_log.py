@@ -32,10 +32,8 @@ def test_a_record_is_one_line_of_ascii_in_a_chain(tmp_path: Path) -> None:
     assert first.startswith(b'{"prev":"' + GENESIS + b'","seq":1,')
     assert json.loads(second)["prev"] == json.loads(first)["hash"]
     assert {"time", "monotonic", "trace_id", "span_id", "parent_id"} <= json.loads(first).keys()
-    assert (
-        verify(tmp_path / "a") == (3, "", (3, json.loads(filled(tmp_path / "b")[-1])["hash"]))
-        or verify(tmp_path / "a").ok
-    )
+    last = json.loads((tmp_path / "a").read_bytes().splitlines()[-1])
+    assert verify(tmp_path / "a") == (3, "", (3, last["hash"]), 1)
 
 
 HOSTILE = [
@@ -301,7 +299,7 @@ def test_somebody_elses_words_in_the_file_are_put_aside(tmp_path: Path) -> None:
         with path.open("ab") as file:
             file.write(b'{"forged":1}\n')
         log.record("c", "after")
-    assert [entry.action for entry in read(path)] == ["before", "recovery", "replaced", "after"]
+    assert [entry.action for entry in read(path)] == ["before", "recovery", "after"]
     assert verify(path).ok
 
 
