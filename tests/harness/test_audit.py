@@ -175,6 +175,18 @@ def test_a_program_that_runs_ends_as_usual_where_its_end_cannot_be_written(tmp_p
     assert verify(path).ok
 
 
+def test_a_start_that_was_not_recorded_is_said_though_the_end_is(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with (
+        AuditLog(path=path, required=False) as log,
+        Sandbox(policy=policy_named("strict"), audit=log, pool=0) as sandbox,
+    ):
+        path.unlink()
+        path.mkdir()
+        assert not sandbox.execute("print()", on_output=lambda *_: path.rmdir()).audited
+    assert [entry.action for entry in read(path)][-2:] == ["gap", "ok"]
+
+
 def test_a_refused_request_that_could_not_be_recorded_says_so(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with (

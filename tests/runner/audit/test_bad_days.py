@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cellwright import AuditError, AuditLog, PolicyError, verify
 from cellwright.runner.audit.record import LONGEST_LINE
-from cellwright.runner.audit.verification import read
+from cellwright.runner.audit.verification import lines_of, read
 from tests.conftest import ROOT
 
 
@@ -60,6 +60,13 @@ def test_a_file_that_is_no_trail_is_not_touched(tmp_path: Path) -> None:
         AuditLog(path=path)
     assert path.read_text() == "mine\n"
     assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_a_link_is_not_followed_even_to_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "victim").touch()
+    (tmp_path / "a").symlink_to(tmp_path / "victim")
+    with pytest.raises(AuditError, match="symbolic links"):
+        AuditLog(path=tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", [b"\0" * 100, b'{"prev"', b'{"prev":"00', b"\0"])
@@ -381,6 +388,8 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
         file.truncate(2**40)  # sparse
     verdict = verify(tmp_path / "a")
     assert (verdict.records, verdict.broken) == (2, "a, line 3: it is longer than a record can be")
+    with (tmp_path / "a").open("rb") as file:
+        assert max(len(line) for line in itertools.islice(lines_of(file), 4)) == LONGEST_LINE
     os.truncate(tmp_path / "a", len(b"".join(lines)))
 
 
