@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..policies.errors import PolicyError
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
-from ..policies.policy import Policy, Validation, check_policy
+from ..policies.policy import Policy, Validation, check_names, check_policy
 from ..policies.source.findings import Finding, Rules
 from ..runner.capture import OnOutput
 from ..runner.pool import PoolSettings
@@ -240,8 +240,11 @@ def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
 def _rules(
     validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
 ) -> Rules:
+    def names(where: str, given: Sequence[str] | None, policys: Sequence[str]) -> tuple[str, ...]:
+        return check_names(where, policys if given is None else given)
+
     return Rules(
-        validation.blocked_imports if imports is None else tuple(imports),
-        validation.allowed_imports,
-        validation.blocked_builtins if builtins is None else tuple(builtins),
+        names("blocked_imports", imports, validation.blocked_imports),
+        tuple(validation.allowed_imports),
+        names("blocked_builtins", builtins, validation.blocked_builtins),
     )

@@ -3,8 +3,10 @@
 import msgspec
 
 from .policy import Filesystem, Limits, Network, Policy, Processes, Syscalls, Validation, lies_in
+from .source.findings import Rules
 
 _STRICTER = ("off", "advise", "enforce")
+_NONE = "none"  # no module: a list that allows nothing
 
 
 def narrow(policy: Policy, by: Policy) -> Policy:
@@ -101,7 +103,7 @@ def _stricter(some: Validation, other: Validation) -> Validation:
     return Validation(
         mode=max(some.mode, other.mode, key=_STRICTER.index),
         blocked_imports=_union(some.blocked_imports, other.blocked_imports),
-        allowed_imports=_allowed(some.allowed_imports, other.allowed_imports),
+        allowed_imports=_allowed(some, other),
         blocked_builtins=_union(some.blocked_builtins, other.blocked_builtins),
     )
 
@@ -110,11 +112,20 @@ def _union(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*some, *others)))
 
 
-def _allowed(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what both lists allow; an empty list allows all, so nothing in common is "none"."""
-    if not some or not others:
-        return some or others
-    return tuple(name for name in some if name in others) or ("none",)
+def _allowed(some: Validation, other: Validation) -> tuple[str, ...]:
+    """Return what both let be imported; an empty list allows all, so nothing in common is "none"."""
+    if not some.allowed_imports and not other.allowed_imports:
+        return ()
+    names = _union(some.allowed_imports, other.allowed_imports)
+    return tuple(name for name in names if _gives(some, name) and _gives(other, name)) or (_NONE,)
+
+
+def _gives(validation: Validation, module: str) -> bool:
+    """Tell whether `module`, and all that lies in it, may be imported."""
+    allowed, blocked = tuple(validation.allowed_imports), tuple(validation.blocked_imports)
+    if Rules(blocked, allowed).forbids_import(module):
+        return False
+    return bool(allowed) or not any(name.startswith(f"{module}.") for name in blocked)
 
 
 def _paths(what: str, some: tuple[str, ...], limit: tuple[str, ...]) -> list[str]:
@@ -156,13 +167,13 @@ def _validation(some: Validation, limit: Validation) -> list[str]:
     for name in ("blocked_imports", "blocked_builtins"):
         missing = [each for each in getattr(limit, name) if each not in getattr(some, name)]
         found += [f"validation.{name}: {each} is not among them" for each in missing]
-    if limit.allowed_imports and not _is_within(some.allowed_imports, limit.allowed_imports):
+    if limit.allowed_imports and not some.allowed_imports:
         found.append("validation.allowed_imports: more than allowed")
-    return found
-
-
-def _is_within(some: tuple[str, ...], limit: tuple[str, ...]) -> bool:
-    return bool(some) and set(some) <= {*limit, "none"}
+    return found + [
+        f"validation.allowed_imports: {name} is among them"
+        for name in some.allowed_imports
+        if name != _NONE and not _gives(limit, name)
+    ]
 
 
 def _environment(policy: Policy, limit: Policy) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -73,6 +73,10 @@ class Limits(_Section, frozen=True):
     violations: int = 10_000  # after so many the cell is killed
 
 
+Mode = Literal["off", "advise", "enforce"]
+_MODES = get_args(Mode)
+
+
 class Validation(_Section, frozen=True):
     """Source checks before a program runs: advice, never the boundary.
 
@@ -80,7 +84,7 @@ class Validation(_Section, frozen=True):
     rejected.  `allowed_imports`, if any, are the only ones.
     """
 
-    mode: Literal["off", "advise", "enforce"] = "advise"
+    mode: Mode = "advise"
     blocked_imports: tuple[str, ...] = BLOCKED_IMPORTS
     allowed_imports: tuple[str, ...] = ()
     blocked_builtins: tuple[str, ...] = BLOCKED_BUILTINS
@@ -114,6 +118,7 @@ def check_policy(policy: Policy) -> Policy:
         check_limit(
             f"limits.{field.name}", getattr(policy.limits, field.name), whole=field.type is int
         )
+    check_validation(policy.validation)
     for path in (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute):
         check_path(path)
     shown = (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute)
@@ -134,6 +139,22 @@ def check_policy(policy: Policy) -> Policy:
             known = ", ".join(OPTIONAL_LAYERS)
             raise PolicyError(f"optional_layers: {layer!r} is not one of {known}")
     return policy
+
+
+def check_validation(validation: Validation) -> None:
+    """Raise PolicyError for a mode that there is not, which would enforce nothing, or for what is no
+    list of names."""
+    if validation.mode not in _MODES:
+        raise PolicyError(f"validation.mode: {validation.mode!r} is not one of {', '.join(_MODES)}")
+    for name in ("blocked_imports", "allowed_imports", "blocked_builtins"):
+        check_names(f"validation.{name}", getattr(validation, name))
+
+
+def check_names(where: str, names: object) -> tuple[str, ...]:
+    """Return `names` if they are a list or tuple of text; one text alone is a mistake."""
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise PolicyError(f"{where}: must be a list of names, not {names!r}")
 
 
 def check_limit(name: str, value: object, *, whole: bool = False) -> None:

@@ -1,33 +1,69 @@
 """`check`: a program's findings, remembered."""
 
-from functools import lru_cache
+import hashlib
+import threading
+from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
-from .findings import Finding, Rules
+from .findings import MAX_FINDINGS, Finding, Rules
 from .patterns import check_patterns
 from .python import check_python
 
 MAX_CHARACTERS = 256 * 1024  # what is longer is not looked at: a check is advice, and costs time
-_REMEMBERED = 128
-_REMEMBERED_CHARACTERS = 32 * 1024
+_REMEMBERED = 1024
 _PYTHON = ("python", "python3")
 _DEFAULT = Rules()
+_Key = tuple[bytes, str, Rules]
+
+
+class _Memory:
+    """The last findings, by a digest: the sources themselves, and how long they are, cost nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[_Key, tuple[Finding, ...]] = OrderedDict()
+
+    def get(self, key: _Key) -> tuple[Finding, ...] | None:
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+            return self._found.get(key)
+
+    def put(self, key: _Key, found: tuple[Finding, ...]) -> None:
+        with self._lock:
+            self._found[key] = found
+            if len(self._found) > _REMEMBERED:
+                self._found.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+_memory = _Memory()
 
 
 def check(code: str, language: str = "python", rules: Rules = _DEFAULT) -> tuple[Finding, ...]:
-    """Return what is found in `code`."""
+    """Return what is found in `code`, the first MAX_FINDINGS in the order of the text.
+
+    What is too long to be looked at is itself a finding: where findings are enforced, nobody passes
+    by padding.
+    """
     if len(code) > MAX_CHARACTERS:
-        return ()
-    if len(code) > _REMEMBERED_CHARACTERS:
-        return _check(code, language, rules)
-    return _remembered(code, language, rules)
+        reason = "it is not looked at"
+        return (Finding("size", f"more than {MAX_CHARACTERS} characters", reason, 1, 0),)
+    key = (hashlib.sha256(code.encode(errors="surrogatepass")).digest(), language, rules)
+    found = _memory.get(key)
+    if found is None:
+        found = _check(code, language, rules)
+        _memory.put(key, found)
+    return found
 
 
 def _check(code: str, language: str, rules: Rules) -> tuple[Finding, ...]:
-    return check_python(code, rules) if language in _PYTHON else check_patterns(code, language)
-
-
-_remembered = lru_cache(_REMEMBERED)(_check)
+    if language in _PYTHON:
+        return check_python(code, rules)
+    return tuple(islice(check_patterns(code, language), MAX_FINDINGS))
 
 
 def validate_code(code: str, language: str = "python") -> dict[str, Any]:

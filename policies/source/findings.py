@@ -2,19 +2,77 @@
 
 import msgspec
 
-BLOCKED_IMPORTS = (
-    "os", "sys", "subprocess", "socket", "shutil", "pathlib", "requests", "urllib", "ctypes",
-    "importlib", "builtins", "multiprocessing", "pty", "signal", "http", "ftplib", "smtplib",
-)  # fmt: skip
-BLOCKED_BUILTINS = (
-    "exec", "eval", "compile", "open", "__import__", "globals", "locals", "breakpoint",
-)  # fmt: skip
+_PROGRAMS = "starts other programs"
+_NETWORK = "reaches for a network"
+_FILES = "reaches files"
+_IMPORT_REASONS = {
+    "os": "reaches files, programs and the environment",
+    "sys": "reaches the interpreter and every loaded module",
+    "subprocess": _PROGRAMS,
+    "socket": _NETWORK,
+    "shutil": "copies and removes trees of files",
+    "pathlib": _FILES,
+    "requests": _NETWORK,
+    "urllib": _NETWORK,
+    "ctypes": "reaches memory, past every check of Python's",
+    "importlib": "imports by another way",
+    "builtins": "reaches builtins by another way",
+    "multiprocessing": _PROGRAMS,
+    "pty": _PROGRAMS,
+    "signal": "interrupts processes",
+    "http": _NETWORK,
+    "ftplib": _NETWORK,
+    "smtplib": _NETWORK,
+}
+_BUILTIN_REASONS = {
+    "exec": "runs text as code",
+    "eval": "runs text as code",
+    "compile": "makes code of text",
+    "open": _FILES,
+    "__import__": "imports by another way",
+    "globals": "reaches names by text",
+    "locals": "reaches names by text",
+    "breakpoint": "starts a debugger",
+}
+_STACK = "climbs the stack"
+# Attributes by which a program climbs to what it was not given.
+WALKS = {
+    "__subclasses__": "lists every class there is",
+    "__base__": "climbs to object",
+    "__bases__": "climbs to object",
+    "__mro__": "climbs to object",
+    "__globals__": "reaches another module's names",
+    "__builtins__": "reaches builtins by another way",
+    "__self__": "reaches builtins by another way",  # print.__self__ is the module
+    "__loader__": "imports by another way",
+    "__code__": "rewrites a function",
+    "__closure__": "reads another function's names",
+    "__getattribute__": "hides what is looked up",
+    "__reduce_ex__": "calls what a text names",
+    "f_globals": "reaches a frame's names",
+    "f_locals": "reaches a frame's names",
+    "f_builtins": "reaches builtins by another way",
+    "f_back": _STACK,
+    "gi_frame": _STACK,
+    "ag_frame": _STACK,
+    "cr_frame": _STACK,
+    "tb_frame": _STACK,
+}
+BLOCKED_IMPORTS = tuple(_IMPORT_REASONS)
+BLOCKED_BUILTINS = tuple(_BUILTIN_REASONS)
+_BLOCKED = "is on this policy's list of what is blocked"
+_NOT_ALLOWED = "is not on this policy's list of what is allowed"
+
+MAX_FINDINGS = 100
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that a policy's author would want to know before a program runs."""
+    """One thing that a policy's author would want to know before a program runs.
 
-    rule: str  # import, builtin, attribute, dynamic, dunder, pattern, syntax
+    `line` counts from 1, `column` from 0, in characters.
+    """
+
+    rule: str  # import, builtin, attribute, dynamic, dunder, pattern, syntax, size
     what: str
     reason: str
     line: int
@@ -36,3 +94,12 @@ class Rules(msgspec.Struct, frozen=True):
         if self.allowed_imports:
             return module not in self.allowed_imports and top not in self.allowed_imports
         return top in self.blocked_imports or module in self.blocked_imports
+
+    def reason_of_import(self, module: str) -> str:
+        if self.allowed_imports:
+            return _NOT_ALLOWED
+        return _IMPORT_REASONS.get(module.partition(".")[0], _BLOCKED)
+
+
+def reason_of_builtin(name: str) -> str:
+    return _BUILTIN_REASONS.get(name, _BLOCKED)

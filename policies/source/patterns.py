@@ -1,6 +1,12 @@
-"""Other languages: a few patterns, each with its reason.  Strings and comments are not told apart."""
+"""Other languages: a few patterns, each with its reason.
+
+Lines that are comments are passed over; otherwise strings and comments are not told apart.  The
+source may have been written to make a search slow, so no pattern repeats anything without a bound
+before something else that it might be.
+"""
 
 import re
+from collections.abc import Iterator
 
 from .findings import Finding
 
@@ -16,7 +22,7 @@ _PATTERNS: dict[str, dict[str, str]] = {
         r"\brm\s+-[a-zA-Z]*[rf]": "removes trees of files",
         r"\b(?:sudo|su|chroot|mount|umount|mkfs\S*|dd)\b": "asks for privilege",
         r"/etc/(?:passwd|shadow|sudoers)": "reads accounts",
-        r":\s*\(\s*\)\s*\{.*\|.*&\s*\}": "a fork bomb",
+        r":\s{0,9}\(\s{0,9}\)\s{0,9}\{[^|]{0,80}\|[^&]{0,80}&\s{0,9};?\s{0,9}\}": "a fork bomb",
         r"\bbase64\s+(?:-d|--decode)\b": "hides what runs",
     },
     "javascript": {
@@ -46,15 +52,21 @@ _COMPILED = {
     language: [(re.compile(pattern), reason) for pattern, reason in patterns.items()]
     for language, patterns in _PATTERNS.items()
 }
+_COMMENTS = {"bash": "#", "ruby": "#", "javascript": "//"}
 _LINE_CHARACTERS = 2000
+_FINDING_CHARACTERS = 80
 
 
-def check_patterns(code: str, language: str) -> tuple[Finding, ...]:
-    """Return where a pattern of `language` matches; nothing for a language that has none."""
-    patterns = _COMPILED.get(_NAMES.get(language, language), [])
-    return tuple(
-        Finding("pattern", match[0].strip()[:80], reason, number, match.start())
-        for number, line in enumerate(code.splitlines(), 1)
-        for pattern, reason in patterns
-        if (match := pattern.search(line[:_LINE_CHARACTERS]))
-    )
+def check_patterns(code: str, language: str) -> Iterator[Finding]:
+    """Yield where a pattern of `language` first matches in a line; nothing for a language that has
+    none."""
+    language = _NAMES.get(language, language)
+    if language not in _COMPILED:
+        return
+    for number, line in enumerate(code.split("\n"), 1):
+        if line.lstrip().startswith(_COMMENTS[language]):
+            continue
+        for pattern, reason in _COMPILED[language]:
+            if match := pattern.search(line[:_LINE_CHARACTERS]):
+                what = match[0].strip()[:_FINDING_CHARACTERS]
+                yield Finding("pattern", what, reason, number, match.start())

@@ -1,44 +1,52 @@
-"""Python by its syntax tree: imports, builtins, attributes traced through aliases, dunder walks."""
+"""Python by its syntax tree: imports, builtins, attributes traced through aliases, dunder walks.
+
+Every step is linear in the source, which may have been written to make it slow: what an expression
+stands for is found once, and no name is longer than _NAME_CHARACTERS.
+"""
 
 import ast
-import threading
+import re
 from collections.abc import Iterator
 
-from .findings import Finding, Rules
+from msgspec.structs import replace
 
-_WALKS = {
-    "__subclasses__": "lists every class there is",
-    "__bases__": "climbs to object",
-    "__mro__": "climbs to object",
-    "__globals__": "reaches another module's names",
-    "__builtins__": "reaches builtins by another way",
-    "__loader__": "imports by another way",
-    "__code__": "rewrites a function",
-    "__closure__": "reads another function's names",
-    "__getattribute__": "hides what is looked up",
-    "f_globals": "reaches a frame's names",
-    "f_back": "climbs the stack",
-    "gi_frame": "climbs the stack",
-    "tb_frame": "climbs the stack",
-    "cr_frame": "climbs the stack",
-}
-# With less, CPython's parser crashes on deep nesting instead of raising (measured: 3.11, at 512 KiB).
-_STACK_BYTES = 1024 * 1024
+from .findings import MAX_FINDINGS, WALKS, Finding, Rules, reason_of_builtin
+from .parsing import TooDeep, parse
+
 _LOOKUPS = ("getattr", "setattr", "delattr", "hasattr")
+_GETTERS = ("operator.attrgetter", "operator.methodcaller")
 _IMPORTERS = ("importlib.import_module", "__import__", "importlib.__import__")
+_AT_RUN_TIME = "the name that it looks up is made at run time"
+_NAME_CHARACTERS = 200
+_Reference = ast.Attribute | ast.Call
 
 
 def check_python(code: str, rules: Rules) -> tuple[Finding, ...]:
     """Return what is found in `code`, in the order of the text; a source that does not parse is one
     finding."""
-    if 0 < threading.stack_size() < _STACK_BYTES:
-        return (Finding("syntax", "stack", f"a thread needs {_STACK_BYTES} bytes of stack", 1, 0),)
     try:
-        found = list(_Check(ast.parse(code), rules).run())
+        found = list(_Check(parse(code), rules).run())
+    except TooDeep as error:
+        return (Finding("syntax", "stack", str(error), 1, 0),)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 0) or 0
-        return (Finding("syntax", type(error).__name__, str(error), line, column),)
-    return tuple(sorted(found, key=lambda finding: (finding.line, finding.column)))
+        line, offset = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
+        reason = str(error)[:_NAME_CHARACTERS]
+        return (Finding("syntax", type(error).__name__, reason, line, max(offset - 1, 0)),)
+    first = sorted(found, key=_place)[:MAX_FINDINGS]
+    return tuple(first if code.isascii() else _in_characters(code, first))
+
+
+def _place(finding: Finding) -> tuple[int, int, bool]:
+    """Order by the text; of what stands at one place, an import comes first."""
+    return finding.line, finding.column, finding.rule != "import"
+
+
+def _in_characters(code: str, found: list[Finding]) -> Iterator[Finding]:
+    """Yield `found` with columns in characters: the tree counts the bytes of UTF-8."""
+    lines = [line.encode() for line in re.split(r"\r\n|\r|\n", code)]
+    for each in found:
+        before = lines[each.line - 1][: each.column].decode(errors="ignore")
+        yield replace(each, column=len(before))
 
 
 class _Check:
@@ -46,16 +54,26 @@ class _Check:
         self._nodes = list(ast.walk(tree))
         self._rules = rules
         self._names: dict[str, str] = {}  # what a name stands for, by its dotted origin
+        self._origins: dict[_Reference, str] = {}
         self._imported: set[str] = set()
 
     def run(self) -> Iterator[Finding]:
         for _ in range(2):  # an alias of an alias may come first in the walk
+            self._origins.clear()
             for node in self._nodes:
                 self._trace(node)
-        self._imported = {name.partition(".")[0] for name in self._names.values()}
-        inner = {id(node.value) for node in self._nodes if isinstance(node, ast.Attribute)}
+        self._origins.clear()
+        self._imported = {name.partition(".")[0] for name in self._modules()}
+        inner = {node.value for node in self._nodes if isinstance(node, ast.Attribute)}
         for node in self._nodes:
-            yield from self._look(node, is_inner=id(node) in inner)
+            yield from self._look(node, is_inner=node in inner)
+
+    def _modules(self) -> Iterator[str]:
+        """Yield what was imported, under a name or without one."""
+        yield from self._names.values()
+        for node in self._nodes:
+            if isinstance(node, ast.Call) and self._origin(node.func) in _IMPORTERS:
+                yield self._origin(node)
 
     # aliases
 
@@ -63,28 +81,41 @@ class _Check:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
-                self._names[alias.asname or top] = alias.name if alias.asname else top
+                self._bind(alias.asname or top, alias.name if alias.asname else top)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
-                self._names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            origin = self._origin(node.value)
-            for target in targets:
-                if origin and isinstance(target, ast.Name):
-                    self._names[target.id] = origin
+                self._bind(alias.asname or alias.name, f"{_module(node)}.{alias.name}")
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value:
+            self._assign(node.target, node.value)
 
-    def _origin(self, node: ast.AST) -> str:
+    def _bind(self, name: str, origin: str) -> None:
+        if origin:
+            self._names[name] = origin[:_NAME_CHARACTERS]
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, self._origin(value))
+        elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            for name, each in zip(target.elts, value.elts, strict=False):
+                if isinstance(name, ast.Name):
+                    self._bind(name.id, self._origin(each))
+
+    def _origin(self, node: ast.expr) -> str:
         """Return the dotted name that an expression stands for, as far as it can be told."""
-        attributes: list[str] = []
-        while isinstance(node, ast.Attribute):
-            attributes.append(node.attr)
-            node = node.value
-        if isinstance(node, ast.Call) and self._origin(node.func) in _IMPORTERS:
-            base = _text(node.args[0]) if node.args else None
+        chain: list[_Reference] = []
+        while isinstance(node, _Reference) and node not in self._origins:
+            chain.append(node)
+            node = node.value if isinstance(node, ast.Attribute) else node.func
+        if isinstance(node, _Reference):
+            origin = self._origins[node]
         else:
-            base = self._names.get(node.id, node.id) if isinstance(node, ast.Name) else None
-        return ".".join([base, *reversed(attributes)]) if base else ""
+            origin = self._names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+        for each in reversed(chain):
+            origin = self._origins[each] = _step(each, origin)[:_NAME_CHARACTERS]
+        return origin
 
     # findings
 
@@ -93,13 +124,15 @@ class _Check:
             for alias in node.names:
                 yield from self._import(alias.name, node)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from self._import(node.module, node)
+            yield from self._from(_module(node), node)
         elif isinstance(node, ast.Attribute):
             yield from self._attribute(node, is_inner=is_inner)
         elif isinstance(node, ast.Name):
             yield from self._name(node)
         elif isinstance(node, ast.Call):
             yield from self._call(node)
+        elif isinstance(node, ast.MatchClass):
+            yield from (_walk(node, name) for name in node.kwd_attrs if name in WALKS)
 
     def _is_blocked(self, module: str) -> bool:
         """Tell whether `module` came from an import, and may not."""
@@ -108,30 +141,42 @@ class _Check:
 
     def _import(self, module: str, node: ast.expr | ast.stmt) -> Iterator[Finding]:
         if self._rules.forbids_import(module):
-            top = module if module in self._rules.blocked_imports else module.partition(".")[0]
-            yield _at(node, "import", top, "it reaches beyond a computation")
+            named = module if module in self._rules.blocked_imports else module.partition(".")[0]
+            yield _at(node, "import", named, self._rules.reason_of_import(module))
+
+    def _from(self, module: str, node: ast.ImportFrom) -> Iterator[Finding]:
+        """Judge `from os import path` as os, and as os.path where that alone is blocked."""
+        inside = [f"{module}.{alias.name}" for alias in node.names]
+        if self._rules.forbids_import(module) and not all(
+            name in self._rules.allowed_imports for name in inside
+        ):
+            yield from self._import(module, node)
+        else:
+            for name in inside:
+                if name in self._rules.blocked_imports:
+                    yield from self._import(name, node)
 
     def _attribute(self, node: ast.Attribute, *, is_inner: bool) -> Iterator[Finding]:
-        if node.attr in _WALKS:
-            yield _at(node, "dunder", node.attr, _WALKS[node.attr])
+        if node.attr in WALKS:
+            yield _walk(node, node.attr)
         origin = self._origin(node)
         module = origin.rpartition(".")[0]
-        known = module.partition(".")[0] in {
-            name.partition(".")[0] for name in self._names.values()
-        }
-        if module and known and not is_inner and self._rules.forbids_import(module):
-            yield _at(node, "attribute", origin, "it belongs to a blocked module")
+        if not is_inner and self._is_blocked(module):
+            yield self._member(node, origin)
         elif module == "builtins" and node.attr in self._rules.blocked_builtins:
-            yield _at(node, "builtin", node.attr, "a blocked builtin by another way")
+            yield _at(node, "builtin", node.attr, reason_of_builtin(node.attr))
+
+    def _member(self, node: ast.expr, origin: str) -> Finding:
+        return _at(node, "attribute", origin, self._rules.reason_of_import(origin))
 
     def _name(self, node: ast.Name) -> Iterator[Finding]:
         origin = self._names.get(node.id, node.id)
         if node.id == "__builtins__":
-            yield _at(node, "dunder", node.id, _WALKS[node.id])
+            yield _walk(node, node.id)
         elif origin in self._rules.blocked_builtins and isinstance(node.ctx, ast.Load):
-            yield _at(node, "builtin", origin, "it runs text, opens files or reaches names")
+            yield _at(node, "builtin", origin, reason_of_builtin(origin))
         elif isinstance(node.ctx, ast.Load) and self._is_blocked(origin.rpartition(".")[0]):
-            yield _at(node, "attribute", origin, "it belongs to a blocked module")
+            yield self._member(node, origin)
 
     def _call(self, node: ast.Call) -> Iterator[Finding]:
         function = self._origin(node.func)
@@ -143,28 +188,59 @@ class _Check:
                 yield from self._import(module, node)
         elif function in _LOOKUPS and len(node.args) > 1:
             yield from self._lookup(node, function)
+        elif function in _GETTERS:
+            yield from _getter(node, function)
 
     def _lookup(self, node: ast.Call, function: str) -> Iterator[Finding]:
         """Judge getattr(os, "system") as os.system, and a name made at run time as such."""
-        name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
-        if not isinstance(name, str):
-            yield _at(node, "dynamic", function, "the name that it looks up is made at run time")
-        elif name in _WALKS:
-            yield _at(node, "dunder", name, _WALKS[name])
-        elif self._is_blocked(self._origin(node.args[0])):
-            origin = f"{self._origin(node.args[0])}.{name}"
-            yield _at(node, "attribute", origin, "it belongs to a blocked module")
+        name = _constant(node.args[1])
+        if name is None:
+            yield _at(node, "dynamic", function, _AT_RUN_TIME)
+        elif name in WALKS:
+            yield _walk(node, name)
+        elif self._is_blocked(module := self._origin(node.args[0])):
+            yield self._member(node, f"{module}.{name}")
 
 
-def _text(node: ast.AST) -> str | None:
-    """Return the text of a constant, of constants joined by + included."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _text(node.left), _text(node.right)
-        return None if left is None or right is None else left + right
-    return None
+def _module(node: ast.ImportFrom) -> str:
+    return (node.module or "")[:_NAME_CHARACTERS]  # for each of many names it would be repeated
 
 
-def _at(node: ast.expr | ast.stmt, rule: str, what: str, reason: str) -> Finding:
-    return Finding(rule, what, reason, node.lineno, node.col_offset)
+def _getter(node: ast.Call, function: str) -> Iterator[Finding]:
+    """Judge attrgetter("a.b") by its parts; the arguments of methodcaller's method are none."""
+    for argument in node.args[:1] if function.endswith("methodcaller") else node.args:
+        name = _constant(argument)
+        if name is None:
+            yield _at(node, "dynamic", function, _AT_RUN_TIME)
+        else:
+            yield from (_walk(node, part) for part in name.split(".") if part in WALKS)
+
+
+def _step(node: _Reference, inner: str) -> str:
+    """Return what an attribute or a call stands for if what it is taken of stands for `inner`."""
+    if isinstance(node, ast.Attribute):
+        return f"{inner}.{node.attr}" if inner else ""
+    return (_text(node.args[0]) or "") if inner in _IMPORTERS and node.args else ""
+
+
+def _constant(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _text(node: ast.expr) -> str | None:
+    """Return the text of a constant, or of constants joined by +."""
+    parts: list[str | None] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts.append(_constant(node.right))
+        node = node.left
+    parts.append(_constant(node))
+    known = [part for part in reversed(parts) if part is not None]
+    return "".join(known) if len(known) == len(parts) else None
+
+
+def _walk(node: ast.expr | ast.pattern, name: str) -> Finding:
+    return _at(node, "dunder", name, WALKS[name])
+
+
+def _at(node: ast.expr | ast.stmt | ast.pattern, rule: str, what: str, reason: str) -> Finding:
+    return Finding(rule, what[:_NAME_CHARACTERS], reason, node.lineno, node.col_offset)

@@ -1,10 +1,13 @@
 """Source checks in a sandbox: off, as advice, enforced; the seeds' words."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from cellwright import Sandbox, SandboxStatus
+from cellwright import PolicyError, Sandbox, SandboxStatus
 from cellwright.policies.policy import Policy, Validation
+from cellwright.policies.source.check import MAX_CHARACTERS
 from tests.conftest import policy_named
 
 CODE = "import os\nos.getcwd()"
@@ -32,6 +35,51 @@ def test_what_is_enforced_is_rejected_before_anything_runs() -> None:
         assert result.error == "Blocked import: os"
         assert result.findings
         assert sandbox.execute("1 + 1").value == 2
+
+
+def test_padding_does_not_pass_where_findings_are_enforced(strict: Sandbox) -> None:
+    code = "1 + 1\n#" + " " * MAX_CHARACTERS
+    with Sandbox(policy=policy("enforce"), pool=0) as sandbox:
+        assert sandbox.execute(code).status is SandboxStatus.REJECTED
+    result = strict.execute(code)
+    assert result.ok
+    assert [each.rule for each in result.findings] == ["size"]
+
+
+NO_SENSE = [
+    {"mode": "Enforce"}, {"mode": None}, {"blocked_imports": "os"}, {"allowed_imports": [1]},
+    {"blocked_builtins": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", NO_SENSE, ids=str)
+def test_a_mode_or_list_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    """A mode with a typing error would enforce nothing."""
+    wrong = msgspec.structs.replace(policy("enforce"), validation=Validation(**given))
+    with pytest.raises(PolicyError, match=f"validation.{next(iter(given))}"):
+        Sandbox(policy=wrong)
+
+
+@pytest.mark.parametrize("name", ["blocked_imports", "blocked_builtins"])
+def test_one_name_is_no_list(name: str) -> None:
+    given: Any = {name: "os"}
+    with pytest.raises(PolicyError, match=f"{name}: must be a list"):
+        Sandbox(policy=policy("enforce"), **given)
+
+
+def test_lists_may_be_lists() -> None:
+    lists: Any = {"mode": "enforce", "blocked_imports": ["json"], "allowed_imports": []}
+    given = msgspec.structs.replace(policy("enforce"), validation=Validation(**lists))
+    with Sandbox(policy=given, pool=0) as sandbox:
+        assert sandbox.execute("import json").error == "Blocked import: json"
+
+
+def test_findings_are_in_the_json_of_a_result(strict: Sandbox) -> None:
+    first, _ = strict.execute(CODE).to_dict()["findings"]
+    assert first == {
+        "rule": "import", "what": "os", "reason": "reaches files, programs and the environment",
+        "line": 1, "column": 0,
+    }  # fmt: skip
 
 
 def test_off_is_off() -> None:

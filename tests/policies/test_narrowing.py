@@ -19,13 +19,15 @@ from cellwright.policies.policy import (
     check_policy,
     lies_in,
 )
+from cellwright.policies.source.findings import Rules
 
 PATHS = st.lists(
     st.sampled_from(["/srv", "/srv/a", "/srv/a/b", "/srvx", "/opt", "/usr/bin", "/usr"]),
     max_size=3,
     unique=True,
 ).map(tuple)
-NAMES = st.lists(st.sampled_from(["os", "sys", "json"]), max_size=2, unique=True).map(tuple)
+MODULES = ["os", "os.path", "sys", "json"]
+NAMES = st.lists(st.sampled_from(MODULES), max_size=2, unique=True).map(tuple)
 
 
 @st.composite
@@ -73,6 +75,32 @@ def test_a_policy_does_not_exceed_itself_and_narrowing_by_itself_changes_nothing
 @given(policies(), policies(), policies())
 def test_narrowing_twice_is_narrower(policy: Policy, by: Policy, again: Policy) -> None:
     assert exceeds(narrow(narrow(policy, by), again), narrow(policy, by)) == ()
+
+
+@given(policies(), policies(), st.sampled_from([*MODULES, "os.path.x", "re"]))
+def test_what_either_does_not_let_be_imported_the_lesser_does_not(
+    policy: Policy, by: Policy, module: str
+) -> None:
+    """Asked of the rules themselves: a list of allowed modules stands above one of blocked ones."""
+    lesser = narrow(policy, by)
+    if forbids(policy, module) or forbids(by, module):
+        assert forbids(lesser, module)
+    if forbids(by, module) and not forbids(policy, module):
+        assert exceeds(policy, by)
+
+
+def test_an_allowed_package_gives_way_to_a_module_in_it_that_is_blocked() -> None:
+    package = Policy(validation=Validation(allowed_imports=("os", "json")))
+    without = Policy(validation=Validation(blocked_imports=("os.path",)))
+    assert forbids(without, "os.path")
+    assert not forbids(package, "os.path")
+    assert narrow(package, without).validation.allowed_imports == ("json",)
+    assert exceeds(package, without)[-1] == "validation.allowed_imports: os is among them"
+
+
+def forbids(policy: Policy, module: str) -> bool:
+    given = policy.validation
+    return Rules(given.blocked_imports, given.allowed_imports).forbids_import(module)
 
 
 STRICT = Policy()
