@@ -1,4 +1,4 @@
-"""Switch each protection off in turn, in a scratch copy, and see who notices: writes MUTATIONS.md.
+"""Switch each protection off in turn, in a scratch copy, and see who notices: a table in README.md.
 
 Run from the root of the checkout: scripts/mutate-layers.  A protection whose absence no test and no
 payload notices is untested, and the command fails.
@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TABLE = Path(__file__).with_name("MUTATIONS.md")
+README = Path(__file__).with_name("README.md")
+_TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _SECONDS = 420
-_HEAD = """# Who notices
-
-Written by `scripts/mutate-layers`: {place}. Each protection was switched off in a scratch copy; the first test and the
-first payload, under the profile `standard`, that failed then. `-`: no payload alone notices, because other layers stop it
-all the same. A failure that comes first may be that of building a cell at all: without the layer, nothing runs.
+_HEAD = """
+{place}:
 
 | protection | in | test | payload |
 |---|---|---|---|
@@ -117,7 +115,8 @@ def main() -> None:
 
 def write(rows: list[str]) -> None:
     place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
-    TABLE.write_text(_HEAD.format(place=place) + "\n".join(rows) + "\n")
+    table = _HEAD.format(place=place) + "\n".join(rows) + "\n\n"
+    README.write_text(_TABLE.sub(lambda _: table, README.read_text()))
 
 
 if __name__ == "__main__":
