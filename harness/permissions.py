@@ -41,7 +41,7 @@ _SHELLS = (
 )
 _DOT_NAMES = 10_000  # more hidden entries than this are too many to cover one by one
 _LINE_BYTES = 256
-_OWN_TASKS = 2  # init, and the guest's own process
+_OWN_TASKS = 1  # the program's own process
 
 
 def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:

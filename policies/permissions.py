@@ -49,7 +49,7 @@ class NetworkPermission:
 class ProcessPermission:
     """Programs by globs of their names; denied beats allowed, and what is not allowed does not exist
     in the cell.  Shells are none of them unless `allow_shell`.  `max_processes` counts processes and
-    threads besides the cell's own two."""
+    threads besides the program's own."""
 
     allow_subprocess: bool = False
     allow_shell: bool = False

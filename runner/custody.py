@@ -1,4 +1,4 @@
-"""A cell from its birth to its end, as launcher and init report it on the status channel.
+"""A cell from its birth to its end, as it is reported on the status channel.
 
 Their word is trusted.  Should it make no sense all the same, that is our bug and said so.
 """
@@ -18,7 +18,6 @@ from .messages import Ended, Entered, Forked, Listening, Mounted, Reaped, Status
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
-_OWN_END_SECONDS = 1.0  # of a guest that has said that it ended
 _WITH_DESCRIPTOR = (Forked, Mounted, Listening)
 
 
@@ -84,22 +83,9 @@ class Custody:
         elif isinstance(message, Reaped):
             self.reaped = message
         elif self._entered:
-            raise InternalError(f"init failed while the cell ran: {message.message}")
+            raise InternalError(f"it failed while the cell ran: {message.message}")
         else:
             raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
-
-    def await_own_end(self) -> None:
-        """Give the guest a moment to end by itself, where only wait4(2) tells what it used.
-
-        An init that is killed ignores SIGCHLD from then on, and nobody counts its children
-        (zap_pid_ns_processes, kernel/pid_namespace.c).
-        """
-        deadline = time.monotonic() + _OWN_END_SECONDS
-        while self.reaped is None:
-            patience = max(0.0, deadline - time.monotonic())
-            if not select.select([self.cell.status], [], [], patience)[0]:
-                return
-            self.receive()
 
     def retire(self) -> Reaped:
         """Kill what is left of the cell and wait until nothing of it runs."""

@@ -55,7 +55,7 @@ class Generation:
             self.boot = self._boot_frame(spawned.executable)
             self._shown = Shown(self.boot)
             self.launcher.boot(self.boot)
-            self.tree.admit(*self.launcher.pids(), self.boot.host_uid)
+            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
         except BaseException:
             self.launcher.close()
             self.tree.close()

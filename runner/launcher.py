@@ -2,9 +2,9 @@
 
 Started by the supervisor as `python -I -S` with an empty environment and one SOCK_SEQPACKET socket
 as descriptor 3.  It imports first, builds the root that all its cells share, gives up root if it had
-it, and from then on only forks.  It is two processes: a keeper, which watches the supervisor, and
-under it the launcher proper, pid 1 of a pid namespace that holds all its cells, so that its end, for
-whatever reason, is the end of them all.
+it, and from then on only forks.  It is three processes: a keeper, which watches the supervisor; under
+it the nursery, which makes the inits of cells and is pid 1 of a pid namespace that holds them all, so
+that its end, for whatever reason, is the end of everything; and the launcher proper, which forks.
 """
 
 import contextlib
@@ -14,24 +14,23 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 from . import channel
 from .cell import interpreter, privileges
 from .cell.enter import Descriptors, Site
-from .cell.init import Guest, run_cell
+from .cell.guest import Guest, become_guest
+from .inits import Init, Inits, Nursery
 from .kernel import privileges as kernel
 from .kernel import processes
-from .messages import Boot, Failed, Fork, Forked, Reaped, Status, decode, encode
+from .messages import Boot, Ended, Failed, Fork, Forked, Reaped, Status, decode, encode
 from .root import enter_new_root
 
 _CONTROL = 3
 _BOOT_BYTES = 4 * 1024 * 1024
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
-_CELL_NAMESPACES = (
-    processes.CLONE_NEWNS | processes.CLONE_NEWPID | processes.CLONE_NEWNET
-    | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS
-)  # fmt: skip
 
 
 def main(own_paths: int) -> NoReturn:
@@ -53,8 +52,10 @@ def main(own_paths: int) -> NoReturn:
         if pid:
             _keep(pid, sock, boot.host_uid)
         site = _settle(boot)
+        inits = _part_from_nursery(site)
+        interpreter.prepare(boot.plan.environment)
         channel.send(sock, encode(Forked()))
-        _Launcher(site, sock, keeper).serve()
+        _Launcher(site, sock, inits, keeper).serve()
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
@@ -103,7 +104,6 @@ def _enter_user_namespace() -> None:
 
 def _settle(boot: Boot) -> Site:
     """Build the shared root, give up root, and become single-minded."""
-    privileges.set_process_name("cell-launcher")
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     root = _is_root()
@@ -113,40 +113,54 @@ def _settle(boot: Boot) -> Site:
         privileges.become(boot.host_uid)
         _enter_user_namespace()
         processes.unshare(processes.CLONE_NEWNS)
-    processes.unshare(processes.CLONE_NEWUTS)
-    kernel.sethostname(boot.plan.hostname)  # each cell's own uts namespace starts as a copy
-    interpreter.prepare(boot.plan.environment)
+    # Namespaces of its own, to come home to; each cell's uts namespace starts as a copy.
+    processes.unshare(processes.CLONE_NEWNET | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS)
+    kernel.sethostname(boot.plan.hostname)
     return Site(boot.plan, proc, _LAUNCHER_ID, last_capability)
 
 
-def _keep(launcher: int, sock: socket.socket, host_uid: int) -> NoReturn:
-    """Wait until the launcher ends or the supervisor is gone, and leave nothing behind."""
+def _part_from_nursery(site: Site) -> Inits:
+    """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
+    nursery, launcher = channel.pair()
+    if os.fork():
+        Nursery(launcher, site.host_proc).serve(site.last_capability, site.plan.init_filter)
+    privileges.set_process_name("cell-launcher")
+    launcher.close()
+    return Inits(nursery, site.host_proc)
+
+
+def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:
+    """Wait until the nursery ends or the supervisor is gone, and leave nothing behind."""
     if os.geteuid() == 0:
         privileges.become(host_uid)
-    pidfd = os.pidfd_open(launcher)
+    pidfd = os.pidfd_open(nursery)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(sock, 0)  # only POLLHUP: what the supervisor says is the launcher's to read
     while not any(descriptor == pidfd for descriptor, _ in poll.poll()):
-        os.kill(launcher, signal.SIGKILL)  # works on a stopped launcher too
+        os.kill(nursery, signal.SIGKILL)  # works on a stopped launcher too
         poll.unregister(sock)
-    os.waitpid(launcher, 0)
+    os.waitpid(nursery, 0)
     os._exit(0)
 
 
-class _Born(NamedTuple):
-    pid: int
-    pidfd: int
+class _Cell(NamedTuple):
+    """A cell as the launcher knows it."""
+
+    init: Init
+    guest: int
+    guest_pidfd: int
     status: socket.socket
 
 
 class _Launcher:
     """Forks a cell per Fork frame, reaps it, and says so on the cell's status channel."""
 
-    def __init__(self, site: Site, sock: socket.socket, keeper: int) -> None:
+    def __init__(self, site: Site, sock: socket.socket, inits: Inits, keeper: int) -> None:
         self._site = site
         self._sock = sock
-        self._cells: dict[int, _Born] = {}
+        self._inits = inits
+        self._ends: dict[int, Callable[[], None]] = {}  # pidfd -> what to do once it has ended
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._keeper = keeper
@@ -159,7 +173,8 @@ class _Launcher:
                 if descriptor == self._keeper:
                     return
                 if descriptor != self._sock.fileno():
-                    self._reap(self._cells.pop(descriptor))
+                    self._poll.unregister(descriptor)
+                    self._ends.pop(descriptor)()
                 elif not self._serve_one():
                     return
 
@@ -181,24 +196,36 @@ class _Launcher:
     def _fork(self, descriptors: Descriptors, cgroup: int | None, *, parked: bool) -> None:
         status = socket.socket(fileno=descriptors.status)
         try:
-            pid, pidfd = processes.clone3(_CELL_NAMESPACES, cgroup)
+            pid, pidfd, init = self._inits.fork(cgroup)
         except OSError as error:
             _tell(status, Failed(error.errno or 0, f"{error.filename}: {error.strerror}"))
             status.close()
             return
         if pid == 0:
             rehearse = interpreter.rehearse if parked else None
-            run_cell(self._site, descriptors, Guest(rehearse, interpreter.serve))
-        _tell(status, Forked(), (pidfd,))
-        self._cells[pidfd] = _Born(pid, pidfd, status)
+            become_guest(self._site, descriptors, Guest(rehearse, interpreter.serve))
+        _tell(status, Forked(), (init.pidfd,))
+        self._at_end_of(pidfd, partial(self._reap_guest, _Cell(init, pid, pidfd, status)))
+
+    def _at_end_of(self, pidfd: int, do: Callable[[], None]) -> None:
+        self._ends[pidfd] = do
         self._poll.register(pidfd, select.POLLIN)
 
-    def _reap(self, born: _Born) -> None:
-        self._poll.unregister(born.pidfd)
-        _, _, usage = os.wait4(born.pid, 0)
-        _tell(born.status, Reaped(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
-        os.close(born.pidfd)
-        born.status.close()
+    def _reap_guest(self, cell: _Cell) -> None:
+        """The guest's main process has ended, and with it the cell."""
+        _, wait_status, usage = os.wait4(cell.guest, 0)
+        os.close(cell.guest_pidfd)
+        _tell(cell.status, Ended(wait_status))
+        cell.init.kill()
+        used = Reaped(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
+        self._at_end_of(cell.init.pidfd, partial(_bury, cell, used))
+
+
+def _bury(cell: _Cell, used: Reaped) -> None:
+    """Nothing of the cell runs any more: init ends last."""
+    os.close(cell.init.pidfd)
+    _tell(cell.status, used)
+    cell.status.close()
 
 
 def _tell(status: socket.socket, frame: Status, descriptors: tuple[int, ...] = ()) -> None:

@@ -93,10 +93,10 @@ class Launcher:
             poll.register(self._sock, 0)
             return not poll.poll(0)
 
-    def pids(self) -> tuple[int, int]:
-        """Return (keeper, launcher proper)."""
-        children = Path(f"/proc/{self.keeper}/task/{self.keeper}/children").read_text().split()
-        return self.keeper, int(children[0])
+    def pids(self) -> tuple[int, int, int]:
+        """Return those of keeper, nursery and launcher proper."""
+        nursery = _first_child(self.keeper)
+        return self.keeper, nursery, _first_child(nursery)
 
     def close(self) -> None:
         """End it, and with it every cell; returns when nothing of it is left."""
@@ -107,6 +107,10 @@ class Launcher:
         os.close(self._stderr)
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.keeper, 0)
+
+
+def _first_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def _import_paths() -> list[str]:

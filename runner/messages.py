@@ -1,7 +1,8 @@
 """Every frame that crosses a process boundary, one type each (see README.md for who says what).
 
-Three channels, three levels of trust: the supervisor's word to the launcher, the word of launcher
-and init about a cell (status), and the talk with the guest (control), whose side is hostile.
+Three channels, three levels of trust: the supervisor's word to the launcher, what is said of a
+cell by the launcher and, before its program, the guest's process (status), and the talk with the
+guest (control), whose side is hostile.
 """
 
 import re
@@ -37,7 +38,7 @@ class Fork(_Frame, frozen=True):
     parked: bool  # it will wait for its program, so it may rehearse
 
 
-# launcher and init -> supervisor, on a cell's status channel
+# launcher, and the guest's process before its program -> supervisor, on a cell's status channel
 
 
 class Forked(_Frame, frozen=True):
@@ -64,7 +65,7 @@ class Failed(_Frame, frozen=True):
 
 
 class Ended(_Frame, frozen=True):
-    """The guest's main process ended, as waitpid(2) told init."""
+    """The guest's main process ended, as wait4(2) told the launcher."""
 
     wait_status: int
 

@@ -1,7 +1,9 @@
 """Cells prepared ahead of need, each used once.
 
 One thread makes cells and parks them, another takes down those that have served, so that a call has
-to do neither.  Where no cell is parked the caller makes one.
+to do neither.  Both wait until nobody has called for a moment, unless the pool is half empty or the
+backlog half full: calls in quick succession have the processors to themselves.  Where no cell is
+parked the caller makes one.
 """
 
 import contextlib
@@ -13,6 +15,8 @@ from typing import NamedTuple
 
 from ..policies.errors import CellwrightError
 from .custody import Custody
+
+_QUIET_SECONDS = 0.003  # after it, calls do not come in quick succession
 
 
 class PoolSettings(NamedTuple):
@@ -38,7 +42,7 @@ class Pool:
         self._served: deque[Custody] = deque()
         self._at_work = 0  # cells that a thread is making or taking down
         self._failed = False  # the last cell could not be made: wait until somebody asks for one
-        self._asked_at = time.monotonic()
+        self._asked_at = 0.0
         self._closed = False
         self._threads: list[threading.Thread] = []
         if settings.size:
@@ -70,7 +74,7 @@ class Pool:
     def settle(self) -> None:
         """Wait until every cell that served is gone and the pool is as full as it gets."""
         with self._changed:
-            self._asked_at = time.monotonic()
+            self._asked_at = time.monotonic() - _QUIET_SECONDS
             self._changed.notify_all()
             self._changed.wait_for(self._is_settled)
 
@@ -122,10 +126,19 @@ class Pool:
             self._served.append(self._parked.popleft())
             surplus -= 1
             self._changed.notify_all()
-        return surplus < 0 and not self._failed
+        if surplus >= 0 or self._failed:
+            return False
+        return len(self._parked) < self._settings.size / 2 or self._is_quiet()
+
+    def _wants_clearing(self) -> bool:
+        backlog = len(self._served)
+        return backlog > self._settings.size / 2 or (backlog > 0 and self._is_quiet())
+
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._asked_at >= _QUIET_SECONDS
 
     def _clear(self) -> None:
-        while self._wait_until(lambda: bool(self._served)):
+        while self._wait_until(self._wants_clearing):
             with self._changed:
                 custody = self._served.popleft()
             with contextlib.suppress(CellwrightError, OSError):
@@ -136,7 +149,8 @@ class Pool:
         """Wait for work; False once the pool is closed."""
         with self._changed:
             while not self._closed and not wanted():
-                self._changed.wait(self._settings.idle_seconds)
+                idle = self._is_quiet()
+                self._changed.wait(self._settings.idle_seconds if idle else _QUIET_SECONDS)
             self._at_work += 1
             return not self._closed
 

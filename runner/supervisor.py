@@ -112,8 +112,6 @@ class Supervisor:
             captures = _captures(custody, limits.output_bytes, on_output)
             work = Work(_program(request), request.stdin or b"", limits, captures, cancel)
             seen = Supervision(custody, work).run()
-            if custody.cell.cgroup.cpu_seconds() is None:
-                custody.await_own_end()
             custody.cell.kill_init()
             counted = _count(custody, seen)
         finally:

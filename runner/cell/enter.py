@@ -1,10 +1,8 @@
 """The security story of a cell: `enter`, in order, with the reason where the order matters.
 
-The cell's first process, which becomes its init, was forked from the launcher into fresh mount, pid,
-net, ipc and uts namespaces.  It forks the guest's process at once, and then both confine themselves,
-side by side and by the same steps; the guest's program waits for both.  Those namespaces belong to
-the launcher's user namespace while each process ends in a user namespace of its own that owns
-nothing: whatever capability a guest regained, it would have no power over them.
+The guest's process was forked from the launcher into fresh mount, pid, net, ipc and uts namespaces.
+Those belong to the launcher's user namespace, while the guest ends in a user namespace of its own
+that owns nothing: whatever capability it regained, it would have no power over them.
 """
 
 import fcntl
@@ -34,7 +32,7 @@ Tell = Callable[[Mounted | Listening, int], None]
 class Descriptors(NamedTuple):
     """What crosses into a cell, by name; everything else is closed."""
 
-    status: int  # set-up errors and the end of the guest; never the guest's
+    status: int  # how far it has come, and set-up errors; never the program's
     control: int  # the guest's talk with the supervisor
     stdin: int
     stdout: int
@@ -51,23 +49,33 @@ class Site(NamedTuple):
     last_capability: int
 
 
-def enter(site: Site, descriptors: Descriptors) -> None:
-    """Do what both processes of the cell share.  This and the next two raise OSError: no cell then."""
+def enter(site: Site, descriptors: Descriptors, tell: Tell) -> None:
+    """Confine this process behind every layer, and hand over what the supervisor keeps of it.
+
+    Raises OSError if the kernel refuses a step; there is no cell then.
+    """
+    plan = site.plan
     # First: other cells' descriptors came with the fork.
-    _keep_only(descriptors, site.plan.open_files, site.host_proc)
+    _keep_only(descriptors, plan.open_files, site.host_proc)
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
-
-
-def confine_guest(site: Site, tell: Tell) -> None:
-    """Confine the guest's process behind every layer, and hand over what the supervisor keeps of it."""
-    plan = site.plan
     os.setsid()  # no terminal, and signals of no foreign process group
     tell(Mounted(), _mount_own_filesystems(plan))
     if plan.loopback:
         _bring_loopback_up()
+    privileges.make_dumpable()  # the launcher is not, and our id maps are ours to write only if we are
     _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
-    _lock_down(site, plan.path_rules)
+    os.close(site.host_proc)  # the last sight of anything outside
+    _limit_resources(plan.rlimits)
+    privileges.give_up_all(site.last_capability)  # sets no_new_privs, for Landlock and seccomp
+    os.umask(0o022)
+    os.chdir("/workspace")
+    if plan.landlock_abi:
+        _fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
+    _filter_system_calls(plan, tell)  # last: it refuses most of the above
+
+
+def _filter_system_calls(plan: Plan, tell: Tell) -> None:
     if plan.refusals:
         # The filter allows one more descriptor to be sent, on the status channel alone.
         tell(Listening(), kernel.install_with_listener(plan.guest_filter))
@@ -76,26 +84,6 @@ def confine_guest(site: Site, tell: Tell) -> None:
     # How many descriptors a uid may have on their way is judged by the sender's RLIMIT_NOFILE, and
     # another cell may have used up a low one (unix(7)): so this limit comes after they were sent.
     _limit_resources((("NOFILE", plan.open_files),))
-
-
-def confine_init(site: Site) -> None:
-    """Confine init, which needs no file at all and a handful of system calls."""
-    _enter_user_namespace(site)
-    privileges.make_undumpable()  # after the id maps, which are written through its own /proc
-    _limit_resources((("NOFILE", site.plan.open_files),))
-    _lock_down(site, ())
-    kernel.install_seccomp_filter(site.plan.init_filter)
-
-
-def _lock_down(site: Site, rules: tuple[PathRule, ...]) -> None:
-    """Do what both have in common before the filter, which is last: it refuses most of this."""
-    os.close(site.host_proc)  # the last sight of anything outside
-    _limit_resources(site.plan.rlimits)
-    privileges.give_up_all(site.last_capability)  # sets no_new_privs, for Landlock and seccomp
-    os.umask(0o022)
-    os.chdir("/workspace" if rules else "/")
-    if site.plan.landlock_abi:
-        _fence_paths(site.plan.landlock_abi, rules, deny_tcp=not site.plan.loopback)
 
 
 def _keep_only(descriptors: Descriptors, status: int, host_proc: int) -> None:

@@ -14,6 +14,7 @@ from ..kernel import privileges as kernel
 # A process with no capability could regain one by exec of a set-uid-root file or by setuid; these
 # bits end both, and their locks cannot be undone (capabilities(7), "The securebits flags").
 _NO_CAP_AMBIENT_RAISE_AND_LOCK = 0x40 | 0x80
+_CAP_SYS_ADMIN = 21  # linux/capability.h
 _SECUREBITS = (
     prctl.SECBIT_NOROOT
     | prctl.SECBIT_NOROOT_LOCKED
@@ -32,6 +33,11 @@ def set_process_name(name: str) -> None:
 def make_undumpable() -> None:
     """Hide memory, environment and descriptors of this process from others of its uid (ptrace(2))."""
     prctl.set_dumpable(0)
+
+
+def make_dumpable() -> None:
+    """Undo that, in a process that was forked from one that hides."""
+    prctl.set_dumpable(1)
 
 
 def map_ids(proc: int, inside: int, outside_uid: int, outside_gid: int) -> None:
@@ -58,6 +64,14 @@ def give_up_all(last_capability: int) -> None:
     kernel.drop_bounding_set(last_capability)
     kernel.set_securebits(_SECUREBITS)  # python-prctl does not know the ambient bits
     kernel.clear_capabilities()
+    prctl.set_no_new_privs(1)
+
+
+def keep_only_sys_admin(last_capability: int) -> None:
+    """Give up every capability but the one that new namespaces need, of this process's own user
+    namespace, and any way to another; for a process that never executes a program."""
+    kernel.drop_bounding_set(last_capability)
+    kernel.clear_capabilities(but=_CAP_SYS_ADMIN)
     prctl.set_no_new_privs(1)
 
 

@@ -55,8 +55,8 @@ class CgroupTree(Protocol):
 
     def create(self, name: str, caps: Caps) -> Cgroup: ...
 
-    def admit(self, keeper: int, launcher: int, uid: int) -> None:
-        """Let the launcher, which runs as `uid`, put cells into cgroups of this tree."""
+    def admit(self, pids: tuple[int, ...], uid: int) -> None:
+        """Let those who make cells, `pids` that run as `uid`, put them into cgroups of this tree."""
 
     def close(self) -> None:
         """Remove what is left of the tree."""
@@ -96,7 +96,7 @@ class NoCgroups:
     def create(self, name: str, caps: Caps) -> Cgroup:
         return NoCgroup()
 
-    def admit(self, keeper: int, launcher: int, uid: int) -> None:
+    def admit(self, pids: tuple[int, ...], uid: int) -> None:
         return
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class CgroupTreeV1:
     def create(self, name: str, caps: Caps) -> Cgroup:
         return CgroupV1({key: path / name for key, path in self._directories.items()}, caps)
 
-    def admit(self, keeper: int, launcher: int, uid: int) -> None:
+    def admit(self, pids: tuple[int, ...], uid: int) -> None:
         """Nothing to do: a cell joins through descriptors that we opened (CVE-2021-4197's fix made
         the opener's rights count)."""
 

@@ -104,12 +104,12 @@ class CgroupTreeV2:
             for name in CONTROLLERS
         }
 
-    def admit(self, keeper: int, launcher: int, uid: int) -> None:
-        """Move the launcher out of the way of the "no internal processes" rule and switch the
+    def admit(self, pids: tuple[int, ...], uid: int) -> None:
+        """Move who makes cells out of the way of the "no internal processes" rule and switch the
         controllers on for the cells beside it."""
         self._owner = uid
         self._launcher_directory.mkdir(exist_ok=True)
-        for pid in (keeper, launcher):
+        for pid in pids:
             write(self._launcher_directory / "cgroup.procs", str(pid))
         enabled = " ".join(f"+{name}" for name in sorted(self._controllers))
         write(self._directory / "cgroup.subtree_control", enabled)

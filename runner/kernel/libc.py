@@ -8,6 +8,10 @@ import os
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 prctl = _libc.prctl  # bare, for the one loop that makes forty calls of it in every cell
+# What CPython does around fork(2) (docs.python.org/3/c-api/sys.html); they answer nothing.
+before_fork = _libc.PyOS_BeforeFork
+after_fork_parent = _libc.PyOS_AfterFork_Parent
+after_fork_child = _libc.PyOS_AfterFork_Child
 
 # Numbers from 424 on are the same on every architecture (asm-generic/unistd.h, syscall_64.tbl).
 NUMBERS: dict[str, int] = {
@@ -60,6 +64,11 @@ def _checked(result: int, name: str, about: str | None) -> int:
 def address(buffer: ctypes.Array[ctypes.c_char]) -> int:
     """Return where `buffer` lies, for structures that hold pointers."""
     return ctypes.addressof(buffer)
+
+
+def function(name: str) -> int:
+    """Return where the C library's function `name` lies."""
+    return ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value or 0
 
 
 def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:

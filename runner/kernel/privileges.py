@@ -25,10 +25,14 @@ def set_securebits(bits: int) -> None:
     libc.call("prctl", _PR_SET_SECUREBITS, bits, 0, 0, 0)
 
 
-def clear_capabilities() -> None:
-    """Empty the effective, permitted and inheritable sets (capset(2)); ambient follows."""
+def clear_capabilities(but: int | None = None) -> None:
+    """Empty the effective, permitted and inheritable sets (capset(2)); ambient follows.
+
+    `but` is a capability below 32 that stays effective and permitted.
+    """
+    kept = 0 if but is None else 1 << but
     header = libc.buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
-    libc.syscall("capset", header, libc.buffer(bytes(24)))
+    libc.syscall("capset", header, libc.buffer(struct.pack("=6I", kept, kept, 0, 0, 0, 0)))
 
 
 def sethostname(name: str) -> None:

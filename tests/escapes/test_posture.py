@@ -12,6 +12,7 @@ from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("root")
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+HELD_BY_INIT = ("ipc", "net", "pid", "uts")
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 DEVICES = ("full", "null", "random", "urandom", "zero")
 
@@ -19,10 +20,14 @@ DEVICES = ("full", "null", "random", "urandom", "zero")
 class Living:
     """The pids of a cell in which a program waits, as the host sees them."""
 
-    def __init__(self, sandbox: Sandbox, init: int) -> None:
-        self.keeper, self.launcher = sandbox._supervisor.generation.launcher.pids()
-        self.init = init
-        (self.guest,) = children(init)
+    def __init__(self, sandbox: Sandbox, guest: int) -> None:
+        self.keeper, self.nursery, self.launcher = sandbox._supervisor.generation.launcher.pids()
+        self.guest = guest
+        self.init = next(
+            child
+            for child in children(self.nursery)
+            if os.readlink(f"/proc/{child}/ns/pid") == os.readlink(f"/proc/{guest}/ns/pid")
+        )
 
 
 def children(pid: int) -> list[int]:
@@ -43,7 +48,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def cell(sandbox: Sandbox) -> Iterator[Living]:
-    launcher = sandbox._supervisor.generation.launcher.pids()[1]
+    launcher = sandbox._supervisor.generation.launcher.pids()[2]
     parked = children(launcher)
     run = sandbox.start("import threading\nprint('up', flush=True)\nthreading.Event().wait(60)")
     next(run.output())
@@ -61,13 +66,32 @@ def test_ids_and_privileges(cell: Living) -> None:
             assert len(ids) == 1
             assert int(ids.pop()) >= 0x70000000
             assert seen["Groups"] == ""
-            assert {seen[name] for name in CAPABILITIES} == {"0" * 16}
             assert (seen["NoNewPrivs"], seen["Seccomp"], seen["Seccomp_filters"]) == ("1", "2", "1")
             assert seen["TracerPid"] == "0"
+    assert {status(cell.guest)[name] for name in CAPABILITIES} == {"0" * 16}
+
+
+@pytest.mark.parametrize("process", ["init", "nursery"])
+def test_who_makes_namespaces_may_do_only_that(cell: Living, process: str) -> None:
+    seen = status(getattr(cell, process))
+    assert {seen[name] for name in ("CapPrm", "CapEff")} == {f"{1 << 21:016x}"}  # CAP_SYS_ADMIN
+    assert {seen[name] for name in ("CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (seen["NoNewPrivs"], seen["Seccomp"]) == ("1", "2")
+    assert os.stat(f"/proc/{getattr(cell, process)}/mem").st_uid == 0  # not dumpable: proc(5)
+    assert os.readlink(f"/proc/{getattr(cell, process)}/ns/user") != os.readlink(
+        "/proc/self/ns/user"
+    )
+
+
+def test_init_has_executed_nothing(cell: Living) -> None:
+    """It is where the clone left it: in pause, having been put to sleep once."""
+    assert Path(f"/proc/{cell.init}/syscall").read_text().split()[0] in ("34", "73")  # pause, ppoll
+    seen = status(cell.init)
+    assert int(seen["voluntary_ctxt_switches"]) + int(seen["nonvoluntary_ctxt_switches"]) <= 2
 
 
 def test_the_processes_that_make_cells_are_not_root(cell: Living) -> None:
-    for pid in (cell.keeper, cell.launcher):
+    for pid in (cell.keeper, cell.nursery, cell.launcher):
         ids = set(status(pid)["Uid"].split())
         assert len(ids) == 1
         assert int(ids.pop()) >= 0x70000000
@@ -77,10 +101,9 @@ def test_the_processes_that_make_cells_are_not_root(cell: Living) -> None:
 
 def test_id_maps_have_one_id(cell: Living) -> None:
     outside = status(cell.guest)["Uid"].split()[0]
-    for pid in (cell.init, cell.guest):
-        for name in ("uid_map", "gid_map"):
-            assert Path(f"/proc/{pid}/{name}").read_text().split() == ["1000", outside, "1"]
-        assert Path(f"/proc/{pid}/setgroups").read_text() == "deny\n"
+    for name in ("uid_map", "gid_map"):
+        assert Path(f"/proc/{cell.guest}/{name}").read_text().split() == ["1000", outside, "1"]
+    assert Path(f"/proc/{cell.guest}/setgroups").read_text() == "deny\n"
 
 
 def test_every_namespace_differs_from_the_hosts_and_the_launchers(cell: Living) -> None:
@@ -91,8 +114,7 @@ def test_every_namespace_differs_from_the_hosts_and_the_launchers(cell: Living) 
     init, guest = namespaces(cell.init), namespaces(cell.guest)
     for kind in NAMESPACES:
         assert guest[kind] not in (host[kind], launcher[kind]), kind
-        # each process of the cell has a user namespace of its own and shares the others
-        assert (guest[kind] == init[kind]) == (kind != "user"), kind
+        assert (guest[kind] == init[kind]) == (kind in HELD_BY_INIT), kind
 
 
 def test_the_mounts_are_these_and_no_others(cell: Living, sandbox: Sandbox) -> None:
@@ -118,12 +140,15 @@ def test_the_descriptors_are_these_and_no_others(cell: Living) -> None:
         return {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
 
     assert kinds(cell.guest) == {"0": "pipe", "1": "pipe", "2": "pipe", "3": "socket"}
-    assert sorted(kinds(cell.init).values()) == ["anon_inode", "socket"]
+    assert "socket" in kinds(cell.nursery).values()
+    # The launcher's socket and its /proc; an init's shares the table, and nothing can get at it.
+    assert len(kinds(cell.init)) <= 3
+    assert kinds(cell.init) == kinds(cell.nursery)
 
 
 def test_nothing_of_the_environment_or_the_checkout_shows(cell: Living) -> None:
     here = str(Path(__file__).parents[2]).encode()
-    for pid in (cell.keeper, cell.launcher, cell.init, cell.guest):
+    for pid in (cell.keeper, cell.nursery, cell.launcher, cell.init, cell.guest):
         assert Path(f"/proc/{pid}/environ").read_bytes() == b""
         assert here not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -147,7 +172,7 @@ def test_the_working_directory_and_root_are_the_cells(cell: Living) -> None:
 
 
 @pytest.mark.needs("cgroup")
-def test_both_processes_are_in_the_cells_cgroup(cell: Living) -> None:
-    paths = [Path(f"/proc/{pid}/cgroup").read_text() for pid in (cell.init, cell.guest)]
-    assert paths[0] == paths[1]
-    assert "/cell-" in paths[0]
+def test_the_guest_is_in_the_cells_cgroup_and_init_is_not(cell: Living) -> None:
+    """Init shares the nursery's memory: a guest out of memory must not be its end."""
+    assert "/cell-" in Path(f"/proc/{cell.guest}/cgroup").read_text()
+    assert "/cell-" not in Path(f"/proc/{cell.init}/cgroup").read_text()

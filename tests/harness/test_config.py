@@ -128,7 +128,7 @@ MISTAKES = {
     "env with =": ({"environment": {"A=B": "c"}}, "environment"),
     "env with newline": ({"environment": {"A": "b\nc"}}, "environment"),
     "too little memory": ({"max_memory_mb": 1}, "memory"),
-    "too few processes": ({"max_processes": 1}, "processes"),
+    "too few processes": ({"max_processes": 0}, "processes"),
 }  # fmt: skip
 
 

@@ -240,6 +240,6 @@ def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
 
 
 def _children_of_launcher(sandbox: Sandbox) -> int:
-    pid = sandbox._supervisor.generation.launcher.pids()[1]
+    pid = sandbox._supervisor.generation.launcher.pids()[2]
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return len(file.read().split())

@@ -612,7 +612,7 @@ def test_a_forked_child_is_refused_and_cannot_end_its_parents_cells() -> None:
         assert sandbox.execute("1 + 1").value == 2
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["keeper", "launcher"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
 def test_a_killed_launcher_is_replaced(which: int) -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         assert sandbox.execute("1 + 1").value == 2

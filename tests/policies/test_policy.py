@@ -105,9 +105,9 @@ def test_a_file_of_deep_nesting_is_a_policy_error(tmp_path) -> None:
         load_policy(str(tmp_path / "deep.toml"))
 
 
-GOOD = [("wall_seconds", 0.001), ("memory_bytes", 8 * MIB), ("cpus", 0.01), ("processes", 2),
+GOOD = [("wall_seconds", 0.001), ("memory_bytes", 8 * MIB), ("cpus", 0.01), ("processes", 1),
         ("output_bytes", 0), ("wall_seconds", 2**53), ("open_files", 16)]  # fmt: skip
-BAD = [("wall_seconds", 0), ("memory_bytes", 8 * MIB - 1), ("cpus", 0.009), ("processes", 1),
+BAD = [("wall_seconds", 0), ("memory_bytes", 8 * MIB - 1), ("cpus", 0.009), ("processes", 0),
        ("output_bytes", -1), ("wall_seconds", 2**53 + 2), ("wall_seconds", math.nan),
        ("wall_seconds", math.inf), ("wall_seconds", True), ("wall_seconds", None),
        ("wall_seconds", "3"), ("wall_seconds", 1j), ("wall_seconds", 10**400)]  # fmt: skip

@@ -209,7 +209,7 @@ def v2_tree(
 
 def test_v2_writes_the_caps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
-    tree.admit(os.getpid(), os.getpid(), os.geteuid())
+    tree.admit((os.getpid(),), os.geteuid())
     cgroup = tree.create("cell-0", CAPS)
     read = lambda file: (tmp_path / "ours/cell-0" / file).read_text()  # noqa: E731
     assert read("memory.max") == str(64 * MIB)
@@ -225,7 +225,7 @@ def test_v2_moves_the_launcher_aside_and_switches_controllers_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = v2_tree(tmp_path, monkeypatch)
-    tree.admit(12, 34, os.geteuid())
+    tree.admit((12, 34), os.geteuid())
     assert (tmp_path / "ours/launcher/cgroup.procs").read_text() in ("12", "34")
     assert (tmp_path / "ours/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
 
@@ -392,7 +392,7 @@ def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
             assert read("cpu", "cpu.max") == "50000 100000"
         assert read("pids", "pids.max") == "12"
         for directory in at.values():
-            assert len(processes_in(directory)) == 2, directory  # init and the guest
+            assert len(processes_in(directory)) == 1, directory  # the guest
         run.cancel()
         run.result()
         assert not any(directory.exists() for directory in at.values())
@@ -415,7 +415,8 @@ def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
     """systemd removes a scope with its last process: between our look at the launcher and mkdir."""
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         supervisor = sandbox._supervisor
-        keeper, launcher = (os.pidfd_open(pid) for pid in supervisor.generation.launcher.pids())
+        pids = supervisor.generation.launcher.pids()
+        keeper, _, launcher = pidfds = [os.pidfd_open(pid) for pid in pids]
 
         def end_and_fail(*given: object) -> object:
             signal.pidfd_send_signal(launcher, signal.SIGKILL)
@@ -424,8 +425,8 @@ def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
 
         supervisor.generation.tree.create = end_and_fail  # type: ignore[assignment,method-assign]
         assert sandbox.execute("1 + 1").value == 2
-    os.close(keeper)
-    os.close(launcher)
+    for pidfd in pidfds:
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("pool", [0, 2])
@@ -456,7 +457,7 @@ stop.set()
 started
 """
     with Sandbox(policy=policy, pool=0) as sandbox:
-        assert sandbox.execute(code).value == 6  # init and the main thread are the other two
+        assert sandbox.execute(code).value == 7  # the main thread is the eighth
 
 
 BUSY = """

@@ -48,10 +48,18 @@ def nothing_more_than(before: tuple[Counter[int], Counter[str], Counter[str]]) -
     return not any(now - then for now, then in zip(held(), before, strict=True))
 
 
-def net_namespaces() -> set[str]:
-    """Return those of this process and all below it: others on this machine come and go."""
+def inits_of(sandbox: Sandbox) -> set[int]:
+    """Return those that are ready, once their number is what it always is."""
+    nursery = sandbox._supervisor.generation.launcher.pids()[1]
+    children = Path(f"/proc/{nursery}/task/{nursery}/children")
+    assert soon(lambda: len(children.read_text().split()) == 3)  # the launcher is its first
+    return {int(child) for child in children.read_text().split()[1:]}
+
+
+def net_namespaces(processes: set[int]) -> set[str]:
+    """Return those of `processes`: others on this machine come and go."""
     found = set()
-    for pid in (os.getpid(), *descendants(os.getpid())):
+    for pid in processes:
         try:
             found.add(os.readlink(f"/proc/{pid}/ns/net"))
         except OSError:
@@ -73,12 +81,13 @@ def state(sandbox: Sandbox) -> dict[str, object]:
     """Return everything that an execution could leave, of this process and of its launcher."""
     gc.collect()
     launcher = sandbox._supervisor.generation.launcher.pids()
+    processes = {os.getpid(), *descendants(os.getpid())} - inits_of(sandbox)
     return {
-        "processes": descendants(os.getpid()),
+        "processes": processes,
         "cgroups": cgroups_of(os.getpid()),
         "mounts": Path("/proc/self/mountinfo").read_text(),
-        "launcher's mounts": Path(f"/proc/{launcher[1]}/mountinfo").read_text(),
-        "net namespaces": net_namespaces(),
+        "launcher's mounts": Path(f"/proc/{launcher[2]}/mountinfo").read_text(),
+        "net namespaces": net_namespaces(processes),
         "descriptors": descriptors(os.getpid()),
         "launcher's descriptors": [descriptors(pid) for pid in launcher],
         "memory files": sum(link.startswith("/memfd") for link in descriptors(os.getpid())),
@@ -213,7 +222,7 @@ def wait_until_ended(pids: list[int], how: dict[int, int]) -> None:
 def test_a_killed_supervisor_takes_everything_along(number: int) -> None:
     with victim() as process:
         pids = descendants(process.pid)
-        assert len(pids) >= 4  # keeper, launcher, init, guest and its child
+        assert len(pids) >= 6  # keeper, nursery, launcher, init, guest and its child
         pidfds = {pid: os.pidfd_open(pid) for pid in pids}
         os.kill(process.pid, number)
         process.wait(5)

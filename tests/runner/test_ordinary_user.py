@@ -243,9 +243,9 @@ with box("strict") as sandbox:
     fds = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
         sandbox.execute("1")
-    keeper, launcher = sandbox._supervisor.generation.launcher.pids()
-    inside = (children(launcher), len(os.listdir("/proc/self/fd")) - fds)
+    _, nursery, launcher = sandbox._supervisor.generation.launcher.pids()
+    inside = (children(launcher), children(nursery) <= 3, len(os.listdir("/proc/self/fd")) - fds)
 tell(inside=inside, after=children(os.getpid()))
 """,
     )
-    assert told == {"inside": [0, 0], "after": 0}
+    assert told == {"inside": [0, True, 0], "after": 0}
