@@ -119,9 +119,14 @@ def with_timeout(limits: Limits, seconds: float | None) -> Limits:
     return msgspec.structs.replace(limits, wall_seconds=min(limits.wall_seconds, float(seconds)))
 
 
-def check_pool(pool: int | PoolSettings) -> PoolSettings:
-    """Return the settings that `pool` says; raises PolicyError naming what makes no sense."""
+def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
+    """Return the settings that `pool` says, with a launcher for every cell if `fresh_exec`.
+
+    Raises PolicyError naming what makes no sense.
+    """
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
+    if fresh_exec:
+        settings = settings._replace(cells_per_launcher=1)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
     if settings.running < 1 or settings.cells_per_launcher < 1:

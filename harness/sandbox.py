@@ -38,7 +38,8 @@ class Sandbox:
     `policy` replaces it: the name of a shipped profile, the path of a TOML file, a Policy or a
     PermissionSet.  `python` names another interpreter of the same version, `cgroup_root` a directory
     in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
-    call makes its own and takes it down before it returns) or all settings of the pool, `audit` the
+    call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
+    that each cell has a launcher, and so an address layout and a hash seed, of its own, `audit` the
     trail to write to, which stays yours to close; unless told it is one in memory, False is none.
     `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it as a
     context manager, or call `close`.
@@ -56,13 +57,14 @@ class Sandbox:
         cgroup_root: str | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
+        fresh_exec: bool = False,
         audit: "AuditLog | bool | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
     ) -> None:
         self.policy = _policy(config, policy)
         self._rules = _rules(self.policy.validation, blocked_imports, blocked_builtins)
-        settings = check_pool(pool)
+        settings = check_pool(pool, fresh_exec=fresh_exec)
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
         self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)

@@ -5,7 +5,7 @@ from typing import Any
 from .errors import Unenforceable
 from .host import Host
 from .plan import Bind, PathRule, Plan, Tmpfs
-from .policy import Policy, check_policy
+from .policy import Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
 from .syscalls import Condition, Rule, Table, syscall_table
 
@@ -52,7 +52,9 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
-        environment=_ENVIRONMENT | policy.environment,
+        environment=_ENVIRONMENT | _threads_of_libraries(policy) | policy.environment,
+        python_path=policy.python.path,
+        preload=policy.python.preload,
         loopback=policy.network.loopback,
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
@@ -98,11 +100,23 @@ def _no_landlock(host: Host) -> str:
 
 def _binds(policy: Policy) -> tuple[Bind, ...]:
     """Return one bind a path, with all the rights that the policy names for it."""
-    read, write = policy.filesystem.read, policy.filesystem.write
-    execute = policy.processes.execute
+    write = policy.filesystem.write
+    # A shared library cannot be mapped from a mount that is noexec (mmap(2), EPERM).
+    execute = (*policy.processes.execute, *policy.python.path)
     return tuple(
         Bind(path=path, writable=path in write, executable=path in execute)
-        for path in sorted({*read, *write, *execute})
+        for path in shown_paths(policy)
+    )
+
+
+def _threads_of_libraries(policy: Policy) -> dict[str, str]:
+    """Tell numerical libraries of as many CPUs as the cell has, else they start a thread for each of
+    the host's; and of one where they are loaded in the launcher, which must stay single-threaded."""
+    if not policy.python.path:
+        return {}
+    threads = 1 if policy.python.preload else max(1, int(policy.limits.cpus))
+    return dict.fromkeys(
+        ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
     )
 
 

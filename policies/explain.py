@@ -31,6 +31,8 @@ def explain(plan: Plan) -> list[str]:
     return [
         f"policy {plan.policy}",
         "show the interpreter's standard library and shared libraries, read-only",
+        *(f"import from {path}" for path in plan.python_path),
+        *(f"import {name} ahead, in the launcher" for name in plan.preload),
         *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
         *(f"hide {path}: it looks empty" for path in plan.hidden),
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),

@@ -2,7 +2,18 @@
 
 import msgspec
 
-from .policy import Filesystem, Limits, Network, Policy, Processes, Syscalls, Validation, lies_in
+from .policy import (
+    Filesystem,
+    Limits,
+    Network,
+    Policy,
+    Processes,
+    Python,
+    Syscalls,
+    Validation,
+    lies_in,
+    shown_paths,
+)  # fmt: skip
 from .source.findings import Rules
 
 _STRICTER = ("off", "advise", "enforce")
@@ -14,12 +25,13 @@ def narrow(policy: Policy, by: Policy) -> Policy:
     hidden = _union(policy.filesystem.hidden, by.filesystem.hidden)
     execute = _common(policy.processes.execute, by.processes.execute, hidden)
     write = _common(policy.filesystem.write, by.filesystem.write, hidden)
-    read = _common(_readable(policy), _readable(by), hidden)
+    read = _common(shown_paths(policy), shown_paths(by), hidden)
+    packages = _common(policy.python.path, by.python.path, hidden)
     subprocesses = policy.processes.subprocesses and by.processes.subprocesses
     return Policy(
         name=policy.name if policy.name == by.name else f"{policy.name} narrowed by {by.name}",
         filesystem=Filesystem(
-            read=tuple(path for path in read if path not in write),
+            read=tuple(path for path in read if path not in (*write, *packages)),
             write=write,
             hidden=tuple(path for path in hidden if lies_in(path, read)),
             watch=policy.filesystem.watch or by.filesystem.watch,
@@ -31,6 +43,10 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             execute_own=policy.processes.execute_own and by.processes.execute_own,
         ),
         network=Network(loopback=policy.network.loopback and by.network.loopback),
+        python=Python(
+            path=packages,
+            preload=tuple(each for each in policy.python.preload if each in by.python.preload),
+        ),
         syscalls=Syscalls(
             groups=tuple(name for name in policy.syscalls.groups if name in by.syscalls.groups)
         ),
@@ -50,7 +66,13 @@ def narrow(policy: Policy, by: Policy) -> Policy:
 def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
     """Return what `policy` allows and `limit` does not, in words, the field first; empty if nothing."""
     return (
-        *_paths("filesystem: reading", _readable(policy), _readable(limit)),
+        *_paths("filesystem: reading", shown_paths(policy), shown_paths(limit)),
+        *_paths("python.path: importing from", policy.python.path, limit.python.path),
+        *(
+            f"python.preload: importing {name} ahead"
+            for name in policy.python.preload
+            if name not in limit.python.preload
+        ),
         *_paths("filesystem.write: writing", policy.filesystem.write, limit.filesystem.write),
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
         *_uncovered(policy, limit),
@@ -71,13 +93,8 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
     )
 
 
-def _readable(policy: Policy) -> tuple[str, ...]:
-    execute = policy.processes.execute
-    return tuple(sorted({*policy.filesystem.read, *policy.filesystem.write, *execute}))
-
-
 def _uncovered(policy: Policy, limit: Policy) -> list[str]:
-    shown = _readable(policy)
+    shown = shown_paths(policy)
     return [
         f"filesystem.hidden: reading {path}"
         for path in limit.filesystem.hidden

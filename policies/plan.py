@@ -49,6 +49,8 @@ class Plan(_Data, frozen=True):
     refusals: dict[int, tuple[str, str]]  # number -> (call, why); empty without a listener
     watched: dict[int, str]  # allowed; the listener takes note and lets them go on
     environment: dict[str, str]
+    python_path: tuple[str, ...]
+    preload: tuple[str, ...]
     loopback: bool
     memory_bytes: int
     cpus: float

@@ -49,6 +49,18 @@ class Network(_Section, frozen=True):
     loopback: bool = False
 
 
+class Python(_Section, frozen=True):
+    """What Python programs can import besides the standard library.
+
+    `path`: directories of packages, shown read-only and put on sys.path.  `preload`: modules that the
+    launcher imports once, so that a cell has them for nothing.  They run there with more rights than in
+    a cell, though without a network: preload only what you would import yourself.
+    """
+
+    path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
 class Syscalls(_Section, frozen=True):
     """System calls beyond those that the rest of the policy implies, by group (syscalls.toml)."""
 
@@ -97,6 +109,7 @@ class Policy(_Section, frozen=True):
     filesystem: Filesystem = Filesystem()
     processes: Processes = Processes()
     network: Network = Network()
+    python: Python = Python()
     syscalls: Syscalls = Syscalls()
     limits: Limits = Limits()
     validation: Validation = Validation()
@@ -119,9 +132,13 @@ def check_policy(policy: Policy) -> Policy:
             f"limits.{field.name}", getattr(policy.limits, field.name), whole=field.type is int
         )
     check_validation(policy.validation)
-    for path in (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute):
+    check_names("python.preload", policy.python.preload)
+    for name in policy.python.preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise PolicyError(f"python.preload: {name!r} is not the name of a module")
+    shown = shown_paths(policy)
+    for path in shown:
         check_path(path)
-    shown = (*policy.filesystem.read, *policy.filesystem.write, *policy.processes.execute)
     for path in policy.filesystem.hidden:
         check_path(path)
         if path in shown or not lies_in(path, shown):
@@ -174,6 +191,12 @@ def check_path(path: str) -> None:
         raise PolicyError(f"{path!r} is not a plain absolute path")
     if path in _OWN_PLACES or path.startswith(("/proc/", "/dev/", "/workspace/")):
         raise PolicyError(f"{path} is the cell's own and cannot be the host's")
+
+
+def shown_paths(policy: Policy) -> tuple[str, ...]:
+    """Return the host paths that a cell sees, each once."""
+    files = (*policy.filesystem.read, *policy.filesystem.write)
+    return tuple(sorted({*files, *policy.processes.execute, *policy.python.path}))
 
 
 def lies_in(path: str, directories: tuple[str, ...]) -> bool:

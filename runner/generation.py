@@ -63,6 +63,10 @@ class Generation:
 
     def _boot_frame(self, executable: str) -> Boot:
         runtime = find_runtime(executable)
+        if self.plan.python_path:
+            from .packages import with_packages  # most do without, and without subprocess
+
+            runtime = with_packages(runtime, self.plan.python_path)
         files = runtime.files
         if self._policy.processes.subprocesses:
             files = (*files, *runtime.programs)

@@ -53,7 +53,7 @@ def main(own_paths: int) -> NoReturn:
             _keep(pid, sock, boot.host_uid)
         site = _settle(boot)
         inits = _part_from_nursery(site)
-        interpreter.prepare(boot.plan.environment)
+        interpreter.prepare(boot.plan)
         channel.send(sock, encode(Forked()))
         _Launcher(site, sock, inits, keeper).serve()
     except BaseException as error:  # noqa: BLE001 - the line before os._exit

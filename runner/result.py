@@ -47,6 +47,19 @@ class Violation(msgspec.Struct, frozen=True):
     count: int = 1
 
 
+class Phases(msgspec.Struct, frozen=True):
+    """Where the time of a call went, in seconds.  `lease`: until a cell was at hand, waiting for a turn
+    and building one on demand included; `send`: handing the program over; `run`: until the last word
+    of it; `reply`: counting what it used; `teardown`: as far as the caller waited for it, which
+    with a pool he does not."""
+
+    lease: float = 0.0
+    send: float = 0.0
+    run: float = 0.0
+    reply: float = 0.0
+    teardown: float = 0.0
+
+
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one execution.
 
@@ -78,6 +91,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str | None = None
     audited: bool = True
     pool_hit: bool = False
+    phases: Phases = Phases()
 
     @property
     def ok(self) -> bool:

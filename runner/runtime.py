@@ -43,7 +43,7 @@ def _ask(executable: str) -> Runtime:
     outside = [path for path in libraries if not path.startswith(stdlib + "/")]
     links = [(path, os.readlink(path)) for path in _DISTRIBUTION_LINKS if os.path.islink(path)]
     for path in outside:
-        links += _sonames(Path(path))
+        links += sonames(Path(path))
     data = [path for path in _DATA if os.path.exists(path)]
     hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
     # The path of the dynamic loader is fixed in every program: /lib64 on some architectures.
@@ -64,7 +64,7 @@ def _stdlib_and_libraries(executable: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _sonames(library: Path) -> list[tuple[str, str]]:
+def sonames(library: Path) -> list[tuple[str, str]]:
     """Return the links beside `library` that lead to it: programs ask for those names."""
     return [
         (str(link), library.name)

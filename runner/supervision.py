@@ -38,6 +38,7 @@ class Observation(NamedTuple):
     finished: Finished | None
     complaint: str | None  # how the guest broke the control protocol, or flooded the listener
     violations: tuple[Violation, ...] = ()
+    sent_at: float = 0.0  # when the program was handed over, by time.monotonic
 
 
 class Supervision:
@@ -53,6 +54,7 @@ class Supervision:
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER
+        self._sent_at = 0.0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
         self._watch(cell.control.fileno(), _IN, self._on_control)
@@ -83,7 +85,9 @@ class Supervision:
         listener, custody = self._custody.listener, self._custody
         violations = listener.violations() if listener else ()
         finished = self._talk.finished
-        return Observation(self._cause, custody.wait_status, finished, self._complaint, violations)
+        return Observation(
+            self._cause, custody.wait_status, finished, self._complaint, violations, self._sent_at
+        )  # fmt: skip
 
     def _start(self) -> None:
         """Every layer is on and the program goes: the clock starts."""
@@ -93,6 +97,7 @@ class Supervision:
         self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
         if self._talk.send_some():  # a long program goes in as the guest takes it
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
+        self._sent_at = time.monotonic()
         if self._stdin:
             self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
         else:

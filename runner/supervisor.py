@@ -1,5 +1,6 @@
 """The trusted side: leases a cell for every request, watches it, and takes it down."""
 
+import itertools
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from .generation import Generation
 from .messages import InputFile, Reaped, Run, encode
 from .outcome import Count, conclude
 from .pool import Pool, PoolSettings
-from .result import SandboxResult
+from .result import Phases, SandboxResult
 from .spawn import Spawned
 from .supervision import Observation, Supervision, Work
 from .turns import Turns
@@ -84,41 +85,48 @@ class Supervisor:
         """
         if os.getpid() != self._owner:  # before any lock: another thread may have held it
             raise ClosedError("the sandbox was made before this process was forked")
+        asked_at = time.monotonic()
         self._turns.take()
         try:
-            return self._execute_while_launchers_die(request, on_output, cancel)
+            return self._execute_while_launchers_die(request, asked_at, on_output, cancel)
         finally:
             self._turns.end()
 
     def _execute_while_launchers_die(
-        self, request: Request, on_output: OnOutput | None, cancel: int
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._execute(request, on_output, cancel)
+                return self._execute(request, asked_at, on_output, cancel)
             except LauncherLost as lost:
                 if self._closed:
                     raise ClosedError("the sandbox was closed while this ran") from None
                 if lost.cell_began:
                     raise
-        return self._execute(request, on_output, cancel)
+        return self._execute(request, asked_at, on_output, cancel)
 
-    def _execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
-        began = time.monotonic()
+    def _execute(
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
         parked = self._pool.lease()
         custody = parked or self._make()
+        leased_at = time.monotonic()
         limits = request.limits
         try:
             captures = _captures(custody, limits.output_bytes, on_output)
             work = Work(_program(request), request.stdin or b"", limits, captures, cancel)
             seen = Supervision(custody, work).run()
+            ended_at = time.monotonic()
             custody.cell.kill_init()
             counted = _count(custody, seen)
+            counted_at = time.monotonic()
         finally:
             self._pool.give_back(custody)
+        moments = (asked_at, leased_at, seen.sent_at, ended_at, counted_at, time.monotonic())
         return conclude(
             seen, counted, captures, limits,
-            layers=self.plan.layers, execution_time=time.monotonic() - began,
+            layers=self.plan.layers, phases=_phases(moments),
+            execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
             pool_hit=parked is not None,
         )  # fmt: skip
@@ -164,6 +172,10 @@ def _program(request: Request) -> bytes:
             request.limits.value_bytes,
         )
     )  # fmt: skip
+
+
+def _phases(moments: tuple[float, ...]) -> Phases:
+    return Phases(*(later - earlier for earlier, later in itertools.pairwise(moments)))
 
 
 def _captures(custody: Custody, limit: int, on_output: OnOutput | None) -> tuple[Capture, Capture]:

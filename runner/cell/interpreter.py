@@ -8,6 +8,7 @@ import ast
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import linecache
 import os
@@ -22,6 +23,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from ...policies.plan import Plan
 from ..channel import Channel, Receiver, packets
 from ..messages import Finished, InputFile, Run, decode, encode
 
@@ -35,21 +37,36 @@ _REHEARSALS = (
 )
 
 
-def prepare(environment: dict[str, str]) -> None:
+def prepare(plan: Plan) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
-    need not copy.  Afterwards nothing can be imported from cellwright any more."""
+    need not copy.  Afterwards nothing can be imported from cellwright any more.
+
+    Raises ImportError if a module that the plan preloads cannot be.
+    """
     sys.path_importer_cache.clear()
     sys.argv = [FILENAME]
     os.environ.clear()  # Python itself put LC_CTYPE there (PEP 538)
-    os.environ.update(environment)
+    os.environ.update(plan.environment)
     threading.excepthook = _raised_in_thread
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
+    _preload(plan.python_path, plan.preload)
     gc.collect()
     gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
     gc.freeze()
+
+
+def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
+    sys.path.extend(path)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - whatever a module raises
+            raise ImportError(f"cannot preload {name}: {type(error).__name__}: {error}") from None
+        if len(os.listdir("/proc/self/task")) > 1:  # a fork would have none of them
+            raise ImportError(f"cannot preload {name}: it starts a thread")
 
 
 def rehearse() -> None:
@@ -86,10 +103,20 @@ def serve(control: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as python(1) has it
         sock = socket.socket(fileno=control)
         frame = Receiver(sock, _RUN_BYTES).receive_whole()
+        _be_random()
         if frame:
             code = _run(decode(frame, Run), sock)
     finally:
         os._exit(code)
+
+
+def _be_random() -> None:
+    """Seed what was loaded ahead: all cells of a launcher have a copy of the same state.  `random`
+    does so by itself in every fork; `secrets` and uuid4 ask the kernel."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if uuid := sys.modules.get("uuid"):  # uuid1
+        uuid.__dict__.update(_node=None, _last_timestamp=None)
 
 
 def _run(run: Run, sock: socket.socket) -> int:

@@ -14,6 +14,7 @@ from cellwright.policies.policy import (
     Network,
     Policy,
     Processes,
+    Python,
     Syscalls,
     Validation,
     check_policy,
@@ -114,6 +115,8 @@ MORE = {
         processes=Processes(subprocesses=True)
     ),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
+    "python.path: importing from /srv": Policy(python=Python(path=("/srv",))),
+    "python.preload: importing json ahead": Policy(python=Python(preload=("json",))),
     "syscalls.groups: the system calls of file_watching": Policy(
         syscalls=Syscalls(groups=("file_watching",))
     ),

@@ -1,0 +1,71 @@
+"""Shared libraries of the host that Python packages need besides those of the interpreter.
+
+A wheel brings most of its own, but not, say, libstdc++.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from ..policies.errors import LaunchError
+from ..policies.policy import lies_in
+from .cache import cached
+from .runtime import Runtime, sonames
+
+_FOUND = re.compile(r"=> (/\S+) \(")
+_SECONDS = 60
+
+
+class _Needed(msgspec.Struct, frozen=True):
+    files: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def with_packages(runtime: Runtime, directories: tuple[str, ...]) -> Runtime:
+    """Return `runtime` with what the packages in `directories` need, and none of those hidden.
+
+    Raises LaunchError if one of them is no directory.
+    """
+    if not directories:
+        return runtime
+    files, links = runtime.files, runtime.links
+    for directory in directories:
+        needed = _needed(directory, runtime)
+        files, links = (*files, *needed.files), (*links, *needed.links)
+    return Runtime(
+        executable=runtime.executable,
+        files=tuple(dict.fromkeys(files)),
+        links=tuple(dict.fromkeys(links)),
+        hidden=tuple(path for path in runtime.hidden if not lies_in(path, directories)),
+        programs=runtime.programs,
+    )
+
+
+def _needed(directory: str, runtime: Runtime) -> _Needed:
+    try:
+        stat = os.stat(os.path.join(directory, "."))
+    except OSError as error:
+        raise LaunchError(f"python.path: {directory}: {error.strerror}") from None
+    key = f"packages 1 {directory} {stat.st_mtime_ns} {runtime}"  # installing changes the directory
+    return cached(key, _Needed, lambda: _ask(directory, runtime))
+
+
+def _ask(directory: str, runtime: Runtime) -> _Needed:
+    loader = next(path for path in runtime.files if os.path.basename(path).startswith("ld-"))
+    libraries = [str(path) for path in Path(directory).rglob("*.so*") if path.is_file()]
+    needed = {path for library in libraries for path in _listed_by(loader, library)}
+    shown = (directory, *runtime.files)
+    found = sorted(real for path in needed if not lies_in(real := os.path.realpath(path), shown))
+    return _Needed(tuple(found), tuple(link for path in found for link in sonames(Path(path))))
+
+
+def _listed_by(loader: str, library: str) -> list[str]:
+    """Ask the dynamic loader what `library` needs, without executing anything of it (ld.so(8))."""
+    done = subprocess.run(
+        [loader, "--list", library],
+        env={}, capture_output=True, text=True, timeout=_SECONDS, check=False,
+    )  # fmt: skip
+    return _FOUND.findall(done.stdout)
