@@ -7,7 +7,7 @@ from typing import Any
 from ..policies.errors import PolicyError
 from ..policies.policy import Limits, check_variable
 from ..runner.messages import InputFile
-from ..runner.supervisor import Request
+from ..runner.performance import Request
 from .config import with_timeout
 
 LANGUAGES = ("python", "python3")

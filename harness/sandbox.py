@@ -13,10 +13,11 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy, Validation, check_names, check_policy
 from ..policies.source.findings import Finding, Rules
 from ..runner.capture import OnOutput
+from ..runner.performance import NEVER, new_execution_id
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.spawn import Spawned, interpreter
-from ..runner.supervisor import NEVER, Supervisor, new_execution_id
+from ..runner.supervisor import Supervisor
 from .config import SandboxConfig, check_pool
 from .request import Rejected, check_language, make_request
 

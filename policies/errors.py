@@ -8,6 +8,8 @@
     ├── AuditError           the audit trail cannot be opened or written
     ├── BusyError            no room for another execution now
     ├── ClosedError          the sandbox was closed
+    ├── SessionLost          the cell of a session is gone, and its state with it
+    ├── WorkspaceError       a file of a session cannot be had, or cannot be put there
     └── InternalError        a bug of ours
 
 What untrusted code does is never an exception: it is a result.
@@ -58,6 +60,14 @@ class AuditError(CellwrightError):
 
 class ClosedError(CellwrightError):
     """The sandbox was closed."""
+
+
+class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
+    """The cell of a session is gone, and its state with it; the message says why."""
+
+
+class WorkspaceError(CellwrightError):
+    """A file of a session cannot be had, or cannot be put there."""
 
 
 class InternalError(CellwrightError):

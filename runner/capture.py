@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 _CHUNK = 64 * 1024
+_PIPE_BYTES = 1024 * 1024
 OnOutput = Callable[[str, bytes], None]
 
 
@@ -32,9 +33,10 @@ class Capture:
         return bool(data)
 
     def drain(self) -> None:
-        """Take all that is left; the writers are gone, so this ends (a pipe holds at most 1 MiB)."""
+        """Take what the pipe holds, at most 1 MiB (pipe(7)); who still writes is not waited for."""
         before = -1
-        while before != self.total_bytes:
+        end = self.total_bytes + _PIPE_BYTES
+        while before != self.total_bytes < end:
             before = self.total_bytes
             self.read()
 

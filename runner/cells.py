@@ -14,7 +14,8 @@ class Cell:
 
     def __init__(self, cgroup: Cgroup) -> None:
         self.cgroup = cgroup
-        self.pidfd = -1
+        self.pidfd = -1  # of init
+        self.guest = -1  # pidfd of the guest's main process
         self.workspace = -1
         self.listener = -1
         self.status, self._their_status = channel.pair()
@@ -44,6 +45,11 @@ class Cell:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def interrupt(self) -> None:
+        """Ask the program to yield: SIGINT, as Ctrl-C sends it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.guest, signal.SIGINT)
+
     def kill(self) -> None:
         """Kill everything in the cell, by its cgroup as well in case init is beyond signals."""
         self.kill_init()
@@ -56,7 +62,7 @@ class Cell:
         """Free everything; the caller has seen the cell end, or has killed it."""
         self.status.close()
         self.control.close()
-        for name in ("stdin", "stdout", "stderr", "pidfd", "workspace", "listener"):
+        for name in ("stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener"):
             setattr(self, name, _closed(getattr(self, name)))
         self._close_their_ends()
 

@@ -25,6 +25,14 @@ class Conversation:
         self.finished: Finished | None = None
         self.is_open = True
 
+    def speaks_first(self) -> bool:
+        """Tell whether the guest has said something before it was asked anything."""
+        return bool(select.select([self._sock], [], [], 0)[0])
+
+    def finished_for_good(self, *, stays: bool) -> bool:
+        """Tell whether the last word was heard, and nothing more is to be waited for."""
+        return self.finished is not None and (stays or self.finished.ends_well)
+
     def send_some(self) -> bool:
         """Send what there is room for; False once there is nothing left to send."""
         try:

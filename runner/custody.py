@@ -18,7 +18,7 @@ from .messages import Ended, Entered, Forked, Listening, Mounted, Reaped, Status
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
-_WITH_DESCRIPTOR = (Forked, Mounted, Listening)
+_DESCRIPTORS = {Forked: 2, Mounted: 1, Listening: 1}
 
 
 class Origin(Protocol):
@@ -70,7 +70,7 @@ class Custody:
         """Take one frame from the status channel."""
         message, descriptors = self._receive()
         if isinstance(message, Forked):
-            (self.cell.pidfd,) = descriptors
+            self.cell.pidfd, self.cell.guest = descriptors
         elif isinstance(message, Mounted):
             (self.cell.workspace,) = descriptors
         elif isinstance(message, Listening):
@@ -117,11 +117,11 @@ class Custody:
             message: Status = decode(frame, Status)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
             raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
-        expected = 1 if isinstance(message, _WITH_DESCRIPTOR) else 0
+        expected = _DESCRIPTORS.get(type(message), 0)
         if len(descriptors) == expected:
             return message, descriptors
         for descriptor in descriptors:
             os.close(descriptor)
         if expected:
-            raise InternalError(f"{type(message).__name__} came without its one descriptor")
+            raise InternalError(f"{type(message).__name__} came without its descriptors")
         return message, []

@@ -204,7 +204,7 @@ class _Launcher:
         if pid == 0:
             rehearse = interpreter.rehearse if parked else None
             become_guest(self._site, descriptors, Guest(rehearse, interpreter.serve))
-        _tell(status, Forked(), (init.pidfd,))
+        _tell(status, Forked(), (init.pidfd, pidfd))
         self._at_end_of(pidfd, partial(self._reap_guest, _Cell(init, pid, pidfd, status)))
 
     def _at_end_of(self, pidfd: int, do: Callable[[], None]) -> None:

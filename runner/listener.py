@@ -55,12 +55,15 @@ class Listener:
         """Tell whether the guest has opened so much that it should wait for REST_SECONDS."""
         return self._opens > _OPENS_AT_ONCE and self._opens % _OPENS_BETWEEN_RESTS == 0
 
-    def violations(self) -> tuple[Violation, ...]:
-        """Return what was refused, in the order in which it was first attempted."""
-        return tuple(
+    def take_violations(self) -> tuple[Violation, ...]:
+        """Return what was refused since the last time, in the order in which it was first attempted."""
+        taken = tuple(
             Violation(each.syscall, each.arguments, each.rule, each.process, self._counts[key])
             for key, each in self._noted.items()
         )
+        self._noted.clear()
+        self._counts.clear()
+        return taken
 
     def _look_at_open(self, notification: Notification) -> None:
         self._opens += 1

@@ -42,7 +42,7 @@ class Fork(_Frame, frozen=True):
 
 
 class Forked(_Frame, frozen=True):
-    """The cell's init exists; comes with its pidfd."""
+    """The cell's init and the guest's process exist; comes with their pidfds."""
 
 
 class Mounted(_Frame, frozen=True):
@@ -87,13 +87,18 @@ class InputFile(_Frame, frozen=True):
 
 
 class Run(_Frame, frozen=True):
-    """The program and what it is given.  `inputs` is a JSON object of variables."""
+    """The program and what it is given.  `inputs` is a JSON object of variables.
+
+    In a session `request` counts from 1, and `stdin` is given here, since a pipe ends but once.
+    """
 
     code: str
     inputs: bytes
     files: tuple[InputFile, ...]
     environment: dict[str, str]
     value_bytes: int
+    request: int = 0
+    stdin: bytes = b""
 
 
 # guest -> supervisor

@@ -65,6 +65,8 @@ def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _En
     if seen.cause:
         status = _STATUS_OF_CAUSE.get(seen.cause, SandboxStatus.KILLED)
         return _End(status, seen.cause, _explain(seen, limits))
+    if seen.stays and seen.finished:
+        return _by_its_own_word(seen.finished)
     exit_code, number = _exit_of(seen)
     if exit_code is None:
         return _killed(number or signal.SIGKILL, oom_kills, usage, limits)
@@ -76,6 +78,14 @@ def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _En
         "exception" if raised else "exit",
         None if seen.finished and seen.finished.error else f"exit code {exit_code}",
     )
+
+
+def _by_its_own_word(finished: Finished) -> _End:
+    """Say how a request of a session ended: no process has, so there is nobody else to ask."""
+    if finished.ends_well:
+        return _End(SandboxStatus.COMPLETED, "exit")
+    reason: Reason = "exit" if finished.traceback is None else "exception"
+    return _End(SandboxStatus.FAILED, reason)
 
 
 def _explain(seen: Observation, limits: Limits) -> str:
@@ -119,7 +129,7 @@ def _exit_of(seen: Observation) -> tuple[int | None, int | None]:
         code = os.waitstatus_to_exitcode(seen.wait_status)
         return (code, None) if code >= 0 else (None, -code)
     if seen.finished and seen.finished.ends_well and not seen.cause:
-        return 0, None
+        return 0, None  # in a session too: as a program that ends there would
     return None, None
 
 

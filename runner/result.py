@@ -67,7 +67,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
-    records could not be written to the trail when they were due.
+    records could not be written to the trail when they were due.  `session_lost`: the session
+    ended with this request.
     """
 
     status: SandboxStatus
@@ -92,6 +93,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     audited: bool = True
     pool_hit: bool = False
     phases: Phases = Phases()
+    session_id: str | None = None
+    session_lost: bool = False
 
     @property
     def ok(self) -> bool:

@@ -17,6 +17,7 @@ from .messages import Finished
 from .result import Reason, Violation
 
 _NEVER = float("inf")
+_GRACE_SECONDS = 1.0  # for a program of a session to yield once it is interrupted
 _IN = select.POLLIN
 
 
@@ -28,6 +29,7 @@ class Work(NamedTuple):
     limits: Limits
     captures: tuple[Capture, ...]
     cancel: int  # a descriptor that ends it once it is readable, or negative
+    stays: bool = False  # a request of a session: the cell is to outlive it
 
 
 class Observation(NamedTuple):
@@ -39,6 +41,7 @@ class Observation(NamedTuple):
     complaint: str | None  # how the guest broke the control protocol, or flooded the listener
     violations: tuple[Violation, ...] = ()
     sent_at: float = 0.0  # when the program was handed over, by time.monotonic
+    stays: bool = False  # the cell lives on, for the next request
 
 
 class Supervision:
@@ -50,6 +53,8 @@ class Supervision:
         self._limits = work.limits
         self._captures = work.captures
         self._stdin = memoryview(work.stdin)
+        self._stays = work.stays
+        self._interrupted: Reason | None = None  # why the program was asked to yield
         self._talk = Conversation(cell.control, work.program, work.limits.value_bytes)
         self._cause: Reason | None = None
         self._complaint: str | None = None
@@ -70,8 +75,9 @@ class Supervision:
         """Have the program run and watch until it has ended.
 
         It has ended when the guest says that it ended well, when its process has ended, or when we
-        have killed it; what still runs in the cell then is for whoever disposes of it.  Raises
-        LauncherLost.
+        have killed it; what still runs in the cell then is for whoever disposes of it.  In a session
+        it has ended when the guest says so, and one that takes too long is first asked to yield.
+        Raises LauncherLost.
         """
         self._start()
         while not self._has_ended():
@@ -83,10 +89,12 @@ class Supervision:
             capture.drain()
         self._hear_the_last()
         listener, custody = self._custody.listener, self._custody
-        violations = listener.violations() if listener else ()
+        violations = listener.take_violations() if listener else ()
         finished = self._talk.finished
+        stays = self._stays and not self._cause and custody.wait_status is None and bool(finished)
         return Observation(
-            self._cause, custody.wait_status, finished, self._complaint, violations, self._sent_at
+            self._cause or self._interrupted, custody.wait_status, finished, self._complaint,
+            violations, self._sent_at, stays,
         )  # fmt: skip
 
     def _start(self) -> None:
@@ -95,7 +103,9 @@ class Supervision:
         now = time.monotonic()
         self._deadline = now + self._limits.wall_seconds
         self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
-        if self._talk.send_some():  # a long program goes in as the guest takes it
+        if self._stays and self._talk.speaks_first():
+            self._complain("spoke before it was asked")
+        elif self._talk.send_some():  # a long program goes in as the guest takes it
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
         if self._stdin:
@@ -104,7 +114,7 @@ class Supervision:
             self._cell.close_stdin()
 
     def _has_ended(self) -> bool:
-        if self._cause or (self._talk.finished and self._talk.finished.ends_well):
+        if self._cause or self._talk.finished_for_good(stays=self._stays):
             return True
         return self._custody.wait_status is not None or self._custody.reaped is not None
 
@@ -155,7 +165,7 @@ class Supervision:
 
     def _cancel(self, descriptor: int) -> None:
         self._unwatch(descriptor)  # it stays readable
-        self._end("cancelled")
+        self._end_or_interrupt("cancelled")
 
     def _complain(self, complaint: str) -> None:
         self._complaint = complaint
@@ -184,6 +194,15 @@ class Supervision:
 
     # ends
 
+    def _end_or_interrupt(self, cause: Reason) -> None:
+        """End the cell, but in a session first ask the program to yield, so that its state is kept."""
+        if not self._stays or self._interrupted:
+            self._end(self._interrupted or cause)
+        elif not self._has_ended():
+            self._interrupted = cause
+            self._deadline = time.monotonic() + _GRACE_SECONDS
+            self._cell.interrupt()
+
     def _end(self, cause: Reason) -> None:
         """Kill the cell because of `cause`, unless the program has ended already."""
         if not self._has_ended():
@@ -202,7 +221,7 @@ class Supervision:
         if now >= self._cpu_check:
             self._check_cpu(now)
         if now >= self._deadline:
-            self._end("wall_time")
+            self._end_or_interrupt("wall_time")
 
     def _check_cpu(self, now: float) -> None:
         """End the cell if its CPU time is used up, else look again when it can be at the earliest."""

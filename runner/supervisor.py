@@ -1,47 +1,28 @@
 """The trusted side: leases a cell for every request, watches it, and takes it down."""
 
-import itertools
 import os
 import threading
 import time
 
-import msgspec
-
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.learning import Lessons
 from ..policies.plan import Plan
-from ..policies.policy import Limits, Policy
-from .capture import Capture, OnOutput
+from ..policies.policy import Policy
+from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
 from .generation import Generation
-from .messages import InputFile, Reaped, Run, encode
+from .messages import Reaped
 from .outcome import Count, conclude
+from .performance import NEVER, Request, perform, phases
 from .pool import Pool, PoolSettings
-from .result import Phases, SandboxResult
+from .result import SandboxResult
+from .session import SessionCell, Sessions, SessionSettings
 from .spawn import Spawned
-from .supervision import Observation, Supervision, Work
+from .supervision import Observation
 from .turns import Turns
 
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
-NEVER = -1  # no descriptor: the execution cannot be cancelled
-
-
-def new_execution_id() -> str:
-    return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution, checked: what to run and what to give it."""
-
-    code: str
-    inputs: bytes = b"{}"  # a JSON object
-    files: tuple[InputFile, ...] = ()
-    environment: dict[str, str] = {}
-    stdin: bytes | None = None
-    limits: Limits = Limits()
-    trace_id: str | None = None
-    execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
 class Supervisor:
@@ -64,6 +45,7 @@ class Supervisor:
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
         self._pool = Pool(settings, lambda: self._make(parked=True))
+        self._sessions: Sessions | None = None
 
     @property
     def plan(self) -> Plan:
@@ -111,25 +93,32 @@ class Supervisor:
         parked = self._pool.lease()
         custody = parked or self._make()
         leased_at = time.monotonic()
-        limits = request.limits
         try:
-            captures = _captures(custody, limits.output_bytes, on_output)
-            work = Work(_program(request), request.stdin or b"", limits, captures, cancel)
-            seen = Supervision(custody, work).run()
+            performed = perform(custody, request, on_output, cancel)
             ended_at = time.monotonic()
             custody.cell.kill_init()
-            counted = _count(custody, seen)
+            counted = _count(custody, performed.seen)
             counted_at = time.monotonic()
         finally:
             self._pool.give_back(custody)
-        moments = (asked_at, leased_at, seen.sent_at, ended_at, counted_at, time.monotonic())
+        sent_at = performed.seen.sent_at
+        moments = (asked_at, leased_at, sent_at, ended_at, counted_at, time.monotonic())
         return conclude(
-            seen, counted, captures, limits,
-            layers=self.plan.layers, phases=_phases(moments),
+            performed.seen, counted, performed.captures, request.limits,
+            layers=self.plan.layers, phases=phases(moments),
             execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
             pool_hit=parked is not None,
         )  # fmt: skip
+
+    def open_session(self, settings: SessionSettings) -> SessionCell:
+        """Return a cell that lives across requests; raises BusyError if too many do, LaunchError."""
+        with self._lock:
+            if self._sessions is None:
+                self._sessions = Sessions(settings)
+        self._sessions.make_room()
+        custody = self._pool.lease() or self._make()
+        return self._sessions.admit(custody, self.plan.layers, self._pool.give_back)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
@@ -161,26 +150,10 @@ class Supervisor:
                 return
             self._closed = True
         self._turns.close()
+        if self._sessions:
+            self._sessions.close()
         self._generation.close()
         self._pool.close()
-
-
-def _program(request: Request) -> bytes:
-    return encode(
-        Run(
-            request.code, request.inputs, request.files, request.environment,
-            request.limits.value_bytes,
-        )
-    )  # fmt: skip
-
-
-def _phases(moments: tuple[float, ...]) -> Phases:
-    return Phases(*(later - earlier for earlier, later in itertools.pairwise(moments)))
-
-
-def _captures(custody: Custody, limit: int, on_output: OnOutput | None) -> tuple[Capture, Capture]:
-    stdout = Capture("stdout", custody.cell.stdout, limit, on_output)
-    return stdout, Capture("stderr", custody.cell.stderr, limit, on_output)
 
 
 def _count(custody: Custody, seen: Observation) -> Count:

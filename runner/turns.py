@@ -33,6 +33,13 @@ class Turns:
             )
         self._check_open()
 
+    def try_take(self) -> bool:
+        """Take a turn if one is free and nobody waits; tell whether it was taken."""
+        with self._lock:
+            free = self._free > 0 and not self._closed
+            self._free -= free
+            return free
+
     def end(self) -> None:
         with self._lock:
             if self._queue:

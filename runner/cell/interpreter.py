@@ -1,15 +1,12 @@
 """The guest's process: receive one program, run it as `__main__`, say what it came to, exit.
 
-Everything before `_execute` is ours and runs behind every layer already; from there on nothing in
+Everything before `outcome` is ours and runs behind every layer already; from there on nothing in
 this process can be trusted, least of all the Finished frame it sends.
 """
 
-import ast
 import atexit
-import contextlib
 import gc
 import importlib
-import json
 import linecache
 import os
 import random  # noqa: F401 - loaded here, it seeds itself anew after every fork
@@ -21,16 +18,13 @@ import traceback
 import types
 from typing import NoReturn
 
-from msgspec.structs import replace
-
 from ...policies.plan import Plan
-from ..channel import Channel, Receiver, packets
-from ..messages import Finished, InputFile, Run, decode, encode
+from ..channel import Channel
+from ..messages import Finished, Run, encode
+from .evaluation import FILENAME, Program, outcome
+from .exchange import give, receive, receiver_of, report
+from .repl import converse
 
-FILENAME = "<cell>"
-_RUN_BYTES = 256 * 1024 * 1024
-_ERROR_BYTES = 1000
-_TRACEBACK_BYTES = 50_000
 _REHEARSALS = (
     Run("1 + 1", b"{}", (), {}, 100),
     Run("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
@@ -75,8 +69,8 @@ def rehearse() -> None:
     before = sys.modules["__main__"]
     for program in _REHEARSALS:
         stage = _Stage(b"\0" + encode(program))
-        run = decode(Receiver(stage, _RUN_BYTES).receive_whole(), Run)
-        _report(_execute(run, _fresh_main(run)), stage)
+        if run := receive(receiver_of(stage)):
+            report(_execute(run), stage)
         _flush()
     gc.disable()
     sys.modules["__main__"] = before
@@ -97,15 +91,20 @@ class _Stage:
 
 
 def serve(control: int) -> NoReturn:
-    """Run the one program that arrives on `control`; never returns."""
+    """Run the one program that arrives on `control`, or all that do if it is the first of a session;
+    never returns."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as python(1) has it
         sock = socket.socket(fileno=control)
-        frame = Receiver(sock, _RUN_BYTES).receive_whole()
+        receiver = receiver_of(sock)
+        run = receive(receiver)
         _be_random()
-        if frame:
-            code = _run(decode(frame, Run), sock)
+        if run and run.request:
+            converse(run, receiver, sock, fresh_main())
+            code = _leave(0)
+        elif run:
+            code = _run(run, sock)
     finally:
         os._exit(code)
 
@@ -119,30 +118,25 @@ def _be_random() -> None:
         uuid.__dict__.update(_node=None, _last_timestamp=None)
 
 
-def _run(run: Run, sock: socket.socket) -> int:
-    main = _fresh_main(run)
-    for file in run.files:
-        _write_file(file)
-    finished, code = _execute(run, main)
+def _run(run: Run, sock: Channel) -> int:
+    finished, code = _execute(run)
     code = _leave(code)
-    _report((finished, code), sock)
+    report((finished, code), sock)
     return code
 
 
-def _report(end: tuple[Finished, int], sock: Channel) -> None:
-    finished, code = end
-    with contextlib.suppress(OSError):  # the guest may have closed it
-        for packet in packets(encode(replace(finished, ends_well=code == 0))):
-            sock.send(packet)
+def _execute(run: Run) -> tuple[Finished, int]:
+    main = fresh_main()
+    gc.enable()
+    give(run, main, FILENAME)
+    return outcome(lambda: Program(run.code).run(main.__dict__), run.value_bytes)
 
 
-def _fresh_main(run: Run) -> types.ModuleType:
-    os.environ.update(run.environment)
+def fresh_main() -> types.ModuleType:
+    """Make the module as which programs run, the only one of that name that they see."""
     main = types.ModuleType("__main__")
-    main.__dict__.update(json.loads(run.inputs), __builtins__=__builtins__)
+    main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
-    lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
-    linecache.cache[FILENAME] = (len(run.code), None, lines, FILENAME)
     return main
 
 
@@ -153,104 +147,6 @@ def _forget_ourselves() -> None:
         file = getattr(module, "__file__", None)
         if module is None or (file and not file.startswith(stdlib)):
             del sys.modules[name]
-
-
-def _write_file(file: InputFile) -> None:
-    """Write an input below /workspace; the supervisor has checked the path."""
-    path = os.path.join("/workspace", file.path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as opened:
-        opened.write(file.data)
-
-
-def _execute(run: Run, main: types.ModuleType) -> tuple[Finished, int]:
-    """Run the program and return what it came to and its exit code, as python(1) has it."""
-    gc.enable()
-    try:
-        value = _evaluate(run.code, main.__dict__)
-    except SystemExit as leaving:
-        return _exited(leaving)
-    except BaseException as error:  # noqa: BLE001 - whatever a guest raises is its result
-        return _raised(error), 1
-    return _value(value, run.value_bytes), 0
-
-
-def _evaluate(code: str, namespace: dict[str, object]) -> object:
-    """Execute `code`; return the value of its last statement if that is an expression."""
-    if one_line := _as_expression(code):
-        return eval(one_line, namespace)  # noqa: S307
-    # The flag makes it parse only (ast.parse would leave a frame of its own in the traceback).
-    tree: ast.Module = compile(code, FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    if tree.body:
-        exec(compile(tree, FILENAME, "exec", dont_inherit=True), namespace)  # noqa: S102
-    if not isinstance(last, ast.Expr):
-        return None
-    expression = ast.Expression(last.value)
-    return eval(compile(expression, FILENAME, "eval", dont_inherit=True), namespace)  # noqa: S307
-
-
-def _as_expression(code: str) -> types.CodeType | None:
-    """Compile one line that is an expression, in a third of the time that a syntax tree takes."""
-    if "\n" in code or code[:1].isspace():
-        return None
-    try:
-        return compile(code, FILENAME, "eval", dont_inherit=True)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # met and told again as a program
-        return None
-
-
-def _value(value: object, limit: int) -> Finished:
-    if value is None:
-        return Finished(None, None, None, None)
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        if len(text) <= limit:
-            return Finished(text, None, None, None)
-    except (TypeError, ValueError, RecursionError):
-        pass
-    try:
-        representation = repr(value)
-    except BaseException as error:  # noqa: BLE001 - a guest's __repr__ may do anything
-        return _raised(error)
-    return Finished(None, _fit(representation, limit), None, None)
-
-
-def _fit(text: str, limit: int) -> str:
-    """Return `text` as something that UTF-8 can hold, of at most `limit` bytes."""
-    return text[:limit].encode("utf-8", "backslashreplace")[:limit].decode("utf-8", "ignore")
-
-
-def _exited(leaving: SystemExit) -> tuple[Finished, int]:
-    """Do what python(1) does with the argument of sys.exit."""
-    code = leaving.code
-    if code is None or isinstance(code, int):
-        return Finished(None, None, None, None), (code or 0) & 0xFF
-    print(code, file=sys.stderr)  # noqa: T201 - sys.exit("message")
-    return Finished(None, None, _fit(str(code), _ERROR_BYTES), None), 1
-
-
-def _raised(error: BaseException) -> Finished:
-    """Print the traceback as python(1) does, without our own frames, and return it."""
-    frame = error.__traceback__
-    while frame and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    try:
-        lines = traceback.format_exception(type(error), error, frame)
-        summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
-        lines = [summary := type(error).__name__]
-    text = _fit("".join(lines), _TRACEBACK_BYTES)
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # the guest's to close or replace
-        sys.stderr.write(text)
-    return Finished(None, None, _fit(summary, _ERROR_BYTES), text)
 
 
 def _raised_in_thread(failure: threading.ExceptHookArgs) -> None:

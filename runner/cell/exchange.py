@@ -1,0 +1,49 @@
+"""What a Run frame brings into the guest's process, and what a Finished frame takes out."""
+
+import contextlib
+import json
+import linecache
+import os
+import types
+
+from msgspec.structs import replace
+
+from ..channel import Channel, Receiver, packets
+from ..messages import Finished, InputFile, Run, decode, encode
+
+_RUN_BYTES = 256 * 1024 * 1024
+
+
+def receiver_of(sock: Channel) -> Receiver:
+    return Receiver(sock, _RUN_BYTES)
+
+
+def receive(receiver: Receiver) -> Run | None:
+    """Wait for a program; None once there will be no more."""
+    frame = receiver.receive_whole()
+    return decode(frame, Run) if frame else None
+
+
+def give(run: Run, main: types.ModuleType, filename: str) -> None:
+    """Give the program its environment, its variables and its files, and tracebacks its source."""
+    os.environ.update(run.environment)
+    main.__dict__.update(json.loads(run.inputs))
+    lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
+    linecache.cache[filename] = (len(run.code), None, lines, filename)
+    for file in run.files:
+        _write(file)
+
+
+def report(end: tuple[Finished, int], sock: Channel) -> None:
+    finished, code = end
+    with contextlib.suppress(OSError):  # the guest may have closed it
+        for packet in packets(encode(replace(finished, ends_well=code == 0))):
+            sock.send(packet)
+
+
+def _write(file: InputFile) -> None:
+    """Write an input below /workspace; the supervisor has checked the path."""
+    path = os.path.join("/workspace", file.path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as opened:
+        opened.write(file.data)

@@ -1,0 +1,78 @@
+"""A session's side in the guest: programs that come one after the other to one `__main__`.
+
+SIGINT, by which the supervisor ends a program that takes too long, is ignored but while a program
+runs: it never interrupts what we do in between, and one that comes too late is lost.
+"""
+
+import ast
+import contextlib
+import inspect
+import io
+import linecache
+import signal
+import sys
+import types
+from typing import Any
+
+from ..channel import Channel, Receiver
+from ..messages import Finished, Run
+from .evaluation import Program, outcome
+from .exchange import give, receive, report
+
+_SOURCES = 200  # programs whose lines tracebacks can still show
+
+
+def converse(run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType) -> None:
+    """Run what comes, starting with `run`, until there will be no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    session = _Session(main)
+    following: Run | None = run
+    while following:
+        report(session.answer(following), sock)
+        following = receive(receiver)
+
+
+class _Session:
+    def __init__(self, main: types.ModuleType) -> None:
+        self._main = main
+        self._handler: Any = signal.default_int_handler  # or what programs put in its place
+        self._loop: Any = None  # of asyncio, once something is awaited
+
+    def answer(self, run: Run) -> tuple[Finished, int]:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
+        finished, code = outcome(lambda: self._run(run), run.value_bytes)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the guest's own object, or closed by it
+                stream.flush()
+        return finished, code
+
+    def _run(self, run: Run) -> object:
+        filename = f"<cell {run.request}>"
+        give(run, self._main, filename)
+        linecache.cache.pop(f"<cell {run.request - _SOURCES}>", None)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        program = Program(run.code, filename, flags, self._execute)
+        value = self._interruptibly(program)
+        if value is not None:
+            self._main.__dict__["_"] = value
+        return value
+
+    def _interruptibly(self, program: Program) -> object:
+        try:
+            signal.signal(signal.SIGINT, self._handler)
+            return program.run(self._main.__dict__)
+        finally:
+            self._handler = signal.getsignal(signal.SIGINT) or self._handler
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # raises what came just before
+
+    def _execute(self, code: types.CodeType, namespace: dict[str, object]) -> object:
+        value: Any = eval(code, namespace)  # noqa: S307
+        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
+
+    def _await(self, value: Any) -> object:
+        import asyncio  # takes 40 ms: only where something is awaited
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(value)

@@ -1,0 +1,68 @@
+"""One request, carried out in a cell that stands ready."""
+
+import itertools
+import os
+from typing import NamedTuple
+
+import msgspec
+
+from ..policies.policy import Limits
+from .capture import Capture, OnOutput
+from .custody import Custody
+from .messages import InputFile, Run, encode
+from .result import Phases
+from .supervision import Observation, Supervision, Work
+
+NEVER = -1  # no descriptor: the execution cannot be cancelled
+
+
+def new_execution_id() -> str:
+    return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution, checked: what to run and what to give it."""
+
+    code: str
+    inputs: bytes = b"{}"  # a JSON object
+    files: tuple[InputFile, ...] = ()
+    environment: dict[str, str] = {}
+    stdin: bytes | None = None
+    limits: Limits = Limits()
+    trace_id: str | None = None
+    execution_id: str = msgspec.field(default_factory=new_execution_id)
+
+
+class Performed(NamedTuple):
+    seen: Observation
+    captures: tuple[Capture, Capture]
+
+
+def perform(
+    custody: Custody, request: Request, on_output: OnOutput | None, cancel: int, number: int = 0
+) -> Performed:
+    """Have the cell run the program of `request`, which in a session is that of this `number`.
+
+    Raises LauncherLost.
+    """
+    limits = request.limits
+    captures = (
+        Capture("stdout", custody.cell.stdout, limits.output_bytes, on_output),
+        Capture("stderr", custody.cell.stderr, limits.output_bytes, on_output),
+    )
+    stdin = b"" if number else request.stdin or b""
+    work = Work(_program(request, number), stdin, limits, captures, cancel, stays=number > 0)
+    return Performed(Supervision(custody, work).run(), captures)
+
+
+def _program(request: Request, number: int) -> bytes:
+    run = Run(
+        request.code, request.inputs, request.files, request.environment,
+        request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
+    )  # fmt: skip
+    return encode(run)
+
+
+def phases(moments: tuple[float, ...]) -> Phases:
+    """Return the times between moments of one call, of time.monotonic."""
+    return Phases(*(later - earlier for earlier, later in itertools.pairwise(moments)))

@@ -1,0 +1,198 @@
+"""Cells that live across requests, each with its interpreter's state and its files."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..policies.errors import BusyError, CellwrightError, LauncherLost, SessionLost
+from .capture import OnOutput
+from .cgroups import Usage
+from .custody import Custody
+from .outcome import Count, conclude
+from .performance import Performed, Request, perform, phases
+from .result import SandboxResult
+from .turns import Turns
+
+_WAIT_SECONDS = 30.0  # for the request before to end
+
+
+class SessionSettings(NamedTuple):
+    """How many sessions live, and how long.  What else bounds one is its policy's limits: memory and
+    CPU time of all its requests together, wall time of each."""
+
+    alive: int = 32  # one more, and the one that was idle longest goes
+    idle_seconds: float = 1800.0
+    lifetime_seconds: float = 86_400.0
+    requests: int = 1_000_000
+
+
+class SessionCell:
+    """A cell and the requests to it, which are served one after the other in order of arrival."""
+
+    def __init__(
+        self, custody: Custody, layers: tuple[str, ...], settings: SessionSettings,
+        give_back: Callable[[Custody], None],
+    ) -> None:  # fmt: skip
+        self._custody = custody
+        self._layers = layers
+        self._settings = settings
+        self._give_back = give_back
+        self._turns = Turns(1, _WAIT_SECONDS)
+        self._requests = 0
+        self._born_at = self.used_at = time.monotonic()
+        self.lost = ""  # why it is gone
+
+    @property
+    def workspace(self) -> int:
+        """A descriptor of /workspace; raises SessionLost."""
+        self._require_life()
+        return self._custody.cell.workspace
+
+    def execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
+        """Run `request` with the state that those before it left.
+
+        Raises SessionLost if the cell was gone already, BusyError if the one before does not end.
+        """
+        asked_at = time.monotonic()
+        self._turns.take()
+        try:
+            self._require_life()
+            return self._execute(request, asked_at, on_output, cancel)
+        finally:
+            self.used_at = time.monotonic()
+            self._turns.end()
+
+    def _execute(
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        leased_at = time.monotonic()
+        self._requests += 1
+        cgroup = self._custody.cell.cgroup
+        before = cgroup.usage()
+        try:
+            performed = perform(self._custody, request, on_output, cancel, self._requests)
+        except LauncherLost as lost:
+            self.end(str(lost))
+            raise
+        ended_at = time.monotonic()
+        stays = performed.seen.stays
+        counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
+        moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
+        result = self._conclude(request, performed, counted, moments)
+        if not stays:
+            self.end(f"request {self._requests} ended it: {result.reason}, {result.error}")
+        elif self._requests >= self._settings.requests:
+            self.end(f"it has served {self._requests} requests")
+        return result
+
+    def _conclude(
+        self, request: Request, performed: Performed, counted: Count, moments: tuple[float, ...]
+    ) -> SandboxResult:
+        return conclude(
+            performed.seen, counted, performed.captures, request.limits,
+            layers=self._layers, phases=phases(moments),
+            execution_time=moments[-1] - moments[0], execution_id=request.execution_id,
+            trace_id=request.trace_id, session_lost=not performed.seen.stays,
+        )  # fmt: skip
+
+    def _require_life(self) -> None:
+        if not self.lost and not self._custody.is_alive():
+            self.end("its process ended between two requests")
+        if self.lost:
+            raise SessionLost(f"the session is gone: {self.lost}", "open another one")
+
+    def expires_at(self) -> float:
+        settings = self._settings
+        return min(self.used_at + settings.idle_seconds, self._born_at + settings.lifetime_seconds)
+
+    def try_to_evict(self, why: str) -> bool:
+        """End it unless a request runs; tell whether it is gone."""
+        if not self._turns.try_take():
+            return bool(self.lost)
+        try:
+            self.end(why)
+        finally:
+            self._turns.end()
+        return True
+
+    def end(self, why: str) -> None:
+        """Take the cell down, once."""
+        if not self.lost:
+            self.lost = why
+            self._give_back(self._custody)
+
+
+def _difference(now: Usage, before: Usage) -> Usage:
+    """Return what was used since `before`; peaks are of the whole session."""
+
+    user = (now.cpu_user_seconds or 0.0) - (before.cpu_user_seconds or 0.0)
+    system = (now.cpu_system_seconds or 0.0) - (before.cpu_system_seconds or 0.0)
+    return now._replace(cpu_user_seconds=max(0.0, user), cpu_system_seconds=max(0.0, system))
+
+
+class Sessions:
+    """Those of one sandbox: counted, and taken down when they have been idle or lived too long."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._alive: list[SessionCell] = []
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._evict_expired, name="cellwright-sessions", daemon=True
+        )
+        self._thread.start()
+
+    def make_room(self) -> None:
+        """Evict the session that was idle longest if there are too many; raises BusyError."""
+        with self._changed:
+            self._forget_the_lost()
+            for session in sorted(self._alive, key=lambda each: each.used_at):
+                if len(self._alive) < self._settings.alive:
+                    return
+                session.try_to_evict("it was idle longest, and another one was opened")
+                self._forget_the_lost()
+            if len(self._alive) >= self._settings.alive:
+                raise BusyError(
+                    f"{len(self._alive)} sessions are alive, and each is busy",
+                    "close one, or let more live at once",
+                )
+
+    def admit(
+        self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None]
+    ) -> SessionCell:
+        session = SessionCell(custody, layers, self._settings, give_back)
+        with self._changed:
+            self._alive.append(session)
+            self._changed.notify_all()
+        return session
+
+    def close(self) -> None:
+        """End every session."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        for session in self._alive:
+            with contextlib.suppress(CellwrightError):
+                session.end("the sandbox was closed")
+
+    def _forget_the_lost(self) -> None:
+        self._alive = [each for each in self._alive if not each.lost]
+
+    def _evict_expired(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                for session in self._alive:
+                    if session.expires_at() <= now:
+                        session.try_to_evict("it was idle, or alive, for too long")
+                self._forget_the_lost()
+                soonest = min((each.expires_at() for each in self._alive), default=now + _DAY)
+                self._changed.wait(max(_BREATH_SECONDS, soonest - now))
+
+
+_DAY = 86_400.0
+_BREATH_SECONDS = 0.05  # between two looks at a session that is due, but busy
