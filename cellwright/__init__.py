@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .harness.run import Run as Run
     from .harness.sandbox import Sandbox as Sandbox
     from .harness.sandbox import create_sandbox as create_sandbox
+    from .harness.session import Session as Session
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from .policies.errors import InternalError as InternalError
     from .policies.errors import LaunchError as LaunchError
     from .policies.errors import PolicyError as PolicyError
+    from .policies.errors import SessionLost as SessionLost
     from .policies.errors import Unenforceable as Unenforceable
+    from .policies.errors import WorkspaceError as WorkspaceError
     from .policies.narrowing import exceeds as exceeds
     from .policies.narrowing import narrow as narrow
     from .policies.permissions import FilePermission as FilePermission
@@ -38,10 +41,14 @@ if TYPE_CHECKING:
     from .runner.audit.record import AuditEntry as AuditEntry
     from .runner.audit.verification import verify as verify
     from .runner.pool import PoolSettings as PoolSettings
+    from .runner.result import Phases as Phases
     from .runner.result import SandboxResult as SandboxResult
     from .runner.result import SandboxStatus as SandboxStatus
     from .runner.result import Usage as Usage
     from .runner.result import Violation as Violation
+    from .runner.session import SessionSettings as SessionSettings
+    from .runner.workspace import Artifact as Artifact
+    from .runner.workspace import WorkspaceFile as WorkspaceFile
 
 # Where each public name lives; imported on first use, because importing `cellwright.runner.launcher`
 # runs this file too and has to stay quick.
@@ -53,9 +60,10 @@ _HOMES = {
     ),
     "harness.run": ("Run",),
     "harness.sandbox": ("Sandbox", "create_sandbox"),
+    "harness.session": ("Session",),
     "policies.errors": (
         "AuditError", "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
-        "PolicyError", "Unenforceable",
+        "PolicyError", "SessionLost", "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),
     "policies.permissions": (
@@ -69,7 +77,9 @@ _HOMES = {
     "runner.audit.record": ("AuditEntry",),
     "runner.audit.verification": ("verify",),
     "runner.pool": ("PoolSettings",),
-    "runner.result": ("SandboxResult", "SandboxStatus", "Usage", "Violation"),
+    "runner.result": ("Phases", "SandboxResult", "SandboxStatus", "Usage", "Violation"),
+    "runner.session": ("SessionSettings",),
+    "runner.workspace": ("Artifact", "WorkspaceFile"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,6 +19,7 @@ from ..policies.policy import (
 )  # fmt: skip
 from ..runner.audit.level import AuditLevel
 from ..runner.pool import PoolSettings
+from ..runner.session import SessionSettings
 from .expansion import expand
 
 
@@ -117,6 +118,15 @@ def with_timeout(limits: Limits, seconds: float | None) -> Limits:
         return limits
     check_limit("timeout.wall_seconds", seconds)
     return msgspec.structs.replace(limits, wall_seconds=min(limits.wall_seconds, float(seconds)))
+
+
+def check_sessions(settings: SessionSettings) -> SessionSettings:
+    """Return `settings` if they make sense; raises PolicyError naming what does not."""
+    for name, value in settings._asdict().items():
+        check_limit(f"sessions.{name}", value, whole=not name.endswith("seconds"))
+    if settings.alive < 1 or settings.requests < 1:
+        raise PolicyError("sessions.alive and sessions.requests must be at least 1")
+    return settings
 
 
 def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:

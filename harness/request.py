@@ -1,11 +1,11 @@
 """From what a caller passes to a checked request, or to the reason why it is refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..policies.errors import PolicyError
-from ..policies.policy import Limits, check_variable
+from ..policies.policy import Limits, check_names, check_variable
 from ..runner.messages import InputFile
 from ..runner.performance import Request
 from .config import with_timeout
@@ -30,6 +30,7 @@ def make_request(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     trace_id: str | None = None,
+    collect: Sequence[str] = (),
 ) -> Request:
     """Check everything that a caller may get wrong.
 
@@ -45,6 +46,7 @@ def make_request(
         stdin=None if stdin is None else _bytes("stdin", stdin),
         limits=with_timeout(limits, timeout),
         trace_id=trace_id,
+        collect=check_names("collect", collect),
     )
 
 

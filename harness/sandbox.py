@@ -2,24 +2,24 @@
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-
-from msgspec.structs import replace
 
 from ..policies.errors import PolicyError
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
-from ..policies.policy import Policy, Validation, check_names, check_policy
-from ..policies.source.findings import Finding, Rules
+from ..policies.policy import Policy, check_policy
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER, new_execution_id
+from ..runner.performance import NEVER
 from ..runner.pool import PoolSettings
-from ..runner.result import SandboxResult, SandboxStatus
+from ..runner.result import SandboxResult
+from ..runner.session import SessionSettings
 from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import Supervisor
-from .config import SandboxConfig, check_pool
-from .request import Rejected, check_language, make_request
+from .config import SandboxConfig, check_pool, check_sessions
+from .intake import Intake, rules_of
+from .session import OpenSessions, Session
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from .run import Run
 
 __all__ = ["Sandbox", "create_sandbox"]
-
-
-_GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id"}
 
 
 class Sandbox:
@@ -40,10 +37,10 @@ class Sandbox:
     PermissionSet.  `python` names another interpreter of the same version, `cgroup_root` a directory
     in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
     call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
-    that each cell has a launcher, and so an address layout and a hash seed, of its own, `audit` the
-    trail to write to, which stays yours to close; unless told it is one in memory, False is none.
-    `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it as a
-    context manager, or call `close`.
+    that each cell has a launcher, and so an address layout and a hash seed, of its own, `sessions` how
+    many of them live and how long, `audit` the trail to write to, which stays yours to close; unless
+    told it is one in memory, False is none.  `blocked_imports` and `blocked_builtins` take the place of
+    what source checks look for.  Use it as a context manager, or call `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -59,19 +56,22 @@ class Sandbox:
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
         fresh_exec: bool = False,
+        sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
         audit: "AuditLog | bool | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
     ) -> None:
         self.policy = _policy(config, policy)
-        self._rules = _rules(self.policy.validation, blocked_imports, blocked_builtins)
+        rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool, fresh_exec=fresh_exec)
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
         self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
         try:
-            self._clerk = _clerk_of(self.audit, self.plan)
+            clerk = _clerk_of(self.audit, self.plan)
+            self._intake = Intake(self.policy, self.layers, rules, clerk)
+            self._sessions = OpenSessions(self._supervisor, self._intake, check_sessions(sessions))
         except BaseException:
             self.close()
             raise
@@ -99,69 +99,28 @@ class Sandbox:
 
         `given`: `stdin` (text or bytes), `inputs` (variables, as JSON has them), `files` (path below
         /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
-        `trace_id`.  `on_output(stream, bytes)` is called as output comes; `cancel` is a descriptor
-        that ends the execution once it is readable.
+        `trace_id`, `collect` (globs of files to bring back).  `on_output(stream, bytes)` is called as
+        output comes; `cancel` is a descriptor that ends the execution once it is readable.
 
         What the code does wrong is in the result; raises PolicyError for arguments that make no
         sense, ClosedError after `close`, and LaunchError if no cell could be built.
         """
-        if unknown := given.keys() - _GIVEN:
-            raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
-        try:
-            check_language(language)
-            request = make_request(code, self.policy.limits, **given)
-        except Rejected as refusal:
-            return self._rejected(str(refusal), given.get("trace_id"))
-        findings = self._findings(request.code, language)
-        if findings and self.policy.validation.mode == "enforce":
-            return self._rejected(str(findings[0]), request.trace_id, findings)
-        if self._clerk is None:
-            result = self._supervisor.execute(request, on_output, cancel)
-            return replace(result, findings=findings) if findings else result
-        begun = self._clerk.begin(request.code, language, request.execution_id, request.trace_id)
-        try:
-            result = self._supervisor.execute(request, on_output, cancel)
-        except BaseException as error:
-            self._clerk.lose(request.execution_id, begun, error)
-            raise
-        return replace(
-            result,
-            findings=findings,
-            trace_id=begun.span.trace_id,
-            traceparent=begun.span.traceparent,
-            audited=self._clerk.end(result, begun),
-        )
+        perform = partial(self._supervisor.execute, on_output=on_output, cancel=cancel)
+        return self._intake.perform(code, language, given, perform)
+
+    def session(self, id: str | None = None) -> "Session":
+        """Return a session: a cell that keeps variables and files from one call to the next.
+
+        With `id`, the one of that name if it lives, else a new one.  Raises BusyError if too many live
+        and each is busy, LaunchError if no cell could be built.
+        """
+        return self._sessions.open(id)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False
         and the first finding, such as "Blocked import: os".  Advice: the kernel is the boundary."""
-        findings = self._check(code, "python")
+        findings = self._intake.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)
-
-    def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
-        return () if self.policy.validation.mode == "off" else self._check(code, language)
-
-    def _check(self, code: str, language: str) -> tuple[Finding, ...]:
-        from ..policies.source.check import check
-
-        return check(code, language, self._rules)
-
-    def _rejected(
-        self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
-    ) -> SandboxResult:
-        result = SandboxResult(
-            status=SandboxStatus.REJECTED,
-            reason="validation",
-            error=why,
-            findings=findings,
-            layers=self.layers,
-            execution_id=new_execution_id(),
-            trace_id=trace_id,
-        )
-        if self._clerk is None:
-            return result
-        span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
-        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
 
     async def aexecute(
         self, code: str | bytes, language: str = "python", **given: Any
@@ -238,16 +197,3 @@ def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
     from ..runner.audit.clerk import Clerk
 
     return Clerk(log, plan)
-
-
-def _rules(
-    validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
-) -> Rules:
-    def names(where: str, given: Sequence[str] | None, policys: Sequence[str]) -> tuple[str, ...]:
-        return check_names(where, policys if given is None else given)
-
-    return Rules(
-        names("blocked_imports", imports, validation.blocked_imports),
-        tuple(validation.allowed_imports),
-        names("blocked_builtins", builtins, validation.blocked_builtins),
-    )

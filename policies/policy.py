@@ -78,6 +78,7 @@ class Limits(_Section, frozen=True):
     output_bytes: int = 100_000
     output_total_bytes: int = 256 * MIB
     value_bytes: int = 1 * MIB
+    artifact_bytes: int = 16 * MIB  # collected of one execution
     workspace_bytes: int = 64 * MIB
     workspace_inodes: int = 16_384
     open_files: int = 1024

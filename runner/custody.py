@@ -54,7 +54,8 @@ class Custody:
         Raises LaunchError if the cell could not be built, LauncherLost if the launcher died.
         """
         deadline = time.monotonic() + _SETUP_SECONDS
-        while not self._entered:
+        # The launcher's word on the cell's birth may come after the guest's own that it is ready.
+        while not self._entered or self.cell.pidfd < 0:
             self._wait(deadline, "the cell was not built in time")
             self.receive()
 

@@ -1,5 +1,6 @@
 """One request, carried out in a cell that stands ready."""
 
+import hashlib
 import itertools
 import os
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from .custody import Custody
 from .messages import InputFile, Run, encode
 from .result import Phases
 from .supervision import Observation, Supervision, Work
+from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
 
 NEVER = -1  # no descriptor: the execution cannot be cancelled
 
@@ -30,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes | None = None
     limits: Limits = Limits()
     trace_id: str | None = None
+    collect: tuple[str, ...] = ()  # globs of files below /workspace
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
@@ -61,6 +64,26 @@ def _program(request: Request, number: int) -> bytes:
         request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
     )  # fmt: skip
     return encode(run)
+
+
+class Made(NamedTuple):
+    """What a program left in /workspace."""
+
+    listing: Listing
+    files: tuple[WorkspaceFile, ...]
+    artifacts: tuple[Artifact, ...]
+
+
+def look_at_files(workspace: int, request: Request, before: Listing) -> Made:
+    """See what changed since `before`, but for what `request` itself put there, and collect."""
+    if not before and is_empty(workspace):
+        return Made({}, (), ())
+    listing = list_files(workspace)
+    given = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
+    files = changed(workspace, before, listing)
+    artifacts = collect(workspace, listing, request.collect, request.limits.artifact_bytes)
+    made = tuple(file for file in files if (file.path, file.sha256) not in given)
+    return Made(listing, made, artifacts if request.collect else ())
 
 
 def phases(moments: tuple[float, ...]) -> Phases:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..policies.source.findings import Finding
+from .workspace import Artifact, WorkspaceFile
 
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
@@ -65,7 +66,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `value`, `error` and `traceback` are the guest's own words; everything else was observed from
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
-    cell; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
+    cell; `files` are those below /workspace that it made or changed, `artifacts` what was collected of
+    them; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.
@@ -85,7 +87,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...] = ()
     findings: tuple[Finding, ...] = ()
     truncated: dict[str, int] = {}
-    artifacts: tuple[str, ...] = ()
+    files: tuple[WorkspaceFile, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
     layers: tuple[str, ...] = ()
     execution_id: str = ""
     trace_id: str | None = None

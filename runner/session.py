@@ -11,9 +11,10 @@ from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
 from .outcome import Count, conclude
-from .performance import Performed, Request, perform, phases
+from .performance import Made, Performed, Request, look_at_files, perform, phases
 from .result import SandboxResult
 from .turns import Turns
+from .workspace import Listing
 
 _WAIT_SECONDS = 30.0  # for the request before to end
 
@@ -41,8 +42,10 @@ class SessionCell:
         self._give_back = give_back
         self._turns = Turns(1, _WAIT_SECONDS)
         self._requests = 0
+        self._listing: Listing = {}
         self._born_at = self.used_at = time.monotonic()
         self.lost = ""  # why it is gone
+        self.on_end: Callable[[str, str], None] = lambda action, why: None
 
     @property
     def workspace(self) -> int:
@@ -78,9 +81,11 @@ class SessionCell:
             raise
         ended_at = time.monotonic()
         stays = performed.seen.stays
+        made = look_at_files(self._custody.cell.workspace, request, self._listing)
+        self._listing = made.listing
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
-        result = self._conclude(request, performed, counted, moments)
+        result = self._conclude(request, performed, made, counted, moments)
         if not stays:
             self.end(f"request {self._requests} ended it: {result.reason}, {result.error}")
         elif self._requests >= self._settings.requests:
@@ -88,13 +93,15 @@ class SessionCell:
         return result
 
     def _conclude(
-        self, request: Request, performed: Performed, counted: Count, moments: tuple[float, ...]
-    ) -> SandboxResult:
+        self, request: Request, performed: Performed, made: Made, counted: Count,
+        moments: tuple[float, ...],
+    ) -> SandboxResult:  # fmt: skip
         return conclude(
             performed.seen, counted, performed.captures, request.limits,
             layers=self._layers, phases=phases(moments),
             execution_time=moments[-1] - moments[0], execution_id=request.execution_id,
             trace_id=request.trace_id, session_lost=not performed.seen.stays,
+            files=made.files, artifacts=made.artifacts,
         )  # fmt: skip
 
     def _require_life(self) -> None:
@@ -112,16 +119,17 @@ class SessionCell:
         if not self._turns.try_take():
             return bool(self.lost)
         try:
-            self.end(why)
+            self.end(why, "evicted")
         finally:
             self._turns.end()
         return True
 
-    def end(self, why: str) -> None:
-        """Take the cell down, once."""
+    def end(self, why: str, action: str = "lost") -> None:
+        """Take the cell down, once; `action` is what the trail calls it."""
         if not self.lost:
             self.lost = why
             self._give_back(self._custody)
+            self.on_end(action, why)
 
 
 def _difference(now: Usage, before: Usage) -> Usage:
@@ -177,7 +185,7 @@ class Sessions:
         self._thread.join()
         for session in self._alive:
             with contextlib.suppress(CellwrightError):
-                session.end("the sandbox was closed")
+                session.end("the sandbox was closed", "closed")
 
     def _forget_the_lost(self) -> None:
         self._alive = [each for each in self._alive if not each.lost]

@@ -168,7 +168,7 @@ class Supervision:
         self._end_or_interrupt("cancelled")
 
     def _complain(self, complaint: str) -> None:
-        self._complaint = complaint
+        self._complaint = self._complaint or complaint
         self._end("violation")
 
     def _on_stdin(self, event: int) -> None:

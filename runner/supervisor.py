@@ -14,7 +14,7 @@ from .custody import Custody
 from .generation import Generation
 from .messages import Reaped
 from .outcome import Count, conclude
-from .performance import NEVER, Request, perform, phases
+from .performance import NEVER, Request, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .session import SessionCell, Sessions, SessionSettings
@@ -97,6 +97,7 @@ class Supervisor:
             performed = perform(custody, request, on_output, cancel)
             ended_at = time.monotonic()
             custody.cell.kill_init()
+            made = look_at_files(custody.cell.workspace, request, {})
             counted = _count(custody, performed.seen)
             counted_at = time.monotonic()
         finally:
@@ -108,7 +109,7 @@ class Supervisor:
             layers=self.plan.layers, phases=phases(moments),
             execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
-            pool_hit=parked is not None,
+            files=made.files, artifacts=made.artifacts, pool_hit=parked is not None,
         )  # fmt: skip
 
     def open_session(self, settings: SessionSettings) -> SessionCell:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
 from ..result import SandboxResult, SandboxStatus, Violation
@@ -42,16 +42,25 @@ class Clerk:
             layers=list(plan.layers), filter_sha256=hashlib.sha256(plan.guest_filter).hexdigest(),
         )  # fmt: skip
 
-    def begin(self, code: str, language: str, execution_id: str, trace_id: str | None) -> Noted:
+    def begin(
+        self, code: str, language: str, execution_id: str, trace_id: str | None, **about: Any
+    ) -> Noted:
         """Record that a program is about to run; raises AuditError if that must be and cannot."""
         span = span_of(trace_id)
         source = code.encode()
         kept = self.log.record(
             "execution", "start", target=language, sandbox_id=self.sandbox_id, span=span,
             execution_id=execution_id, source_sha256=hashlib.sha256(source).hexdigest(),
-            source_bytes=len(source),
+            source_bytes=len(source), **about,
         )  # fmt: skip
         return Noted(span, kept)
+
+    def note_session(self, session_id: str, action: str, why: str) -> None:
+        """Record that a session was opened, or how it ended, which is owed."""
+        self.log.record(
+            "session", action, target=why, sandbox_id=self.sandbox_id, session_id=session_id,
+            owed=action != "opened",
+        )  # fmt: skip
 
     def end(self, result: SandboxResult, begun: Noted) -> bool:
         """Record how it ended and what it attempted; tell whether start, attempts and end were kept."""

@@ -1,5 +1,6 @@
 """What a Run frame brings into the guest's process, and what a Finished frame takes out."""
 
+import builtins
 import contextlib
 import json
 import linecache
@@ -27,7 +28,7 @@ def receive(receiver: Receiver) -> Run | None:
 def give(run: Run, main: types.ModuleType, filename: str) -> None:
     """Give the program its environment, its variables and its files, and tracebacks its source."""
     os.environ.update(run.environment)
-    main.__dict__.update(json.loads(run.inputs))
+    main.__dict__.update(json.loads(run.inputs), __builtins__=builtins)
     lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
     linecache.cache[filename] = (len(run.code), None, lines, filename)
     for file in run.files:

@@ -135,7 +135,6 @@ def _execute(run: Run) -> tuple[Finished, int]:
 def fresh_main() -> types.ModuleType:
     """Make the module as which programs run, the only one of that name that they see."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     return main
 

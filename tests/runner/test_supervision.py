@@ -50,7 +50,7 @@ class FakeCell(Cell):
 
     def forks(self) -> None:
         pidfd = os.pidfd_open(os.getpid())
-        self.says(Forked(), pidfd)
+        self.says(Forked(), pidfd, pidfd)
         os.close(pidfd)
 
     def enters(self) -> None:
@@ -81,7 +81,8 @@ def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Obse
     )
     custody = custody_of(cell)
     custody.prepare()
-    return Supervision(custody, Work(b"request", b"", limits, captures, cancel)).run()
+    seen = Supervision(custody, Work(b"request", b"", limits, captures, cancel)).run()
+    return seen._replace(sent_at=0.0)
 
 
 class FakeOrigin:
@@ -301,6 +302,16 @@ def test_what_we_could_not_do_is_an_exception(
     speak(cell)
     with pytest.raises(LaunchError):
         supervise(cell)
+
+
+def test_a_birth_that_is_told_late_is_waited_for(cell: FakeCell) -> None:
+    """The guest's process may be ready before the launcher gets to say that it exists."""
+    cell.enters()
+    launcher = threading.Timer(0.05, cell.forks)
+    launcher.start()
+    custody_of(cell).prepare()
+    assert cell.pidfd >= 0
+    launcher.join()
 
 
 def test_the_failed_step_is_named(cell: FakeCell) -> None:

@@ -1,0 +1,117 @@
+"""From what a caller asks to what came of it: checked, run, and written into the trail."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ..policies.policy import Policy, Validation, check_names
+from ..policies.source.findings import Finding, Rules
+from ..runner.performance import Request, new_execution_id
+from ..runner.result import SandboxResult, SandboxStatus
+from .request import Rejected, check_language, make_request
+
+if TYPE_CHECKING:
+    from ..runner.audit.clerk import Clerk
+
+_GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id", "collect"}
+Perform = Callable[[Request], SandboxResult]
+
+
+class Intake:
+    """What every request to one sandbox passes, on its way in and out."""
+
+    def __init__(
+        self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None"
+    ) -> None:
+        self._policy = policy
+        self._layers = layers
+        self._rules = rules
+        self._clerk = clerk
+
+    def perform(
+        self, code: str | bytes, language: str, given: dict[str, Any], perform: Perform,
+        session_id: str | None = None,
+    ) -> SandboxResult:  # fmt: skip
+        """Check a request, have it performed, and record both; raises what the three raise."""
+        if unknown := given.keys() - _GIVEN:
+            raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
+        try:
+            check_language(language)
+            request = make_request(code, self._policy.limits, **given)
+        except Rejected as refusal:
+            return self._rejected(str(refusal), given.get("trace_id"))
+        findings = self._findings(request.code, language)
+        if findings and self._policy.validation.mode == "enforce":
+            return self._rejected(str(findings[0]), request.trace_id, findings)
+        result = self._recorded(request, language, perform, session_id)
+        if findings or session_id:
+            return replace(result, findings=findings, session_id=session_id)
+        return result
+
+    def record_session(self, session_id: str, action: str, why: str = "") -> None:
+        """Note that a session was opened, or has ended and why."""
+        if self._clerk:
+            self._clerk.note_session(session_id, action, why)
+
+    def check(self, code: str, language: str) -> tuple[Finding, ...]:
+        """Return what source checks find, whatever the policy's mode."""
+        from ..policies.source.check import check
+
+        return check(code, language, self._rules)
+
+    def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
+        return () if self._policy.validation.mode == "off" else self.check(code, language)
+
+    def _recorded(
+        self, request: Request, language: str, perform: Perform, session_id: str | None
+    ) -> SandboxResult:
+        if self._clerk is None:
+            return perform(request)
+        about = {"session_id": session_id} if session_id else {}
+        begun = self._clerk.begin(
+            request.code, language, request.execution_id, request.trace_id, **about
+        )
+        try:
+            result = perform(request)
+        except BaseException as error:
+            self._clerk.lose(request.execution_id, begun, error)
+            raise
+        return replace(
+            result,
+            trace_id=begun.span.trace_id,
+            traceparent=begun.span.traceparent,
+            audited=self._clerk.end(result, begun),
+        )
+
+    def _rejected(
+        self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
+    ) -> SandboxResult:
+        result = SandboxResult(
+            status=SandboxStatus.REJECTED,
+            reason="validation",
+            error=why,
+            findings=findings,
+            layers=self._layers,
+            execution_id=new_execution_id(),
+            trace_id=trace_id,
+        )
+        if self._clerk is None:
+            return result
+        span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
+        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+
+
+def rules_of(
+    validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
+) -> Rules:
+    """Return what source checks look for: what is given, else what the policy says."""
+
+    def names(where: str, given: Sequence[str] | None, policys: Sequence[str]) -> tuple[str, ...]:
+        return check_names(where, policys if given is None else given)
+
+    return Rules(
+        names("blocked_imports", imports, validation.blocked_imports),
+        tuple(validation.allowed_imports),
+        names("blocked_builtins", builtins, validation.blocked_builtins),
+    )

@@ -1,0 +1,129 @@
+"""`Session`: calls that build on each other."""
+
+import os
+import threading
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..policies.errors import PolicyError, WorkspaceError
+from ..runner.capture import OnOutput
+from ..runner.performance import NEVER
+from ..runner.result import SandboxResult
+from ..runner.session import SessionCell, SessionSettings
+from ..runner.supervisor import Supervisor
+from ..runner.workspace import WorkspaceFile, list_files, read_file
+from .intake import Intake
+
+if TYPE_CHECKING:
+    from .run import Run
+
+_MAX_DOWNLOAD_BYTES = 1 << 30
+
+
+class Session:
+    """One cell that lives across calls: variables, imports, files, threads and the working directory
+    stay.  Calls from several threads are served in order, never mixed.  Made by `Sandbox.session`.
+
+    A call that takes too long is interrupted (KeyboardInterrupt) and the state stays; one that does
+    not yield within a second is killed, and the session with it.  `lost` then says why, and any
+    further call raises SessionLost.
+    """
+
+    def __init__(self, id: str, cell: SessionCell, intake: Intake) -> None:
+        self.id = id
+        self._cell = cell
+        self._intake = intake
+
+    @property
+    def lost(self) -> str:
+        """Why it is gone; empty while it lives."""
+        return self._cell.lost
+
+    def execute(
+        self,
+        code: str | bytes,
+        language: str = "python",
+        *,
+        on_output: OnOutput | None = None,
+        cancel: int = NEVER,
+        **given: Any,
+    ) -> SandboxResult:
+        """Run `code` with what the calls before it left; the arguments are those of Sandbox.execute.
+
+        The value of its last expression is `_` in the next.  It may await at the top level.  Raises
+        SessionLost if the session is gone, BusyError if the call before it does not end.
+        """
+        perform = partial(self._cell.execute, on_output=on_output, cancel=cancel)
+        return self._intake.perform(code, language, given, perform, self.id)
+
+    async def aexecute(
+        self, code: str | bytes, language: str = "python", **given: Any
+    ) -> SandboxResult:
+        """`execute` for asyncio callers; cancelling the task interrupts the program."""
+        from .run import aexecute
+
+        return await aexecute(self, code, language, **given)
+
+    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
+        """Start `execute` in the background and return a handle to it."""
+        from .run import Run
+
+        return Run(self, code, language, **given)
+
+    def upload(self, path: str, data: str | bytes) -> None:
+        """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
+        result = self.execute("pass", files={path: data})
+        if not result.ok:
+            raise WorkspaceError(f"cannot write {path!r}: {result.error}")
+
+    def download(self, path: str) -> bytes:
+        """Return the content of a file below /workspace; raises WorkspaceError if it is none."""
+        return read_file(self._cell.workspace, path, _MAX_DOWNLOAD_BYTES)
+
+    def files(self) -> tuple[WorkspaceFile, ...]:
+        """Return the regular files below /workspace."""
+        listing = list_files(self._cell.workspace)
+        return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
+
+    def close(self) -> None:
+        """End it; what runs is killed.  Closing twice is fine."""
+        if not self.lost:
+            self._cell.end("it was closed", "closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class OpenSessions:
+    """The sessions of one sandbox, by name."""
+
+    def __init__(self, supervisor: Supervisor, intake: Intake, settings: SessionSettings) -> None:
+        self._supervisor = supervisor
+        self._intake = intake
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._by_id: dict[str, Session] = {}
+
+    def open(self, id: str | None) -> Session:
+        if id is not None and not (isinstance(id, str) and id):
+            raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
+        with self._lock:
+            known = self._by_id.get(id or "")
+            return known if known and not known.lost else self._open(id or os.urandom(8).hex())
+
+    def _open(self, id: str) -> Session:
+        self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
+        cell = self._supervisor.open_session(self._settings)
+        self._intake.record_session(id, "opened")
+        cell.on_end = partial(self._intake.record_session, id)
+        self._by_id[id] = session = Session(id, cell, self._intake)
+        return session

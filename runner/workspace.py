@@ -1,0 +1,187 @@
+"""The files of a cell, seen from outside through the held descriptor of its /workspace.
+
+Whatever is in there a guest made, and may be changing at this moment: no link is followed, nothing but
+a regular file is opened, and entries, depth, bytes and time are bounded.  Sparse files count as
+they say they do, not as they are stored.
+"""
+
+import contextlib
+import fnmatch
+import hashlib
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ..policies.errors import WorkspaceError
+
+_CHUNK = 1024 * 1024
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DEPTH = 32
+_ENTRIES = 20_000
+_SECONDS = 5.0
+_HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
+
+
+class WorkspaceFile(msgspec.Struct, frozen=True):
+    """A regular file below /workspace.  `sha256` is empty where it was not worked out."""
+
+    path: str
+    size_bytes: int
+    sha256: str = ""
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """Something that a program made: a file that was collected, or a value with a picture of itself."""
+
+    name: str
+    mime: str
+    data: bytes
+
+
+class Seen(NamedTuple):
+    """What tells that a file has changed."""
+
+    size_bytes: int
+    modified_ns: int
+    inode: int
+
+
+Listing = dict[str, Seen]
+
+
+def list_files(workspace: int) -> Listing:
+    """Return the regular files, as many as the bounds allow, by path; none whose name is not UTF-8."""
+    return dict(_walk(workspace, time.monotonic() + _SECONDS))
+
+
+def is_empty(workspace: int) -> bool:
+    """Tell whether nothing lies at the top; much cheaper than a look (tmpfs counts entries in the size
+    of a directory, BOGO_DIRENT_SIZE in mm/shmem.c)."""
+    return os.fstat(workspace).st_size <= 2 * _ENTRY_SIZE
+
+
+_ENTRY_SIZE = 20
+
+
+def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceFile, ...]:
+    """Return the files of `after` that are not as they were, with their hashes."""
+    budget = _HASHED_BYTES
+    found = []
+    for path, seen in sorted(after.items()):
+        if before.get(path) != seen:
+            budget -= seen.size_bytes
+            digest = _hash(workspace, path, seen.size_bytes) if budget >= 0 else ""
+            found.append(WorkspaceFile(path, seen.size_bytes, digest))
+    return tuple(found)
+
+
+def collect(
+    workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int
+) -> tuple[Artifact, ...]:
+    """Return the files whose path matches one of `patterns`, together at most `limit_bytes`."""
+    import mimetypes  # 5 ms, and seldom wanted
+
+    artifacts = []
+    for path, seen in sorted(listing.items()):
+        wanted = any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+        if wanted and seen.size_bytes <= limit_bytes:
+            limit_bytes -= seen.size_bytes
+            mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+            with contextlib.suppress(WorkspaceError):  # it is not what it was a moment ago
+                data = read_file(workspace, path, seen.size_bytes)
+                artifacts.append(Artifact(path, mime, data))
+    return tuple(artifacts)
+
+
+def read_file(workspace: int, path: str, limit_bytes: int) -> bytes:
+    """Return the content of a regular file; raises WorkspaceError."""
+    return b"".join(_chunks(workspace, path, limit_bytes))
+
+
+def _hash(workspace: int, path: str, size: int) -> str:
+    digest = hashlib.sha256()
+    try:
+        for chunk in _chunks(workspace, path, size):
+            digest.update(chunk)
+    except WorkspaceError:
+        return ""  # it is not what it was a moment ago
+    return digest.hexdigest()
+
+
+def _chunks(workspace: int, path: str, limit_bytes: int) -> Iterator[bytes]:
+    descriptor = _open(workspace, path)
+    try:
+        if os.fstat(descriptor).st_size > limit_bytes:
+            raise WorkspaceError(f"{path!r} is larger than {limit_bytes} bytes")
+        left = limit_bytes
+        while left > 0 and (chunk := os.read(descriptor, min(left, _CHUNK))):
+            left -= len(chunk)
+            yield chunk
+    finally:
+        os.close(descriptor)
+
+
+def _open(workspace: int, path: str) -> int:
+    from .kernel.files import open_beneath
+
+    try:
+        descriptor = open_beneath(workspace, os.fsencode(path), _FLAGS)
+    except OSError as error:
+        raise WorkspaceError(f"cannot read {path!r}: {error.strerror}") from None
+    except ValueError as error:  # a NUL, a lone surrogate
+        raise WorkspaceError(f"cannot read {path!r}: {error}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise WorkspaceError(f"cannot read {path!r}: it is not a regular file")
+    return descriptor
+
+
+def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
+    from .kernel.files import open_beneath
+
+    entries = 0
+    directories = deque([("", 0)])
+    while directories:
+        path, depth = directories.popleft()
+        try:
+            descriptor = open_beneath(workspace, os.fsencode(path) or b".", _FLAGS | os.O_DIRECTORY)
+        except OSError:
+            continue  # it is gone, or has become something else
+        try:
+            with os.scandir(descriptor) as scanned:
+                for entry in scanned:
+                    entries += 1
+                    if entries > _ENTRIES or time.monotonic() > deadline:
+                        return
+                    name = f"{path}/{entry.name}" if path else entry.name
+                    if not _is_text(name):
+                        continue
+                    if entry.is_dir(follow_symlinks=False) and depth < _DEPTH:
+                        directories.append((name, depth + 1))
+                    elif seen := _regular(entry):
+                        yield name, seen
+        finally:
+            os.close(descriptor)
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a name is UTF-8: others cannot be told in a result."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _regular(entry: "os.DirEntry[str]") -> Seen | None:
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Seen(found.st_size, found.st_mtime_ns, found.st_ino)

@@ -1,0 +1,428 @@
+"""Sessions: what stays, what is kept apart, and how one ends."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cellwright import (
+    AuditLog,
+    BusyError,
+    ClosedError,
+    LaunchError,
+    PolicyError,
+    Sandbox,
+    SandboxStatus,
+    Session,
+    SessionLost,
+    SessionSettings,
+)
+from tests.conftest import policy_named, soon
+
+DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("strict"), pool=2) as box:
+        yield box
+
+
+@pytest.fixture
+def session(sandbox: Sandbox) -> Iterator[Session]:
+    with sandbox.session() as opened:
+        yield opened
+
+
+# What stays
+
+
+def test_variables_imports_files_and_directory_stay(session: Session) -> None:
+    session.execute(
+        "import os, json\nx = [1]\nos.makedirs('d')\nos.chdir('d')\nopen('f', 'w').write('here')"
+    )
+    assert session.execute("x.append(2)\nx").value == [1, 2]
+    assert session.execute("json.dumps(os.getcwd()), open('f').read()").value == [
+        '"/workspace/d"', "here",
+    ]  # fmt: skip
+
+
+def test_threads_go_on_between_calls(session: Session) -> None:
+    session.execute(
+        "import threading\nleft = threading.Event()\nt = threading.Thread(target=left.wait)\nt.start()"
+    )
+    assert session.execute("t.is_alive()").value is True
+    assert session.execute("left.set()\nt.join()\nt.is_alive()").value is False
+
+
+def test_the_value_before_is_underscore(session: Session) -> None:
+    assert session.execute("6 * 7").value == 42
+    session.execute("y = 1")
+    assert session.execute("_ + 1").value == 43
+
+
+def test_await_works_at_the_top_level_and_its_loop_stays(session: Session) -> None:
+    session.execute("import asyncio\nasync def later(n):\n    await asyncio.sleep(0)\n    return n")
+    assert session.execute("await later(3)").value == 3
+    session.execute("task = asyncio.ensure_future(later(4))\nawait asyncio.sleep(0)")
+    assert session.execute("[await task for _ in '.'][0]").value == 4
+
+
+def test_tracebacks_show_lines_of_earlier_calls(session: Session) -> None:
+    session.execute("def divide(n):\n    return n / 0  # told")
+    failed = session.execute("divide(1)")
+    assert (failed.status, failed.reason, failed.session_lost) == (
+        SandboxStatus.FAILED, "exception", False,
+    )  # fmt: skip
+    assert 'File "<cell 1>", line 2, in divide\n    return n / 0  # told' in str(failed.traceback)
+    assert 'File "<cell 2>", line 1' in str(failed.traceback)
+    assert "cellwright" not in str(failed.traceback)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import sys\nsys.exit()", SandboxStatus.COMPLETED),
+        ("import sys\nsys.exit(3)", SandboxStatus.FAILED),
+        ("x = = 1", SandboxStatus.FAILED),
+        ("raise KeyboardInterrupt", SandboxStatus.FAILED),
+        ("import sys\nsys.stdout.close()", SandboxStatus.COMPLETED),
+    ],
+)
+def test_what_a_program_does_to_itself_leaves_the_session(
+    session: Session, code: str, status: SandboxStatus
+) -> None:
+    session.execute("x = 5")
+    assert session.execute(code).status is status
+    assert session.execute("x").value == 5
+
+
+def test_input_is_of_one_call_alone(session: Session) -> None:
+    assert session.execute("input(), input()", stdin="one\ntwo\nthree\n").value == ["one", "two"]
+    assert "EOFError" in str(session.execute("input()").error)
+    assert (
+        session.execute("import sys\nsys.stdin.read()", stdin="s\u00fc\u00df").value
+        == "s\u00fc\u00df"
+    )
+
+
+def test_output_belongs_to_the_call_that_wrote_it(session: Session) -> None:
+    assert session.execute("print('one')\nimport os\nos.write(2, b'raw')").stderr == "raw"
+    assert session.execute("print('two', end='')").stdout == "two"
+    assert session.execute("None").stdout == ""
+
+
+def test_inputs_and_environment_are_given_and_stay(session: Session) -> None:
+    session.execute("pass", inputs={"given": [1]}, env={"GIVEN": "e"})
+    assert session.execute("import os\ngiven, os.environ['GIVEN']").value == [[1], "e"]
+
+
+def test_usage_and_violations_are_of_one_call(session: Session) -> None:
+    session.execute("import os\nsum(range(3_000_000))")
+    assert session.execute("1").usage.cpu_user_seconds < 0.05
+    attempt = (
+        "import socket\ntry: socket.socket(socket.AF_NETLINK)\nexcept OSError as e: print(e.errno)"
+    )
+    assert [each.syscall for each in session.execute(attempt).violations] == ["socket"]
+    assert session.execute("1").violations == ()
+    assert session.execute(attempt).violations[0].count == 1
+
+
+# Apart from others
+
+
+def test_two_sessions_share_nothing(sandbox: Sandbox) -> None:
+    with sandbox.session() as one, sandbox.session() as other:
+        one.execute(
+            "import os\nsecret = 1\nopen('/workspace/f', 'w').write('x')\nos.environ['S'] = 's'"
+        )
+        assert "NameError" in str(other.execute("secret").error)
+        assert other.execute("import os\nos.listdir('/workspace'), os.environ.get('S')").value == [
+            [],
+            None,
+        ]
+        assert one.execute("os.listdir('/workspace')").value == ["f"]
+
+
+def test_a_single_use_cell_sees_nothing_of_a_session(sandbox: Sandbox, session: Session) -> None:
+    session.execute("open('/workspace/f', 'w').write('x')")
+    assert sandbox.execute("import os\nos.listdir('/workspace')").value == []
+
+
+def test_calls_from_many_threads_are_served_whole_and_in_order(session: Session) -> None:
+    session.execute("log = []")
+    begun, asked = [], threading.Lock()
+
+    def call(number: int) -> None:
+        with asked:
+            begun.append(number)
+        code = f"for _ in range(50): log.append({number})"
+        assert session.execute(code).ok
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(call, range(24)))
+    log = session.execute("log").value
+    runs = [log[start] for start in range(0, len(log), 50)]
+    assert sorted(runs) == sorted(begun)
+    assert all(log[i * 50 : i * 50 + 50] == [number] * 50 for i, number in enumerate(runs))
+
+
+def test_a_name_leads_to_the_session_that_lives(sandbox: Sandbox) -> None:
+    first = sandbox.session("agent-1")
+    first.execute("x = 1")
+    assert sandbox.session("agent-1").execute("x").value == 1
+    assert sandbox.session("agent-2").id == "agent-2"
+    sandbox.session("agent-2").close()
+    first.close()
+    with sandbox.session("agent-1") as again:
+        assert "NameError" in str(again.execute("x").error)
+    for wrong in ("", 5):
+        with pytest.raises(PolicyError, match="id must be a text"):
+            sandbox.session(wrong)  # type: ignore[arg-type]
+
+
+# Taking too long
+
+
+def test_a_program_that_takes_too_long_is_interrupted_and_its_state_stays(session: Session) -> None:
+    session.execute("n = 0")
+    late = session.execute("while True: n += 1", timeout=0.2)
+    assert (late.status, late.reason, late.session_lost) == (
+        SandboxStatus.TIMEOUT,
+        "wall_time",
+        False,
+    )
+    assert "KeyboardInterrupt" in str(late.traceback)
+    assert session.execute("n > 0").value is True
+
+
+def test_a_program_that_does_not_yield_is_killed_and_the_session_is_lost(session: Session) -> None:
+    late = session.execute(DEAF, timeout=0.2)
+    assert (late.status, late.reason, late.session_lost) == (
+        SandboxStatus.TIMEOUT,
+        "wall_time",
+        True,
+    )
+    assert "wall_time" in session.lost
+    with pytest.raises(SessionLost, match="request 1 ended it: wall_time"):
+        session.execute("1")
+    with pytest.raises(SessionLost):
+        session.files()
+
+
+def test_a_cancelled_call_leaves_the_session(session: Session) -> None:
+    session.execute("x = 1")
+    run = session.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
+    assert next(run.output()) == ("stdout", b"up\n")
+    run.cancel()
+    assert run.result().status is SandboxStatus.CANCELLED
+    assert session.execute("x").value == 1
+
+
+def test_an_interrupt_that_comes_too_late_hits_nobody(session: Session) -> None:
+    session.execute("x = 1")
+    os.kill(_guest_of(session), signal.SIGINT)
+    assert session.execute("x").value == 1
+    session.execute(
+        "import threading\nt = threading.Thread(target=threading.Event().wait, daemon=True)\nt.start()"
+    )
+    os.kill(_guest_of(session), signal.SIGINT)
+    assert session.execute("x").value == 1
+
+
+def _guest_of(session: Session) -> int:
+    with open(f"/proc/self/fdinfo/{session._cell._custody.cell.guest}") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
+def test_a_handler_of_its_own_decides_what_an_interrupt_does(session: Session) -> None:
+    session.execute(
+        "import signal\ndef enough(*_): raise ValueError('enough')\nsignal.signal(signal.SIGINT, enough)"
+    )
+    late = session.execute("while True: pass", timeout=0.2)
+    assert (late.status, late.session_lost) == (SandboxStatus.TIMEOUT, False)
+    assert "ValueError: enough" in str(late.traceback)
+
+
+# Ends
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [
+        ("import os\nos._exit(3)", SandboxStatus.FAILED, "exit"),
+        ("import os\nos.abort()", SandboxStatus.FAILED, "signal"),
+        ("import os\nos.write(3, b'garbage')", SandboxStatus.KILLED, "violation"),
+        ("import os\nwhile True: os.write(1, b'x' * 65536)", SandboxStatus.KILLED, "output"),
+    ],
+)
+def test_what_ends_the_process_ends_the_session_and_says_so(
+    session: Session, code: str, status: SandboxStatus, reason: str
+) -> None:
+    ended = session.execute(code)
+    assert (ended.status, ended.reason, ended.session_lost) == (status, reason, True)
+    with pytest.raises(SessionLost, match=f"request 1 ended it: {reason}"):
+        session.execute("1")
+
+
+@pytest.mark.needs("cgroup")
+def test_a_session_out_of_memory_is_lost(session: Session) -> None:
+    ended = session.execute("hog = bytearray(1 << 30)")
+    assert (ended.reason, ended.session_lost) == ("memory", True)
+
+
+def test_a_process_that_ends_between_calls_is_noticed(session: Session) -> None:
+    session.execute("import os, threading\nthreading.Timer(0, os._exit, [0]).start()")
+    with pytest.raises(SessionLost, match=r"ended between two requests|request \d ended it"):
+        _call_until_it_fails(session)
+
+
+def _call_until_it_fails(session: Session) -> None:
+    for _ in range(1000):
+        session.execute("1")
+
+
+def test_words_out_of_turn_end_the_session(session: Session) -> None:
+    forged = "import os, threading\nthreading.Timer(0.05, os.write, [3, b'\\x00\\x90']).start()"
+    session.execute(forged)
+    cell = session._cell._custody.cell
+    assert soon(lambda: bool(__import__("select").select([cell.control], [], [], 0)[0]))
+    broken = session.execute("1")
+    assert (broken.reason, broken.session_lost) == ("violation", True)
+    assert "spoke before it was asked" in str(broken.error)
+
+
+def test_a_closed_session_runs_nothing(sandbox: Sandbox) -> None:
+    session = sandbox.session()
+    session.close()
+    session.close()
+    with pytest.raises(SessionLost, match="it was closed"):
+        session.execute("1")
+
+
+def test_closing_the_sandbox_ends_its_sessions() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        session = sandbox.session()
+        session.execute("x = 1")
+    with pytest.raises((SessionLost, ClosedError)):
+        session.execute("x")
+
+
+def test_a_session_whose_launcher_died_is_lost() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        session = sandbox.session()
+        session.execute("x = 1")
+        os.kill(sandbox._supervisor.generation.launcher.pids()[2], signal.SIGKILL)
+        with pytest.raises((SessionLost, LaunchError)):
+            _call_until_it_fails(session)
+        with pytest.raises(SessionLost):
+            session.execute("x")
+        with sandbox.session() as another:
+            assert another.execute("1 + 1").value == 2
+
+
+# How many, how long
+
+
+def test_one_session_too_many_takes_the_place_of_the_one_idle_longest() -> None:
+    settings = SessionSettings(alive=2)
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
+        first, second = sandbox.session(), sandbox.session()
+        second.execute("x = 1")
+        first.execute("x = 1")
+        third = sandbox.session()
+        assert (second.lost, first.lost, third.lost) == (
+            "it was idle longest, and another one was opened", "", "",
+        )  # fmt: skip
+        with pytest.raises(SessionLost, match="idle longest"):
+            second.execute("x")
+
+
+def test_busy_sessions_are_not_evicted() -> None:
+    settings = SessionSettings(alive=1)
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
+        run = sandbox.session().start("print('up', flush=True)\nimport time\ntime.sleep(60)")
+        next(run.output())
+        with pytest.raises(BusyError, match="1 sessions are alive, and each is busy"):
+            sandbox.session()
+        run.cancel()
+        run.result()
+
+
+@pytest.mark.parametrize(
+    "settings", [SessionSettings(idle_seconds=0.1), SessionSettings(lifetime_seconds=0.1)]
+)
+def test_sessions_go_when_their_time_is_over(settings: SessionSettings) -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
+        session = sandbox.session()
+        assert soon(lambda: bool(session.lost))
+        with pytest.raises(SessionLost, match="idle, or alive, for too long"):
+            session.execute("1")
+
+
+def test_a_session_serves_as_many_requests_as_it_may() -> None:
+    settings = SessionSettings(requests=2)
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
+        session = sandbox.session()
+        session.execute("1")
+        session.execute("2")
+        with pytest.raises(SessionLost, match="has served 2 requests"):
+            session.execute("3")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [SessionSettings(alive=0), SessionSettings(idle_seconds=-1.0), SessionSettings(requests=0)],
+)
+def test_settings_that_make_no_sense_are_refused(settings: SessionSettings) -> None:
+    with pytest.raises(PolicyError, match=r"sessions\."):
+        Sandbox(policy=policy_named("strict"), sessions=settings).close()
+
+
+def test_the_trail_has_sessions_and_which_call_was_whose() -> None:
+    log = AuditLog()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
+        session = sandbox.session("mine")
+        result = session.execute("1")
+        session.close()
+        lost = sandbox.session()
+        lost.execute("import os\nos._exit(0)")
+    assert result.session_id == "mine"
+    told = [
+        (each.category, each.action) for each in log.get_entries() if each.category == "session"
+    ]
+    assert told == [
+        ("session", "opened"),
+        ("session", "closed"),
+        ("session", "opened"),
+        ("session", "lost"),
+    ]
+    starts = [each for each in log.get_entries() if each.action == "start"]
+    assert starts[0].details["session_id"] == "mine"
+
+
+def test_many_sessions_leave_nothing() -> None:
+    from tests.runner.test_leftovers import state
+
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        with sandbox.session() as session:
+            session.execute("1")
+        before = state(sandbox)
+        for number in range(20):
+            with sandbox.session(str(number)) as session:
+                session.execute("import threading\nthreading.Timer(60, print).start()")
+        assert soon(lambda: state(sandbox) == before)
+
+
+def test_sessions_work_with_asyncio(session: Session) -> None:
+    import asyncio
+
+    async def both() -> list[object]:
+        await session.aexecute("x = 20")
+        results = await asyncio.gather(session.aexecute("x + 1"), session.aexecute("x + 2"))
+        return [each.value for each in results]
+
+    assert asyncio.run(both()) == [21, 22]
