@@ -27,6 +27,7 @@ class Guest(NamedTuple):
 
 def become_guest(site: Site, descriptors: Descriptors, guest: Guest) -> NoReturn:
     """Confine this process, tell the supervisor, and serve; then only the guest's four are open."""
+    descriptors = _clear_of(site.plan.open_files, descriptors)
     status = _status_channel(descriptors.status, site.plan.open_files)
     try:
         privileges.set_process_name("cell-guest")
@@ -40,6 +41,17 @@ def become_guest(site: Site, descriptors: Descriptors, guest: Guest) -> NoReturn
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _report(status, error)
     os._exit(_SETUP_FAILED)
+
+
+def _clear_of(number: int, descriptors: Descriptors) -> Descriptors:
+    """Free `number` of the cell's own descriptors: where many cells live, one of them may have it."""
+
+    def moved(descriptor: int) -> int:
+        return os.dup(descriptor) if descriptor == number else descriptor
+
+    status, control, stdin, stdout, stderr = map(moved, descriptors[:-1])
+    cgroups = tuple(map(moved, descriptors.cgroups))
+    return Descriptors(status, control, stdin, stdout, stderr, cgroups)
 
 
 def _status_channel(descriptor: int, number: int) -> socket.socket:

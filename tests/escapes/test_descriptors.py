@@ -2,7 +2,12 @@
 
 import os
 
+import msgspec
+import pytest
+
 from cellwright import Sandbox
+from cellwright.runner.cell.enter import Descriptors
+from cellwright.runner.cell.guest import _clear_of
 from tests.conftest import policy_named
 
 LIST = "import os\n{n: os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in os.listdir('/proc/self/fd') if os.path.lexists(f'/proc/self/fd/{n}')}"
@@ -31,14 +36,46 @@ def test_a_descriptor_that_a_child_would_inherit_does_not_cross() -> None:
 
 
 def test_cells_that_live_at_once_do_not_hold_each_others(strict: Sandbox) -> None:
-    waiting = [
-        strict.start("print('up', flush=True)\ninput()", stdin="x" * 200_000) for _ in range(3)
-    ]
+    code = "import time\nprint('up', flush=True)\ntime.sleep(60)"
+    waiting = [strict.start(code) for _ in range(3)]
     for run in waiting:
         next(run.output())
     assert len(strict.execute(LIST).value) == 4
     for run in waiting:
-        run.result()
+        run.cancel()
+        assert run.result().reason == "cancelled"
+
+
+@pytest.mark.parametrize("open_files", [25, 28, 31, 34])
+def test_a_cell_has_its_own_descriptors_however_many_live_beside_it(open_files: int) -> None:
+    """The number that the status channel goes to may be that of a stream, the control channel, or a
+    cgroup among the launcher's: the guest then spoke where only the launcher is believed."""
+    limits = msgspec.structs.replace(policy_named("strict").limits, open_files=open_files)
+    code = LIST.replace("\n", "\nkinds = ") + "\nos.write(1, str(kinds).encode())"
+    code += "\nimport time\ntime.sleep(60)"
+    with Sandbox(policy=policy_named("strict", limits=limits), pool=0) as sandbox:
+        running, said = [], []
+        for _ in range(10):
+            running.append(sandbox.start(code, timeout=10))
+            said.append(next(running[-1].output(), None))
+        for run in running:
+            run.cancel()
+            run.result()
+    assert set(said) == {("stdout", b"{'0': 'pipe', '1': 'pipe', '2': 'pipe', '3': 'socket'}")}
+
+
+@pytest.mark.parametrize("position", range(7))
+def test_the_number_of_the_status_channel_is_cleared_whoever_has_it(position: int) -> None:
+    files = [os.memfd_create(str(each)) for each in range(7)]
+    cleared = _clear_of(files[position], Descriptors(*files[:5], cgroups=tuple(files[5:])))
+    now = [*cleared[:5], *cleared.cgroups]
+    try:
+        assert files[position] not in now
+        for before, after in zip(files, now, strict=True):
+            assert os.path.sameopenfile(before, after)
+    finally:
+        for descriptor in {*files, *now}:
+            os.close(descriptor)
 
 
 def test_the_control_channel_takes_no_descriptors(strict: Sandbox, standard: Sandbox) -> None:
