@@ -49,12 +49,13 @@ class Custody:
         self._has_work = False
 
     def prepare(self) -> None:
-        """Wait until every layer is on and the guest waits for its program.
+        """Wait until every layer is on, the guest waits for its program, and we can kill it.
 
-        Raises LaunchError if the cell could not be built, LauncherLost if the launcher died.
+        Launcher and guest speak on one channel and do not wait for each other: the guest may be
+        ready before we have heard of its init.  Raises LaunchError if the cell could not be built,
+        LauncherLost if the launcher died.
         """
         deadline = time.monotonic() + _SETUP_SECONDS
-        # The launcher's word on the cell's birth may come after the guest's own that it is ready.
         while not self._entered or self.cell.pidfd < 0:
             self._wait(deadline, "the cell was not built in time")
             self.receive()

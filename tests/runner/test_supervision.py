@@ -129,6 +129,18 @@ def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
     assert not cell.killed.is_set()
 
 
+def test_a_guest_that_is_ready_before_its_init_is_told_of_can_be_killed_all_the_same(
+    cell: FakeCell,
+) -> None:
+    """It overtook the launcher, was parked, and could not be killed where there is no cgroup."""
+    cell.enters()
+    cell.forks()
+    custody = custody_of(cell)
+    custody.prepare()
+    assert cell.pidfd >= 0
+    assert custody.is_alive()
+
+
 def test_a_last_word_that_comes_with_the_end_is_heard(cell: FakeCell) -> None:
     cell.forks()
     cell.enters()
@@ -302,16 +314,6 @@ def test_what_we_could_not_do_is_an_exception(
     speak(cell)
     with pytest.raises(LaunchError):
         supervise(cell)
-
-
-def test_a_birth_that_is_told_late_is_waited_for(cell: FakeCell) -> None:
-    """The guest's process may be ready before the launcher gets to say that it exists."""
-    cell.enters()
-    launcher = threading.Timer(0.05, cell.forks)
-    launcher.start()
-    custody_of(cell).prepare()
-    assert cell.pidfd >= 0
-    launcher.join()
 
 
 def test_the_failed_step_is_named(cell: FakeCell) -> None:
