@@ -6,6 +6,7 @@ follow.  The receiver limits the whole before it decodes anything.
 
 import array
 import os
+import select
 import socket
 from typing import Protocol
 
@@ -29,6 +30,16 @@ class ProtocolError(Exception):
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def has_news(descriptor: int, seconds: float = 0.0) -> bool:
+    """Wait until there is something to read, or the end; False if there is not in time.
+
+    By poll(2): select(2) knows no descriptor above 1023, and who embeds us may have more.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def packets(frame: bytes) -> list[bytes]:

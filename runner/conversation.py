@@ -4,7 +4,6 @@ What comes in is hostile: its size is limited before it is put together, it is d
 frame too many is a breach.
 """
 
-import select
 import socket
 
 import msgspec
@@ -60,7 +59,7 @@ class Conversation:
 
     def drain(self) -> None:
         """Take what is left: the guest's last word may have come together with its end."""
-        while self.is_open and not self.finished and select.select([self._sock], [], [], 0)[0]:
+        while self.is_open and not self.finished and channel.has_news(self._sock.fileno()):
             self.receive_some()
 
     def _accept(self, frame: bytes) -> None:

@@ -4,7 +4,6 @@ Their word is trusted.  Should it make no sense all the same, that is our bug an
 """
 
 import os
-import select
 import time
 from typing import Protocol
 
@@ -62,7 +61,7 @@ class Custody:
 
     def is_alive(self) -> bool:
         """Tell whether a cell that waits for its program still does."""
-        return self._origin.is_alive() and not select.select([self.cell.status], [], [], 0)[0]
+        return self._origin.is_alive() and not channel.has_news(self.cell.status.fileno())
 
     def begin(self) -> None:
         """Note that from now on the guest may run its program."""
@@ -107,7 +106,7 @@ class Custody:
 
     def _wait(self, deadline: float, complaint: str) -> None:
         patience = max(0.0, deadline - time.monotonic())
-        if not select.select([self.cell.status], [], [], patience)[0]:
+        if not channel.has_news(self.cell.status.fileno(), patience):
             raise LaunchError(complaint)
 
     def _receive(self) -> tuple[Status, list[int]]:

@@ -11,6 +11,7 @@ a guest, and whoever has moved into a cell's namespaces cannot make new ones.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -38,6 +39,13 @@ class Init(NamedTuple):
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def is_alive(self) -> bool:
+        return not channel.has_news(self.pidfd)
+
+    def forget(self) -> None:
+        for descriptor in (self.pidfd, *self.namespaces):
+            os.close(descriptor)
 
 
 class Inits:
@@ -78,16 +86,28 @@ class Inits:
             message = decode(frame, Forked | Failed)
             if isinstance(message, Forked):
                 pidfd, *namespaces = descriptors
-                return Init(pidfd, tuple(namespaces))
-            refused = message.errno
+                init = Init(pidfd, tuple(namespaces))
+                if init.is_alive():
+                    return init
+                init.forget()  # somebody killed it while it waited
+                refused = errno.ESRCH
+            else:
+                refused = message.errno
         raise OSError(refused, os.strerror(refused), "clone of a cell's init")
 
     def _leave(self, init: Init) -> None:
-        """Go home: what is in a cell's namespaces must not outlive the cell."""
+        """Go home: what is in a cell's namespaces must not outlive the cell.
+
+        Who cannot must end, and everything with it: RuntimeError, for nobody takes that for a cell
+        that could not be built.
+        """
         for namespace in init.namespaces:
             os.close(namespace)
-        for namespace in self._home:
-            processes.enter(namespace)
+        try:
+            for namespace in self._home:
+                processes.enter(namespace)
+        except OSError as error:
+            raise RuntimeError(f"the launcher cannot leave a cell: {error}") from None
 
 
 class Nursery:

@@ -49,6 +49,8 @@ class Launcher:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
         try:
             os.kill(self.pids()[1], 0)
+        except ProcessLookupError:
+            raise LauncherLost(cell_began=False) from None
         except PermissionError:
             self.close()
             hint = "start it as an ordinary user, or add the capability KILL to the container"
@@ -65,7 +67,7 @@ class Launcher:
         raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
     def _receive_answer(self) -> Forked | Failed | None:
-        if not select.select([self._sock], [], [], _BOOT_SECONDS)[0]:
+        if not channel.has_news(self._sock.fileno(), _BOOT_SECONDS):
             return Failed(0, f"no answer within {_BOOT_SECONDS:g} s")
         try:
             frame = self._sock.recv(channel.PACKET_BYTES)
@@ -94,7 +96,7 @@ class Launcher:
             return not poll.poll(0)
 
     def pids(self) -> tuple[int, int, int]:
-        """Return those of keeper, nursery and launcher proper."""
+        """Return those of keeper, nursery and launcher proper; raises LauncherLost."""
         nursery = _first_child(self.keeper)
         return self.keeper, nursery, _first_child(nursery)
 
@@ -110,7 +112,10 @@ class Launcher:
 
 
 def _first_child(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    except (OSError, IndexError):
+        raise LauncherLost(cell_began=False) from None
 
 
 def _import_paths() -> list[str]:

@@ -3,6 +3,7 @@
 It is pid 2 of the cell: pid 1, its init, was there before it, sleeps, and executes nothing at all.
 """
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -70,4 +71,5 @@ def _report(status: socket.socket, error: BaseException) -> None:
         text = f"{error.filename or 'a system call'}: {error.strerror}"
     else:
         text = f"{type(error).__name__}: {error}"
-    send(status, encode(Failed(getattr(error, "errno", None) or 0, text)))
+    with contextlib.suppress(OSError):  # the supervisor may have lost interest
+        send(status, encode(Failed(getattr(error, "errno", None) or 0, text)))

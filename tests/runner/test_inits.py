@@ -1,0 +1,114 @@
+"""Inits, the nursery that makes them, and the launcher that takes them: on a bad day."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cellwright import LaunchError, Sandbox
+from cellwright.runner import channel
+from cellwright.runner.cell import guest
+from cellwright.runner.cell.enter import Descriptors
+from cellwright.runner.inits import Init, Inits
+from cellwright.runner.kernel import processes
+from tests.conftest import policy_named, soon
+
+
+def test_inits_that_were_killed_while_they_waited_are_passed_over() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        assert sandbox.execute("1 + 1").value == 2
+        nursery = sandbox._supervisor.generation.launcher.pids()[1]
+        children = Path(f"/proc/{nursery}/task/{nursery}/children")
+        assert soon(lambda: len(children.read_text().split()) == 3)  # the launcher is its first
+        ready = [int(child) for child in children.read_text().split()[1:]]
+        pidfds = [os.pidfd_open(pid) for pid in ready]
+        for pidfd in pidfds:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            assert channel.has_news(pidfd, 5)
+            os.close(pidfd)
+        assert [sandbox.execute("1 + 1").value for _ in range(4)] == [2] * 4
+
+
+def test_who_cannot_leave_a_cell_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a guest would run of which nobody knows, and its init be forgotten."""
+    init = Init(os.open("/dev/null", os.O_RDONLY), ())
+    inits = object.__new__(Inits)
+    inits._home = [-1]  # no namespace: entering it fails
+    monkeypatch.setattr(Inits, "_take", lambda _: init)
+    monkeypatch.setattr(processes, "fork", lambda *_: (1, -1))
+    with pytest.raises(RuntimeError, match="cannot leave a cell: .*Bad file descriptor"):
+        inits.fork(None)
+    os.close(init.pidfd)
+
+
+def test_a_guests_process_ends_even_if_nobody_hears_why() -> None:
+    theirs, ours = channel.pair()
+    theirs.close()
+    status = ours.detach()
+    site = SimpleNamespace(plan=SimpleNamespace(open_files=200))  # too little to build a cell
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            descriptors = Descriptors(status, *[-1] * 4, cgroups=())
+            guest.become_guest(site, descriptors, SimpleNamespace())  # type: ignore[arg-type]
+        os._exit(1)  # it came back, into what was the launcher's code
+    os.close(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == guest._SETUP_FAILED
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
+def test_the_pids_of_a_launcher_that_died_are_an_error_of_ours(which: int) -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        launcher = sandbox._supervisor.generation.launcher
+        pids = launcher.pids()
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        os.kill(pids[which], signal.SIGKILL)
+        for pidfd in pidfds:
+            assert channel.has_news(pidfd, 5)
+            os.close(pidfd)
+        with pytest.raises(LaunchError):
+            launcher.pids()
+        assert sandbox.execute("1 + 1").value == 2
+
+
+MANY = """
+import os, resource, sys
+sys.path[:0] = {paths!r}
+from cellwright import Sandbox
+from tests.conftest import policy_named
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+for pool in (0, 1):
+    with Sandbox(policy=policy_named("strict"), pool=pool) as sandbox:
+        sandbox.settle()
+        print(sandbox.execute("1 + 1").value)
+"""
+
+
+def test_who_embeds_us_may_have_more_descriptors_than_select_knows() -> None:
+    script = MANY.format(paths=[str(Path(__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "2\n2\n", done.stderr[-2000:]
+
+
+def test_news_is_what_can_be_read_or_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not channel.has_news(ours.fileno())
+        theirs.send(b"x")
+        assert channel.has_news(ours.fileno())
+        ours.recv(1)
+        theirs.close()
+        assert channel.has_news(ours.fileno(), 5)
