@@ -112,7 +112,8 @@ class Pool:
     def _fill(self) -> None:
         while self._wait_until(self._wants_cell):
             made: Custody | None = None
-            with contextlib.suppress(CellwrightError, OSError):  # the next caller meets it himself
+            # The next caller meets it himself; a thread that ended here would be waited for by settle.
+            with contextlib.suppress(Exception):
                 made = self._make()
             with self._changed:
                 self._failed = made is None
@@ -141,7 +142,7 @@ class Pool:
         while self._wait_until(self._wants_clearing):
             with self._changed:
                 custody = self._served.popleft()
-            with contextlib.suppress(CellwrightError, OSError):
+            with contextlib.suppress(Exception):
                 custody.dispose()
             self._done()
 

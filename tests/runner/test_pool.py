@@ -106,6 +106,25 @@ def test_a_workshop_that_fails_is_not_asked_again_before_somebody_wants_a_cell()
     pool.close()
 
 
+def test_a_workshop_that_breaks_in_a_way_nobody_thought_of_does_not_stop_the_pool() -> None:
+    """The thread that makes cells ended, and settle waited for it for ever."""
+    workshop = Workshop()
+    errors = [ValueError("unforeseen")]
+
+    def once_broken() -> Paper:
+        if errors:
+            raise errors.pop()
+        return workshop()
+
+    pool = Pool(PoolSettings(size=2), once_broken)  # type: ignore[arg-type]
+    pool.settle()
+    assert pool.lease() is None
+    pool.give_back(Paper())  # type: ignore[arg-type]
+    pool.settle()
+    assert len(workshop.cells) == 2
+    pool.close()
+
+
 def test_an_idle_pool_shrinks_and_grows_again() -> None:
     workshop = Workshop()
     pool = pool_of(workshop, size=4, low_water=1, idle_seconds=0.05)
