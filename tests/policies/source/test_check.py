@@ -233,6 +233,7 @@ assert "MemoryError" not in str(check(code, language))
 """
 
 
+@pytest.mark.needs("real_cpu")
 @pytest.mark.parametrize("name", SLOW)
 def test_a_source_written_to_be_slow_is_not(name: str) -> None:
     """By caps on CPU time, three seconds, and memory, 256 MiB: each takes less than half, whatever
