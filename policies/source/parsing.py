@@ -22,6 +22,11 @@ _LEVELS_PER_FRAME = 3
 _CHARACTERS_PER_LEVEL = 2
 _UNLIMITED_BYTES = 2 * 1024 * 1024  # of a thread where RLIMIT_STACK is infinite: pthread_create(3)
 
+# CPython 3.11 counts the depth of every tree that it makes in one place, and raises SystemError where
+# two threads make one at a time (see gh-106905).  The process that embeds us may parse besides.
+_one_at_a_time = threading.RLock()  # a finalizer that runs meanwhile may come back here
+_ATTEMPTS = 10
+
 
 class TooDeep(Exception):  # noqa: N818 - becomes a finding
     """This thread's stack may not be enough."""
@@ -38,7 +43,17 @@ def parse(code: str) -> ast.Module:
         raise TooDeep(f"to parse it safely takes {needed} bytes of stack, a thread has {_stack()}")
     if _FILTER not in warnings.filters:
         warnings.filterwarnings("ignore", module=re.escape(_FILENAME))
-    return ast.parse(code, _FILENAME)
+    return _parsed(code, _ATTEMPTS)
+
+
+def _parsed(code: str, attempts: int) -> ast.Module:
+    try:
+        with _one_at_a_time:
+            return ast.parse(code, _FILENAME)
+    except SystemError:
+        if attempts == 1:
+            raise
+    return _parsed(code, attempts - 1)
 
 
 def _needed(code: str) -> int:

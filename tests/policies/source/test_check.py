@@ -1,9 +1,12 @@
 """Source checks: tables of programs and what is found in them."""
 
+import ast
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -281,6 +284,69 @@ def test_what_is_remembered_is_bounded_and_safe_from_many_threads(
         codes = [f"import os\n{n % 20}" for n in range(2000)]
         assert {len(found) for found in pool.map(check, codes)} == {1}
     assert len(checking._memory) == 8
+
+
+class Finalized:
+    """Garbage whose end runs Python, so that threads may change places while a tree is made."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        sum(range(100))
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+PARSED = "x = [" + "f(a.b, -c)," * 700 + "]"
+
+
+def trouble_of(parse: Callable[[str], object]) -> list[str]:
+    """Parse in four threads at a time; return what went wrong."""
+
+    def attempt(number: int) -> str:
+        Finalized()
+        try:
+            parse(f"{PARSED}\n{number}")
+        except SystemError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(filter(None, pool.map(attempt, range(40))))
+
+
+@pytest.mark.usefixtures("restless")
+def test_many_threads_may_check_at_a_time() -> None:
+    """See gh-106905; seen with Debian 12's Python under load."""
+    if sys.version_info[:2] == (3, 11):
+        assert trouble_of(ast.parse)
+    assert trouble_of(check) == []
+
+
+@pytest.mark.usefixtures("restless")
+def test_the_process_may_parse_while_a_check_does() -> None:
+    stop = threading.Event()
+
+    def parse_on() -> None:
+        while not stop.is_set():
+            Finalized()
+            with contextlib.suppress(SystemError):
+                ast.parse(PARSED)
+
+    thread = threading.Thread(target=parse_on)
+    thread.start()
+    try:
+        assert trouble_of(check) == []
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_what_is_on_the_default_lists_has_a_reason_of_its_own() -> None:
