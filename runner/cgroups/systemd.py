@@ -1,8 +1,10 @@
 """Ask systemd for a delegated scope.  The only module that imports pystemd (extra `systemd`)."""
 
+import contextlib
 import os
 import select
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,16 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
         from pystemd import dbuslib, systemd1
     except ImportError:
         return None, "cannot be asked without pystemd (pip install 'cellwright[systemd]')"
+    unit = f"{name}.scope"
     try:
-        _start_scope(dbuslib, systemd1, pid, f"{name}.scope")
+        with _manager(dbuslib, systemd1) as manager:
+            _start_scope(manager, pid, unit)
+            directory, refusal = _wait_until_moved(pid, unit)
+            if directory is None:
+                _let_go(manager, unit)
+            return directory, refusal
     except Exception as error:  # noqa: BLE001 - pystemd raises a class per D-Bus error name
         return None, _words(error)
-    return _wait_until_moved(pid, f"{name}.scope")
 
 
 def _words(error: Exception) -> str:
@@ -36,7 +43,13 @@ def _words(error: Exception) -> str:
     return f"refused a delegated scope: {str(error).partition(chr(10))[0]}"
 
 
-def _start_scope(dbuslib: Any, systemd1: Any, pid: int, unit: str) -> None:
+@contextlib.contextmanager
+def _manager(dbuslib: Any, systemd1: Any) -> Iterator[Any]:
+    with dbuslib.DBus(user_mode=os.geteuid() != 0) as bus, systemd1.Manager(bus=bus) as manager:
+        yield manager.Manager
+
+
+def _start_scope(manager: Any, pid: int, unit: str) -> None:
     properties = {
         b"Description": b"cells of cellwright",
         b"Delegate": True,
@@ -46,8 +59,18 @@ def _start_scope(dbuslib: Any, systemd1: Any, pid: int, unit: str) -> None:
         b"CollectMode": b"inactive-or-failed",
         b"_custom": (b"PIDs", b"au", [pid]),
     }
-    with dbuslib.DBus(user_mode=os.geteuid() != 0) as bus, systemd1.Manager(bus=bus) as manager:
-        manager.Manager.StartTransientUnit(unit.encode(), b"fail", properties)
+    manager.StartTransientUnit(unit.encode(), b"fail", properties)
+
+
+def _let_go(manager: Any, unit: str) -> None:
+    """Stop a scope that did not get its process.
+
+    The kernel takes a process that is ending for moved, and moves nothing (cgroup_migrate_add_task):
+    the scope would stand for ever, because systemd hears of cgroups that become empty, and this one
+    was never anything else.
+    """
+    with contextlib.suppress(Exception):  # systemd did not make it, or has removed it
+        manager.StopUnit(unit.encode(), b"replace")
 
 
 def _wait_until_moved(pid: int, unit: str) -> tuple[Path | None, str]:

@@ -5,6 +5,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from cellwright import LaunchError, Sandbox
 from cellwright.policies.policy import MIB, Policy, with_limits
 from cellwright.runner.cgroups import detect, v1, v2
+from cellwright.runner.cgroups.systemd import delegated_scope
 from cellwright.runner.cgroups.tree import (
     Caps,
     Counters,
@@ -25,6 +27,7 @@ from cellwright.runner.cgroups.tree import (
 )
 from tests.conftest import CAPS as CAP_LAYERS
 from tests.conftest import policy_named, soon
+from tests.runner.test_leftovers import inits_of
 
 CAPS = Caps(64 * MIB, 0.5, 10)
 V1_FILES = {
@@ -504,7 +507,8 @@ def test_the_scope_stands_under_the_manager_of_the_user() -> None:
         assert scope.name.startswith(f"cellwright-{os.getpid()}-")
         assert (scope / "cgroup.subtree_control").read_text().split() == ["cpu", "memory", "pids"]
         assert not processes_in(scope)  # they are in its child, away from the cells
-        assert len(processes_in(scope / "launcher")) == 2
+        makers = {*sandbox._supervisor.generation.launcher.pids(), *inits_of(sandbox)}
+        assert set(processes_in(scope / "launcher")) == makers
         assert not cell.exists()
 
 
@@ -538,3 +542,24 @@ time.sleep(60)
         hog = sandbox.execute("bytearray(200 << 20)")
     assert hog.reason == "memory"
     assert hog.usage.memory_peak_bytes <= 64 * MIB
+
+
+def scopes_named(name: str) -> list[Path]:
+    return list(TOP.glob(f"**/{name}.scope"))
+
+
+@pytest.mark.needs("scope")
+def test_a_scope_whose_process_ended_meanwhile_is_not_left_behind() -> None:
+    name = f"cellwright-test-{os.getpid()}"
+    refused = (None, "was too late: the launcher is gone")
+    with subprocess.Popen(["true"]) as ended, subprocess.Popen(["sleep", "60"]) as lasting:
+        try:
+            os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # nobody has reaped it
+            assert delegated_scope(ended.pid, f"{name}-1") == refused
+            # Once this has its scope, systemd has done everything that it was asked before.
+            scope, _ = delegated_scope(lasting.pid, f"{name}-2")
+            assert scopes_named(f"{name}-2") == [scope]
+            assert soon(lambda: not scopes_named(f"{name}-1"))
+        finally:
+            lasting.kill()
+    assert soon(lambda: not scopes_named(f"{name}-2"))
