@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cellwright import Sandbox
 from cellwright.policies.loading import load_policy
@@ -26,6 +27,12 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 OPTIONAL = tuple(filter(None, os.environ.get("CELLWRIGHT_TEST_OPTIONAL", "").split(",")))
 EXPECTED = set(filter(None, os.environ.get("CELLWRIGHT_TEST_EXPECTS", "").split(",")))
+
+# How long an example takes, to make or to try, is a fact about the machine.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def policy_named(name: str, **changes: object) -> Policy:
