@@ -1,67 +1,88 @@
-"""What the audit trail costs: appending the two records of an execution, and verifying.
+"""What the audit trail costs: appending the two records of an execution, and verifying."""
 
-python benchmarks/audit.py [--records N]
-"""
-
-import argparse
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from cellwright import AuditLog, verify
-from cellwright.runner.audit.file import Durability
-from cellwright.runner.audit.spans import Span, span_of
+from ..runner.audit.file import Durability
+from ..runner.audit.log import AuditLog
+from ..runner.audit.spans import Span, span_of
+from ..runner.audit.verification import verify
+from .measuring import median, percentile
+from .report import Column, Report, Table, Value, Verdict
+from .settings import Settings
 
-SANDBOX = "0" * 16
-BATCH = 256
-EXECUTION = {
+_SANDBOX = "0" * 16
+_BATCH = 256
+_EXECUTION: dict[str, Any] = {
     "target": "python",
     "execution_id": "0" * 32,
     "source_sha256": "1" * 64,
     "source_bytes": 100,
 }
-ENDED = {"reason": "exit", "exit_code": 0, "wall_seconds": 0.001, "memory_peak_bytes": 4_000_000}
+_ENDED: dict[str, Any] = {
+    "reason": "exit",
+    "exit_code": 0,
+    "wall_seconds": 0.001,
+    "memory_peak_bytes": 4_000_000,
+}
+_US = 1e6
+_WAYS: tuple[tuple[str, str, Durability], ...] = (
+    ("in memory", "", "none"),
+    ("file, durability none", "none", "none"),
+    ("file, durability batched", "batched", "batched"),
+    ("file, durability every", "every", "every"),
+)
 
 
-def append_microseconds(path: Path | None, durability: Durability, executions: int) -> float:
-    """Return the time of one execution's two records: the median over batches of them."""
+def measure(settings: Settings) -> Report:
+    """Return microseconds an execution for each durability, and how quickly a trail is verified."""
+    executions = settings.amount(25_000, 4 * _BATCH)
+    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+        rows = [
+            _row(title, Path(directory, name) if name else None, durability, executions)
+            for title, name, durability in _WAYS
+        ]
+        began = time.perf_counter()
+        verdict = verify(Path(directory, "none"))
+        rate = verdict.records / (time.perf_counter() - began)
+        size = os.path.getsize(Path(directory, "none")) / max(1, verdict.records)
+    columns = ("p25 us", "p50 us", "p75 us")
+    costs = Table(
+        title="Two records of an execution, microseconds",
+        columns=(Column("where"), *(Column(title, 1) for title in columns)),
+        rows=tuple(rows),
+        note=f"Quartiles over batches of {_BATCH}, so that a batched flush is in each.",
+    )
+    verifying = Table(
+        title="Verifying",
+        columns=(Column("records a second", 0), Column("bytes a record", 0)),
+        rows=((rate, size),),
+    )
+    intact = Verdict("the trail verifies", verdict.ok, f"{verdict.records} records")
+    return Report(
+        name="audit",
+        title="What the audit trail costs",
+        tables=(costs, verifying),
+        verdicts=(intact,),
+    )
+
+
+def _row(
+    title: str, path: Path | None, durability: Durability, executions: int
+) -> tuple[Value, ...]:
+    batches = executions // _BATCH if durability != "every" else min(4, executions // _BATCH)
     span = span_of(None)
     with AuditLog(path=path, durability=durability) as log:
-        return statistics.median(batch(log, span) for _ in range(executions // BATCH)) * 1e6
+        costs = [_batch(log, span) * _US for _ in range(max(1, batches))]
+    return (title, percentile(costs, 0.25), median(costs), percentile(costs, 0.75))
 
 
-def batch(log: AuditLog, span: Span) -> float:
-    """Return the mean of some executions, enough of them to include a flush of `batched`."""
+def _batch(log: AuditLog, span: Span) -> float:
     began = time.perf_counter()
-    for _ in range(BATCH):
-        log.record("execution", "start", sandbox_id=SANDBOX, span=span, **EXECUTION)
-        log.record("execution", "ok", sandbox_id=SANDBOX, span=span, owed=True, **ENDED)
-    return (time.perf_counter() - began) / BATCH
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=50_000)
-    executions = parser.parse_args().records // 2
-    with tempfile.TemporaryDirectory() as directory:
-        print(
-            f"in memory       {append_microseconds(None, 'none', executions):7.1f} us an execution"
-        )
-        trail = Path(directory, "trail")
-        cost = append_microseconds(trail, "none", executions)
-        print(f"file, none      {cost:7.1f} us")
-        cost = append_microseconds(Path(directory, "b"), "batched", executions)
-        print(f"file, batched   {cost:7.1f} us")
-        cost = append_microseconds(Path(directory, "e"), "every", min(executions, 4 * BATCH))
-        print(f"file, every     {cost:7.1f} us")
-        began = time.perf_counter()
-        verdict = verify(trail)
-        rate = verdict.records / (time.perf_counter() - began)
-        size = os.path.getsize(trail) / verdict.records
-        print(f"verify          {rate:7.0f} records a second, {size:.0f} bytes each")
-
-
-if __name__ == "__main__":
-    main()
+    for _ in range(_BATCH):
+        log.record("execution", "start", sandbox_id=_SANDBOX, span=span, **_EXECUTION)
+        log.record("execution", "ok", sandbox_id=_SANDBOX, span=span, owed=True, **_ENDED)
+    return (time.perf_counter() - began) / _BATCH

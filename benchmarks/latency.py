@@ -1,138 +1,148 @@
-"""What one call costs: a cell that stood ready and one made on demand, against bubblewrap and a plain
-interpreter, side by side.
+"""What one call costs, from the public API: with a cell that stood ready, without one, in a burst,
+with more callers than processors, and as a whole command."""
 
-    python benchmarks/latency.py [--runs N] [--optional LAYER]... [--json FILE]
-
-Every round runs each contender once, in alternating order, so that a noisy moment hits all of them.
-Read the ratios first: absolute times differ between machines and minutes.
-"""
-
-import argparse
-import json
-import os
-import platform
-import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from os import cpu_count
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from ..harness.sandbox import Sandbox
+from ..runner.pool import PoolSettings
+from .measuring import (
+    Contender,
+    distribution,
+    median,
+    percentile_columns,
+    percentile_row,
+    seconds_of,
+    side_by_side,
+)
+from .programs import EVERY, SUM, Program
+from .report import Column, Lines, Report, Table, Value, Verdict
+from .settings import Settings, sandbox
 
-from cellwright import Sandbox
-from cellwright.policies.policy import Policy
-from cellwright.runner.runtime import find_runtime
-from cellwright.runner.spawn import interpreter
-
-PROGRAM = "1+1"
-Contender = Callable[[], object]
-
-
-def bubblewrap(arguments: list[str]) -> list[str] | None:
-    """Return the command line of the same interpreter in bubblewrap, with /usr to load from."""
-    if not shutil.which("bwrap"):
-        return None
-    runtime = find_runtime(interpreter())
-    outside = [
-        path for path in (*runtime.files, runtime.executable) if not path.startswith("/usr/")
-    ]
-    shown = [part for path in ("/usr", *outside) for part in ("--ro-bind", path, path)]
-    top = [link for link in runtime.links if link[0].count("/") == 1]
-    links = [part for path, target in top for part in ("--symlink", target, path)]
-    filesystems = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/workspace"]
-    isolation = ["--unshare-all", "--die-with-parent", "--clearenv"]
-    return ["bwrap", *isolation, *shown, *links, *filesystems, runtime.executable, *arguments]
+_MS = 1000.0
+_READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
+_BURST, _SATURATED = "burst of twice the pool", "saturated: four callers a processor"
+_COLD = "cold: the whole command"
+Times = dict[str, list[float]]
 
 
-def run(command: list[str]) -> Contender:
-    def once() -> None:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={})
+def measure(settings: Settings) -> Report:
+    """Return percentiles of each way to call, for each program that cells can run here."""
+    found: dict[str, Times] = {}
+    absent: list[tuple[Value, ...]] = []
+    with sandbox(settings) as pooled, sandbox(settings, pool=0) as on_demand:
+        for program in EVERY:
+            refusal = on_demand.execute(program.source).error
+            if refusal:
+                absent.append((program.name, f"absent: {refusal}", *[None] * 5))
+                continue
+            found[program.name] = _ways(settings, program, pooled, on_demand)
+    found[SUM.name][_COLD] = _cold(settings)
+    return _report(found, absent)
 
-    return once
 
-
-def contenders(pooled: Sandbox, on_demand: Sandbox) -> dict[str, Contender]:
+def _ways(settings: Settings, program: Program, pooled: Sandbox, on_demand: Sandbox) -> Times:
     def ready() -> None:
-        if not pooled.execute(PROGRAM).pool_hit:
+        if not pooled.execute(program.source).pool_hit:
             raise RuntimeError("no cell stood ready")
 
-    found: dict[str, Contender] = {
-        "cellwright, a cell that stood ready": ready,
-        "cellwright, a cell made on demand": lambda: on_demand.execute(PROGRAM),
-    }
-    if bwrap := bubblewrap(["-I", "-S", "-c", PROGRAM]):
-        found["bwrap --unshare-all python3 -I -S"] = run([shutil.which("bwrap") or "", *bwrap[1:]])
-    found["python3 -I -S, no isolation"] = run([interpreter(), "-I", "-S", "-c", PROGRAM])
-    return found
-
-
-def cold_contenders(optional: list[str]) -> dict[str, Contender]:
-    """Whole commands, from nothing to the printed answer."""
-    options = [part for layer in optional for part in ("--optional", layer)]
-    command = [sys.executable, "-I", "-m", "cellwright", "run", *options, "-c", "print(1)"]
-    found = {"cellwright run, cold": run_in_environment(command)}
-    if bwrap := bubblewrap(["-I", "-c", "print(1)"]):
-        found["bwrap --unshare-all python3 -I, cold"] = run(
-            [shutil.which("bwrap") or "", *bwrap[1:]]
-        )
-    return found
-
-
-def run_in_environment(command: list[str]) -> Contender:
-    """Run `command` with a home, so that its cache is found as a user's would be."""
-
-    def once() -> None:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-    return once
-
-
-def measure(rivals: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    order = list(rivals)
-    for each in rivals.values():
-        each()
-    for _ in range(rounds):
-        for name in order:
-            began = time.perf_counter()
-            rivals[name]()
-            times[name].append(time.perf_counter() - began)
-        order.reverse()
+    times = side_by_side(
+        [
+            Contender(_READY, ready, pooled.settle),
+            Contender(_DEMAND, partial(on_demand.execute, program.source)),
+        ],
+        settings.amount(2000, 30),
+    )
+    call = partial(pooled.execute, program.source)
+    times[_BURST] = _burst(settings, call, pooled.settle)
+    times[_SATURATED] = _saturated(settings.amount(2000, 40), call)
     return times
 
 
-def table(times: dict[str, list[float]]) -> str:
-    first = statistics.median(next(iter(times.values())))
-    lines = [f"{'':38} {'p50 ms':>8} {'p99 ms':>8} {'ratio':>7}"]
-    for name, values in times.items():
-        ordered = sorted(values)
-        median, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
-        lines.append(f"{name:38} {median * 1e3:8.2f} {p99 * 1e3:8.2f} {median / first:6.2f}x")
-    return "\n".join(lines)
+def _burst(
+    settings: Settings, call: Callable[[], object], settle: Callable[[], None]
+) -> list[float]:
+    """Call in quick succession, twice as often as cells stand ready."""
+    size = 2 * PoolSettings().size
+    times = []
+    for _ in range(max(2, settings.amount(2000, 32) // size)):
+        settle()
+        times += [seconds_of(call) for _ in range(size)]
+    return times
 
 
-def facts() -> str:
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}"
-    return f"{machine}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+def _saturated(calls: int, call: Callable[[], object]) -> list[float]:
+    callers = 4 * (cpu_count() or 1)
+    with ThreadPoolExecutor(callers) as pool:
+        return list(pool.map(lambda _: seconds_of(call), range(calls)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--optional", action="append", default=[])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    policy = Policy(name="strict", optional_layers=tuple(options.optional))
-    with Sandbox(policy=policy) as pooled, Sandbox(policy=policy, pool=0) as on_demand:
-        pooled.settle()
-        warm = measure(contenders(pooled, on_demand), options.runs)
-    cold = measure(cold_contenders(options.optional), max(10, options.runs // 10))
-    print(facts(), table(warm), table(cold), sep="\n\n")
-    if options.json:
-        options.json.write_text(json.dumps({"facts": facts(), "warm": warm, "cold": cold}))
+def _cold(settings: Settings) -> list[float]:
+    """Run the command from nothing, its cache of plans warm."""
+    layers = settings.policy.optional_layers
+    optional = [part for layer in layers for part in ("--optional", layer)]
+    command = [sys.executable, "-I", "-m", "cellwright", "run", *optional, "-c", "print(1)"]
+    run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    times = side_by_side([Contender(_COLD, run)], max(3, settings.amount(2000, 30) // 20))
+    return times[_COLD]
 
 
-if __name__ == "__main__":
-    main()
+def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
+    rows = [
+        (program, way, *percentile_row(times, _MS))
+        for program, ways in found.items()
+        for way, times in ways.items()
+    ]
+    table = Table(
+        title="One call, milliseconds",
+        columns=(Column("program"), Column("how"), *percentile_columns("ms")),
+        rows=(*rows, *absent),
+    )
+    charts = [_distributions(program, ways) for program, ways in found.items()]
+    samples = {
+        f"{program}: {way}": tuple(times)
+        for program, ways in found.items()
+        for way, times in ways.items()
+    }
+    return Report(
+        name="latency",
+        title="What one call costs",
+        tables=(table,),
+        charts=tuple(charts),
+        verdicts=_verdicts(found[SUM.name]),
+        notes=(
+            "From `Sandbox.execute`, default policy, every layer on, audit trail in a file.",
+            "Made on demand: until nothing of the cell is left; the others: until all in it was killed",
+        ),
+        samples=samples,
+    )
+
+
+def _distributions(program: str, ways: Times) -> Lines:
+    return Lines(
+        title=f"{program}: how many calls took how long",
+        x="milliseconds",
+        y="% of calls",
+        lines=tuple(distribution(way, times, _MS) for way, times in ways.items()),
+        logarithmic=True,
+    )
+
+
+def _verdicts(ways: Times) -> tuple[Verdict, ...]:
+    ready, demand, cold = (median(ways[way]) for way in (_READY, _DEMAND, _COLD))
+    return (
+        Verdict(
+            "a cell that stood ready is at least twice as quick as one made on demand",
+            demand >= 2 * ready,
+            f"{demand / ready:.1f} times",
+        ),
+        Verdict(
+            "one made on demand is at least twice as quick as a whole command",
+            cold >= 2 * demand,
+            f"{cold / demand:.1f} times",
+        ),
+    )

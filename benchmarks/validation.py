@@ -1,24 +1,17 @@
 """What a source check costs: at first sight, when it is parsed, and at the second, when it is known.
 
-    python benchmarks/validation.py [--runs N]
-
 Every first sight is of a source that differs in its last line.
 """
 
-import argparse
-import os
-import platform
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from ..policies.source.check import MAX_CHARACTERS, check
+from .measuring import median, seconds_of
+from .report import Column, Report, Table, Value, Verdict
+from .settings import Settings
 
-from cellwright.policies.source.check import MAX_CHARACTERS, check
-
-PROGRAM = """import json
+_PROGRAM = """import json
 import math
 
 
@@ -42,43 +35,47 @@ print(Report([{"name": f"n{n}", "amount": n * math.pi} for n in range(10)]).text
 """
 
 
-def longest(text: str) -> str:
+def _longest(text: str) -> str:
     return text * ((MAX_CHARACTERS - 20) // len(text))
 
 
-SOURCES = {
-    f"{len(PROGRAM.splitlines())} lines": PROGRAM,
-    "1,000 lines": PROGRAM * (1000 // len(PROGRAM.splitlines())),
-    "256 Ki characters of programs": longest(PROGRAM),
-    "256 Ki characters, chains of attributes": longest("a" + ".b" * 900 + "\n"),
-    "256 Ki characters, chains of calls": longest("f" + "()" * 900 + "\n"),
-    "256 Ki characters, a finding a line": longest("eval\n"),
+_SOURCES = {
+    f"{len(_PROGRAM.splitlines())} lines": _PROGRAM,
+    "1,000 lines": _PROGRAM * (1000 // len(_PROGRAM.splitlines())),
+    "256 Ki characters of programs": _longest(_PROGRAM),
+    "256 Ki characters, chains of attributes": _longest("a" + ".b" * 900 + "\n"),
+    "256 Ki characters, chains of calls": _longest("f" + "()" * 900 + "\n"),
+    "256 Ki characters, a finding a line": _longest("eval\n"),
 }
 
 
-def median_microseconds(look: Callable[[int], object], runs: int) -> float:
-    times = []
-    for number in range(runs):
-        began = time.perf_counter()
-        look(number)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1e6
+def measure(settings: Settings) -> Report:
+    """Return the medians for ordinary programs and for the longest and worst there are."""
+    runs = settings.amount(1000, 50)
+    rows = [_row(name, source, runs) for name, source in _SOURCES.items()]
+    table = Table(
+        title="One check, microseconds",
+        columns=(Column("source"), Column("first p50 us", 0), Column("second p50 us", 1)),
+        rows=tuple(rows),
+    )
+    known = Verdict(
+        "a known source costs less than a tenth of a new one",
+        all(float(first or 0) > 10 * float(second or 0) for _, first, second in rows),
+        ", ".join(
+            f"{float(first or 0) / float(second or 1):.0f} times" for _, first, second in rows
+        ),
+    )
+    return Report(
+        name="validation", title="What a source check costs", tables=(table,), verdicts=(known,)
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    runs = parser.parse_args().runs
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}"
-    print(f"{machine}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}\n")
-    print(f"{'median':42} {'first us':>10} {'second us':>10}")
-    for name, source in SOURCES.items():
-        few = max(3, min(runs, runs * len(PROGRAM) // len(source)))
-        first = median_microseconds(lambda number, source=source: check(f"{source}#{number}"), few)
-        check(source)
-        second = median_microseconds(lambda _, source=source: check(source), few)
-        print(f"{name:42} {first:10,.0f} {second:10,.1f}")
+def _row(name: str, source: str, runs: int) -> tuple[Value, Value, Value]:
+    few = max(3, min(runs, runs * len(_PROGRAM) // len(source)))
+    first = _median_us(lambda number: check(f"{source}#{number}"), few)
+    check(source)
+    return name, first, _median_us(lambda _: check(source), few)
 
 
-if __name__ == "__main__":
-    main()
+def _median_us(look: Callable[[int], object], runs: int) -> float:
+    return median([seconds_of(partial(look, number)) for number in range(runs)]) * 1e6

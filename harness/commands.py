@@ -62,6 +62,13 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         from .audit_commands import add_audit
 
         add_audit(audit)
+    bench = commands.add_parser("bench", help="measure on this machine what cells cost")
+    bench.set_defaults(command=_bench)
+    _add_policy(bench)
+    if wanted == "bench":
+        from ..benchmarks.commands import add_bench
+
+        add_bench(bench)
     doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
@@ -195,6 +202,12 @@ def _learn(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return RAN if result.ok else GUEST_FAILED
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ..benchmarks.commands import bench
+
+    return bench(options, _policy(options))
 
 
 def _doctor(options: argparse.Namespace) -> int:

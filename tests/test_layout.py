@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-FOLDERS = ("policies", "runner", "harness")
+FOLDERS = ("policies", "runner", "harness", "benchmarks")
 MODULES = sorted(
     path for folder in (*FOLDERS, "cellwright") for path in (ROOT / folder).rglob("*.py")
     if not any(parent.is_symlink() for parent in path.parents)
@@ -75,7 +75,7 @@ def test_every_folder_of_code_is_a_package() -> None:
     assert [path.parent for path in MODULES if not (path.parent / "__init__.py").is_file()] == []
 
 
-def test_the_three_folders_are_links_inside_the_face() -> None:
+def test_the_folders_are_links_inside_the_face() -> None:
     for folder in FOLDERS:
         assert (ROOT / "cellwright" / folder).readlink() == Path("..", folder)
 
@@ -83,7 +83,8 @@ def test_the_three_folders_are_links_inside_the_face() -> None:
 ARROWS = {
     "policies": ("policies",),
     "runner": ("runner", "policies"),
-    "harness": ("harness", "runner", "policies"),
+    "harness": ("harness", "runner", "policies", "benchmarks/commands"),
+    "benchmarks": ("benchmarks", "harness", "runner", "policies"),
     "runner/kernel": ("runner/kernel",),
     "runner/cell": (
         "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan",
@@ -99,6 +100,19 @@ def test_imports_follow_the_arrows(folder: str, allowed: tuple[str, ...]) -> Non
         for each in ours(path):
             inside = any(each == target or each.startswith(f"{target}/") for target in allowed)
             assert inside, f"{name_of(path)} imports {each}"
+
+
+def test_only_the_command_line_knows_the_benchmarks_and_only_when_asked() -> None:
+    users = {
+        name_of(path) for path in MODULES
+        if not name_of(path).startswith("benchmarks/")
+        and any(each.startswith("benchmarks") for each in ours(path))
+    }  # fmt: skip
+    assert users == {"harness/commands.py"}
+    top = ast.parse((ROOT / "harness/commands.py").read_text()).body
+    assert not [
+        node for node in top if isinstance(node, ast.ImportFrom) and "benchmarks" in (node.module or "")
+    ]  # fmt: skip
 
 
 def test_the_parser_of_imports_sees_them() -> None:

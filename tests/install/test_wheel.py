@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import OPTIONAL, ROOT
 
 pytestmark = pytest.mark.slow
-PACKAGES = ("policies", "runner", "harness")
+PACKAGES = ("policies", "runner", "harness", "benchmarks")
 DATA = (
     "policies/syscalls.toml",
     "policies/profiles/strict.toml",

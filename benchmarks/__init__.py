@@ -1,0 +1,1 @@
+"""What cells cost, measured on the machine at hand: `cellwright bench`.  Nothing else imports this."""

@@ -1,0 +1,102 @@
+"""`cellwright bench`: what is measured, and where the results go.
+
+Exit status 1 if a verdict of a benchmark does not hold.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..policies.errors import PolicyError
+from ..policies.policy import Policy
+from .documents import write_documents
+from .machine import facts
+from .page import as_page
+from .report import Report
+from .settings import Settings
+from .tables import show
+
+_HOLDS, _FAILS = 0, 1
+# name -> what it tells; each is a module of this package with a function `measure`
+BENCHMARKS = {
+    "latency": "what one call costs",
+    "throughput": "fresh cells a second, and CPU time a call",
+    "audit": "what the audit trail costs",
+    "validation": "what a source check costs",
+}
+_USUAL = ("latency", "throughput")
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cellwright bench`."""
+    told = "; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items())
+    parser.add_argument(
+        "names", nargs="*", metavar="WHAT", help=f"{told}. All: all of them. Without: the first two"
+    )
+    parser.add_argument("--runs", type=int, metavar="N", help="how often to measure each")
+    parser.add_argument(
+        "--forks", type=int, metavar="N", help="how old a launcher grows (growth, leaks)"
+    )
+    parser.add_argument("--smoke", action="store_true", help="little of everything, ratios only")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="where peers-setup installed")
+    parser.add_argument("--plain", action="store_true", help="plain tables, even with rich")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing")
+    parser.add_argument(
+        "--write-readme", action="store_true", help="write the results into a checkout's documents"
+    )
+
+
+def bench(options: argparse.Namespace, policy: Policy) -> int:
+    """Measure, or read what was measured, and show it; raises PolicyError for what makes no sense."""
+    settings = Settings(policy, options.runs, options.forks, options.smoke, options.peers)
+    if options.source:
+        reports = _read(options.source)
+        for report in reports:
+            show(report, plain=options.plain)
+    else:
+        reports = [
+            _measured(name, settings, plain=options.plain) for name in _chosen(options.names)
+        ]
+    _write(reports, options)
+    holds = all(verdict.holds for report in reports for verdict in report.verdicts)
+    return _HOLDS if holds else _FAILS
+
+
+def _chosen(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in (*BENCHMARKS, "all"):
+            raise PolicyError(f"bench: {name!r} is none of {', '.join(BENCHMARKS)}")
+    return tuple(BENCHMARKS) if "all" in names else tuple(names) or _USUAL
+
+
+def _measured(name: str, settings: Settings, *, plain: bool) -> Report:
+    """Measure one thing and show it at once: the next may take minutes."""
+    print(f"bench: {name} ...", file=sys.stderr, flush=True)
+    machine = facts()
+    found: Report = importlib.import_module(f".{name}", __package__).measure(settings)
+    report = msgspec.structs.replace(found, machine=machine)
+    show(report, plain=plain)
+    return report
+
+
+def _read(path: Path) -> list[Report]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Report])
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise PolicyError(f"{path} is none of our results: {error}") from None
+
+
+def _write(reports: list[Report], options: argparse.Namespace) -> None:
+    if options.json:
+        options.json.write_bytes(msgspec.json.encode(reports) + b"\n")
+    if options.html:
+        options.html.write_text(as_page(reports))
+    if options.write_readme:
+        write_documents(reports)

@@ -1,0 +1,56 @@
+"""Writes results into the documents of a checkout, between two marks that stay."""
+
+from pathlib import Path
+
+from ..policies.errors import PolicyError
+from .report import Report
+from .tables import as_markdown
+
+_FOLDER = Path(__file__).resolve().parent
+_ROOT = _FOLDER.parent
+BEGIN, END = "<!-- performance: written by cellwright bench -->", "<!-- performance: end -->"
+_BEGIN_REPORT = "<!-- {name}: written by cellwright bench -->"
+_END_REPORT = "<!-- {name}: end -->"
+
+
+def write_documents(reports: list[Report]) -> None:
+    """Write the headlines into README.md and each report in full into this folder's.
+
+    Raises PolicyError outside a checkout.
+    """
+    readme, ours = _ROOT / "README.md", _FOLDER / "README.md"
+    if not (_ROOT / "pyproject.toml").is_file():
+        raise PolicyError("--write-readme: this is not a checkout", "clone the repository")
+    readme.write_text(with_headlines(readme.read_text(), reports))
+    text = ours.read_text()
+    for report in reports:
+        text = with_report(text, report)
+    ours.write_text(text)
+
+
+def with_headlines(document: str, reports: list[Report]) -> str:
+    """Return `document` with the first table that each report has for it between the marks."""
+    parts = []
+    for report in reports:
+        for table in report.headlines:
+            parts += [f"{table.title} ({report.machine}):", as_markdown(table)]
+            parts += [table.note] if table.note else []
+    return between(document, BEGIN, END, "\n\n".join(parts)) if parts else document
+
+
+def with_report(document: str, report: Report) -> str:
+    """Return `document` with a report between its own marks; those that have none are left out."""
+    begin, end = _BEGIN_REPORT.format(name=report.name), _END_REPORT.format(name=report.name)
+    if begin not in document:
+        return document
+    parts = [report.machine]
+    for table in report.tables:
+        parts += [f"{table.title}:", as_markdown(table), *([table.note] if table.note else [])]
+    parts += [f"- {note}" for note in report.notes]
+    return between(document, begin, end, "\n\n".join(parts))
+
+
+def between(document: str, begin: str, end: str, text: str) -> str:
+    """Return `document` with `text` between two marks, in place of what was there."""
+    before, _, rest = document.partition(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"

@@ -1,0 +1,79 @@
+"""Contenders run in turn, and what is said of many measurements: medians and percentiles, no means."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .report import Column, Line, Value
+
+
+def _nothing() -> None:
+    return
+
+
+class Contender(NamedTuple):
+    """Something that is timed; `prepare` is called before every run, outside the clock."""
+
+    name: str
+    run: Callable[[], object]
+    prepare: Callable[[], object] = _nothing
+
+
+def side_by_side(contenders: Sequence[Contender], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each run.  Every round runs each once, the next round in the opposite
+    order, so that a noisy moment hits all of them; each was run once before the clock starts."""
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        contender.prepare()
+        contender.run()
+    order = list(contenders)
+    for _ in range(rounds):
+        for contender in order:
+            contender.prepare()
+            times[contender.name].append(seconds_of(contender.run))
+        order.reverse()
+    return times
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that `share` of all do not exceed: the nearest rank, so one that was seen."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 0.5)
+
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+
+def percentile_columns(unit: str, digits: int = 2) -> tuple[Column, ...]:
+    return (*(Column(f"{name} {unit}", digits) for name in PERCENTILES), Column("runs", 0))
+
+
+def percentile_row(seconds: Sequence[float], scale: float) -> tuple[Value, ...]:
+    """Return the percentiles; one that fewer values than two lie beyond is not known, and None."""
+    count = len(seconds)
+    shares = [
+        percentile(seconds, share) * scale if share == 0.5 or count * (1 - share) >= 2 else None
+        for share in PERCENTILES.values()
+    ]
+    return (*shares, count)
+
+
+_SHARES = (*(n / 100 for n in range(100)), 0.992, 0.994, 0.996, 0.998, 0.999)
+
+
+def distribution(label: str, seconds: Sequence[float], scale: float) -> Line:
+    """Return the share of runs, in percent, over the time that they did not exceed."""
+    return Line(
+        label,
+        tuple((percentile(seconds, share) * scale, share * 100) for share in _SHARES),
+    )

@@ -1,0 +1,44 @@
+"""The programs that every contender runs: the same source for all."""
+
+from typing import NamedTuple
+
+
+class Program(NamedTuple):
+    name: str
+    source: str
+    printing: str  # the same for those who have no value of a last expression: it prints
+    prints: str
+
+
+_TEXT = """
+import json
+import re
+
+LOG = '''
+2026-03-01 12:00:01 INFO  user=ada action=login ms=12
+2026-03-01 12:00:02 WARN  user=bob action=upload ms=340
+2026-03-01 12:00:05 INFO  user=ada action=search ms=48
+2026-03-01 12:00:09 ERROR user=eve action=login ms=9
+2026-03-01 12:00:11 INFO  user=bob action=search ms=51
+'''
+FIELD = re.compile(r"(\\w+)=(\\w+)")
+totals = {}
+for line in LOG.strip().splitlines():
+    fields = dict(FIELD.findall(line))
+    entry = totals.setdefault(fields["user"], {"calls": 0, "ms": 0})
+    entry["calls"] += 1
+    entry["ms"] += int(fields["ms"])
+slowest = max(totals, key=lambda user: totals[user]["ms"])
+text = json.dumps(totals, sort_keys=True)
+print(slowest, len(text), json.loads(text)[slowest]["ms"])
+""".strip()
+_NUMPY = """
+import numpy
+matrix = numpy.arange(10_000.0).reshape(100, 100)
+print(int((matrix @ matrix.T).trace()))
+""".strip()
+
+SUM = Program("1+1", "1+1", "print(1+1)", "2")
+TEXT = Program("20 lines of json and re", _TEXT, _TEXT, "bob 94 391")
+NUMPY = Program("numpy, 100 x 100", _NUMPY, _NUMPY, "333283335000")
+EVERY = (SUM, TEXT, NUMPY)

@@ -1,0 +1,93 @@
+"""What a benchmark found: data that a terminal, a file, a page and a document can show."""
+
+import msgspec
+
+Value = float | int | str | None  # None: nothing could be measured
+
+
+class Column(msgspec.Struct, frozen=True):
+    """The head of a column; `digits` after the point for its numbers."""
+
+    title: str
+    digits: int = 2
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One number; `low` and `high` are the quartiles around a median."""
+
+    label: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Bars(msgspec.Struct, frozen=True, kw_only=True, tag="bars"):
+    """Numbers to compare.  `stacked`: each begins where the one before it ends."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+    stacked: bool = False
+    logarithmic: bool = False
+
+
+class Line(msgspec.Struct, frozen=True):
+    label: str
+    points: tuple[tuple[float, float], ...]
+
+
+class Lines(msgspec.Struct, frozen=True, kw_only=True, tag="lines"):
+    """Curves over one axis; with `logarithmic`, the axis below them is."""
+
+    title: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    logarithmic: bool = False
+
+
+Chart = Bars | Lines
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What had to hold, and what was seen."""
+
+    what: str
+    holds: bool
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{'PASS' if self.holds else 'FAIL'}  {self.what}: {self.seen}"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one benchmark has to say.
+
+    `headlines` are the tables that a README has room for; `samples` single measurements, in seconds.
+    """
+
+    name: str
+    title: str
+    machine: str = ""
+    tables: tuple[Table, ...] = ()
+    headlines: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    samples: dict[str, tuple[float, ...]] = {}
+
+
+def shown(value: Value, digits: int) -> str:
+    """Return a value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"

@@ -1,0 +1,45 @@
+"""What was asked for, and sandboxes as a user has them: default policy, audit trail in a file."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..harness.sandbox import Sandbox
+from ..policies.policy import Policy
+from ..runner.audit.log import AuditLog
+from ..runner.pool import PoolSettings
+
+
+class Settings(NamedTuple):
+    """How much to measure, and under which policy."""
+
+    policy: Policy = Policy(name="strict")
+    runs: int | None = None
+    forks: int | None = None  # how old a launcher grows
+    smoke: bool = False  # little of everything: ratios mean something, percentiles do not
+    peers: Path | None = None  # where peers that are no packages of the host were installed
+
+    def amount(self, usual: int, smoke: int) -> int:
+        """Return how often to measure: as told, or what is usual."""
+        return self.runs or (smoke if self.smoke else usual)
+
+
+@contextlib.contextmanager
+def sandbox(
+    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool = True
+) -> Iterator[Sandbox]:
+    """Give a sandbox that is settled, and whose trail is removed with it."""
+    with contextlib.ExitStack() as stack:
+        log: AuditLog | bool = False
+        if audit:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-bench-"))
+            log = stack.enter_context(AuditLog(path=Path(directory, "audit.jsonl")))
+        made = stack.enter_context(
+            Sandbox(
+                policy=settings.policy, pool=PoolSettings() if pool is None else pool, audit=log
+            )
+        )
+        made.settle()
+        yield made

@@ -1,0 +1,160 @@
+"""Fresh cells a second with more and more clients, and the CPU time that one call takes."""
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from ..harness.sandbox import Sandbox
+from ..runner.pool import PoolSettings
+from ..runner.spawn import interpreter
+from .census import cpu_seconds, launcher_of
+from .commandlines import bubblewrap
+from .measuring import median, percentile
+from .programs import SUM
+from .report import Column, Line, Lines, Report, Table, Value, Verdict
+from .settings import Settings, sandbox
+
+_CLIENTS = (1, 2, 4, 8)
+_POOLED, _DEMAND = "cellwright, pool of 8", "cellwright, no pool"
+_BUBBLEWRAP, _BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no isolation"
+
+
+class Rival(NamedTuple):
+    name: str
+    call: Callable[[], object]
+    cpu: Callable[[], float] | None  # seconds so far of everything that it uses, if that is known
+
+
+class Turn(NamedTuple):
+    """What a moment of calling gave."""
+
+    rate: float  # calls a second
+    cpu_ms: float | None  # a call
+
+
+Turns = dict[tuple[str, int], list[Turn]]
+
+
+def measure(settings: Settings) -> Report:
+    """Return rates and CPU times for each number of clients; the contenders take turns."""
+    rounds, seconds = (1, 0.4) if settings.smoke else (5, 2.0)
+    with _rivals(settings) as rivals:
+        turns: Turns = {(rival.name, clients): [] for rival in rivals for clients in _CLIENTS}
+        for _ in range(settings.runs or rounds):
+            for clients in _CLIENTS:
+                for rival in rivals:
+                    turns[rival.name, clients].append(_turn(rival, clients, seconds))
+            rivals.reverse()
+    return _report(turns)
+
+
+@contextmanager
+def _rivals(settings: Settings) -> Iterator[list[Rival]]:
+    with ExitStack() as stack:
+        pooled = stack.enter_context(sandbox(settings))
+        demand = stack.enter_context(sandbox(settings, PoolSettings(size=0)))
+        rivals = [_ours(_POOLED, pooled), _ours(_DEMAND, demand)]
+        if command := bubblewrap("-I", "-S", "-c", SUM.source):
+            # It does not wait for the process that it confines, so nobody hears what that used.
+            rivals.append(Rival(_BUBBLEWRAP, _command(command), None))
+        bare = [interpreter(), "-I", "-S", "-c", SUM.source]
+        rivals.append(Rival(_BARE, _command(bare), _cpu_of_children))
+        yield rivals
+
+
+def _ours(name: str, made: Sandbox) -> Rival:
+    def cpu() -> float:
+        made.settle()
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return own.ru_utime + own.ru_stime + cpu_seconds(launcher_of(made))
+
+    return Rival(name, partial(made.execute, SUM.source), cpu)
+
+
+def _command(command: list[str]) -> Callable[[], object]:
+    return partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, env={})
+
+
+def _cpu_of_children() -> float:
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in usage)
+
+
+def _turn(rival: Rival, clients: int, seconds: float) -> Turn:
+    rival.call()
+    before = rival.cpu() if rival.cpu else 0.0
+    began = time.perf_counter()
+
+    def client(_: int) -> int:
+        calls = 0
+        while time.perf_counter() - began < seconds:
+            rival.call()
+            calls += 1
+        return calls
+
+    with ThreadPoolExecutor(clients) as pool:
+        calls = sum(pool.map(client, range(clients)))
+    elapsed = time.perf_counter() - began
+    used = (rival.cpu() - before) / calls * 1000 if rival.cpu else None
+    return Turn(calls / elapsed, used)
+
+
+def _report(turns: Turns) -> Report:
+    table = Table(
+        title="`1+1`, fresh cells a second",
+        columns=(
+            Column("contender"), Column("clients", 0), Column("p25 runs/s", 0),
+            Column("p50 runs/s", 0), Column("p75 runs/s", 0), Column("CPU ms a run"),
+        ),
+        rows=tuple(_row(name, clients, found) for (name, clients), found in turns.items()),
+        note=f"Quartiles over turns; {os.cpu_count()} processors.",
+    )  # fmt: skip
+    names = dict.fromkeys(name for name, _ in turns)
+    curves = [
+        Line(name, tuple((float(n), median(_rates(turns[name, n]))) for n in _CLIENTS))
+        for name in names
+    ]
+    return Report(
+        name="throughput",
+        title="Fresh cells a second",
+        tables=(table,),
+        charts=(Lines(title="`1+1`", x="clients", y="runs a second", lines=tuple(curves)),),
+        verdicts=_verdicts(turns),
+        notes=(
+            "Every run of cellwright is a fresh cell, with its audit records.",
+            "Clients are threads of one process.",
+            "CPU time: of this process, the launcher, the guests; not what the kernel does later.",
+        ),
+    )
+
+
+def _rates(turns: list[Turn]) -> list[float]:
+    return [turn.rate for turn in turns]
+
+
+def _row(name: str, clients: int, turns: list[Turn]) -> tuple[Value, ...]:
+    rates = [percentile(_rates(turns), share) for share in (0.25, 0.5, 0.75)]
+    cpu = [turn.cpu_ms for turn in turns if turn.cpu_ms is not None]
+    return (name, clients, *rates, median(cpu) if cpu else None)
+
+
+def _verdicts(turns: Turns) -> tuple[Verdict, ...]:
+    if (_BUBBLEWRAP, 1) not in turns:
+        return ()
+    ours, theirs = (
+        max(median(_rates(turns[name, clients])) for clients in _CLIENTS)
+        for name in (_POOLED, _BUBBLEWRAP)
+    )
+    return (
+        Verdict(
+            "more cells a second than bubblewrap starts interpreters",
+            ours > theirs,
+            f"{ours / theirs:.1f} times",
+        ),
+    )
