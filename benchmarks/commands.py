@@ -24,17 +24,21 @@ _HOLDS, _FAILS = 0, 1
 BENCHMARKS = {
     "latency": "what one call costs",
     "throughput": "fresh cells a second, and CPU time a call",
+    "ladder": "what each layer costs, one by one",
     "audit": "what the audit trail costs",
     "validation": "what a source check costs",
 }
-_USUAL = ("latency", "throughput")
+_USUAL = ("latency", "throughput", "ladder")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cellwright bench`."""
     told = "; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items())
     parser.add_argument(
-        "names", nargs="*", metavar="WHAT", help=f"{told}. All: all of them. Without: the first two"
+        "names",
+        nargs="*",
+        metavar="WHAT",
+        help=f"{told}. All: all of them. Without: the first three",
     )
     parser.add_argument("--runs", type=int, metavar="N", help="how often to measure each")
     parser.add_argument(

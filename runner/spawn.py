@@ -18,21 +18,22 @@ _BOOTSTRAP = (
     "paths=os.read(3,65536).decode().split('\\0');"
     "sys.path[:0]=paths;"
     "sys.modules['typing_extensions']=None;"
-    "from cellwright.runner.launcher import main;"
+    "from {} import main;"
     "main(len(paths))"
 )
+_LAUNCHER = "cellwright.runner.launcher"
 
 
 class Spawned:
     """A launcher process that imports, and waits to be told where from and what for."""
 
-    def __init__(self, executable: str) -> None:
-        """Start `executable`; raises LaunchError if it cannot be executed."""
+    def __init__(self, executable: str, module: str = _LAUNCHER) -> None:
+        """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed."""
         self.executable = executable
         self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            self.keeper = _spawn(executable, theirs.fileno(), self.stderr)
+            self.keeper = _spawn(executable, module, theirs.fileno(), self.stderr)
         except OSError as error:
             os.close(self.stderr)
             ours.close()
@@ -47,7 +48,7 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def _spawn(executable: str, sock: int, stderr: int) -> int:
+def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:
     """Start it with an empty environment, no inherited descriptor, signal mask or handler."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
@@ -57,6 +58,6 @@ def _spawn(executable: str, sock: int, stderr: int) -> int:
     ]
     catchable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     return os.posix_spawn(
-        executable, [executable, "-I", "-S", "-c", _BOOTSTRAP], {},
+        executable, [executable, "-I", "-S", "-c", _BOOTSTRAP.format(module)], {},
         file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,
     )  # fmt: skip
