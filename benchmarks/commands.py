@@ -25,10 +25,11 @@ BENCHMARKS = {
     "latency": "what one call costs",
     "throughput": "fresh cells a second, and CPU time a call",
     "ladder": "what each layer costs, one by one",
+    "peers": "the same programs elsewhere, side by side",
     "audit": "what the audit trail costs",
     "validation": "what a source check costs",
 }
-_USUAL = ("latency", "throughput", "ladder")
+_USUAL = ("latency", "throughput", "ladder", "peers")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="WHAT",
-        help=f"{told}. All: all of them. Without: the first three",
+        help=f"{told}. All: all of them. Without: the first four",
     )
     parser.add_argument("--runs", type=int, metavar="N", help="how often to measure each")
     parser.add_argument(

@@ -12,11 +12,16 @@ def _nothing() -> None:
 
 
 class Contender(NamedTuple):
-    """Something that is timed; `prepare` is called before every run, outside the clock."""
+    """Something that is timed.
+
+    `run` may return the seconds it took, as a float, if it knows better; `prepare` is called before
+    every run, outside the clock; who takes long takes part in `every` so many rounds only.
+    """
 
     name: str
     run: Callable[[], object]
     prepare: Callable[[], object] = _nothing
+    every: int = 1
 
 
 def side_by_side(contenders: Sequence[Contender], rounds: int) -> dict[str, list[float]]:
@@ -27,18 +32,19 @@ def side_by_side(contenders: Sequence[Contender], rounds: int) -> dict[str, list
         contender.prepare()
         contender.run()
     order = list(contenders)
-    for _ in range(rounds):
+    for number in range(rounds):
         for contender in order:
-            contender.prepare()
-            times[contender.name].append(seconds_of(contender.run))
+            if number % contender.every == 0:
+                contender.prepare()
+                times[contender.name].append(seconds_of(contender.run))
         order.reverse()
     return times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
     began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    known = run()
+    return known if isinstance(known, float) else time.perf_counter() - began
 
 
 def percentile(values: Sequence[float], share: float) -> float:

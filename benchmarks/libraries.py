@@ -1,0 +1,162 @@
+"""Peers that are libraries, each in a worker process that stays, and that times its own calls."""
+
+import json
+import select
+import shutil
+import subprocess
+from pathlib import Path
+
+from .contestants import AbsentError, Isolation, check_output
+from .programs import Program
+
+_PATIENCE = 120.0
+
+# A worker says its version in one line of JSON; then it answers a program a line.
+_LOOP = """
+import json, sys, time
+
+def say(**words):
+    sys.__stdout__.write(json.dumps(words) + "\\n")
+    sys.__stdout__.flush()
+
+def serve(version, run):
+    say(version=version)
+    for line in sys.stdin:
+        source, began = json.loads(line), time.perf_counter()
+        try:
+            output = run(source)
+            say(seconds=time.perf_counter() - began, output=output)
+        except BaseException as error:
+            say(error=f"{type(error).__name__}: {error}"[:160])
+"""
+MONTY = f"""{_LOOP}
+import pydantic_monty
+
+with pydantic_monty.Monty() as pool:
+    def run(source):
+        printed = []
+        with pool.checkout() as session:
+            session.feed_run(source, print_callback=lambda stream, text: printed.append(text))
+        return "".join(printed)
+
+    serve(pydantic_monty.__version__, run)
+"""
+RESTRICTED = f"""{_LOOP}
+import importlib.metadata, json, re
+from RestrictedPython import PrintCollector, compile_restricted, safe_globals
+from RestrictedPython.Eval import default_guarded_getitem, default_guarded_getiter
+from RestrictedPython.Guards import full_write_guard, guarded_iter_unpack_sequence, safer_getattr
+
+ALLOWED = {{"json": json, "re": re}}
+GUARDS = dict(
+    _print_=PrintCollector, _getattr_=safer_getattr, _getiter_=default_guarded_getiter,
+    _getitem_=default_guarded_getitem, _write_=full_write_guard,
+    _iter_unpack_sequence_=guarded_iter_unpack_sequence,
+)
+BUILTINS = dict(
+    safe_globals["__builtins__"], dict=dict, max=max, __import__=lambda name, *rest: ALLOWED[name]
+)
+
+def run(source):
+    names = dict(safe_globals, **GUARDS)
+    names["__builtins__"] = BUILTINS
+    exec(compile_restricted(source + "\\nresult = printed", "<program>", "exec"), names)
+    return names["result"]
+
+serve(importlib.metadata.version("RestrictedPython"), run)
+"""
+SMOLAGENTS = f"""{_LOOP}
+import smolagents
+
+def run(source):
+    executor = smolagents.LocalPythonExecutor(["json", "re"])
+    executor.send_tools({{}})
+    return executor(source).logs
+
+serve(smolagents.__version__, run)
+"""
+PYODIDE = """
+import { createInterface } from "node:readline";
+import { loadPyodide, version } from "pyodide/pyodide.mjs";
+const say = (words) => process.stdout.write(JSON.stringify(words) + "\\n");
+let printed = [];
+const python = await loadPyodide({ stdout: (text) => printed.push(text) });
+say({ version });
+for await (const line of createInterface({ input: process.stdin })) {
+  const began = performance.now();
+  printed = [];
+  try {
+    const globals = python.globals.get("dict")();
+    python.runPython(JSON.parse(line), { globals });
+    globals.destroy();
+    say({ seconds: (performance.now() - began) / 1000, output: printed.join("\\n") });
+  } catch (error) {
+    say({ error: String(error).trim().split("\\n").at(-1).slice(0, 160) });
+  }
+}
+"""
+
+
+class Library:
+    """A peer that lives in a worker."""
+
+    def __init__(
+        self, name: str, isolation: Isolation, command: list[str] | None, where: str
+    ) -> None:
+        """`command` starts the worker; without one the peer is absent, because of `where`."""
+        self.name = name
+        self.isolation = isolation
+        self._command = command
+        self._where = where
+        self._worker: subprocess.Popen[str] | None = None
+
+    def find(self, place: Path) -> str:
+        if self._command is None:
+            raise AbsentError(self._where)
+        self._worker = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, bufsize=1,
+        )  # fmt: skip
+        return str(self._hear()["version"])
+
+    def run(self, program: Program) -> float:
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        self._worker.stdin.write(json.dumps(program.printing) + "\n")
+        self._worker.stdin.flush()
+        answer = self._hear()
+        if "error" in answer:
+            raise AbsentError(f"it cannot run this: {answer['error']}")
+        check_output(program, str(answer["output"]))
+        return float(str(answer["seconds"]))
+
+    def _hear(self) -> dict[str, object]:
+        assert self._worker is not None
+        assert self._worker.stdout is not None
+        if select.select([self._worker.stdout], [], [], _PATIENCE)[0]:
+            line = self._worker.stdout.readline()
+            if line:
+                answer: dict[str, object] = json.loads(line)
+                return answer
+        raise AbsentError(f"its worker does not start: is it installed in {self._where}?")
+
+    def close(self) -> None:
+        if self._worker:
+            self._worker.kill()
+            self._worker.communicate()
+
+
+def python_worker(peers: Path | None, package: str, script: str) -> list[str] | None:
+    """Return the command of a worker in the peers' environment, None if it is not there."""
+    python = peers / "py/bin/python" if peers else None
+    if python is None or not list(python.parents[1].glob(f"lib/python3*/site-packages/{package}")):
+        return None
+    return [str(python), "-I", "-c", script]
+
+
+def node_worker(peers: Path | None) -> list[str] | None:
+    modules = peers / "js/node_modules" if peers else None
+    if modules is None or not (modules / "pyodide").is_dir() or not shutil.which("node"):
+        return None
+    script = PYODIDE.replace('"pyodide/', f'"{modules.resolve()}/pyodide/')
+    return ["node", "--input-type=module", "-e", script]
