@@ -10,7 +10,7 @@ from ..runner.runtime import Runtime, find_runtime
 from ..runner.spawn import interpreter
 from .programs import Program
 
-CGROUP = "cellwright-bench"  # of peers that make one
+CGROUP = "cellwright-bench"  # how the names begin of those that peers make
 
 
 def bare(*arguments: str) -> list[str]:
@@ -58,7 +58,7 @@ def podman(place: Path, program: Program) -> list[str]:
         "--cap-drop",
         "all",
         "--cgroup-parent",
-        f"/{CGROUP}",
+        f"/{CGROUP}-podman",
     ]
     root = ["--rootfs", str(_root(place / "podman", runtime))]
     run = ["podman", *engine, "run", "--rm", *closed, *limits, *shown, *root]
@@ -159,7 +159,7 @@ def _bundle(runtime: Runtime, program: Program) -> dict[str, object]:
         "hostname": "cell",
         "mounts": [*own, *shown],
         "linux": {
-            "cgroupsPath": f"/{CGROUP}",
+            "cgroupsPath": f"/{CGROUP}-oci",
             "resources": {"memory": {"limit": 256 * 1024 * 1024}, "pids": {"limit": 64}},
             "namespaces": [{"type": name} for name in namespaces],
         },
@@ -175,7 +175,7 @@ def _reachable(runtime: Runtime) -> bool:
 
 def remove_cgroups() -> None:
     """Remove what engines leave of their cgroups, leaves first."""
-    for top in Path("/sys/fs/cgroup").glob(f"**/{CGROUP}"):
+    for top in Path("/sys/fs/cgroup").glob(f"**/{CGROUP}-*"):
         for directory, _, _ in os.walk(top, topdown=False):
             try:
                 os.rmdir(directory)

@@ -131,8 +131,9 @@ def _elsewhere(peers: Path | None) -> list[Peer]:
         fresh="session", files="none", network="none", python="a subset, written in Rust"
     )
     wasm = Isolation(
-        "globals", "none", "none", "none", "by node", "none", "none: WebAssembly", _CPYTHON
-    )
+        "globals", "none", "none", "its own, in memory", "as node has it", "none",
+        "the host's, behind WebAssembly", _CPYTHON,
+    )  # fmt: skip
     scripts = (
         ("pydantic-monty", monty, "pydantic_monty", libraries.MONTY),
         ("RestrictedPython", _IN_PROCESS, "RestrictedPython", libraries.RESTRICTED),
@@ -255,33 +256,37 @@ def _report(found: list[Found], absent: dict[str, str]) -> Report:
 
 
 def _times(program: Program, here: list[Found]) -> Table:
-    rows = [_row(program, each, here) for each in here]
+    ours = next(each for each in here if each.peer.name == _READY)
+    refusals = [
+        f"{each.peer.name}: {each.refusals[program.name]}."
+        for each in here
+        if program.name in each.refusals
+    ]
+    failures = [
+        f"{each.peer.name}: {len(each.failures)} runs failed, the first so: {each.failures[0]}."
+        for each in here
+        if each.failures
+    ]
     return Table(
         title=f"`{program.name}`",
         columns=(
             Column("peer"), Column("version"), Column("p25 ms"), Column("p50 ms"), Column("p75 ms"),
             Column("ratio", 1), Column("runs", 0), Column("new for each call"), Column("Python"),
         ),
-        rows=tuple(rows),
+        rows=tuple(_row(program, each, ours) for each in here),
+        note=" ".join([*refusals, *failures]),
     )  # fmt: skip
 
 
-def _row(program: Program, each: Found, here: list[Found]) -> tuple[Value, ...]:
-    kept = each.peer.isolation
-    words = (kept.fresh, kept.python)
+def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
+    head = (each.peer.name, each.version)
+    words = (each.peer.isolation.fresh, each.peer.isolation.python)
     times = each.times.get(program.name)
     if times is None:
-        return (
-            f"{each.peer.name}: {each.refusals[program.name]}",
-            each.version,
-            *[None] * 5,
-            *words,
-        )
+        return (*head, None, None, None, None, None, *words)
     quartiles = [percentile(times, share) * _MS for share in (0.25, 0.5, 0.75)]
-    ours = next((other for other in here if other.peer.name == _READY), each)
     ratio = median(times) / median(ours.times[program.name])
-    failed = f" ({len(each.failures)} runs failed: {each.failures[0]})" if each.failures else ""
-    return (each.peer.name + failed, each.version, *quartiles, ratio, len(times), *words)
+    return (*head, *quartiles, ratio, len(times), *words)
 
 
 def _isolation(here: list[Found]) -> Table:
