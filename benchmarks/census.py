@@ -20,7 +20,7 @@ class Census(NamedTuple):
     net_namespaces: int
     descriptors: int  # of this process, keeper, nursery and launcher
     threads: int
-    files: int  # in /tmp and /dev/shm
+    files: int  # of ours in /tmp and /dev/shm
     memory_mib: float  # private, of this process, keeper, nursery and launcher
 
 
@@ -35,7 +35,11 @@ def count(sandbox: Sandbox) -> Census:
         net_namespaces=len({_namespace(pid) for pid in below}),
         descriptors=sum(len(_listed(f"/proc/{pid}/fd")) for pid in machinery),
         threads=len(_listed("/proc/self/task")),
-        files=sum(len(_listed(place)) for place in ("/tmp", "/dev/shm")),
+        files=sum(
+            name.startswith("cellwright")
+            for place in ("/tmp", "/dev/shm")
+            for name in _listed(place)
+        ),
         memory_mib=sum(private_bytes(pid) or 0 for pid in machinery) / _MIB,
     )
 

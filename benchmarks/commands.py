@@ -25,11 +25,15 @@ BENCHMARKS = {
     "latency": "what one call costs",
     "throughput": "fresh cells a second, and CPU time a call",
     "ladder": "what each layer costs, one by one",
+    "density": "memory of cells that stand ready",
+    "growth": "what becomes slower with time, use and load",
     "peers": "the same programs elsewhere, side by side",
+    "fairness": "neighbours, and the order of a queue",
+    "leaks": "what is left after ten thousands of calls",
     "audit": "what the audit trail costs",
     "validation": "what a source check costs",
 }
-_USUAL = ("latency", "throughput", "ladder", "peers")
+_USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +43,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="WHAT",
-        help=f"{told}. All: all of them. Without: the first four",
+        help=f"{told}. All: all of them. Without: the first six",
     )
     parser.add_argument("--runs", type=int, metavar="N", help="how often to measure each")
     parser.add_argument(

@@ -21,7 +21,7 @@ from .report import Bar, Bars, Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
 _MS = 1000.0
-_SLOW_SECONDS, _SELDOM = 0.1, 10  # who takes longer takes part in every tenth round
+_SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
 _PROGRAMS = (SUM, TEXT)
 _READY, _DEMAND = "cellwright, a cell stood ready", "cellwright, made on demand"
 _BUBBLEWRAP = "bwrap --unshare-all python3 -I -S"

@@ -26,8 +26,8 @@ totals = {}
 for line in LOG.strip().splitlines():
     fields = dict(FIELD.findall(line))
     entry = totals.setdefault(fields["user"], {"calls": 0, "ms": 0})
-    entry["calls"] += 1
-    entry["ms"] += int(fields["ms"])
+    entry["calls"] = entry["calls"] + 1
+    entry["ms"] = entry["ms"] + int(fields["ms"])
 slowest = max(totals, key=lambda user: totals[user]["ms"])
 text = json.dumps(totals, sort_keys=True)
 print(slowest, len(text), json.loads(text)[slowest]["ms"])
