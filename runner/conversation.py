@@ -26,7 +26,7 @@ class Conversation:
 
     def speaks_first(self) -> bool:
         """Tell whether the guest has said something before it was asked anything."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        return channel.has_news(self._sock.fileno())
 
     def finished_for_good(self, *, stays: bool) -> bool:
         """Tell whether the last word was heard, and nothing more is to be waited for."""

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+import time
 from typing import NamedTuple
 
 import msgspec
@@ -11,11 +12,10 @@ from ..policies.policy import Limits
 from .capture import Capture, OnOutput
 from .custody import Custody
 from .messages import InputFile, Run, encode
-from .result import Phases
+from .result import Phases, SandboxResult, SandboxStatus
 from .supervision import Observation, Supervision, Work
+from .turns import NEVER as NEVER  # the execution cannot be cancelled
 from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
-
-NEVER = -1  # no descriptor: the execution cannot be cancelled
 
 
 def new_execution_id() -> str:
@@ -64,6 +64,16 @@ def _program(request: Request, number: int) -> bytes:
         request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
     )  # fmt: skip
     return encode(run)
+
+
+def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> SandboxResult:
+    """Return the result of a request that was cancelled before anything of it ran."""
+    waited = time.monotonic() - asked_at
+    return SandboxResult(
+        status=SandboxStatus.CANCELLED, reason="cancelled", error="cancelled while it waited",
+        execution_time=waited, phases=Phases(lease=waited), layers=layers,
+        execution_id=request.execution_id, trace_id=request.trace_id,
+    )  # fmt: skip
 
 
 class Made(NamedTuple):

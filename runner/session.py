@@ -11,7 +11,7 @@ from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
 from .outcome import Count, conclude
-from .performance import Made, Performed, Request, look_at_files, perform, phases
+from .performance import Made, Performed, Request, called_off, look_at_files, perform, phases
 from .result import SandboxResult
 from .turns import Turns
 from .workspace import Listing
@@ -59,7 +59,8 @@ class SessionCell:
         Raises SessionLost if the cell was gone already, BusyError if the one before does not end.
         """
         asked_at = time.monotonic()
-        self._turns.take()
+        if not self._turns.take(cancel):
+            return called_off(request, asked_at, self._layers)
         try:
             self._require_life()
             return self._execute(request, asked_at, on_output, cancel)

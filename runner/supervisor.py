@@ -14,7 +14,7 @@ from .custody import Custody
 from .generation import Generation
 from .messages import Reaped
 from .outcome import Count, conclude
-from .performance import NEVER, Request, look_at_files, perform, phases
+from .performance import NEVER, Request, called_off, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .session import SessionCell, Sessions, SessionSettings
@@ -68,7 +68,8 @@ class Supervisor:
         if os.getpid() != self._owner:  # before any lock: another thread may have held it
             raise ClosedError("the sandbox was made before this process was forked")
         asked_at = time.monotonic()
-        self._turns.take()
+        if not self._turns.take(cancel):
+            return called_off(request, asked_at, self.plan.layers)
         try:
             return self._execute_while_launchers_die(request, asked_at, on_output, cancel)
         finally:

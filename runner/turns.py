@@ -1,9 +1,13 @@
 """Who may run now: so many at once, and the rest in the order in which they came."""
 
+import os
+import select
 import threading
 from collections import deque
 
 from ..policies.errors import BusyError, ClosedError
+
+NEVER = -1  # no descriptor: who waits cannot be called off
 
 
 class Turns:
@@ -14,24 +18,25 @@ class Turns:
         self._running = running
         self._queue_seconds = queue_seconds
         self._lock = threading.Lock()
-        self._queue: deque[threading.Event] = deque()
+        self._queue: deque[int] = deque()  # an eventfd for each that waits
         self._closed = False
 
-    def take(self) -> None:
-        """Wait for a turn; raises BusyError if none came in time, ClosedError."""
+    def take(self, cancel: int = NEVER) -> bool:
+        """Wait for a turn, or until the descriptor `cancel` is readable; tell whether it is ours.
+
+        Raises BusyError if none came in time, ClosedError.
+        """
         with self._lock:
             self._check_open()
             if self._free > 0:
                 self._free -= 1
-                return
-            mine = threading.Event()
+                return True
+            mine = os.eventfd(0, os.EFD_CLOEXEC)
             self._queue.append(mine)
-        if not mine.wait(self._queue_seconds) and self._left(mine):
-            raise BusyError(
-                f"{self._running} cells are running, and none ended in {self._queue_seconds:g} s",
-                "try again later, or let more run at once",
-            )
-        self._check_open()
+        try:
+            return self._wait(mine, cancel)
+        finally:
+            os.close(mine)
 
     def try_take(self) -> bool:
         """Take a turn if one is free and nobody waits; tell whether it was taken."""
@@ -43,7 +48,7 @@ class Turns:
     def end(self) -> None:
         with self._lock:
             if self._queue:
-                self._queue.popleft().set()
+                os.eventfd_write(self._queue.popleft(), 1)
             else:
                 self._free += 1
 
@@ -51,13 +56,29 @@ class Turns:
         """Turn away whoever waits."""
         with self._lock:
             self._closed = True
-            for waiting in self._queue:
-                waiting.set()
+            while self._queue:
+                os.eventfd_write(self._queue.popleft(), 1)
 
-    def _left(self, mine: threading.Event) -> bool:
+    def _wait(self, mine: int, cancel: int) -> bool:
+        poll = select.poll()
+        poll.register(mine, select.POLLIN)
+        if cancel >= 0:
+            poll.register(cancel, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(self._queue_seconds * 1000)]
+        if mine not in ready and self._left(mine):
+            if ready:
+                return False
+            raise BusyError(
+                f"{self._running} cells are running, and none ended in {self._queue_seconds:g} s",
+                "try again later, or let more run at once",
+            )
+        self._check_open()
+        return True
+
+    def _left(self, mine: int) -> bool:
         """Leave the queue; False if the turn came in this very moment."""
         with self._lock:
-            if mine.is_set():
+            if mine not in self._queue:
                 return False
             self._queue.remove(mine)
             return True

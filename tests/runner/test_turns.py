@@ -1,12 +1,14 @@
 """Who may run: so many at once, the rest in order."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellwright import BusyError, ClosedError
+from cellwright import BusyError, ClosedError, PoolSettings, Sandbox, SandboxStatus
 from cellwright.runner.turns import Turns
+from tests.conftest import policy_named
 
 
 def test_a_free_turn_is_taken_at_once() -> None:
@@ -76,3 +78,39 @@ def test_no_more_run_than_may() -> None:
         list(pool.map(work, range(500)))
     assert 1 <= most[0] <= 3
     assert turns._free == 3
+
+
+def test_who_is_called_off_leaves_the_queue_and_takes_no_turn() -> None:
+    turns = Turns(1, 5.0)
+    turns.take()
+    off = os.eventfd(1)
+    assert turns.take(off) is False
+    os.close(off)
+    turns.end()
+    assert turns.try_take()
+
+
+def test_who_gives_up_gets_no_turn_that_comes_later() -> None:
+    turns = Turns(1, 0.0)
+    turns.take()
+    with pytest.raises(BusyError):
+        turns.take()
+    turns.end()
+    assert turns.try_take()
+    assert not turns.try_take()
+
+
+def test_a_call_that_waits_can_be_cancelled() -> None:
+    settings = PoolSettings(size=0, running=1)
+    with Sandbox(policy=policy_named("strict"), pool=settings) as sandbox:
+        first = sandbox.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
+        next(first.output())
+        second = sandbox.start("1")
+        second.cancel()
+        result = second.result()
+        assert (result.status, result.error) == (
+            SandboxStatus.CANCELLED, "cancelled while it waited",
+        )  # fmt: skip
+        first.cancel()
+        first.result()
+        assert sandbox.execute("1 + 1").value == 2
