@@ -63,6 +63,10 @@ class Custody:
         """Tell whether a cell that waits for its program still does."""
         return self._origin.is_alive() and not channel.has_news(self.cell.status.fileno())
 
+    def memory_bytes(self) -> int:
+        """Return what the cell holds by its cgroup's count, 0 where nobody counts."""
+        return self.cell.cgroup.usage().memory_peak_bytes or 0
+
     def begin(self) -> None:
         """Note that from now on the guest may run its program."""
         self._has_work = True

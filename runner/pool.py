@@ -25,6 +25,7 @@ class PoolSettings(NamedTuple):
     size: int = 8  # parked cells; 0: a call makes its own and takes it down before it returns
     low_water: int = 1  # parked cells that stay once nothing was asked for `idle_seconds`
     idle_seconds: float = 60.0
+    memory_bytes: int = 256 * 1024 * 1024  # that parked cells hold together, as their cgroups count
     running: int = 64  # cells in use at once
     queue_seconds: float = 30.0  # how long a call waits to be one of them
     # The cells of one launcher have address layout and hash seed in common: so many, then a new one.
@@ -43,6 +44,7 @@ class Pool:
         self._at_work = 0  # cells that a thread is making or taking down
         self._failed = False  # the last cell could not be made: wait until somebody asks for one
         self._asked_at = 0.0
+        self._cell_bytes = 0  # what the last one held once it was parked
         self._closed = False
         self._threads: list[threading.Thread] = []
         if settings.size:
@@ -100,8 +102,10 @@ class Pool:
         return None
 
     def _target(self) -> int:
-        idle = time.monotonic() - self._asked_at > self._settings.idle_seconds
-        return self._settings.low_water if idle else self._settings.size
+        settings = self._settings
+        idle = time.monotonic() - self._asked_at > settings.idle_seconds
+        wanted = settings.low_water if idle else settings.size
+        return min(wanted, settings.memory_bytes // max(1, self._cell_bytes))
 
     def _is_settled(self) -> bool:
         full = self._failed or len(self._parked) >= self._target()
@@ -115,6 +119,7 @@ class Pool:
             # The next caller meets it himself; a thread that ended here would be waited for by settle.
             with contextlib.suppress(Exception):
                 made = self._make()
+                self._cell_bytes = made.memory_bytes()
             with self._changed:
                 self._failed = made is None
                 if made:

@@ -27,6 +27,9 @@ class Paper:
     def is_alive(self) -> bool:
         return self.alive
 
+    def memory_bytes(self) -> int:
+        return 0
+
     def dispose(self) -> None:
         assert not self.disposed.is_set(), "a cell is taken down once"
         self.disposed.set()
@@ -291,3 +294,14 @@ def test_a_thousand_pooled_executions_leave_what_was_there_before(pooled: Sandbo
 def test_settings_that_make_no_sense_are_refused(pool: object) -> None:
     with pytest.raises(PolicyError, match="pool"):
         Sandbox(policy=policy_named("strict"), pool=pool)  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("cgroup")
+def test_a_pool_is_no_larger_than_its_memory() -> None:
+    settings = PoolSettings(size=12, memory_bytes=8 << 20)
+    with Sandbox(policy=policy_named("strict"), pool=settings) as sandbox:
+        sandbox.settle()
+        pool = sandbox._supervisor._pool
+        assert 1 << 20 < pool._cell_bytes < 8 << 20
+        assert len(pool._parked) == (8 << 20) // pool._cell_bytes < 12
+        assert sandbox.execute("1 + 1").pool_hit
