@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import select
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -107,6 +108,8 @@ class Launcher:
                 return
             self._sock.close()
         os.close(self._stderr)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.keeper, 0)
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,6 +76,21 @@ def test_the_pids_of_a_launcher_that_died_are_an_error_of_ours(which: int) -> No
         with pytest.raises(LaunchError):
             launcher.pids()
         assert sandbox.execute("1 + 1").value == 2
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
+def test_closing_does_not_wait_for_a_process_that_is_stopped(which: int) -> None:
+    sandbox = Sandbox(policy=policy_named("strict"), pool=0)
+    pid = sandbox._supervisor.generation.launcher.pids()[which]
+    os.kill(pid, signal.SIGSTOP)
+    closing = threading.Thread(target=sandbox.close)
+    closing.start()
+    closing.join(10)
+    hangs = closing.is_alive()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+    closing.join()
+    assert not hangs
 
 
 MANY = """
