@@ -14,6 +14,10 @@ ALWAYS = (
     "capabilities", "no_new_privs", "rlimits", "seccomp",
 )  # fmt: skip
 _LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which breaks programs
+# A descriptor cannot be sent while more than the sender's RLIMIT_NOFILE are on their way, of all
+# processes with its uid, and one message has up to 253 (unix(7), ETOOMANYREFS): a guest with as many
+# as the launcher may have would silence the launcher, and so end every cell.
+_ON_THEIR_WAY = 2 * 253 + 6
 _ENVIRONMENT = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",
@@ -35,7 +39,7 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
     table = syscall_table()
     limits = policy.limits
     groups = ("base",) if learning else _groups(policy)
-    open_files = min(limits.open_files, host.open_files - 1)
+    open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _ON_THEIR_WAY))
     listened = _listened(policy, table) if "listener" in layers else None
     rules = _granted(policy, table.rules(groups)) + ((_hand_over(open_files),) if listened else ())
     return Plan(

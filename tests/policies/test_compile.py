@@ -237,6 +237,14 @@ def test_limits_reach_the_plan() -> None:
     assert rlimits["CPU"] == 3  # a second more than the exact cap, which the supervisor holds
 
 
+def test_a_guest_cannot_have_as_many_descriptors_on_their_way_as_the_launcher() -> None:
+    """It would silence the launcher, which tells of every cell by sending a descriptor."""
+    for hard in (512, 1024, 1100, 1300):
+        host = msgspec.structs.replace(FULL, open_files=hard)
+        assert compile_policy(Policy(), host).open_files + 253 < hard
+    assert compile_policy(Policy(), FULL).open_files == Limits().open_files
+
+
 def test_an_environment_may_replace_what_we_set() -> None:
     plan = compile_policy(Policy(environment={"TZ": "Europe/Zurich", "X": "y"}), FULL)
     assert (plan.environment["TZ"], plan.environment["X"]) == ("Europe/Zurich", "y")

@@ -187,7 +187,7 @@ def test_only_the_status_channel_may_pass_a_descriptor_on(policy: Policy) -> Non
 
 def test_the_status_channels_number_stays_below_the_hosts_limit() -> None:
     plan = compile_policy(Policy(), msgspec.structs.replace(HOST, open_files=512))
-    assert plan.open_files == 511
+    assert plan.open_files == 256
 
 
 def test_a_policy_that_watches_no_files_lets_them_open_unheard() -> None:
