@@ -48,7 +48,7 @@ _FORKS = "import os, time\nn = 0\ntry:\n    while n < 60:\n        if os.fork() 
 _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
     ("user_ns", "its only id is nobody's on the host", _IDS_AND_PEERS, _value_is(True)),
     ("mount_ns", "opening /etc/shadow answers ENOENT", _errno_of("open('/etc/shadow')"), _value_is(2)),
-    ("pid_ns", "it sees no process but itself", "import os; len([p for p in os.listdir('/proc') if p.isdigit()])", _value_is(1)),
+    ("pid_ns", "it sees two processes, init and itself", "import os; len([p for p in os.listdir('/proc') if p.isdigit()])", _value_is(2)),
     ("net_ns", "connecting to the host's loopback fails", _errno_of("import socket; socket.socket().connect(('127.0.0.1', 1))"), lambda r: bool(r.value)),
     ("ipc_ns", "a System V key of the host is unknown", _SYSV, _value_is(-1)),
     ("uts_ns", "the host name is generic", "import os; os.uname().nodename", _value_is("cell")),

@@ -110,11 +110,7 @@ def _mount_own_filesystems(plan: Plan) -> int:
         covered = [bind.path for bind in plan.binds if bind.path.startswith(tmpfs.target + "/")]
         _mount_tmpfs(tmpfs, covered)
     # subset=pid: neither /proc/sys nor any other file of the whole machine exists (proc(5)).
-    # hidepid: nor does init, whose /proc/1/cgroup names groups of the host, and /proc/1/status the
-    # memory of the nursery.
-    proc = mounts.new_filesystem(
-        "proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid", hidepid="invisible"
-    )
+    proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
     mounts.attach(proc, "/proc")
     return os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 

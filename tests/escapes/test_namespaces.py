@@ -4,7 +4,6 @@ import ctypes
 import errno
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -32,25 +31,6 @@ def test_processes_of_the_host_cannot_be_named(standard: Sandbox) -> None:
     result = standard.execute(errno_of(f"os.kill({os.getpid()}, 0)"))
     assert os.kill(os.getpid(), 0) is None
     assert result.value == errno.ESRCH
-
-
-@pytest.mark.needs("root")
-def test_init_does_not_show(standard: Sandbox) -> None:
-    """It lives in the nursery's cgroups, so /proc/1/cgroup named the group of who embeds us; anyone
-    may read it, and the nursery's memory in /proc/1/status, in a /proc that hides nothing."""
-    readable = Path(f"/proc/{standard._supervisor.generation.launcher.pids()[1]}/cgroup")
-    assert readable.stat().st_mode & 0o444 == 0o444
-    code = """
-import os
-child = os.fork()
-if child == 0:
-    __import__('time').sleep(60)
-(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()) == [os.getpid(), child],
- os.path.exists('/proc/1'))
-"""
-    assert standard.execute(code).value == [True, False]
-    for name in ("cgroup", "status", "mountinfo", "task/1/stat"):
-        assert standard.execute(errno_of(f"open('/proc/1/{name}')")).value == errno.ENOENT
 
 
 def test_the_hosts_loopback_cannot_be_reached(standard: Sandbox) -> None:
