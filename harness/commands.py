@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..policies.errors import CellwrightError, PolicyError
+from ..policies.languages import language_of_file
 from ..policies.policy import MIB, OPTIONAL_LAYERS, Policy
 from ..runner.result import SandboxResult
 from ..runner.spawn import Spawned
@@ -80,7 +81,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     source = run.add_mutually_exclusive_group(required=True)
     source.add_argument("file", nargs="?", metavar="FILE", help="the program; - for standard input")
     source.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
-    run.add_argument("--language", default="python", metavar="L")
+    run.add_argument("--language", metavar="L", help="by the file's name unless told, else python")
     run.add_argument("--timeout", type=float, metavar="S", help="wall time, seconds")
     run.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
     run.add_argument(
@@ -124,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
     ):
         result = sandbox.execute(
             code,
-            options.language,
+            options.language or language_of_file(options.file or ""),
             stdin=_read(options.stdin) if options.stdin else None,
             files=dict(map(_file, options.files)),
             timeout=options.timeout,

@@ -78,6 +78,7 @@ def examine() -> list[Finding]:
         with Sandbox(policy=policy, pool=0) as sandbox:
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
             findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
+        findings += [_language(name) for name in _HELLO]
     except CellwrightError as error:
         message = _in_one_line(error)
         findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
@@ -111,6 +112,24 @@ def _kernel() -> Finding:
     if numbers < (5, 19):
         return Finding("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
     return Finding("kernel", "PASS", f"Linux {release}", "")
+
+
+def _language(name: str) -> Finding:
+    """Tell whether the interpreter of another language is there, and runs in a cell."""
+    try:
+        with Sandbox(policy=Policy(name="doctor", optional_layers=OPTIONAL_LAYERS), pool=0) as box:
+            result = box.execute(_HELLO[name], name)
+    except CellwrightError as error:
+        return Finding(name, "WARN", str(error).partition("\n")[0], error.hint)
+    if result.stdout == "hello\n":
+        return Finding(name, "PASS", "its interpreter starts in a cell", "")
+    return Finding(name, "FAIL", f"{result.reason}: {result.stderr[-200:]}", "please report this")
+
+
+_HELLO = {
+    "bash": "echo hello", "javascript": "console.log('hello')", "ruby": "puts 'hello'",
+    "sh": "echo hello",
+}  # fmt: skip
 
 
 def _machine() -> Finding:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
 
 _GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id", "collect"}
-Perform = Callable[[Request], SandboxResult]
+Perform = Callable[[str, Request], SandboxResult]  # the first is the language
 
 
 class Intake:
@@ -37,7 +37,7 @@ class Intake:
         if unknown := given.keys() - _GIVEN:
             raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
         try:
-            check_language(language)
+            language = check_language(language)
             request = make_request(code, self._policy.limits, **given)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.get("trace_id"))
@@ -67,13 +67,13 @@ class Intake:
         self, request: Request, language: str, perform: Perform, session_id: str | None
     ) -> SandboxResult:
         if self._clerk is None:
-            return perform(request)
+            return perform(language, request)
         about = {"session_id": session_id} if session_id else {}
         begun = self._clerk.begin(
             request.code, language, request.execution_id, request.trace_id, **about
         )
         try:
-            result = perform(request)
+            result = perform(language, request)
         except BaseException as error:
             self._clerk.lose(request.execution_id, begun, error)
             raise

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..policies.errors import PolicyError
+from ..policies.languages import language_called, language_names
 from ..policies.policy import Limits, check_names, check_variable
 from ..runner.messages import InputFile
 from ..runner.performance import Request
 from .config import with_timeout
 
-LANGUAGES = ("python", "python3")
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
 _MAX_FILES = 4096
 _MAX_PATH_BYTES = 1024
@@ -56,10 +56,13 @@ def _mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return given or {}
 
 
-def check_language(language: str) -> None:
-    if language not in LANGUAGES:
-        known = ", ".join(LANGUAGES)
+def check_language(language: str) -> str:
+    """Return the language that is meant; raises Rejected if there is none of that name."""
+    found = language_called(language) if isinstance(language, str) else None
+    if found is None:
+        known = ", ".join(language_names())
         raise Rejected(f"unknown language {language!r}: this version runs {known}")
+    return found
 
 
 def _source(code: str | bytes) -> str:

@@ -11,12 +11,13 @@ from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER
+from ..runner.performance import NEVER, Request
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
 from ..runner.session import SessionSettings
 from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import Supervisor
+from ..runner.supervisors import Supervisors
 from .config import SandboxConfig, check_pool, check_sessions
 from .intake import Intake, rules_of
 from .session import OpenSessions, Session
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 __all__ = ["Sandbox", "create_sandbox"]
+
+_OTHER_LANGUAGES_CELLS = 2
 
 
 class Sandbox:
@@ -67,7 +70,9 @@ class Sandbox:
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
         self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
-        self._finalizer = weakref.finalize(self, self._supervisor.close)
+        another = partial(_another, self.policy, spawned.executable, cgroup_root, settings)
+        self._supervisors = Supervisors(self._supervisor, another)
+        self._finalizer = weakref.finalize(self, self._supervisors.close)
         try:
             clerk = _clerk_of(self.audit, self.plan)
             self._intake = Intake(self.policy, self.layers, rules, clerk)
@@ -97,6 +102,7 @@ class Sandbox:
     ) -> SandboxResult:
         """Run `code` in a fresh cell and return what came of it.
 
+        `language`: python, javascript, bash, sh or ruby, as far as the host has its interpreter.
         `given`: `stdin` (text or bytes), `inputs` (variables, as JSON has them), `files` (path below
         /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
         `trace_id`, `collect` (globs of files to bring back).  `on_output(stream, bytes)` is called as
@@ -105,7 +111,10 @@ class Sandbox:
         What the code does wrong is in the result; raises PolicyError for arguments that make no
         sense, ClosedError after `close`, and LaunchError if no cell could be built.
         """
-        perform = partial(self._supervisor.execute, on_output=on_output, cancel=cancel)
+
+        def perform(language: str, request: Request) -> SandboxResult:
+            return self._supervisors.of(language).execute(request, on_output, cancel)
+
         return self._intake.perform(code, language, given, perform)
 
     def session(self, id: str | None = None) -> "Session":
@@ -138,7 +147,7 @@ class Sandbox:
 
     def settle(self) -> None:
         """Wait until the pool is full and nothing of any past call is left."""
-        self._supervisor.settle()
+        self._supervisors.settle()
 
     def close(self) -> None:
         """End every execution and leave nothing behind; closing twice is fine."""
@@ -154,6 +163,14 @@ class Sandbox:
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _another(
+    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings, language: str
+) -> Supervisor:
+    """Return the supervisor of another language, which fewer cells wait for."""
+    settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
+    return Supervisor(policy, Spawned(executable), cgroup_root, settings, language=language)
 
 
 def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:

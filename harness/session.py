@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..policies.errors import PolicyError, WorkspaceError
+from ..policies.languages import PYTHON
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER
+from ..runner.performance import NEVER, Request
 from ..runner.result import SandboxResult
 from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisor import Supervisor
@@ -54,7 +55,12 @@ class Session:
         The value of its last expression is `_` in the next.  It may await at the top level.  Raises
         SessionLost if the session is gone, BusyError if the call before it does not end.
         """
-        perform = partial(self._cell.execute, on_output=on_output, cancel=cancel)
+
+        def perform(language: str, request: Request) -> SandboxResult:
+            if language != PYTHON:
+                raise PolicyError(f"language: a session runs {PYTHON}, not {language}")
+            return self._cell.execute(request, on_output, cancel)
+
         return self._intake.perform(code, language, given, perform, self.id)
 
     async def aexecute(

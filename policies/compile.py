@@ -1,9 +1,10 @@
 """Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import Unenforceable
 from .host import Host
+from .languages import PYTHON
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
@@ -27,9 +28,23 @@ _ENVIRONMENT = {
 }
 
 
-def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Plan:
-    """Return the plan of `policy` on `host`; with `learning`, one whose filter leaves everything but
-    plain computation to the listener, to find out what a program needs.
+class Runs(NamedTuple):
+    """What cells run: a language, and the files that execve(2) opens for it, its interpreter first."""
+
+    language: str = PYTHON
+    executables: tuple[str, ...] = ()
+
+
+def compile_policy(
+    policy: Policy,
+    host: Host,
+    *,
+    learning: bool = False,
+    runs: Runs = Runs(),  # noqa: B008 - a constant
+) -> Plan:
+    """Return the plan of `policy` on `host` for cells that run what `runs` says; with `learning`, one
+    whose filter leaves everything but plain computation to the listener, to find out what a program
+    needs.
 
     Raises PolicyError if the policy makes no sense and Unenforceable, naming every gap, if the
     host cannot give a layer that the policy does not call optional.
@@ -38,7 +53,7 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
     layers = _layers(policy, host)
     table = syscall_table()
     limits = policy.limits
-    groups = ("base",) if learning else _groups(policy)
+    groups = ("base",) if learning else _groups(policy, runs)
     open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _ON_THEIR_WAY))
     listened = _listened(policy, table) if "listener" in layers else None
     rules = _granted(policy, table.rules(groups)) + ((_hand_over(open_files),) if listened else ())
@@ -51,7 +66,12 @@ def compile_policy(policy: Policy, host: Host, *, learning: bool = False) -> Pla
         rlimits=_rlimits(policy, layers),
         open_files=open_files,
         landlock_abi=host.landlock_abi if "landlock" in layers else 0,
-        path_rules=_path_rules(policy),
+        path_rules=(
+            *_path_rules(policy),
+            *(PathRule(path=path, execute=True) for path in runs.executables),
+        ),
+        language=runs.language,
+        program=runs.executables[0] if runs.executables else "",
         guest_filter=compile_filter(rules, table, listened),
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
@@ -175,7 +195,7 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
     return tuple(rules)
 
 
-def _groups(policy: Policy) -> tuple[str, ...]:
+def _groups(policy: Policy, runs: Runs) -> tuple[str, ...]:
     # base has socketpair, for asyncio.  local_sockets can pass descriptors, which the kernel counts
     # per uid over all cells (unix(7), ETOOMANYREFS): only for those who need it.
     groups = ["base"]
@@ -183,6 +203,8 @@ def _groups(policy: Policy) -> tuple[str, ...]:
         groups.append("threads")
     if policy.processes.subprocesses:
         groups += ["processes", "exec", "local_sockets"]
+    if runs.executables:  # the interpreter is exec'd, and nothing else is executable
+        groups.append("exec")
     if policy.network.loopback:
         groups += ["loopback_sockets", "local_sockets"]
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))

@@ -44,6 +44,8 @@ class Plan(_Data, frozen=True):
     open_files: int  # RLIMIT_NOFILE, and so the first number that no guest can give a descriptor
     landlock_abi: int
     path_rules: tuple[PathRule, ...]
+    language: str
+    program: str  # the interpreter of the host that runs it; empty for Python
     guest_filter: bytes
     init_filter: bytes
     refusals: dict[int, tuple[str, str]]  # number -> (call, why); empty without a listener

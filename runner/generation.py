@@ -3,10 +3,12 @@
 import itertools
 import os
 import threading
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..policies.errors import LauncherLost, LaunchError
+from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
@@ -20,9 +22,12 @@ from .listener import Listener
 from .messages import Boot
 from .plans import plan_for
 from .probe import probe_host
-from .runtime import find_runtime
+from .runtime import Runtime, find_runtime
 from .shown import Shown
 from .spawn import Spawned
+
+if TYPE_CHECKING:
+    from .programs import Program
 
 
 class Generation:
@@ -30,7 +35,7 @@ class Generation:
 
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
-        lessons: Lessons | None = None,
+        lessons: Lessons | None = None, language: str = PYTHON,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
@@ -39,6 +44,7 @@ class Generation:
         """
         self._policy = policy
         self._lessons = lessons
+        self._program: Program | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
@@ -51,8 +57,14 @@ class Generation:
             self.tree = open_tree(self.launcher.keeper, cgroup_root)
             self.launcher.require_alive()  # for the dead no scope can be had: that is not the cause
             host = probe_host(self.tree.missing)
-            self.plan: Plan = plan_for(policy, host, learning=lessons is not None)
-            self.boot = self._boot_frame(spawned.executable)
+            runtime = find_runtime(spawned.executable)
+            if language != PYTHON:
+                from .programs import find_program  # most run Python, and without subprocess
+
+                self._program = find_program(language, runtime)
+            learning = lessons is not None
+            self.plan: Plan = plan_for(policy, host, learning=learning, program=self._program)
+            self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
             self.launcher.boot(self.boot)
             self.tree.admit(self.launcher.pids(), self.boot.host_uid)
@@ -61,17 +73,18 @@ class Generation:
             self.tree.close()
             raise
 
-    def _boot_frame(self, executable: str) -> Boot:
-        runtime = find_runtime(executable)
+    def _boot_frame(self, runtime: Runtime) -> Boot:
         if self.plan.python_path:
             from .packages import with_packages  # most do without, and without subprocess
 
             runtime = with_packages(runtime, self.plan.python_path)
-        files = runtime.files
-        if self._policy.processes.subprocesses:
+        files, links = runtime.files, runtime.links
+        if self._policy.processes.subprocesses or self._program:
             files = (*files, *runtime.programs)
+        if self._program:
+            files, links = (*files, *self._program.files), (*links, *self._program.links)
         uid = os.geteuid() or unused_id(os.getpid())
-        return Boot(self.plan, files, runtime.links, runtime.hidden, uid)
+        return Boot(self.plan, files, links, runtime.hidden, uid)
 
     def make(self, *, parked: bool = False) -> Custody:
         """Return a cell that waits for its program; raises LaunchError, LauncherLost.

@@ -202,7 +202,8 @@ class _Launcher:
             status.close()
             return
         if pid == 0:
-            rehearse = interpreter.rehearse if parked else None
+            wanted = parked and not self._site.plan.program
+            rehearse = interpreter.rehearse if wanted else None
             become_guest(self._site, descriptors, Guest(rehearse, interpreter.serve))
         _tell(status, Forked(), (init.pidfd, pidfd))
         self._at_end_of(pidfd, partial(self._reap_guest, _Cell(init, pid, pidfd, status)))

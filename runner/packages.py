@@ -54,12 +54,16 @@ def _needed(directory: str, runtime: Runtime) -> _Needed:
 
 
 def _ask(directory: str, runtime: Runtime) -> _Needed:
-    loader = next(path for path in runtime.files if os.path.basename(path).startswith("ld-"))
     libraries = [str(path) for path in Path(directory).rglob("*.so*") if path.is_file()]
-    needed = {path for library in libraries for path in _listed_by(loader, library)}
     shown = (directory, *runtime.files)
-    found = sorted(real for path in needed if not lies_in(real := os.path.realpath(path), shown))
+    found = [path for path in libraries_of(libraries, runtime) if not lies_in(path, shown)]
     return _Needed(tuple(found), tuple(link for path in found for link in sonames(Path(path))))
+
+
+def libraries_of(programs: list[str], runtime: Runtime) -> list[str]:
+    """Return the files that the dynamic loader would map for `programs`, without those themselves."""
+    needed = {path for program in programs for path in _listed_by(runtime.loader, program)}
+    return sorted({os.path.realpath(path) for path in needed})
 
 
 def _listed_by(loader: str, library: str) -> list[str]:

@@ -6,6 +6,7 @@ Compiling imports libseccomp's binding, which alone costs more than starting a l
 import importlib.util
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,20 +15,29 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .cache import cached
 
+if TYPE_CHECKING:
+    from .programs import Program
+
 _SOURCES = ("compile.py", "seccomp.py", "syscalls.py", "syscalls.toml", "plan.py")
 
 
-def plan_for(policy: Policy, host: Host, *, learning: bool = False) -> Plan:
-    """Return the plan of `policy` on `host`; raises PolicyError and Unenforceable."""
-    given = msgspec.msgpack.encode((policy, host, learning), order="sorted")
+def plan_for(
+    policy: Policy, host: Host, *, learning: bool = False, program: "Program | None" = None
+) -> Plan:
+    """Return the plan of `policy` on `host` for Python, or for the language of `program`.
+
+    Raises PolicyError and Unenforceable.
+    """
+    given = msgspec.msgpack.encode((policy, host, learning, program), order="sorted")
     key = b"plan " + _compiler_identity() + given
-    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning))
+    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning, program))
 
 
-def _compile(policy: Policy, host: Host, learning: bool) -> Plan:
-    from ..policies.compile import compile_policy
+def _compile(policy: Policy, host: Host, learning: bool, program: "Program | None") -> Plan:
+    from ..policies.compile import Runs, compile_policy
 
-    return compile_policy(policy, host, learning=learning)
+    runs = Runs(program.language, program.executables) if program else Runs()
+    return compile_policy(policy, host, learning=learning, runs=runs)
 
 
 def _compiler_identity() -> bytes:

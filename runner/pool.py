@@ -61,7 +61,11 @@ class Pool:
         with self._changed:
             self._asked_at = time.monotonic()
             self._failed = False
-            return self._pop_living()  # the threads are told when the call ends: it goes first
+            leased = self._pop_living()
+            # The threads are told when the call ends: it goes first.  But it may take long.
+            if 1 < self._settings.size > 2 * len(self._parked):
+                self._changed.notify_all()
+            return leased
 
     def give_back(self, custody: Custody) -> None:
         """Take down a cell that has served, after the call returned if the backlog allows."""

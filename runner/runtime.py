@@ -23,6 +23,11 @@ class Runtime(msgspec.Struct, frozen=True):
     hidden: tuple[str, ...]
     programs: tuple[str, ...]  # needed besides where other programs may be started
 
+    @property
+    def loader(self) -> str:
+        """The dynamic loader (ld.so(8))."""
+        return next(path for path in self.files if os.path.basename(path).startswith("ld-"))
+
 
 def find_runtime(executable: str) -> Runtime:
     """Return what `executable` needs; asked of the dynamic loader once and then remembered.

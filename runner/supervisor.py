@@ -5,6 +5,7 @@ import threading
 import time
 
 from ..policies.errors import ClosedError, LauncherLost
+from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
@@ -31,6 +32,7 @@ class Supervisor:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
+        language: str = PYTHON,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -40,7 +42,8 @@ class Supervisor:
         self._lock = threading.Lock()
         self._closed = False
         self._lessons = lessons
-        self._generation = Generation(policy, spawned, cgroup_root, lessons)
+        self._language = language
+        self._generation = Generation(policy, spawned, cgroup_root, lessons, language)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
@@ -139,7 +142,7 @@ class Supervisor:
                 old.retire()
                 spawned = Spawned(self._executable)
                 self._generation = Generation(
-                    self._policy, spawned, self._cgroup_root, self._lessons
+                    self._policy, spawned, self._cgroup_root, self._lessons, self._language
                 )
             return self._generation
 

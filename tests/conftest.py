@@ -77,6 +77,8 @@ _NEEDS = {
     "scope": lambda: _cgroups()[1].endswith(".scope"),
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
+    "node": lambda: shutil.which("node") is not None,
+    "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),

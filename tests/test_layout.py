@@ -87,7 +87,7 @@ ARROWS = {
     "benchmarks": ("benchmarks", "harness", "runner", "policies"),
     "runner/kernel": ("runner/kernel",),
     "runner/cell": (
-        "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan",
+        "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
     "runner/cgroups": ("runner/cgroups",),
 }  # fmt: skip

@@ -32,7 +32,7 @@ def give(run: Run, main: types.ModuleType, filename: str) -> None:
     lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
     linecache.cache[filename] = (len(run.code), None, lines, filename)
     for file in run.files:
-        _write(file)
+        write(file)
 
 
 def report(end: tuple[Finished, int], sock: Channel) -> None:
@@ -42,7 +42,7 @@ def report(end: tuple[Finished, int], sock: Channel) -> None:
             sock.send(packet)
 
 
-def _write(file: InputFile) -> None:
+def write(file: InputFile) -> None:
     """Write an input below /workspace; the supervisor has checked the path."""
     path = os.path.join("/workspace", file.path)
     os.makedirs(os.path.dirname(path), exist_ok=True)

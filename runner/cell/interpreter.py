@@ -23,6 +23,7 @@ from ..channel import Channel
 from ..messages import Finished, Run, encode
 from .evaluation import FILENAME, Program, outcome
 from .exchange import give, receive, receiver_of, report
+from .programs import Interpreter
 from .repl import converse
 
 _REHEARSALS = (
@@ -31,12 +32,17 @@ _REHEARSALS = (
 )
 
 
+_other: Interpreter | None = None  # where the plan is for another language
+
+
 def prepare(plan: Plan) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
     need not copy.  Afterwards nothing can be imported from cellwright any more.
 
     Raises ImportError if a module that the plan preloads cannot be.
     """
+    global _other  # noqa: PLW0603 - set once, before any fork
+    _other = Interpreter(plan) if plan.program else None
     sys.path_importer_cache.clear()
     sys.argv = [FILENAME]
     os.environ.clear()  # Python itself put LC_CTYPE there (PEP 538)
@@ -99,6 +105,8 @@ def serve(control: int) -> NoReturn:
         sock = socket.socket(fileno=control)
         receiver = receiver_of(sock)
         run = receive(receiver)
+        if run and _other:
+            _other.run(run, control)
         _be_random()
         if run and run.request:
             converse(run, receiver, sock, fresh_main())

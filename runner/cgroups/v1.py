@@ -117,8 +117,15 @@ class CgroupTreeV1:
         return CgroupV1({key: path / name for key, path in self._directories.items()}, caps)
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Nothing to do: a cell joins through descriptors that we opened (CVE-2021-4197's fix made
-        the opener's rights count)."""
+        """Move who makes cells beside them: /proc/1/cgroup in a cell tells the way to where its init
+        is, which must not lead through groups of the host.  The cells join through descriptors
+        that we opened (CVE-2021-4197's fix made the opener's rights count)."""
+        for directory in self._unique():
+            launcher = directory / "launcher"
+            launcher.mkdir(exist_ok=True)
+            for pid in pids:
+                write(launcher / "cgroup.procs", str(pid))
 
     def close(self) -> None:
+        remove([directory / "launcher" for directory in self._unique()])
         remove(self._unique())

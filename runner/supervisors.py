@@ -1,0 +1,45 @@
+"""A supervisor for each language in use: its own launcher, and a pool of its own."""
+
+import threading
+from collections.abc import Callable
+
+from ..policies.errors import ClosedError
+from ..policies.languages import PYTHON
+from .supervisor import Supervisor
+
+
+class Supervisors:
+    """Those of one sandbox, made when their language is first asked for; safe from many threads."""
+
+    def __init__(self, python: Supervisor, make: Callable[[str], Supervisor]) -> None:
+        self.python = python
+        self._make = make
+        self._lock = threading.Lock()
+        self._others: dict[str, Supervisor] = {}
+        self._closed = False
+
+    def of(self, language: str) -> Supervisor:
+        """Return the one of `language`; raises LaunchError naming the package if it is missing."""
+        if language == PYTHON:
+            return self.python
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the sandbox was closed")
+            if language not in self._others:
+                self._others[language] = self._make(language)
+            return self._others[language]
+
+    def settle(self) -> None:
+        for supervisor in self._all():
+            supervisor.settle()
+
+    def close(self) -> None:
+        """End every cell and launcher.  Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+        for supervisor in self._all():
+            supervisor.close()
+
+    def _all(self) -> list[Supervisor]:
+        with self._lock:
+            return [self.python, *self._others.values()]

@@ -1,0 +1,305 @@
+"""Other languages, each by a real interpreter in a cell."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus
+from cellwright.policies.languages import LANGUAGES, language_called, language_of_file
+from cellwright.runner import programs
+from tests.conftest import OPTIONAL, ROOT, policy_named
+
+JAVASCRIPT = pytest.mark.needs("node")
+RUBY = pytest.mark.needs("ruby")
+EVERY = [
+    pytest.param("javascript", marks=JAVASCRIPT), pytest.param("ruby", marks=RUBY), "bash", "sh",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["on demand", "parked"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("strict"), pool=request.param) as box:
+        yield box
+
+
+HELLO = {
+    "javascript": "console.log('hello'); console.error('oh')",
+    "ruby": "puts 'hello'\n$stderr.puts 'oh'",
+    "bash": "echo hello; echo oh >&2",
+    "sh": "echo hello; echo oh >&2",
+}
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_a_program_prints(sandbox: Sandbox, language: str) -> None:
+    result = sandbox.execute(HELLO[language], language)
+    assert (result.status, result.stdout, result.stderr) == (
+        SandboxStatus.COMPLETED, "hello\n", "oh\n",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert result.violations == ()
+
+
+EXITS = {"javascript": "process.exit(7)", "ruby": "exit 7", "bash": "exit 7", "sh": "exit 7"}
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_its_exit_code_is_the_kernels_word(sandbox: Sandbox, language: str) -> None:
+    result = sandbox.execute(EXITS[language], language)
+    assert (result.status, result.reason, result.exit_code) == (SandboxStatus.FAILED, "exit", 7)
+
+
+READS = {
+    "javascript": "require('fs').readFileSync(0, 'utf8') + require('fs').readFileSync('f', 'utf8') + process.env.E",
+    "ruby": "$stdin.read + File.read('f') + ENV['E']",
+}
+
+
+@pytest.mark.parametrize(
+    "language", [pytest.param("javascript", marks=JAVASCRIPT), pytest.param("ruby", marks=RUBY)]
+)
+def test_it_is_given_what_a_python_program_is(sandbox: Sandbox, language: str) -> None:
+    result = sandbox.execute(
+        READS[language], language, stdin="s", files={"f": b"f"}, env={"E": "e"}
+    )
+    assert result.value == "sfe"
+    result = sandbox.execute("given", language, inputs={"given": {"a": [1, None, "\u00fc"]}})
+    assert result.value == {"a": [1, None, "\u00fc"]}
+
+
+@pytest.mark.parametrize("language", ["bash", "sh"])
+def test_a_shell_has_inputs_as_variables(sandbox: Sandbox, language: str) -> None:
+    code = 'read line; echo "$line $text $list $E"; IFS= read -r f < f; echo "$f"'
+    result = sandbox.execute(
+        code,
+        language,
+        stdin="s\n",
+        files={"f": "f\n"},
+        env={"E": "e"},
+        inputs={"text": "a b", "list": [1]},
+    )
+    assert result.stdout == "s a b [1] e\nf\n"
+
+
+@JAVASCRIPT
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("1 + 1", 2),
+        ("const a = 1; a", 1),
+        ("({a: [1, null, 'x']})", {"a": [1, None, "x"]}),
+        ("undefined", None),
+        ("Promise.resolve(5)", 5),
+        ("10n", "10n"),
+        ("new Map([[1, 2]])", "Map(1) { 1 => 2 }"),
+        ("(function f() {})", "[Function: f]"),
+        ("const o = {}; o.o = o; o", "<ref *1> { o: [Circular *1] }"),
+        ("new Promise((done) => setTimeout(() => done('late'), 5))", "late"),
+        ("require('path').join('a', 'b')", "a/b"),
+    ],
+)
+def test_values_of_javascript(sandbox: Sandbox, code: str, value: object) -> None:
+    assert sandbox.execute(code, "javascript").value == value
+
+
+@RUBY
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("1 + 1", 2),
+        ("{a: [1, nil]}", {"a": [1, None]}),
+        ("nil", None),
+        (":sym", ":sym"),
+        ("(1..3)", "1..3"),
+    ],
+)
+def test_values_of_ruby(sandbox: Sandbox, code: str, value: object) -> None:
+    assert sandbox.execute(code, "ruby").value == value
+
+
+@JAVASCRIPT
+@pytest.mark.parametrize("code", ["'x'.repeat(200_000)", "Array(60_000).fill(7)"])
+def test_a_large_value_arrives_whole(sandbox: Sandbox, code: str) -> None:
+    value = sandbox.execute(code, "javascript").value
+    assert value in ("x" * 200_000, [7] * 60_000)
+
+
+FAILS = {
+    "javascript": (
+        "let a = 1;\nnull.x",
+        "TypeError: Cannot read properties of null",
+        "/tmp/cell.js:2",
+    ),
+    "ruby": ("a = 1\nraise 'told'", "RuntimeError: told", "/tmp/cell.rb:2"),
+}
+
+
+@pytest.mark.parametrize(
+    "language", [pytest.param("javascript", marks=JAVASCRIPT), pytest.param("ruby", marks=RUBY)]
+)
+def test_what_it_raises_is_told_with_its_own_lines_only(sandbox: Sandbox, language: str) -> None:
+    code, error, place = FAILS[language]
+    result = sandbox.execute(code, language)
+    assert (result.status, result.reason, result.exit_code) == (
+        SandboxStatus.FAILED,
+        "exception",
+        1,
+    )
+    assert str(result.error).startswith(error)
+    assert place in str(result.traceback)
+    for ours in ("[eval]", "node:", "-e:"):
+        assert ours not in str(result.traceback)
+    assert result.stderr.rstrip("\n") == str(result.traceback).rstrip("\n")
+
+
+@JAVASCRIPT
+@pytest.mark.parametrize(
+    "code",
+    [
+        "throw 5",
+        "Promise.reject(new Error('later'))",
+        "setTimeout(() => { throw new Error('x') }, 1)",
+        "let x = ;",
+    ],
+)
+def test_every_way_to_fail_in_javascript_is_a_failure(sandbox: Sandbox, code: str) -> None:
+    assert sandbox.execute(code, "javascript").status is SandboxStatus.FAILED
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_limits_hold_whatever_the_language(sandbox: Sandbox, language: str) -> None:
+    endless = {
+        "javascript": "for (;;) {}",
+        "ruby": "loop {}",
+        "bash": "while :; do :; done",
+        "sh": "while :; do :; done",
+    }
+    late = sandbox.execute(endless[language], language, timeout=0.5)
+    assert (late.status, late.reason) == (SandboxStatus.TIMEOUT, "wall_time")
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_what_is_refused_is_noted_whatever_the_language(sandbox: Sandbox, language: str) -> None:
+    reads = {
+        "javascript": "require('fs').readFileSync('/etc/shadow')",
+        "ruby": "File.read('/etc/shadow')",
+        "bash": "read x < /etc/shadow",
+        "sh": "read x < /etc/shadow",
+    }
+    result = sandbox.execute(reads[language], language)
+    assert result.status is SandboxStatus.FAILED
+    assert [each.arguments[0] for each in result.violations] == ["'/etc/shadow'"]
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_under_the_strict_profile_nothing_else_can_be_started(
+    sandbox: Sandbox, language: str
+) -> None:
+    starts = {
+        "javascript": "require('child_process').execFileSync('/bin/true')",
+        "ruby": "system('/bin/true') or raise 'no'",
+        "bash": "/bin/true",
+        "sh": "/bin/true",
+    }
+    assert sandbox.execute(starts[language], language).status is SandboxStatus.FAILED
+
+
+@pytest.mark.parametrize("language", ["bash", "sh"])
+def test_a_shell_brings_no_program_along(sandbox: Sandbox, language: str) -> None:
+    """What it can execute is itself: not a file of the workspace, not one through the loader."""
+    given = Path("/usr/bin/id").resolve().read_bytes()
+    loader = next(Path("/lib64").glob("ld-*")) if Path("/lib64").exists() else Path("/lib/ld.so")
+    for code in ("exec ./own", f"exec {loader} ./own"):
+        result = sandbox.execute(code, language, files={"own": given})
+        assert result.status is SandboxStatus.FAILED
+        assert "uid=" not in result.stdout
+
+
+START_UP = {
+    "javascript": ({"NODE_OPTIONS": "--require ./evil.js"}, "evil.js", "console.log('evil')"),
+    "ruby": ({"RUBYOPT": "-r./evil.rb"}, "evil.rb", "puts 'evil'"),
+    "bash": ({"BASH_ENV": "evil.sh", "ENV": "evil.sh"}, "evil.sh", "echo evil"),
+    "sh": ({"ENV": "evil.sh"}, "evil.sh", "echo evil"),
+}
+
+
+@pytest.mark.parametrize("language", EVERY)
+def test_the_hosts_environment_and_start_up_files_do_nothing(
+    language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's variables do not come along; files of the workspace are not start-up files."""
+    variables, name, code = START_UP[language]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    files = {name: code, ".bashrc": code, ".profile": code, ".irbrc": code, ".noderc": code}
+    with Sandbox(policy=policy_named("strict"), pool=0) as box:
+        result = box.execute(HELLO[language], language, files=files)
+    assert result.stdout == "hello\n"
+
+
+def test_a_shell_under_the_standard_profile_has_its_commands(standard: Sandbox) -> None:
+    code = "set -o pipefail; printf '3\\n1\\n2\\n' | sort | head -1 > out; cat out; echo $((6 * 7)) $(basename /a/b)"
+    result = standard.execute(code, "bash")
+    assert result.stdout == "1\n42 b\n"
+    assert [each.path for each in result.files] == ["out"]
+
+
+def test_a_language_that_is_not_installed_names_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(programs, "_PLACES", "/nowhere")
+    with (
+        Sandbox(policy=policy_named("strict"), pool=0) as box,
+        pytest.raises(LaunchError, match=r"ruby is not installed(.|\n)*install the package ruby"),
+    ):
+        box.execute("1", "ruby")
+
+
+def test_an_unknown_language_is_rejected_and_known_names_are_told(strict: Sandbox) -> None:
+    result = strict.execute("x", "cobol")
+    assert result.status is SandboxStatus.REJECTED
+    assert "python, bash, javascript, ruby, sh" in str(result.error)
+
+
+def test_a_session_says_that_it_runs_python(strict: Sandbox) -> None:
+    with strict.session() as session, pytest.raises(PolicyError, match="a session runs python"):
+        session.execute("echo", "bash")
+
+
+def test_names_of_languages_and_files() -> None:
+    assert [language_called(each) for each in ("python3", "js", "node", "rb", "bash", "c")] == [
+        "python", "javascript", "javascript", "ruby", "bash", None,
+    ]  # fmt: skip
+    assert [language_of_file(each) for each in ("a.js", "b.sh", "c.rb", "d.py", "e", "")] == [
+        "javascript", "sh", "ruby", "python", "python", "python",
+    ]  # fmt: skip
+    assert all(each.package for each in LANGUAGES.values())
+
+
+def test_the_command_runs_a_file_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "hello.sh").write_text("echo hello from $0")
+    optional = [part for layer in OPTIONAL for part in ("--optional", layer)]
+    command = [
+        sys.executable,
+        "-m",
+        "cellwright",
+        "run",
+        *optional,
+        "--json",
+        str(tmp_path / "hello.sh"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    assert json.loads(done.stdout)["stdout"] == "hello from /tmp/cell.sh\n"
+
+
+def test_the_shells_of_the_host_are_there() -> None:
+    """Else the tests above would say nothing."""
+    assert shutil.which("bash")
+    assert shutil.which("sh")
