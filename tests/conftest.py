@@ -70,6 +70,7 @@ def _cgroups() -> tuple[bool, str]:
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
+    "x86_64": lambda: os.uname().machine == "x86_64",
     "userns": _user_namespaces,
     "no_userns": lambda: not _user_namespaces(),
     "cgroup": lambda: _cgroups()[0],

@@ -10,7 +10,13 @@ from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import Policy
 from cellwright.runner import generation
 from tests.conftest import OPTIONAL, policy_named
-from tests.escapes.without import ALLOW_EVERYTHING, errno_of, errno_of_call, sandbox_with_plan
+from tests.escapes.without import (
+    ALLOW_EVERYTHING,
+    by_number,
+    errno_of,
+    errno_of_call,
+    sandbox_with_plan,
+)
 
 # what is attempted: the call, its arguments in words, the errno it answers
 ATTEMPTS = {
@@ -27,15 +33,15 @@ ATTEMPTS = {
         "mount", ("'/a'", "'/b'", "'ext4'", "0x7"), errno.EPERM,
     ),
     "ptrace": (errno_of_call("ptrace(16, 1, 0, 0)"), "ptrace", ("16", "1"), errno.EPERM),
-    "keyctl": (errno_of_call("syscall(250, -1, 0, 0)"), "keyctl", ("-1",), errno.EPERM),
-    "bpf": (errno_of_call("syscall(321, 5, 0, 0)"), "bpf", ("5",), errno.EPERM),
+    "keyctl": (errno_of_call(by_number("keyctl", "-1, 0, 0")), "keyctl", ("-1",), errno.EPERM),
+    "bpf": (errno_of_call(by_number("bpf", "5, 0, 0")), "bpf", ("5",), errno.EPERM),
     "unshare": (errno_of_call("unshare(0x10000000)"), "unshare", ("CLONE_NEWUSER",), errno.EPERM),
     "setns": (errno_of_call("setns(9, 0x40000000)"), "setns", ("9", "CLONE_NEWNET"), errno.EPERM),
-    "io_uring": (errno_of_call("syscall(425, 8, 0)"), "io_uring_setup", ("8", "0x0"), errno.EPERM),
-    "own filter": (errno_of_call("syscall(317, 1, 0, 0)"), "seccomp", ("1", "0x0"), errno.EPERM),
+    "io_uring": (errno_of_call(by_number("io_uring_setup", "8, 0")), "io_uring_setup", ("8", "0x0"), errno.EPERM),
+    "own filter": (errno_of_call(by_number("seccomp", "1, 0, 0")), "seccomp", ("1", "0x0"), errno.EPERM),
     "prctl": (errno_of_call("prctl(22, 2, 0, 0, 0)"), "prctl", ("22", "0x2"), errno.EPERM),
     "namespaces by clone": (
-        errno_of_call("syscall(56, 0x40000000, 0, 0, 0, 0)"), "clone", ("CLONE_NEWNET",), errno.EPERM,
+        errno_of_call(by_number("clone", "0x40000000, 0, 0, 0, 0")), "clone", ("CLONE_NEWNET",), errno.EPERM,
     ),
     "reading outside": (
         errno_of("open('/etc/shadow')"), "openat", ("'/etc/shadow'", "O_RDONLY"), errno.ENOENT,
@@ -171,7 +177,7 @@ def test_what_is_read_from_the_guest_is_one_line_of_ascii(strict: Sandbox) -> No
 def test_a_bad_pointer_is_no_trouble(strict: Sandbox) -> None:
     for pointer in (0, 1, -1, 2**63, 2**63 - 1, 0xFFFF800000000000):
         result = strict.execute(
-            errno_of_call(f"syscall(165, ctypes.c_ulong({pointer}), 0, 0, 0, 0)")
+            errno_of_call(by_number("mount", f"ctypes.c_ulong({pointer}), 0, 0, 0, 0"))
         )
         assert (result.value, result.violations[0].syscall) == (errno.EPERM, "mount")
         assert (
@@ -227,12 +233,12 @@ c = ctypes.CDLL(None)
 for n in range(200):
     pid = os.fork()
     if pid == 0:
-        while True: c.keyctl(-1, 0, 0, 0, 0) or c.syscall(250, -1, 0, 0)
+        while True: c.keyctl(-1, 0, 0, 0, 0) or c.KEYCTL
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 'survived'
 """
-    result = standard.execute(code)
+    result = standard.execute(code.replace("KEYCTL", by_number("keyctl", "-1, 0, 0")))
     assert result.value == "survived" or result.reason == "violation"
     assert standard.execute("1 + 1").value == 2
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pyseccomp
 import pytest
 
 from cellwright import Sandbox
@@ -38,3 +39,8 @@ def errno_of(attempt: str, before: str = "") -> str:
 def errno_of_call(call: str) -> str:
     """Return a program whose value is the errno of a C library call with bad arguments."""
     return f"import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nc.{call}\nctypes.get_errno()"
+
+
+def by_number(call: str, arguments: str) -> str:
+    """Return the C library call that makes a system call by the number it has on this machine."""
+    return f"syscall({pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)}, {arguments})"
