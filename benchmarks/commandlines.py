@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+from glob import glob
 from pathlib import Path
 
 from ..runner.runtime import Runtime, find_runtime
@@ -175,7 +176,7 @@ def _reachable(runtime: Runtime) -> bool:
 
 def remove_cgroups() -> None:
     """Remove what engines leave of their cgroups, leaves first."""
-    for top in Path("/sys/fs/cgroup").glob(f"**/{CGROUP}-*"):
+    for top in (*glob(f"/sys/fs/cgroup/{CGROUP}-*"), *glob(f"/sys/fs/cgroup/*/{CGROUP}-*")):
         for directory, _, _ in os.walk(top, topdown=False):
             try:
                 os.rmdir(directory)

@@ -13,7 +13,7 @@ import msgspec
 from ..policies.errors import PolicyError
 from ..policies.policy import Policy
 from .documents import write_documents
-from .machine import facts
+from .machine import facts, load
 from .page import as_page
 from .report import Report
 from .settings import Settings
@@ -67,11 +67,14 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
         reports = _read(options.source)
         for report in reports:
             show(report, plain=options.plain)
+        _write(reports, options)
     else:
-        reports = [
-            _measured(name, settings, plain=options.plain) for name in _chosen(options.names)
-        ]
-    _write(reports, options)
+        reports = []
+        for name in _chosen(options.names):
+            reports.append(_measured(name, settings, plain=options.plain))
+            _write(reports, options)  # at once: what is measured must not be lost with what is not
+    if options.write_readme:
+        write_documents(reports)
     holds = all(verdict.holds for report in reports for verdict in report.verdicts)
     return _HOLDS if holds else _FAILS
 
@@ -86,9 +89,9 @@ def _chosen(names: list[str]) -> tuple[str, ...]:
 def _measured(name: str, settings: Settings, *, plain: bool) -> Report:
     """Measure one thing and show it at once: the next may take minutes."""
     print(f"bench: {name} ...", file=sys.stderr, flush=True)
-    machine = facts()
+    machine, busy = facts(), load()
     found: Report = importlib.import_module(f".{name}", __package__).measure(settings)
-    report = msgspec.structs.replace(found, machine=machine)
+    report = msgspec.structs.replace(found, machine=machine, notes=(*found.notes, busy))
     show(report, plain=plain)
     return report
 
@@ -107,5 +110,3 @@ def _write(reports: list[Report], options: argparse.Namespace) -> None:
         options.json.write_bytes(msgspec.json.encode(reports) + b"\n")
     if options.html:
         options.html.write_text(as_page(reports))
-    if options.write_readme:
-        write_documents(reports)

@@ -30,10 +30,12 @@ def write_documents(reports: list[Report]) -> None:
 
 def with_headlines(document: str, reports: list[Report]) -> str:
     """Return `document` with the first table that each report has for it between the marks."""
-    parts = []
+    parts: list[str] = []
     for report in reports:
+        if report.headlines and f"{report.machine}." not in parts:
+            parts.append(f"{report.machine}.")
         for table in report.headlines:
-            parts += [f"{table.title} ({report.machine}):", as_markdown(table)]
+            parts += [f"{table.title}:", as_markdown(table)]
             parts += [table.note] if table.note else []
     return between(document, BEGIN, END, "\n\n".join(parts)) if parts else document
 

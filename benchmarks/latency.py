@@ -112,6 +112,7 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
         name="latency",
         title="What one call costs",
         tables=(table,),
+        headlines=(_headline(found[SUM.name]),),
         charts=tuple(charts),
         verdicts=_verdicts(found[SUM.name]),
         notes=(
@@ -119,6 +120,20 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
             "Made on demand: until nothing of the cell is left; the others: until all in it was killed",
         ),
         samples=samples,
+    )
+
+
+def _headline(ways: Times) -> Table:
+    """Return the ways to call, each with the ratio to the quickest."""
+    ready = median(ways[_READY])
+    rows = [
+        (way, *percentile_row(times, _MS)[:3], median(times) / ready) for way, times in ways.items()
+    ]
+    columns = percentile_columns("ms")[:3]
+    return Table(
+        title="`1+1` through `Sandbox.execute`, every layer on, audited",
+        columns=(Column("cellwright"), *columns, Column("ratio", 1)),
+        rows=tuple(rows),
     )
 
 

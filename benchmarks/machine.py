@@ -1,4 +1,4 @@
-"""The machine that was measured on, in one line, and how busy it was."""
+"""The machine that is measured on, and how busy it is, a line each."""
 
 import os
 import platform
@@ -7,12 +7,16 @@ from pathlib import Path
 
 
 def facts() -> str:
-    """Return processor, virtual or not, kernel, Python, load and date."""
+    """Return processor, virtual or not, kernel, Python and date."""
     processors = f"{os.cpu_count()} x {_processor()}"
     machine = f"{processors}, {_host()}, {platform.machine()}"
     versions = f"Linux {platform.release()}, Python {platform.python_version()}"
-    load = f"load {os.getloadavg()[0]:.1f} at the start"
-    return f"{machine}; {versions}; {load}; {time.strftime('%Y-%m-%d')}"
+    return f"{machine}; {versions}; {time.strftime('%Y-%m-%d')}"
+
+
+def load() -> str:
+    """Say how busy it is, for whoever asks later why a number is odd."""
+    return f"Load of the machine when this began: {os.getloadavg()[0]:.1f}."
 
 
 def _processor() -> str:

@@ -10,6 +10,8 @@ from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from ..harness.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from . import commandlines, libraries
@@ -239,7 +241,7 @@ def _report(found: list[Found], absent: dict[str, str]) -> Report:
         name="peers",
         title="The same programs elsewhere",
         tables=(*times, _isolation(here), *([missing] if absent else [])),
-        headlines=(times[0],),
+        headlines=(msgspec.structs.replace(times[0], title="The same program elsewhere, `1+1`"),),
         charts=tuple(_bars(program, here) for program in _PROGRAMS),
         verdicts=_verdicts(here),
         notes=(

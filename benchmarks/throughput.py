@@ -124,6 +124,7 @@ def _report(turns: Turns) -> Report:
         name="throughput",
         title="Fresh cells a second",
         tables=(table,),
+        headlines=(_headline(turns),),
         charts=(Lines(title="`1+1`", x="clients", y="runs a second", lines=tuple(curves)),),
         verdicts=_verdicts(turns),
         notes=(
@@ -131,6 +132,19 @@ def _report(turns: Turns) -> Report:
             "Clients are threads of one process.",
             "CPU time: of this process, the launcher, the guests; not what the kernel does later.",
         ),
+    )
+
+
+def _headline(turns: Turns) -> Table:
+    rows: list[tuple[Value, ...]] = [
+        (name, *(median(_rates(turns[name, clients])) for clients in _CLIENTS))
+        for name in dict.fromkeys(name for name, _ in turns)
+    ]
+    columns = (Column(f"{clients} client{'s' * (clients > 1)}", 0) for clients in _CLIENTS)
+    return Table(
+        title="Runs a second, each in a fresh cell or process",
+        columns=(Column("contender"), *columns),
+        rows=tuple(rows),
     )
 
 

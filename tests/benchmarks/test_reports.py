@@ -1,0 +1,192 @@
+"""What benchmarks say, and how it is shown."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import msgspec
+import pytest
+
+from cellwright.benchmarks import commands, documents, measuring, pictures, tables
+from cellwright.benchmarks.page import as_page
+from cellwright.benchmarks.report import (
+    Bar,
+    Bars,
+    Chart,
+    Column,
+    Line,
+    Lines,
+    Report,
+    Table,
+    Verdict,
+)
+from cellwright.harness import cli
+from tests.conftest import ROOT
+
+HOSTILE = "<script>alert(1)</script>"
+TABLE = Table(
+    title="a table",
+    columns=(Column("name"), Column("ms", 1), Column("runs", 0)),
+    rows=(("a | b", 1.26, 1000), (HOSTILE, None, 2)),
+    note="a note",
+)
+BARS = Bars(title="bars", unit="ms", bars=(Bar("one", 1.0, 0.5, 2.0), Bar(HOSTILE, 30.0)))
+STACK = Bars(title="stack", unit="us", bars=(Bar("a", 3.0), Bar("b", -1.0)), stacked=True)
+WIDE = Bars(title="wide", unit="ms", bars=(Bar("a", 0.2), Bar("b", 900.0)), logarithmic=True)
+LINES = Lines(title="lines", x="n", y="ms", lines=(Line("l", ((1.0, 2.0), (8.0, 3.0))),))
+CURVES = Lines(
+    title="c", x="ms", y="%", lines=(measuring.distribution("d", [0.001, 0.02], 1000.0),),
+    logarithmic=True,
+)  # fmt: skip
+CHARTS: tuple[Chart, ...] = (BARS, STACK, WIDE, LINES, CURVES)
+REPORT = Report(
+    name="latency",
+    title="a report",
+    machine="a machine",
+    tables=(TABLE,),
+    headlines=(TABLE,),
+    charts=CHARTS,
+    verdicts=(Verdict("it holds", True, "1.0 times"),),
+    notes=("something",),
+)
+
+
+# Numbers
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    values = [float(n) for n in range(100, 0, -1)]
+    assert measuring.percentile(values, 0.5) == 51
+    assert measuring.percentile(values, 0.99) == 100
+    assert measuring.percentile([7.0], 0.999) == 7
+
+
+def test_a_percentile_that_few_values_bear_is_not_told() -> None:
+    assert measuring.percentile_row([1.0] * 100, 1.0) == (1.0, 1.0, None, None, 100)
+    assert measuring.percentile_row([1.0] * 2000, 1.0) == (1.0, 1.0, 1.0, 1.0, 2000)
+
+
+def test_contenders_take_turns_in_alternating_order() -> None:
+    order: list[str] = []
+    contenders = [
+        measuring.Contender(name, lambda name=name: order.append(name)) for name in ("a", "b")
+    ]
+    times = measuring.side_by_side(contenders, 3)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the first are not timed
+    assert [len(values) for values in times.values()] == [3, 3]
+
+
+def test_who_knows_better_how_long_it_took_is_believed_and_who_is_slow_runs_seldom() -> None:
+    slow = measuring.Contender("slow", lambda: 42.0, every=10)
+    assert measuring.side_by_side([slow], 20) == {"slow": [42.0, 42.0]}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7), (0, 250), (0, 0.004)])
+def test_ticks_are_few_and_round(low: float, high: float) -> None:
+    found = pictures.ticks(low, high)
+    assert 3 <= len(found) <= 7
+    assert found[-1] <= high * 1.001
+    assert len(f"{found[1]:g}") <= 5
+
+
+# Pictures, pages, tables
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.title)
+def test_a_picture_is_well_formed_and_stays_inside_itself(chart: Chart) -> None:
+    svg = ET.fromstring(pictures.draw(chart))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    for box in svg.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y = float(box.attrib["x"]), float(box.attrib["y"])
+        assert 0 <= x <= x + float(box.attrib["width"]) <= width
+        assert 0 <= y <= y + float(box.attrib["height"]) <= height
+
+
+def test_a_number_stands_beside_every_bar() -> None:
+    words = "".join(ET.fromstring(pictures.draw(BARS)).itertext())
+    assert "1.00" in words
+    assert "30.0" in words
+
+
+def test_a_page_needs_nothing_else_and_executes_nothing() -> None:
+    page = as_page([REPORT])
+    assert HOSTILE not in page
+    assert "&lt;script&gt;" in page
+    assert re.findall(r"<script|src=|href=|@import|url\(", page) == []
+    assert page.count("<svg") == len(CHARTS)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_a_table_has_its_numbers_rounded_and_its_gaps_marked() -> None:
+    text = tables.as_text(TABLE)
+    assert "1.3" in text
+    assert "1,000" in text
+    assert re.search(r" -  +2", text)
+    assert tables.as_markdown(TABLE).splitlines()[1] == "| --- | --: | --: |"
+    assert "a \\| b" in tables.as_markdown(TABLE)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_report_is_printed_with_its_verdicts(
+    plain: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables.show(REPORT, plain=plain)
+    printed = capsys.readouterr().out
+    assert "a machine" in printed
+    assert "PASS  it holds: 1.0 times" in printed
+    assert "1.3" in printed
+
+
+# Documents
+
+
+def test_results_are_written_between_their_marks_and_nowhere_else() -> None:
+    for name, write in (("README.md", documents.with_headlines), ("benchmarks/README.md", None)):
+        old = (ROOT / name).read_text()
+        new = write(old, [REPORT]) if write else documents.with_report(old, REPORT)
+        assert "a machine" in new
+        again = write(new, [REPORT]) if write else documents.with_report(new, REPORT)
+        assert again == new
+        changed = [line for line in old.splitlines() if line not in new.splitlines()]
+        marked = old.partition("written by cellwright bench -->")[2]
+        assert all(line in marked for line in changed)
+
+
+def test_every_benchmark_has_its_place_in_the_document() -> None:
+    text = (ROOT / "benchmarks/README.md").read_text()
+    for name in commands.BENCHMARKS:
+        assert f"<!-- {name}: written by cellwright bench -->\n" in text
+        assert f"<!-- {name}: end -->" in text
+        assert f"| `{name}` |" in text
+
+
+def test_a_report_without_marks_changes_nothing() -> None:
+    other = msgspec.structs.replace(REPORT, name="another")
+    assert documents.with_report("text", other) == "text"
+
+
+# The command
+
+
+def test_results_can_be_shown_again_from_their_file(
+    tmp_path: "pytest.TempPathFactory", capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, page = f"{tmp_path}/results.json", f"{tmp_path}/page.html"
+    with open(source, "wb") as file:
+        file.write(msgspec.json.encode([REPORT]))
+    assert cli.main(["bench", "--from", source, "--html", page, "--plain"]) == 0
+    assert "a report" in capsys.readouterr().out
+    with open(page) as written:
+        assert "<svg" in written.read()
+
+
+def test_a_verdict_that_does_not_hold_fails_the_command(tmp_path: "pytest.TempPathFactory") -> None:
+    failed = msgspec.structs.replace(REPORT, verdicts=(Verdict("it holds", False, "0.5 times"),))
+    source = f"{tmp_path}/results.json"
+    with open(source, "wb") as file:
+        file.write(msgspec.json.encode([failed]))
+    assert cli.main(["bench", "--from", source, "--plain"]) == 1
+
+
+def test_a_benchmark_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "speed"]) == 2
+    assert "latency" in capsys.readouterr().err
