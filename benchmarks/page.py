@@ -4,7 +4,7 @@ import html
 
 from .pictures import draw
 from .report import Report, Table
-from .tables import cells
+from .tables import cells, is_numeric
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -43,18 +43,17 @@ def _section(report: Report) -> list[str]:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column.title)}</th>" for column in table.columns)
-    rows = "\n".join(
-        "<tr>"
-        + "".join(
-            f"<td class=number>{html.escape(cell)}</td>"
-            if isinstance(value, int | float)
-            else f"<td>{html.escape(cell)}</td>"
-            for value, cell in zip(values, words, strict=True)
-        )
-        + "</tr>"
-        for values, words in zip(table.rows, cells(table), strict=True)
-    )
+    kinds = [" class=number" * is_numeric(table, number) for number in range(len(table.columns))]
+    head = _row("th", kinds, [column.title for column in table.columns])
+    rows = "\n".join(_row("td", kinds, words) for words in cells(table))
     note = f"<p class=soft>{html.escape(table.note)}</p>" if table.note else ""
     title = f"<h3>{html.escape(table.title)}</h3>"
-    return f"{title}<div class=wide><table><tr>{head}</tr>\n{rows}</table></div>{note}"
+    return f"{title}<div class=wide><table>{head}\n{rows}</table></div>{note}"
+
+
+def _row(element: str, kinds: list[str], words: list[str]) -> str:
+    boxes = (
+        f"<{element}{kind}>{html.escape(word)}</{element}>"
+        for kind, word in zip(kinds, words, strict=True)
+    )
+    return f"<tr>{''.join(boxes)}</tr>"

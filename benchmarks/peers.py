@@ -128,7 +128,9 @@ def _containers() -> list[Peer]:
 
 def _elsewhere(peers: Path | None) -> list[Peer]:
     """Return what peers-setup installs."""
-    where = f"it is not in {peers}" if peers else "no --peers; peers-setup installs it"
+    where = (
+        f"it is not in {peers}" if peers else "without --peers; benchmarks/peers-setup installs it"
+    )
     monty = _IN_PROCESS._replace(
         fresh="session", files="none", network="none", python="a subset, written in Rust"
     )

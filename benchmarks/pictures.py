@@ -146,14 +146,14 @@ Place = Callable[[float, float], tuple[float, float]]
 def _axes(chart: Lines, xs: Sequence[float], ys: Sequence[float], place: Place) -> list[str]:
     bottom = _HEIGHT - _BOTTOM
     parts = [_text(0, 36, chart.y, "soft")]
-    for y in ticks(0, max([*ys, 1e-9])):
+    for y in ticks(0, max([*ys, 1e-9]) * 1.002):  # 99.9 % has a 100 above it
         at = place(max(xs), y)[1]
         parts.append(_rule(_LEFT, at, _WIDTH - _RIGHT, at))
-        parts.append(_text(_LEFT - 8, at + 4, number_in_words(y), "soft", "end"))
+        parts.append(_text(_LEFT - 8, at + 4, f"{y:,g}", "soft", "end"))
     for x in decades(xs) if chart.logarithmic else ticks(0, max([*xs, 1e-9])):
         at = place(x, 0)[0]
         parts.append(_rule(at, _HEAD, at, bottom))
-        parts.append(_text(at, bottom + 18, number_in_words(x), "soft", "middle"))
+        parts.append(_text(at, bottom + 18, f"{x:,g}", "soft", "middle"))
     axis = f"{chart.x}, logarithmic" if chart.logarithmic else chart.x
     return [*parts, _text(_WIDTH - _RIGHT, bottom + 36, axis, "soft", "end")]
 

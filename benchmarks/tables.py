@@ -28,7 +28,7 @@ def as_text(table: Table) -> str:
     head = [column.title for column in table.columns]
     rows = cells(table)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    numeric = [_is_numeric(table, number) for number in range(len(head))]
+    numeric = [is_numeric(table, number) for number in range(len(head))]
     lines = [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -43,7 +43,7 @@ def as_text(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """Return a table as a document has it."""
     head = [column.title for column in table.columns]
-    rule = ["--:" if _is_numeric(table, number) else "---" for number in range(len(head))]
+    rule = ["--:" if is_numeric(table, number) else "---" for number in range(len(head))]
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *escaped))
 
@@ -55,7 +55,8 @@ def cells(table: Table) -> list[list[str]]:
     ]
 
 
-def _is_numeric(table: Table, column: int) -> bool:
+def is_numeric(table: Table, column: int) -> bool:
+    """Tell whether a column holds numbers, as far as it holds anything."""
     values = [row[column] for row in table.rows if row[column] is not None]
     return bool(values) and all(isinstance(value, int | float) for value in values)
 
@@ -71,7 +72,7 @@ def _print_with_rich(table: Table) -> None:
         title_justify="left", caption_justify="left",
     )  # fmt: skip
     for number, column in enumerate(table.columns):
-        right = _is_numeric(table, number)
+        right = is_numeric(table, number)
         drawn.add_column(escape(column.title), justify="right" if right else "left", no_wrap=right)
     for row in cells(table):
         drawn.add_row(*map(escape, row))

@@ -126,7 +126,14 @@ def _report(turns: Turns) -> Report:
         title="Fresh cells a second",
         tables=(table,),
         headlines=(_headline(turns),),
-        charts=(Lines(title="`1+1`", x="clients", y="runs a second", lines=tuple(curves)),),
+        charts=(
+            Lines(
+                title="1+1, each in a fresh cell or process",
+                x="clients",
+                y="runs a second",
+                lines=tuple(curves),
+            ),
+        ),
         verdicts=_verdicts(turns),
         notes=(
             "Every run of cellwright is a fresh cell, with its audit records.",
