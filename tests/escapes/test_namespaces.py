@@ -66,3 +66,9 @@ def test_system_v_memory_of_the_host_is_unknown(standard: Sandbox) -> None:
 
 def test_the_host_name_is_generic(strict: Sandbox) -> None:
     assert strict.execute("import os; os.uname().nodename").value == "cell"
+
+
+def test_the_cgroups_of_init_tell_nothing_of_the_host(strict: Sandbox) -> None:
+    """Init is not in the cell's cgroup; the way from there to its own must not name the host's."""
+    lines = strict.execute("open('/proc/1/cgroup').read().splitlines()").value
+    assert {line.split(":", 2)[2] for line in lines} <= {"/", "/../launcher"}
