@@ -76,7 +76,7 @@ def compile_policy(
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
-        environment=_ENVIRONMENT | _threads_of_libraries(policy) | policy.environment,
+        environment=_ENVIRONMENT | _for_libraries(policy) | policy.environment,
         python_path=policy.python.path,
         preload=policy.python.preload,
         loopback=policy.network.loopback,
@@ -133,13 +133,15 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
     )
 
 
-def _threads_of_libraries(policy: Policy) -> dict[str, str]:
-    """Tell numerical libraries of as many CPUs as the cell has, else they start a thread for each of
-    the host's; and of one where they are loaded in the launcher, which must stay single-threaded."""
+def _for_libraries(policy: Policy) -> dict[str, str]:
+    """Tell drawing libraries that there is no screen, and numerical ones of as many CPUs as the cell
+    has, else they start a thread for each of the host's; of one where they are loaded in the
+    launcher, which must stay single-threaded."""
     if not policy.python.path:
         return {}
     threads = 1 if policy.python.preload else max(1, int(policy.limits.cpus))
-    return dict.fromkeys(
+    drawing = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp"}  # noqa: S108 - no screen; the cell's own
+    return drawing | dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
     )
 

@@ -8,6 +8,7 @@ import socket
 
 import msgspec
 
+from ..policies.policy import Limits
 from . import channel
 from .messages import Finished, decode
 
@@ -17,10 +18,12 @@ _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 class Conversation:
     """Sends the program as the guest takes it and hears the guest's last word."""
 
-    def __init__(self, sock: socket.socket, program: bytes, value_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, program: bytes, limits: Limits) -> None:
         self._sock = sock
         self._packets = channel.packets(program)[::-1]
-        self._receiver = channel.Receiver(sock, value_bytes + _FRAME_OVERHEAD)
+        self._limits = limits
+        most = limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
+        self._receiver = channel.Receiver(sock, most)
         self.finished: Finished | None = None
         self.is_open = True
 
@@ -66,6 +69,9 @@ class Conversation:
         if self.finished is not None:
             raise channel.ProtocolError("a frame after the last one")
         try:
-            self.finished = decode(frame, Finished)
+            finished = decode(frame, Finished)
         except msgspec.DecodeError as error:
             raise channel.ProtocolError(str(error)) from None
+        if len(finished.value or finished.representation or "") > self._limits.value_bytes:
+            raise channel.ProtocolError(f"a value of more than {self._limits.value_bytes} bytes")
+        self.finished = finished

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -23,8 +23,8 @@ from .cell import interpreter, privileges
 from .cell.enter import Descriptors, Site
 from .cell.guest import Guest, become_guest
 from .inits import Init, Inits, Nursery
+from .kernel import mounts, processes
 from .kernel import privileges as kernel
-from .kernel import processes
 from .messages import Boot, Ended, Failed, Fork, Forked, Reaped, Status, decode, encode
 from .root import enter_new_root
 
@@ -53,7 +53,8 @@ def main(own_paths: int) -> NoReturn:
             _keep(pid, sock, boot.host_uid)
         site = _settle(boot)
         inits = _part_from_nursery(site)
-        interpreter.prepare(boot.plan)
+        with _writable_workspace(boot.plan.preload):
+            interpreter.prepare(boot.plan)
         channel.send(sock, encode(Forked()))
         _Launcher(site, sock, inits, keeper).serve()
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
@@ -127,6 +128,18 @@ def _part_from_nursery(site: Site) -> Inits:
     privileges.set_process_name("cell-launcher")
     launcher.close()
     return Inits(nursery, site.host_proc)
+
+
+@contextlib.contextmanager
+def _writable_workspace(preload: tuple[str, ...]) -> Iterator[None]:
+    """Let modules that are preloaded write somewhere, as some do when imported."""
+    if not preload:
+        yield
+        return
+    flags = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+    mounts.attach(mounts.new_filesystem("tmpfs", flags, size="64M", mode="0700"), "/workspace")
+    yield
+    mounts.detach("/workspace")
 
 
 def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:

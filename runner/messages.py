@@ -99,6 +99,7 @@ class Run(_Frame, frozen=True):
     value_bytes: int
     request: int = 0
     stdin: bytes = b""
+    picture_bytes: int = 0  # of all pictures together
 
 
 # guest -> supervisor
@@ -115,6 +116,7 @@ class Finished(_Frame, frozen=True):
     error: str | None
     traceback: str | None
     ends_well: bool = False
+    pictures: tuple[tuple[str, bytes], ...] = ()  # (MIME type, content) of the value, and figures
 
 
 Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped

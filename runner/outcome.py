@@ -12,6 +12,7 @@ from .cgroups import Usage as CgroupUsage
 from .messages import Finished, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .supervision import Observation
+from .workspace import Artifact
 
 _STATUS_OF_CAUSE = {
     "wall_time": SandboxStatus.TIMEOUT,
@@ -35,7 +36,7 @@ class _End(NamedTuple):
 
 def conclude(
     seen: Observation, counted: Count, captures: tuple[Capture, ...], limits: Limits,
-    *, execution_time: float, **facts: Any,
+    *, execution_time: float, artifacts: tuple[Artifact, ...] = (), **facts: Any,
 ) -> SandboxResult:  # fmt: skip
     """Return the result of an execution.  `facts` are passed on to it unchanged."""
     usage = _usage(counted.usage, captures, execution_time)
@@ -53,6 +54,7 @@ def conclude(
         error=end.error or finished.error,
         traceback=finished.traceback,
         violations=seen.violations,
+        artifacts=(*_pictures(finished), *artifacts),
         execution_time=execution_time,
         usage=usage,
         truncated={each.name: each.dropped_bytes for each in captures if each.dropped_bytes},
@@ -131,6 +133,24 @@ def _exit_of(seen: Observation) -> tuple[int | None, int | None]:
     if seen.finished and seen.finished.ends_well and not seen.cause:
         return 0, None  # in a session too: as a program that ends there would
     return None, None
+
+
+_SUFFIXES = {
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "image/svg+xml": "svg",
+    "text/html": "html",
+    "text/markdown": "md",
+}
+
+
+def _pictures(finished: Finished) -> tuple[Artifact, ...]:
+    """Return what the guest drew, under names of ours; what is none of the known types is dropped."""
+    return tuple(
+        Artifact(f"picture-{number}.{_SUFFIXES[mime]}", mime, content)
+        for number, (mime, content) in enumerate(finished.pictures, 1)
+        if mime in _SUFFIXES
+    )
 
 
 def _value(finished: Finished) -> Any:

@@ -62,6 +62,7 @@ def _program(request: Request, number: int) -> bytes:
     run = Run(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
+        request.limits.artifact_bytes,
     )  # fmt: skip
     return encode(run)
 

@@ -55,7 +55,7 @@ class Supervision:
         self._stdin = memoryview(work.stdin)
         self._stays = work.stays
         self._interrupted: Reason | None = None  # why the program was asked to yield
-        self._talk = Conversation(cell.control, work.program, work.limits.value_bytes)
+        self._talk = Conversation(cell.control, work.program, work.limits)
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER

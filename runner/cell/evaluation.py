@@ -10,7 +10,10 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ..messages import Finished
+from .pictures import pictures
 
 FILENAME = "<cell>"
 _ERROR_BYTES = 1000
@@ -18,7 +21,9 @@ _TRACEBACK_BYTES = 50_000
 _OURS = os.path.dirname(__file__) + os.sep
 
 
-def outcome(program: Callable[[], object], value_bytes: int) -> tuple[Finished, int]:
+def outcome(
+    program: Callable[[], object], value_bytes: int, picture_bytes: int
+) -> tuple[Finished, int]:
     """Call `program` and return what it came to and its exit code, as python(1) has it."""
     try:
         value = program()
@@ -26,7 +31,9 @@ def outcome(program: Callable[[], object], value_bytes: int) -> tuple[Finished, 
         return _exited(leaving)
     except BaseException as error:  # noqa: BLE001 - whatever a guest raises is its result
         return _raised(error), 1
-    return _value(value, value_bytes), 0
+    finished = _value(value, value_bytes)
+    drawn = pictures(value, picture_bytes)
+    return (replace(finished, pictures=drawn) if drawn else finished), 0
 
 
 class Program(NamedTuple):

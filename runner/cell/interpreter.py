@@ -26,6 +26,10 @@ from .exchange import give, receive, receiver_of, report
 from .programs import Interpreter
 from .repl import converse
 
+_WRITTEN_TO = {
+    "TMPDIR",
+    "MPLCONFIGDIR",
+}  # while modules are preloaded, there is no /tmp to write to
 _REHEARSALS = (
     Run("1 + 1", b"{}", (), {}, 100),
     Run("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
@@ -60,6 +64,8 @@ def prepare(plan: Plan) -> None:
 
 def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
     sys.path.extend(path)
+    environment = dict(os.environ)
+    os.environ.update(dict.fromkeys(_WRITTEN_TO & os.environ.keys(), "/workspace"))
     for name in names:
         try:
             importlib.import_module(name)
@@ -67,6 +73,7 @@ def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
             raise ImportError(f"cannot preload {name}: {type(error).__name__}: {error}") from None
         if len(os.listdir("/proc/self/task")) > 1:  # a fork would have none of them
             raise ImportError(f"cannot preload {name}: it starts a thread")
+    os.environ.update(environment)
 
 
 def rehearse() -> None:
@@ -137,7 +144,8 @@ def _execute(run: Run) -> tuple[Finished, int]:
     main = fresh_main()
     gc.enable()
     give(run, main, FILENAME)
-    return outcome(lambda: Program(run.code).run(main.__dict__), run.value_bytes)
+    program = Program(run.code)
+    return outcome(lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes)
 
 
 def fresh_main() -> types.ModuleType:

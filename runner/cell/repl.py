@@ -40,7 +40,7 @@ class _Session:
 
     def answer(self, run: Run) -> tuple[Finished, int]:
         sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
-        finished, code = outcome(lambda: self._run(run), run.value_bytes)
+        finished, code = outcome(lambda: self._run(run), run.value_bytes, run.picture_bytes)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the guest's own object, or closed by it
                 stream.flush()

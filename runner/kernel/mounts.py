@@ -88,6 +88,11 @@ def attach_making(mount: int, target: str, *, is_directory: bool) -> None:
     attach(mount, target)
 
 
+def detach(target: str) -> None:
+    """Take away what was mounted last at `target`."""
+    libc.call("umount2", os.fsencode(target), _MNT_DETACH, about=target)
+
+
 def make_private() -> None:
     """Stop mount events from crossing between this mount namespace and the one it was copied from."""
     libc.call("mount", None, b"/", None, _MS_REC_PRIVATE, None)

@@ -1,0 +1,53 @@
+"""What a value shows of itself besides text, as notebooks know it, and the figures that are open."""
+
+import contextlib
+import io
+import sys
+
+# The methods that IPython calls (its documentation, "Rich display"), and what they return.
+_METHODS = {
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+}
+Pictures = tuple[tuple[str, bytes], ...]
+
+
+def pictures(value: object, limit: int) -> Pictures:
+    """Return (MIME type, content) of each, as many as fit into `limit` bytes; a method that fails gives
+    none."""
+    found = [] if value is None else _of_value(value)
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        found += _figures(pyplot)
+    kept = []
+    for mime, content in found:
+        if (limit := limit - len(content)) < 0:
+            break
+        kept.append((mime, content))
+    return tuple(kept)
+
+
+def _of_value(value: object) -> list[tuple[str, bytes]]:
+    found = []
+    for name, mime in _METHODS.items():
+        method = getattr(type(value), name, None)
+        with contextlib.suppress(Exception):  # the program's own code
+            content = method(value) if method else None
+            content = content[0] if isinstance(content, tuple) else content  # and metadata
+            if isinstance(content, str | bytes):
+                found.append((mime, content.encode() if isinstance(content, str) else content))
+    return found
+
+
+def _figures(pyplot: object) -> list[tuple[str, bytes]]:
+    """Return every open figure as PNG, and close it: it belongs to this program, not to the next."""
+    found = []
+    with contextlib.suppress(Exception):  # the program may have done anything to it
+        for number in pyplot.get_fignums():  # type: ignore[attr-defined]
+            drawn = io.BytesIO()
+            pyplot.figure(number).savefig(drawn, format="png", bbox_inches="tight")  # type: ignore[attr-defined]
+            pyplot.close(number)  # type: ignore[attr-defined]
+            found.append(("image/png", drawn.getvalue()))
+    return found

@@ -1,0 +1,116 @@
+"""Pictures: what a value shows of itself, and figures, by the real libraries."""
+
+import io
+import sysconfig
+from collections.abc import Iterator
+
+import pytest
+
+from cellwright import Policy, Sandbox, Session
+from cellwright.policies.policy import Limits, Python
+from tests.conftest import OPTIONAL
+
+CSV = "month,sold\n" + "".join(f"{month},{month * month}\n" for month in range(1, 13))
+SHOWS = "class Shows:\n    def _repr_{kind}_(self): return {content!r}\nShows()"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    policy = Policy(
+        python=Python(
+            path=(sysconfig.get_path("purelib"),), preload=("matplotlib.pyplot", "pandas")
+        ),
+        limits=Limits(memory_bytes=1 << 29),
+        optional_layers=OPTIONAL,
+    )
+    with Sandbox(policy=policy, pool=0) as box:
+        yield box
+
+
+@pytest.fixture
+def session(sandbox: Sandbox) -> Iterator[Session]:
+    with sandbox.session() as opened:
+        yield opened
+
+
+def test_an_analysis_with_pandas_and_matplotlib_gives_a_table_and_a_picture(
+    session: Session,
+) -> None:
+    from PIL import Image
+
+    session.upload("sales.csv", CSV)
+    session.execute(
+        "import pandas as pd, matplotlib.pyplot as plt\nsales = pd.read_csv('sales.csv')"
+    )
+    assert session.execute("int(sales.sold.sum())").value == 650
+    drawn = session.execute(
+        "sales.plot(x='month', y='sold', kind='bar', color='red')\nsales.describe()"
+    )
+    assert drawn.violations == ()
+    assert [(each.name, each.mime) for each in drawn.artifacts] == [
+        ("picture-1.html", "text/html"), ("picture-2.png", "image/png"),
+    ]  # fmt: skip
+    assert b"<table" in drawn.artifacts[0].data
+    assert "mean" in drawn.value  # its text, bounded
+    picture = Image.open(io.BytesIO(drawn.artifacts[1].data)).convert("RGB")
+    assert picture.width > 300
+    red = sum(count for count, color in picture.getcolors(1 << 20) or () if color == (255, 0, 0))
+    assert 0.05 < red / (picture.width * picture.height) < 0.5
+    assert session.execute("plt.get_fignums()").value == []
+    assert session.execute("1").artifacts == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "name", "mime"),
+    [
+        ("png", b"\x89PNG", "picture-1.png", "image/png"),
+        ("jpeg", b"\xff\xd8", "picture-1.jpeg", "image/jpeg"),
+        ("svg", "<svg/>", "picture-1.svg", "image/svg+xml"),
+        ("html", "<b>\u00fc</b>", "picture-1.html", "text/html"),
+        ("markdown", ("# x", {}), "picture-1.md", "text/markdown"),
+    ],
+)
+def test_a_value_may_show_itself(
+    strict: Sandbox, kind: str, content: object, name: str, mime: str
+) -> None:
+    (shown,) = strict.execute(SHOWS.format(kind=kind, content=content)).artifacts
+    text = content[0] if isinstance(content, tuple) else content
+    assert (shown.name, shown.mime) == (name, mime)
+    assert shown.data == (text.encode() if isinstance(text, str) else text)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Fails:\n    def _repr_png_(self): raise ValueError\nFails()",
+        "class Odd:\n    def _repr_png_(self): return 5\nOdd()",
+        "class NotAClass:\n    pass\nx = NotAClass()\nx._repr_png_ = lambda: b'instance'\nx",
+        SHOWS.format(kind="png", content=None),
+        "class Large:\n    def _repr_png_(self): return b'x' * (17 << 20)\nLarge()",
+    ],
+)
+def test_what_shows_nothing_useful_leaves_the_value(strict: Sandbox, code: str) -> None:
+    result = strict.execute(code)
+    assert result.ok
+    assert result.artifacts == ()
+    assert "object at 0x" in result.value
+
+
+def test_pictures_and_collected_files_come_together(strict: Sandbox) -> None:
+    code = "open('a.txt', 'w').write('x')\n" + SHOWS.format(kind="png", content=b"p")
+    result = strict.execute(code, collect=["*.txt"])
+    assert [each.name for each in result.artifacts] == ["picture-1.png", "a.txt"]
+
+
+def test_a_forged_picture_has_no_name_and_no_type_of_its_own(strict: Sandbox) -> None:
+    """What comes is the guest's word: a type that is not known is dropped, a name is ours."""
+    forged = (
+        "import os\n"
+        "def packed(b, mark): return bytes([mark, len(b)]) + b\n"
+        "frame = bytes([0x97]) + packed(b'Finished', 0xd9) + b'\\xc0' * 4 + b'\\xc3' + bytes([0x92])\n"
+        "for mime in (b'../../etc/passwd', b'image/png'):\n"
+        "    frame += bytes([0x92]) + packed(mime, 0xd9) + packed(b'data', 0xc4)\n"
+        "os.write(3, b'\\x00' + frame); os._exit(0)"
+    )
+    result = strict.execute(forged)
+    assert [(each.name, each.mime) for each in result.artifacts] == [("picture-2.png", "image/png")]
