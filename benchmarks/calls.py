@@ -59,7 +59,7 @@ def cost_of_calls(settings: Settings) -> Table:
             _UNWATCHED: lambda: unwatched.execute(_PROGRAM).stdout,
             _CELL: lambda: whole.execute(_PROGRAM).stdout,
         }
-        for _ in range(max(1, settings.amount(300, 15) // 15)):
+        for _ in range(max(1, settings.amount(150, 15) // 15)):
             for name, way in ways.items():
                 found[name].append(json.loads(way()))
     return _table(found)

@@ -48,7 +48,7 @@ def _raise_descriptors() -> int:
 
 def _park(settings: Settings, size: int) -> Parked:
     before, open_before = private_bytes(os.getpid()) or 0, len(os.listdir("/proc/self/fd"))
-    pool = PoolSettings(size=size, low_water=size)
+    pool = PoolSettings(size=size, low_water=size, memory_bytes=2**50)
     began = time.perf_counter()
     with sandbox(settings, pool) as made:
         seconds = time.perf_counter() - began

@@ -65,7 +65,7 @@ Climbs = dict[str, Climb]
 
 def measure(settings: Settings) -> Report:
     """Return the rungs, namespaces singly, the supervisor's part, and system calls in a cell."""
-    rounds = settings.amount(300, 15)
+    rounds = settings.amount(150, 15)
     with _ground(settings) as ground:
         climbs = _climb(ground, rounds)
         supervisor = _supervisors_part(settings, ground, rounds)
