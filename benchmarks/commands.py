@@ -25,7 +25,7 @@ BENCHMARKS = {
     "latency": "what one call costs",
     "throughput": "fresh cells a second, and CPU time a call",
     "ladder": "what each layer costs, one by one",
-    "density": "memory of cells that stand ready",
+    "density": "memory of cells that stand ready, and of sessions",
     "growth": "what becomes slower with time, use and load",
     "peers": "the same programs elsewhere, side by side",
     "fairness": "neighbours, and the order of a queue",

@@ -1,16 +1,20 @@
-"""What a cell costs that stands ready: memory of its own, what its cgroup is charged, descriptors."""
+"""What a cell costs that stands ready, or that a session keeps: memory, descriptors, and latency beside
+so many."""
 
 import glob
+import itertools
 import os
 import resource
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ..harness.sandbox import Sandbox
 from ..runner.pool import PoolSettings
+from ..runner.session import SessionSettings
 from .census import guests_of, launcher_of, private_bytes
-from .measuring import median, percentile
+from .measuring import Contender, median, percentile, side_by_side
 from .report import Column, Line, Lines, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
@@ -36,7 +40,8 @@ def measure(settings: Settings) -> Report:
     """Return memory of parked cells, for pools of growing size."""
     allowed = (_raise_descriptors() - _SPARE) // _PER_CELL
     sizes = [size for size in (_SMOKE_SIZES if settings.smoke else _SIZES) if size <= allowed]
-    return _report([_park(settings, size) for size in sizes])
+    sessions = [_keep(settings, size) for size in sizes]
+    return _report([_park(settings, size) for size in sizes], sessions)
 
 
 def _raise_descriptors() -> int:
@@ -63,6 +68,43 @@ def _park(settings: Settings, size: int) -> Parked:
         )
 
 
+class Kept(NamedTuple):
+    """What a number of idle sessions was seen to take, and to cost others."""
+
+    sessions: int
+    open_seconds: float
+    private: list[float]
+    charged: list[float]
+    fresh: list[float]  # seconds of calls that have nothing to do with any session
+    again: list[float]  # seconds of requests to the sessions, each in turn
+
+
+def _keep(settings: Settings, size: int) -> Kept:
+    """Open sessions that have a variable, and let them wait."""
+    runs = settings.amount(200, 10)
+    with sandbox(settings, sessions=SessionSettings(alive=size)) as made:
+        began = time.perf_counter()
+        sessions = [made.session() for _ in range(size)]
+        for session in sessions:
+            session.execute("x = 1")
+        seconds = time.perf_counter() - began
+        made.settle()
+        parked = PoolSettings().size
+        private = [(private_bytes(pid) or 0) / _MIB for pid in guests_of(made)]
+        charged = _charged()
+        turns = itertools.cycle(sessions)
+        times = side_by_side(
+            [
+                Contender("fresh", partial(made.execute, "1+1"), made.settle),
+                Contender("again", lambda: next(turns).execute("x + 1")),
+            ],
+            runs,
+        )
+        # Those that used memory most are the sessions, beside cells that only stand ready.
+        largest = sorted(private)[-size:] if len(private) >= size + parked else private
+        return Kept(size, seconds, largest, sorted(charged)[-size:], times["fresh"], times["again"])
+
+
 def _of_launcher(made: Sandbox) -> float:
     return sum(private_bytes(pid) or 0 for pid in launcher_of(made)) / _MIB
 
@@ -77,7 +119,7 @@ def _charged() -> list[float]:
     return [int(Path(file).read_text()) / _MIB for file in files]
 
 
-def _report(found: list[Parked]) -> Report:
+def _report(found: list[Parked], kept: list[Kept]) -> Report:
     titles = ("private p50 MiB", "private p99 MiB", "charged p50 MiB")
     table = Table(
         title="Cells that stand ready",
@@ -89,18 +131,39 @@ def _report(found: list[Parked]) -> Report:
         note="Private and charged: of one cell.  This process, descriptors: for each cell.",
     )  # fmt: skip
     points = tuple((float(each.cells), sum(each.private)) for each in found)
-    lines = (Line("private memory of guests", points),)
+    idle = tuple((float(each.sessions), sum(each.private)) for each in kept)
+    lines = (Line("cells that stand ready", points), Line("idle sessions", idle))
     return Report(
         name="density",
-        title="Memory of cells that stand ready",
-        tables=(table,),
-        charts=(Lines(title="Parked cells", x="cells", y="MiB", lines=lines),),
+        title="Memory of cells that stand ready, and of sessions",
+        tables=(table, _sessions(kept)),
+        charts=(Lines(title="Private memory", x="cells", y="MiB", lines=lines),),
         verdicts=_verdicts(found),
         notes=(
             "Private: Private_Clean and Private_Dirty of the guest's process, after its rehearsal.",
             "Charged: what the cell's memory cgroup counts; it has pages that another shares with it.",
         ),
     )
+
+
+def _sessions(kept: list[Kept]) -> Table:
+    titles = ("private p50 MiB", "private p99 MiB", "charged p50 MiB", "open and first call s")
+    return Table(
+        title="Idle sessions, and calls beside them",
+        columns=(
+            Column("sessions", 0), *(Column(title) for title in titles), Column("a fresh call p50 ms"),
+            Column("a request p50 ms"),
+        ),
+        rows=tuple(
+            (
+                each.sessions, median(each.private), percentile(each.private, 0.99),
+                median(each.charged) if each.charged else None, each.open_seconds,
+                median(each.fresh) * 1e3, median(each.again) * 1e3,
+            )
+            for each in kept
+        ),
+        note="A request goes to the sessions in turn; a fresh call finds a cell ready.",
+    )  # fmt: skip
 
 
 def _row(each: Parked) -> tuple[Value, ...]:

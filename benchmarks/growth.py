@@ -131,7 +131,6 @@ def _report(
             ),
         ),
         verdicts=_verdicts(ages, trails),
-        notes=("There are no sessions yet, and so nothing is said of them.",),
     )
 
 

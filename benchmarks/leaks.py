@@ -129,8 +129,8 @@ _KINDS = (
 
 def _at_once(settings: Settings) -> Passed:
     """Have 200 callers make 50 calls each; each result must be that of its own call."""
-    callers, rounds = (20, 5) if settings.smoke else (200, 50)
-    rounds = settings.runs or rounds
+    callers = 20 if settings.smoke else 200
+    rounds = max(1, settings.amount(10_000, 1000) // 200)
     chance = random.Random(_SEED)
     kinds = chance.choices(_KINDS, [kind.share for kind in _KINDS], k=callers * rounds)
     hog = f"x = bytearray({2 * settings.policy.limits.memory_bytes})"

@@ -10,6 +10,7 @@ from ..harness.sandbox import Sandbox
 from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
 from ..runner.pool import PoolSettings
+from ..runner.session import SessionSettings
 
 
 class Settings(NamedTuple):
@@ -28,18 +29,18 @@ class Settings(NamedTuple):
 
 @contextlib.contextmanager
 def sandbox(
-    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool = True
-) -> Iterator[Sandbox]:
+    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool = True,
+    sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+) -> Iterator[Sandbox]:  # fmt: skip
     """Give a sandbox that is settled, and whose trail is removed with it."""
     with contextlib.ExitStack() as stack:
         log: AuditLog | bool = False
         if audit:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-bench-"))
             log = stack.enter_context(AuditLog(path=Path(directory, "audit.jsonl")))
+        ready = PoolSettings() if pool is None else pool
         made = stack.enter_context(
-            Sandbox(
-                policy=settings.policy, pool=PoolSettings() if pool is None else pool, audit=log
-            )
+            Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions)
         )
         made.settle()
         yield made
