@@ -62,6 +62,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 def bench(options: argparse.Namespace, policy: Policy) -> int:
     """Measure, or read what was measured, and show it; raises PolicyError for what makes no sense."""
+    if options.smoke and options.write_readme:
+        raise PolicyError("--write-readme: what a smoke run finds is not for documents")
     settings = Settings(policy, options.runs, options.forks, options.smoke, options.peers)
     if options.source:
         reports = _read(options.source)

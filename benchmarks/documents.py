@@ -48,7 +48,7 @@ def with_report(document: str, report: Report) -> str:
     parts = [report.machine]
     for table in report.tables:
         parts += [f"{table.title}:", as_markdown(table), *([table.note] if table.note else [])]
-    parts += [f"- {note}" for note in report.notes]
+    parts.append("\n".join(f"- {note}" for note in report.notes))
     return between(document, begin, end, "\n\n".join(parts))
 
 

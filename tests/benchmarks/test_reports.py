@@ -187,6 +187,12 @@ def test_a_verdict_that_does_not_hold_fails_the_command(tmp_path: "pytest.TempPa
     assert cli.main(["bench", "--from", source, "--plain"]) == 1
 
 
+def test_a_smoke_run_is_not_for_documents() -> None:
+    before = (ROOT / "README.md").read_text()
+    assert cli.main(["bench", "--smoke", "--write-readme", "audit"]) == 2
+    assert (ROOT / "README.md").read_text() == before
+
+
 def test_a_benchmark_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "speed"]) == 2
     assert "latency" in capsys.readouterr().err
