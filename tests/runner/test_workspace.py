@@ -48,7 +48,8 @@ def test_what_is_no_regular_file_is_not_listed_and_not_opened(place: tuple[Path,
     os.mkfifo(path / "fifo")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path / "socket"))
-    os.mknod(path / "device", 0o20666, os.makedev(1, 5))  # /dev/zero
+    if os.geteuid() == 0:  # nobody else may make one
+        os.mknod(path / "device", 0o20666, os.makedev(1, 5))  # /dev/zero
     assert list(list_files(descriptor)) == ["plain"]
     for name in (
         "link",
