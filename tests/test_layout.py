@@ -225,3 +225,10 @@ def test_importing_the_face_is_light() -> None:
     )
     heavy = {"msgspec", "psutil", "pyseccomp", "asyncio", "ctypes", "pystemd", "prctl"}
     assert heavy.isdisjoint(done.stdout.split())
+
+
+def test_every_protection_can_still_be_switched_off() -> None:
+    """Else the table in README.md would be of another program."""
+    from tests.mutations import misplaced
+
+    assert misplaced() == []
