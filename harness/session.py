@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +15,7 @@ from ..runner.result import SandboxResult
 from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisor import Supervisor
 from ..runner.workspace import WorkspaceFile, list_files, read_file
+from .archive import pack, unpack
 from .intake import Intake
 
 if TYPE_CHECKING:
@@ -79,9 +81,12 @@ class Session:
 
     def upload(self, path: str, data: str | bytes) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
-        result = self.execute("pass", files={path: data})
+        self._write({path: data})
+
+    def _write(self, files: Mapping[str, str | bytes]) -> None:
+        result = self.execute("pass", files=files)
         if not result.ok:
-            raise WorkspaceError(f"cannot write {path!r}: {result.error}")
+            raise WorkspaceError(f"cannot write {', '.join(files)}: {result.error}")
 
     def download(self, path: str) -> bytes:
         """Return the content of a file below /workspace; raises WorkspaceError if it is none."""
@@ -91,6 +96,21 @@ class Session:
         """Return the regular files below /workspace."""
         listing = list_files(self._cell.workspace)
         return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
+
+    def snapshot(self) -> bytes:
+        """Return the regular files below /workspace as a tar archive, for `restore`.
+
+        Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
+        """
+        return pack(self._cell.workspace)
+
+    def restore(self, archive: bytes) -> None:
+        """Write the regular files of a tar archive below /workspace, over what is there.
+
+        Raises PolicyError for a name that leads elsewhere or an archive that is none, WorkspaceError
+        if there is no room.
+        """
+        self._write(unpack(archive))
 
     def close(self) -> None:
         """End it; what runs is killed.  Closing twice is fine."""

@@ -19,6 +19,7 @@ from cellwright import (
     Session,
     SessionLost,
     SessionSettings,
+    WorkspaceError,
 )
 from tests.conftest import policy_named, soon
 
@@ -426,3 +427,48 @@ def test_sessions_work_with_asyncio(session: Session) -> None:
         return [each.value for each in results]
 
     assert asyncio.run(both()) == [21, 22]
+
+
+def test_the_files_of_a_session_can_be_kept_and_put_into_another(sandbox: Sandbox) -> None:
+    with sandbox.session() as one:
+        one.execute(
+            "import os\nos.mkdir('d')\nopen('d/\u00fc', 'w').write('1')\nopen('e', 'wb').write(bytes(range(256)))\nos.symlink('/etc/passwd', 'l')\nos.mkfifo('f')"
+        )
+        kept = one.snapshot()
+    with sandbox.session() as other:
+        other.execute("open('e', 'w').write('older and longer than the other one' * 10)")
+        other.restore(kept)
+        assert [file.path for file in other.files()] == ["d/\u00fc", "e"]
+        assert other.download("e") == bytes(range(256))
+
+
+def test_an_archive_from_elsewhere_leads_nowhere_else(session: Session) -> None:
+    import io
+    import tarfile
+
+    for name in ("../out", "/etc/x", "a/../../b"):
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo(name))
+        with pytest.raises(PolicyError, match="is not a plain relative path"):
+            session.restore(data.getvalue())
+    with pytest.raises(PolicyError, match="not a tar archive"):
+        session.restore(b"nothing")
+    with pytest.raises(PolicyError, match="together larger than the workspace"):
+        session.restore(_archive_of(63 << 20, 2 << 20))
+    session.execute("open('full', 'wb').write(bytes(50 << 20))")
+    with pytest.raises(WorkspaceError, match="cannot write 0: .*No space left"):
+        session.restore(_archive_of(20 << 20))
+
+
+def _archive_of(*sizes: int) -> bytes:
+    import io
+    import tarfile
+
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for number, size in enumerate(sizes):
+            member = tarfile.TarInfo(str(number))
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    return data.getvalue()
