@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,11 +11,12 @@ from ..policies.errors import PolicyError, WorkspaceError
 from ..policies.languages import PYTHON
 from ..runner.capture import OnOutput
 from ..runner.performance import NEVER, Request
-from ..runner.result import SandboxResult
+from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisor import Supervisor
 from ..runner.workspace import WorkspaceFile, list_files, read_file
 from .archive import pack, unpack
+from .history import History, outcome_of
 from .intake import Intake
 
 if TYPE_CHECKING:
@@ -33,10 +34,19 @@ class Session:
     further call raises SessionLost.
     """
 
-    def __init__(self, id: str, cell: SessionCell, intake: Intake) -> None:
+    def __init__(
+        self,
+        id: str,
+        cell: SessionCell,
+        intake: Intake,
+        another: Callable[[], "Session"],
+    ) -> None:
         self.id = id
+        self.diverged: tuple[int, ...] = ()  # of a fork: the calls that went another way in replay
         self._cell = cell
         self._intake = intake
+        self._another = another
+        self._history = History()
 
     @property
     def lost(self) -> str:
@@ -63,7 +73,10 @@ class Session:
                 raise PolicyError(f"language: a session runs {PYTHON}, not {language}")
             return self._cell.execute(request, on_output, cancel)
 
-        return self._intake.perform(code, language, given, perform, self.id)
+        result = self._intake.perform(code, language, given, perform, self.id)
+        if result.status is not SandboxStatus.REJECTED:
+            self._history.add(code, given, result)
+        return result
 
     async def aexecute(
         self, code: str | bytes, language: str = "python", **given: Any
@@ -112,6 +125,23 @@ class Session:
         """
         self._write(unpack(archive))
 
+    def fork(self) -> "Session":
+        """Return another session that has replayed every call of this one, in a cell of its own.
+
+        The two share nothing.  They are alike as far as programs are: time, random numbers, ids and
+        addresses differ, threads do what threads do, and every call costs its time again.
+        `diverged` of the new session names the calls, counted from 1, that went another way.
+        Raises SessionLost if one of them ends it, PolicyError if there is too much to replay.
+        """
+        calls = self._history.calls()
+        branch = self._another()
+        differing = []
+        for number, call in enumerate(calls, 1):
+            if outcome_of(branch.execute(call.code, **call.given)) != call.outcome:
+                differing.append(number)
+        branch.diverged = tuple(differing)
+        return branch
+
     def close(self) -> None:
         """End it; what runs is killed.  Closing twice is fine."""
         if not self.lost:
@@ -151,5 +181,5 @@ class OpenSessions:
         cell = self._supervisor.open_session(self._settings)
         self._intake.record_session(id, "opened")
         cell.on_end = partial(self._intake.record_session, id)
-        self._by_id[id] = session = Session(id, cell, self._intake)
+        self._by_id[id] = session = Session(id, cell, self._intake, partial(self.open, None))
         return session

@@ -472,3 +472,45 @@ def _archive_of(*sizes: int) -> bytes:
             member.size = size
             archive.addfile(member, io.BytesIO(bytes(size)))
     return data.getvalue()
+
+
+# Branches
+
+
+def test_a_fork_has_the_state_and_goes_its_own_way(session: Session) -> None:
+    session.upload("data", "1 2 3")
+    session.execute("total = sum(map(int, open('data').read().split()))\nprint(total)")
+    session.execute("def twice(n): return n * given", inputs={"given": 2}, env={"E": "e"})
+    with session.fork() as branch:
+        assert branch.diverged == ()
+        assert branch.id != session.id
+        assert branch.execute("import os\ntwice(total), os.environ['E']").value == [12, "e"]
+        branch.execute("total = 0\nopen('data', 'w').write('0')")
+        assert session.execute("total, open('data').read()").value == [6, "1 2 3"]
+        with branch.fork() as third:
+            assert third.execute("total").value == 0
+
+
+def test_a_fork_says_what_went_another_way(session: Session) -> None:
+    session.execute("x = 1")
+    session.execute("import os, random\nrandom.random(), os.urandom(4).hex()")
+    session.execute("x + 1")
+    with session.fork() as branch:
+        assert branch.diverged == (2,)
+        assert branch.execute("x").value == 1
+
+
+def test_calls_that_failed_or_took_too_long_are_replayed_too(session: Session) -> None:
+    session.execute("n = 1\nraise ValueError('told')")
+    session.execute("n = 2\nwhile True: pass", timeout=0.2)
+    with session.fork() as branch:
+        assert branch.execute("n").value == 2
+        assert 1 not in branch.diverged
+
+
+def test_too_much_to_replay_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.upload("large", b"x" * 1000)
+    monkeypatch.setattr(session._history, "_left", 10)
+    session.execute("x = '" + "x" * 20 + "'")
+    with pytest.raises(PolicyError, match="bytes to replay"):
+        session.fork()

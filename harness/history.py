@@ -1,0 +1,54 @@
+"""What a session was asked, so that another can be brought to the same state."""
+
+import hashlib
+import threading
+from typing import Any, NamedTuple
+
+from ..policies.errors import PolicyError
+from ..runner.result import SandboxResult
+
+_MOST_BYTES = 64 * 1024 * 1024
+_CALL_BYTES = 500  # of a call that was given nothing, in our memory
+_KEPT = ("stdin", "inputs", "files", "env", "timeout")
+
+
+class Call(NamedTuple):
+    """One call, what it was given, and what came of it."""
+
+    code: str | bytes
+    given: dict[str, Any]
+    outcome: bytes
+
+
+class History:
+    """The calls of a session in their order, up to a size; past that, none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+        self._left = _MOST_BYTES
+
+    def add(self, code: str | bytes, given: dict[str, Any], result: SandboxResult) -> None:
+        kept = {name: given[name] for name in _KEPT if given.get(name) is not None}
+        with self._lock:
+            self._left -= len(code) + sum(len(data) for data in kept.get("files", {}).values())
+            self._left -= len(kept.get("stdin", "")) + _CALL_BYTES
+            self._calls.append(Call(code, kept, outcome_of(result)))
+            if self._left < 0:
+                self._calls.clear()
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return them; raises PolicyError if they were too large to keep."""
+        with self._lock:
+            if self._left < 0:
+                raise PolicyError(
+                    f"fork: this session was given more than {_MOST_BYTES} bytes to replay",
+                    "take a snapshot of its files instead",
+                )
+            return tuple(self._calls)
+
+
+def outcome_of(result: SandboxResult) -> bytes:
+    """Return a digest of what is compared to tell whether a replay went the same way."""
+    words = (result.status.value, result.value, result.stdout, result.stderr, result.error)
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).digest()
