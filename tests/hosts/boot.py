@@ -1,6 +1,6 @@
 """Boot hosts under software emulation and run a command from the checkout in each.
 
-    boot.py [OPTIONS] [a|b|c|d|f ...] [-- COMMAND...]
+    boot.py [OPTIONS] [a|b|c|d|e|f ...] [-- COMMAND...]
 
 The guest's console is our stdout; what we have to say ourselves goes to stderr. The exit status is
 the command's own (of the first host where it failed), or 70 if a host did not come to a status.
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import foreign
 import image
 import kernels
 import layer
@@ -41,6 +42,7 @@ class Host(NamedTuple):
     boot: str = ""
     kernel: str = ""  # the Debian package of another kernel than the image's
     thread: str = "multi"  # of qemu's emulation: one for each processor, or a single one
+    foreign: bool = False  # an aarch64
 
 
 HOSTS = {
@@ -63,6 +65,12 @@ HOSTS = {
         ("no_userns",),
         "sysctl.user.max_user_namespaces=0",
     ),
+    "e": Host(
+        "as b, on an aarch64",
+        "cell",
+        ("userns", "cgroup", "scope", "landlock"),
+        foreign=True,
+    ),
     "f": Host(
         "as a, the newest kernel that Debian 12 offers",
         "root",
@@ -72,6 +80,9 @@ HOSTS = {
         thread="single",
     ),
 }
+# pauth-impdef: the architected algorithm for pointer authentication is slow to emulate.
+AARCH64 = ("qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on")
+X86_64 = ("qemu-system-x86_64", "-cpu", "max")
 EVERY_TIME = ("a", "b", "c", "d")
 
 
@@ -82,19 +93,22 @@ class Disks(NamedTuple):
     modules: Path
     root: Path
     opt: Path
+    busybox: Path
 
 
 def main(arguments: list[str]) -> int:
     options, command = parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    image.install_tools()
+    abroad = {HOSTS[name].foreign for name in options.hosts}
+    image.install_tools(foreign.TOOLS if True in abroad else ())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellwright/hosts"
     with image.workshop(cache) as work:
-        disks = make_disks(cache, work, command)
-        statuses = [
-            run_host(name, with_kernel(disks, cache, HOSTS[name].kernel), work, options)
-            for name in options.hosts
-        ]
+        disks = {each: make_disks(cache, work, command, abroad=each) for each in abroad}
+        statuses = []
+        for name in options.hosts:
+            host = HOSTS[name]
+            mine = with_kernel(disks[host.foreign], cache, host.kernel)
+            statuses.append(run_host(name, mine, work, options))
     return next(filter(None, statuses), 0)
 
 
@@ -114,13 +128,19 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, arguments[split + 1 :] or list(default)
 
 
-def make_disks(cache: Path, work: Path, command: list[str]) -> Disks:
+def make_disks(cache: Path, work: Path, command: list[str], *, abroad: bool) -> Disks:
     say("preparing the host image")
-    host = image.host_image(cache)
+    host = foreign.host_image(cache) if abroad else image.host_image(cache)
     say("preparing the checkout")
-    venv = layer.packages(cache, host, CHECKOUT)
-    opt = layer.make_layer(work, host, venv, CHECKOUT, command)
-    return Disks(host / "vmlinuz", (host / "modules").resolve(), host / "root.ext4", opt)
+    if abroad:
+        enter, busybox = foreign.entering(cache), host / "root/bin/busybox"
+        venv = layer.foreign_packages(cache, host, CHECKOUT, enter)
+    else:
+        enter, busybox = image.PRIVATE_MOUNTS, Path("/bin/busybox")
+        venv = layer.packages(cache, host, CHECKOUT)
+    opt = layer.make_layer(work, host, venv, CHECKOUT, command, enter)
+    modules = (host / "modules").resolve()
+    return Disks(host / "vmlinuz", modules, host / "root.ext4", opt, busybox)
 
 
 def with_kernel(disks: Disks, cache: Path, package: str) -> Disks:
@@ -141,8 +161,8 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     )
     status_file = work / f"status-{name}"
     status_file.touch()
-    initramfs = layer.make_initramfs(work / f"initramfs-{name}", disks.modules)
-    qemu = machine(disks, initramfs, boot, status_file, host.thread)
+    initramfs = layer.make_initramfs(work / f"initramfs-{name}", disks.modules, disks.busybox)
+    qemu = machine(disks, initramfs, boot, status_file, host)
     environment = {**os.environ, "TMPDIR": str(work)}  # for what snapshot=on keeps of the guest
     with subprocess.Popen(
         qemu, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
@@ -158,19 +178,30 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     return status
 
 
-def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path, thread: str) -> list[str]:
+def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path, host: Host) -> list[str]:
     """Return the qemu command line. /dev/ttyS0 is the console, /dev/ttyS1 carries the status."""
     # 3 lets only a dying kernel write between the command's lines.
     append = f"console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 {boot}"
     drive = "format=raw,if=virtio,cache=unsafe,snapshot=on"
     return [
         *("setpriv", "--pdeathsig", "KILL"),  # the machine never outlives us, however we end
-        *("qemu-system-x86_64", "-accel", f"tcg,thread={thread}", "-cpu", "max"),
+        *(AARCH64 if host.foreign else X86_64),
+        *("-accel", f"tcg,thread={host.thread}"),
         *("-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot"),
         *("-kernel", str(disks.kernel), "-initrd", str(initramfs), "-append", append),
         *("-drive", f"file={disks.root},{drive}", "-drive", f"file={disks.opt},{drive}"),
-        *("-serial", "stdio", "-serial", f"file:{status_file}"),
+        *("-chardev", "stdio,id=console", "-chardev", f"file,id=status,path={status_file}"),
+        *(option for name in ("console", "status") for option in serial(name, host)),
     ]
+
+
+def serial(name: str, host: Host) -> tuple[str, str]:
+    """Return the option for the next /dev/ttyS; an aarch64's own port is of another make."""
+    return (
+        ("-device", f"pci-serial,chardev={name}")
+        if host.foreign
+        else ("-serial", f"chardev:{name}")
+    )
 
 
 def relay(process: subprocess.Popen[bytes], name: str, deadline: float) -> tuple[bool, str]:

@@ -63,10 +63,12 @@ def output_of(*command: str | Path, cwd: Path | None = None) -> str:
     return subprocess.run(command, cwd=cwd, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
-def install_tools() -> None:
+def install_tools(besides: Sequence[str] = ()) -> None:
     """Install the Debian packages that are needed and missing; unless root, say what is amiss."""
     listing = output_of("dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n")
-    missing = [tool for tool in TOOLS if f"{tool} installed" not in listing.splitlines()]
+    missing = [
+        tool for tool in (*TOOLS, *besides) if f"{tool} installed" not in listing.splitlines()
+    ]
     install = ("apt-get", "install", "-y", "--no-install-recommends", *missing)
     if os.geteuid() != 0:
         hint = f"; as root: {shlex.join(install)}" if missing else ""
@@ -154,7 +156,7 @@ def configure(root: Path) -> None:
     (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 1\n")
     (root / "etc/machine-id").write_text("0123456789abcdef" * 2 + "\n")
     for name, uid in USERS.items():
-        run("chroot", root, "useradd", "-m", "-u", str(uid), "-s", "/bin/bash", name)
+        run("useradd", "--prefix", root, "-m", "-u", str(uid), "-s", "/bin/bash", name)
     linger = root / "var/lib/systemd/linger"
     linger.mkdir(parents=True)
     (linger / "cell").touch()
@@ -170,15 +172,17 @@ def make_ext4(tree: Path, image: Path, gigabytes: int) -> None:
     run("mke2fs", "-q", "-t", "ext4", "-d", tree, image, f"{gigabytes}G")
 
 
-def run_in_root(root: Path, opt: Path, command: Sequence[str]) -> None:
+def run_in_root(
+    root: Path, opt: Path, command: Sequence[str], enter: Sequence[str] = PRIVATE_MOUNTS
+) -> None:
     """Run a command in the built root, read-only but for `opt`, which it sees as /opt."""
     script = """
         mount --bind "$1" "$1"
         mount --bind "$2" "$1/opt"
         mount -t tmpfs tmpfs "$1/tmp"
-        mount -t proc proc "$1/proc"
+        mount --rbind /proc "$1/proc"
         mount -o remount,bind,ro "$1"
         root=$1; shift 2
         exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/tmp LANG=C.UTF-8 "$@"
     """
-    run(*PRIVATE_MOUNTS, "sh", "-ec", script, "sh", root, opt, *command)
+    run(*enter, "sh", "-ec", script, "sh", root, opt, *command)

@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import foreign
 import image
 
 if TYPE_CHECKING:
@@ -56,11 +57,38 @@ def packages(cache: Path, host: Path, checkout: Path) -> Path:
     return image.cached(cache, "venv", "\n".join((host.name, *lines)).encode(), build)
 
 
+def foreign_packages(cache: Path, host: Path, checkout: Path, enter: Sequence[str]) -> Path:
+    """Return the same for a root of another processor; what nobody compiled for it is, there."""
+    lines = [*requirements(checkout), *foreign.BESIDES]
+    compiled = [line for line in lines if not line.startswith(foreign.FROM_SOURCE)]
+
+    def build(folder: Path) -> None:
+        foreign.fetch_packages(folder / "wheels", lines)
+        offline = ("--no-index", "--find-links", "/opt/wheels")
+        for command in (
+            ("python3", "-m", "venv", "/opt/venv"),
+            pip_install(*offline, *compiled),
+            pip_install(*offline, "--no-build-isolation", *foreign.FROM_SOURCE),
+        ):
+            image.run_in_root(host / "root", folder, command, enter)
+        shutil.rmtree(folder / "wheels")
+
+    ingredients = "\n".join((host.name, *lines)).encode()
+    return image.cached(cache, f"{foreign.ARCHITECTURE}-venv", ingredients, build)
+
+
 def pip_install(*arguments: str) -> tuple[str, ...]:
     return ("/opt/venv/bin/python", "-m", "pip", "install", "--no-cache-dir", *arguments)
 
 
-def make_layer(work: Path, host: Path, venv: Path, checkout: Path, command: Sequence[str]) -> Path:
+def make_layer(
+    work: Path,
+    host: Path,
+    venv: Path,
+    checkout: Path,
+    command: Sequence[str],
+    enter: Sequence[str] = image.PRIVATE_MOUNTS,
+) -> Path:
     """Return an ext4 image of /opt: the checkout installed in its venv, and the command."""
     opt = work / "opt"
     image.run("cp", "-a", venv, opt)
@@ -69,12 +97,13 @@ def make_layer(work: Path, host: Path, venv: Path, checkout: Path, command: Sequ
     if shared.is_dir():
         shutil.copytree(shared, opt / "src/shared", symlinks=True)
     editable = ("--no-index", "--no-deps", "--no-build-isolation", "--editable", "/opt/src/main")
-    image.run_in_root(host / "root", opt, pip_install(*editable))
+    image.run_in_root(host / "root", opt, pip_install(*editable), enter)
     shutil.copytree(GUEST, opt / "host")
     (opt / "host/command").write_text(f"exec {shlex.join(command)}\n")
-    image.make_ext4(opt, work / "opt.ext4", gigabytes=4)
+    disk = work / f"{host.name}.ext4"
+    image.make_ext4(opt, disk, gigabytes=4)
     shutil.rmtree(opt)
-    return work / "opt.ext4"
+    return disk
 
 
 def copy_checkout(checkout: Path, target: Path) -> None:
@@ -87,11 +116,11 @@ def copy_checkout(checkout: Path, target: Path) -> None:
             shutil.copy2(source, target / name, follow_symlinks=False)
 
 
-def make_initramfs(tree: Path, modules: Path) -> Path:
+def make_initramfs(tree: Path, modules: Path, busybox: Path) -> Path:
     """Return an initramfs, made from `tree`, that finds the two disks and hands over to systemd."""
     for folder in ("bin", "dev", "proc", "root", "modules"):
         (tree / folder).mkdir(parents=True)
-    shutil.copy2("/bin/busybox", tree / "bin/busybox")
+    shutil.copy2(busybox, tree / "bin/busybox")
     shutil.copy2(GUEST / "init", tree / "init")
     built_in = (modules / "modules.builtin").read_text()
     for position, name in enumerate(MODULES):
