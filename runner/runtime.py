@@ -39,7 +39,7 @@ def find_runtime(executable: str) -> Runtime:
     except OSError as error:
         message = f"cannot use {executable} as interpreter: {error.strerror}"
         raise LaunchError(message, "install it or name another one") from None
-    key = f"runtime 2 {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
+    key = f"runtime 3 {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
     return cached(key, Runtime, lambda: _ask(executable))
 
 
@@ -48,10 +48,11 @@ def _ask(executable: str) -> Runtime:
     outside = [path for path in libraries if not path.startswith(stdlib + "/")]
     links = [(path, os.readlink(path)) for path in _DISTRIBUTION_LINKS if os.path.islink(path)]
     for path in outside:
-        links += sonames(Path(path))
+        links += sonames(Path(path)) + loader_links(Path(path))
     data = [path for path in _DATA if os.path.exists(path)]
     hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
-    # The path of the dynamic loader is fixed in every program: /lib64 on some architectures.
+    # The path of the dynamic loader is fixed in every program: /lib64 on some architectures, a link
+    # in /lib on others.
     programs = (executable, *(path for path in ("/usr/lib64",) if os.path.isdir(path)))
     return Runtime(executable, (stdlib, *outside, *data), tuple(links), tuple(hidden), programs)
 
@@ -74,5 +75,19 @@ def sonames(library: Path) -> list[tuple[str, str]]:
     return [
         (str(link), library.name)
         for link in library.parent.glob(library.name.partition(".so")[0] + "*")
+        if link.is_symlink() and link.resolve() == library
+    ]
+
+
+def loader_links(
+    library: Path, places: tuple[str, ...] = ("/usr/lib", "/lib")
+) -> list[tuple[str, str]]:
+    """Return the links in `places` that lead to `library` if it is the dynamic loader."""
+    if not library.name.startswith("ld-"):
+        return []
+    links = (Path(place, library.name) for place in places if not os.path.islink(place))
+    return [
+        (str(link), str(library))
+        for link in links
         if link.is_symlink() and link.resolve() == library
     ]

@@ -243,6 +243,7 @@ for n in range(200):
     assert standard.execute("1 + 1").value == 2
 
 
+@pytest.mark.needs("real_cpu")
 def test_a_signal_does_not_count_a_call_twice(standard: Sandbox) -> None:
     code = """
 import ctypes, signal
