@@ -17,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 README = Path(__file__).with_name("README.md")
 _TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _SECONDS = 420
 _HEAD = """
 {place}:
@@ -79,7 +79,10 @@ def noticed_by(copy: Path, *chosen: str) -> str:
     except subprocess.TimeoutExpired:
         return "the run does not end"
     failed = _FAILED.search(done.stdout)
-    return failed[1].rpartition("/")[2] if failed else ""
+    if not failed:
+        return ""
+    file, _, test = failed[1].partition("::")
+    return f"{Path(file).name}::{test}"
 
 
 def misplaced() -> list[str]:
