@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 README = Path(__file__).with_name("README.md")
 _TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
-_SECONDS = 420
+_SECONDS = 200
 _HEAD = """
 {place}:
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from ..channel import send
-from ..kernel import processes
 from ..messages import Entered, Failed, Listening, Mounted, encode
 from . import privileges
 from .enter import CONTROL, Descriptors, Site, enter
@@ -36,8 +35,7 @@ def become_guest(site: Site, descriptors: Descriptors, guest: Guest) -> NoReturn
         if guest.rehearse:
             guest.rehearse()
         send(status, encode(Entered()))
-        status.detach()
-        processes.close_range(CONTROL + 1, 0xFFFFFFFF)
+        status.close()  # the last but those four: the rest was swept away at the start
         guest.serve(CONTROL)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _report(status, error)

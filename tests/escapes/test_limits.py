@@ -82,3 +82,17 @@ def test_limits_cannot_be_raised(standard: Sandbox) -> None:
         + "try:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (s, h + 1)); v = True\nexcept (ValueError, OSError): v = False\nv"
     )
     assert standard.execute(raised).value is False
+
+
+@pytest.mark.parametrize("place", ["/workspace", "/tmp"])
+def test_many_files_together_are_no_larger_than_the_workspace(strict: Sandbox, place: str) -> None:
+    """Each is below the limit of a single file, and all below the cap on memory."""
+    code = (
+        "import errno\nwritten = 0\ntry:\n"
+        "    for number in range(5):\n"
+        f"        with open(f'{place}/{{number}}', 'wb') as file: file.write(bytes(20 << 20))\n"
+        "        written += 20\n"
+        "except OSError as error: code = errno.errorcode[error.errno]\n"
+        "written, code"
+    )
+    assert strict.execute(code).value == [60, "ENOSPC"]
