@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "create_sandbox"]
 
 _OTHER_LANGUAGES_CELLS = 2
+_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
 
 
 class Sandbox:
@@ -205,7 +206,9 @@ def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") ->
         return None
     from ..runner.audit.log import AuditLog
 
-    return given if isinstance(given, AuditLog) else AuditLog(level=config.audit_level)
+    if isinstance(given, AuditLog):
+        return given
+    return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
 
 
 def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
