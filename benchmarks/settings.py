@@ -37,7 +37,9 @@ def sandbox(
         log: AuditLog | bool = False
         if audit:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-bench-"))
-            log = stack.enter_context(AuditLog(path=Path(directory, "audit.jsonl")))
+            log = stack.enter_context(
+                AuditLog(path=Path(directory, "audit.jsonl"), max_entries=1000)
+            )
         ready = PoolSettings() if pool is None else pool
         made = stack.enter_context(
             Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions)
