@@ -6,21 +6,10 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from ..runner.capture import OnOutput
-from ..runner.performance import NEVER
 from ..runner.result import SandboxResult, SandboxStatus
-
-
-class Executes(Protocol):
-    """A sandbox or a session."""
-
-    def execute(
-        self, code: str | bytes, language: str = "python", *, on_output: OnOutput | None = None,
-        cancel: int = NEVER, **given: Any,
-    ) -> SandboxResult: ...  # fmt: skip
-
+from .executing import Executing
 
 _QUEUED_CHUNKS = 64  # then the guest waits: a slow reader never grows memory
 
@@ -66,7 +55,7 @@ class _Chunks:
 class Run:
     """A started execution: read its output as it comes, cancel it, get its result."""
 
-    def __init__(self, sandbox: Executes, code: str | bytes, language: str, **given: Any) -> None:
+    def __init__(self, sandbox: Executing, code: str | bytes, language: str, **given: Any) -> None:
         self._lock = threading.Lock()
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
         self._chunks = _Chunks()
@@ -77,7 +66,7 @@ class Run:
         self._thread.start()
 
     def _work(
-        self, sandbox: Executes, code: str | bytes, language: str, given: dict[str, Any]
+        self, sandbox: Executing, code: str | bytes, language: str, given: dict[str, Any]
     ) -> None:
         try:
             self._result = sandbox.execute(
@@ -117,7 +106,7 @@ class Run:
 
 
 async def aexecute(
-    sandbox: Executes, code: str | bytes, language: str, **given: Any
+    sandbox: Executing, code: str | bytes, language: str, **given: Any
 ) -> SandboxResult:
     """Run `sandbox.execute` in a thread; cancelling the task ends the execution."""
     cancel = os.eventfd(0, os.EFD_CLOEXEC)

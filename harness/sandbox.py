@@ -3,8 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ..policies.errors import PolicyError
 from ..policies.permissions import PermissionSet
@@ -19,13 +18,13 @@ from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import Supervisor
 from ..runner.supervisors import Supervisors
 from .config import SandboxConfig, check_pool, check_sessions
+from .executing import Executing
 from .intake import Intake, rules_of
 from .session import OpenSessions, Session
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
     from ..runner.audit.log import AuditLog
-    from .run import Run
 
 __all__ = ["Sandbox", "create_sandbox"]
 
@@ -33,7 +32,7 @@ _OTHER_LANGUAGES_CELLS = 2
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
 
 
-class Sandbox:
+class Sandbox(Executing):
     """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
 
     `Sandbox()` denies everything and requires every layer.  `config` widens it by named permissions;
@@ -132,20 +131,6 @@ class Sandbox:
         findings = self._intake.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)
 
-    async def aexecute(
-        self, code: str | bytes, language: str = "python", **given: Any
-    ) -> SandboxResult:
-        """`execute` for asyncio callers; cancelling the task ends the execution."""
-        from .run import aexecute
-
-        return await aexecute(self, code, language, **given)
-
-    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
-        """Start `execute` in the background and return a handle to it."""
-        from .run import Run
-
-        return Run(self, code, language, **given)
-
     def settle(self) -> None:
         """Wait until the pool is full and nothing of any past call is left."""
         self._supervisors.settle()
@@ -153,17 +138,6 @@ class Sandbox:
     def close(self) -> None:
         """End every execution and leave nothing behind; closing twice is fine."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _another(

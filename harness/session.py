@@ -4,8 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from ..policies.errors import PolicyError, WorkspaceError
 from ..policies.languages import PYTHON
@@ -16,16 +15,14 @@ from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisor import Supervisor
 from ..runner.workspace import WorkspaceFile, list_files, read_file
 from .archive import pack, unpack
+from .executing import Executing
 from .history import History, outcome_of
 from .intake import Intake
-
-if TYPE_CHECKING:
-    from .run import Run
 
 _MAX_DOWNLOAD_BYTES = 1 << 30
 
 
-class Session:
+class Session(Executing):
     """One cell that lives across calls: variables, imports, files, threads and the working directory
     stay.  Calls from several threads are served in order, never mixed.  Made by `Sandbox.session`.
 
@@ -77,20 +74,6 @@ class Session:
         if result.status is not SandboxStatus.REJECTED:
             self._history.add(code, given, result)
         return result
-
-    async def aexecute(
-        self, code: str | bytes, language: str = "python", **given: Any
-    ) -> SandboxResult:
-        """`execute` for asyncio callers; cancelling the task interrupts the program."""
-        from .run import aexecute
-
-        return await aexecute(self, code, language, **given)
-
-    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
-        """Start `execute` in the background and return a handle to it."""
-        from .run import Run
-
-        return Run(self, code, language, **given)
 
     def upload(self, path: str, data: str | bytes) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
@@ -146,17 +129,6 @@ class Session:
         """End it; what runs is killed.  Closing twice is fine."""
         if not self.lost:
             self._cell.end("it was closed", "closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class OpenSessions:

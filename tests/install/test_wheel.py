@@ -115,8 +115,6 @@ print(result.value, result.stdout.strip(), refused.error.partition(":")[0])
 
 
 def test_the_command_is_installed(python: Path, place: Path) -> None:
-    if not (ROOT / "harness" / "cli.py").is_file():
-        pytest.skip("there is no command line yet")
     command = python.with_name("cellwright")
     out = run(
         command,

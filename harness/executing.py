@@ -1,0 +1,52 @@
+"""What a sandbox and a session have in common: one way to execute, three to call it, and an end."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..runner.capture import OnOutput
+from ..runner.performance import NEVER
+from ..runner.result import SandboxResult
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Executing(ABC):
+    """Executes programs until it is closed; a context manager."""
+
+    @abstractmethod
+    def execute(
+        self, code: str | bytes, language: str = "python", *, on_output: OnOutput | None = None,
+        cancel: int = NEVER, **given: Any,
+    ) -> SandboxResult:  # fmt: skip
+        """Run `code` and return what came of it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs, and leave nothing behind; closing twice is fine."""
+
+    async def aexecute(
+        self, code: str | bytes, language: str = "python", **given: Any
+    ) -> SandboxResult:
+        """`execute` for asyncio callers; cancelling the task cancels the execution."""
+        from .run import aexecute  # asyncio takes 40 ms to import
+
+        return await aexecute(self, code, language, **given)
+
+    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
+        """Start `execute` in the background and return a handle to it."""
+        from .run import Run
+
+        return Run(self, code, language, **given)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
