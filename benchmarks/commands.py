@@ -5,6 +5,7 @@ Exit status 1 if a verdict of a benchmark does not hold.
 
 import argparse
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
     """Measure, or read what was measured, and show it; raises PolicyError for what makes no sense."""
     if options.smoke and options.write_readme:
         raise PolicyError("--write-readme: what a smoke run finds is not for documents")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leave nothing behind
     settings = Settings(policy, options.runs, options.forks, options.smoke, options.peers)
     if options.source:
         reports = _read(options.source)

@@ -25,27 +25,32 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: list[Call] = []
+        self._calls: dict[str, Call | None] = {}  # by execution, in the order in which they ran
         self._left = _MOST_BYTES
+
+    def begin(self, execution_id: str) -> None:
+        """Note that it is this one's turn: calls may be waiting in other threads."""
+        with self._lock:
+            self._calls[execution_id] = None
 
     def add(self, code: str | bytes, given: dict[str, Any], result: SandboxResult) -> None:
         kept = {name: given[name] for name in _KEPT if given.get(name) is not None}
         with self._lock:
             self._left -= len(code) + sum(len(data) for data in kept.get("files", {}).values())
             self._left -= len(kept.get("stdin", "")) + _CALL_BYTES
-            self._calls.append(Call(code, kept, outcome_of(result)))
+            self._calls[result.execution_id] = Call(code, kept, outcome_of(result))
             if self._left < 0:
                 self._calls.clear()
 
     def calls(self) -> tuple[Call, ...]:
-        """Return them; raises PolicyError if they were too large to keep."""
+        """Return those that have ended; raises PolicyError if they were too large to keep."""
         with self._lock:
             if self._left < 0:
                 raise PolicyError(
                     f"fork: this session was given more than {_MOST_BYTES} bytes to replay",
                     "take a snapshot of its files instead",
                 )
-            return tuple(self._calls)
+            return tuple(call for call in self._calls.values() if call)
 
 
 def outcome_of(result: SandboxResult) -> bytes:

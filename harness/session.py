@@ -44,6 +44,7 @@ class Session(Executing):
         self._intake = intake
         self._another = another
         self._history = History()
+        cell.on_begin = self._history.begin
 
     @property
     def lost(self) -> str:
@@ -71,7 +72,7 @@ class Session(Executing):
             return self._cell.execute(request, on_output, cancel)
 
         result = self._intake.perform(code, language, given, perform, self.id)
-        if result.status is not SandboxStatus.REJECTED:
+        if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
             self._history.add(code, given, result)
         return result
 
@@ -118,11 +119,15 @@ class Session(Executing):
         """
         calls = self._history.calls()
         branch = self._another()
-        differing = []
-        for number, call in enumerate(calls, 1):
-            if outcome_of(branch.execute(call.code, **call.given)) != call.outcome:
-                differing.append(number)
-        branch.diverged = tuple(differing)
+        try:
+            branch.diverged = tuple(
+                number
+                for number, call in enumerate(calls, 1)
+                if outcome_of(branch.execute(call.code, **call.given)) != call.outcome
+            )
+        except BaseException:
+            branch.close()
+            raise
         return branch
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ class SessionCell:
         self._listing: Listing = {}
         self._born_at = self.used_at = time.monotonic()
         self.lost = ""  # why it is gone
+        self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
 
     @property
@@ -63,6 +64,7 @@ class SessionCell:
             return called_off(request, asked_at, self._layers)
         try:
             self._require_life()
+            self.on_begin(request.execution_id)
             return self._execute(request, asked_at, on_output, cancel)
         finally:
             self.used_at = time.monotonic()

@@ -1,6 +1,10 @@
 """Every benchmark measures something on this host; what it measures is not judged here."""
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,7 @@ from cellwright.benchmarks.contestants import AbsentError, Command, Isolation
 from cellwright.benchmarks.programs import SUM, TEXT, Program
 from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
-from tests.conftest import OPTIONAL
+from tests.conftest import OPTIONAL, ROOT, soon
 
 SETTINGS = Settings(Policy(name="strict", optional_layers=OPTIONAL), runs=2, forks=20, smoke=True)
 LONG = ("throughput", "validation")  # they are in the smoke run of .ci/run
@@ -84,3 +88,25 @@ def test_a_wrong_result_is_told() -> None:
 def test_an_order_that_is_none_fails() -> None:
     assert fairness._in_order([0, 1, 2]).holds
     assert not fairness._in_order([0, 2, 1]).holds
+
+
+def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    optional = [part for layer in OPTIONAL for part in ("--optional", layer)]
+    command = [
+        sys.executable,
+        "-m",
+        "cellwright",
+        "bench",
+        "--smoke",
+        "--plain",
+        *optional,
+        "latency",
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert soon(lambda: bool(os.listdir(tmp_path)))
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert os.listdir(tmp_path) == []

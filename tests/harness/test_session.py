@@ -514,3 +514,27 @@ def test_too_much_to_replay_is_said(session: Session, monkeypatch: pytest.Monkey
     session.execute("x = '" + "x" * 20 + "'")
     with pytest.raises(PolicyError, match="bytes to replay"):
         session.fork()
+
+
+def test_a_fork_replays_in_the_order_in_which_calls_ran(session: Session) -> None:
+    session.execute("log = []")
+    with ThreadPoolExecutor(8) as threads:
+        list(
+            threads.map(
+                lambda number: session.execute(f"log.append({number})\nlen(log)"), range(40)
+            )
+        )
+    with session.fork() as branch:
+        assert branch.diverged == ()
+        assert branch.execute("log").value == session.execute("log").value
+
+
+def test_a_call_that_never_began_is_not_replayed(session: Session) -> None:
+    run = session.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
+    next(run.output())
+    waiting = session.start("x = 1")
+    waiting.cancel()
+    assert waiting.result().error == "cancelled while it waited"
+    run.cancel()
+    run.result()
+    assert len(session._history.calls()) == 1
