@@ -26,9 +26,9 @@ class Session(Executing):
     """One cell that lives across calls: variables, imports, files, threads and the working directory
     stay.  Calls from several threads are served in order, never mixed.  Made by `Sandbox.session`.
 
-    A call that takes too long is interrupted (KeyboardInterrupt) and the state stays; one that does
-    not yield within a second is killed, and the session with it.  `lost` then says why, and any
-    further call raises SessionLost.
+    A call that takes too long is interrupted (KeyboardInterrupt) and the state stays; one that has
+    not yielded after a second is interrupted again, and after another one killed, the session with
+    it.  `lost` then says why, and any further call raises SessionLost.
     """
 
     def __init__(

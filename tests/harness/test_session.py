@@ -214,6 +214,25 @@ def test_a_program_that_does_not_yield_is_killed_and_the_session_is_lost(session
         session.files()
 
 
+def test_a_program_that_misses_an_interrupt_is_interrupted_again(session: Session) -> None:
+    session.execute("x = 1")
+    misses_one = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("missed")
+time.sleep(60)
+"""
+    late = session.execute(misses_one, timeout=0.1)
+    assert (late.stdout, late.status, late.session_lost) == (
+        "missed\n",
+        SandboxStatus.TIMEOUT,
+        False,
+    )
+    assert session.execute("x").value == 1
+
+
 def test_a_cancelled_call_leaves_the_session(session: Session) -> None:
     session.execute("x = 1")
     run = session.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
