@@ -12,7 +12,7 @@ from .policy import Policy, check_policy
 
 _PROFILES = Path(__file__).parent / "profiles"
 _DEEPEST = 8
-_WHERE = re.compile(r"`\$\.?([\w.]*)[^`]*`")
+_WHERE = re.compile(r"`\$\.?([\w.]*)(?:\[(\d+)\])?([\w.]*)[^`]*`")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
 
 
@@ -78,22 +78,28 @@ def _place(name: str, complaint: str) -> str:
     path = _path(name)
     where = _WHERE.search(complaint)
     unknown = _UNKNOWN.search(complaint)
-    keys = [*filter(None, where[1].split(".") if where else ()), *([unknown[1]] if unknown else [])]
+    named = f"{where[1]}{where[3]}".split(".") if where else ()
+    keys = [*filter(None, named), *([unknown[1]] if unknown else [])]
     keys = keys or complaint.partition(":")[0].partition(" ")[0].split(".")
     try:
-        line = _line_of(path.read_text(), keys)
+        line = _line_of(path.read_text(), keys, int(where[2] or 0) if where else 0)
     except OSError:
         line = 0
     return f"{path}, line {line}" if line else str(path)
 
 
-def _line_of(text: str, keys: list[str]) -> int:
-    """Return the number of the line that sets `keys`, or of their table; 0 if there is none."""
+def _line_of(text: str, keys: list[str], skipped: int) -> int:
+    """Return the number of the line that sets `keys`, or of their table; 0 if there is none.
+
+    Of an array of tables the first `skipped` are passed over.
+    """
     table: list[str] = []
     best = 0
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
-            table = header[1].split(".")
+        if header := re.match(r"\s*\[(\[?)\s*([\w.]+)\s*\]", line):
+            table = header[2].split(".")
+            if header[1] and table == keys[: len(table)] and skipped:
+                table, skipped = [], skipped - 1
             best = number if table == keys[: len(table)] and not best else best
         elif (key := re.match(r"\s*([\w.]+)\s*=", line)) and [*table, *key[1].split(".")] == keys:
             return number

@@ -15,6 +15,7 @@ from .policy import (
     shown_paths,
 )  # fmt: skip
 from .source.findings import Rules
+from .tools import narrow_tools, tools_exceed
 
 _STRICTER = ("off", "advise", "enforce")
 _NONE = "none"  # no module: a list that allows nothing
@@ -52,6 +53,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         ),
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
+        tools=narrow_tools(policy.tools, by.tools),
         environment={
             name: value
             for name, value in policy.environment.items()
@@ -84,6 +86,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         ),
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),
+        *tools_exceed(policy.tools, limit.tools),
         *_environment(policy, limit),
         *(
             f"optional_layers: going on without {layer}"

@@ -8,6 +8,7 @@ import msgspec
 
 from .errors import PolicyError
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
+from .tools import Tools, check_tools
 
 MIB = 1024 * 1024
 
@@ -114,6 +115,7 @@ class Policy(_Section, frozen=True):
     syscalls: Syscalls = Syscalls()
     limits: Limits = Limits()
     validation: Validation = Validation()
+    tools: Tools = Tools()
     environment: dict[str, str] = {}
     optional_layers: tuple[str, ...] = ()
 
@@ -133,6 +135,7 @@ def check_policy(policy: Policy) -> Policy:
             f"limits.{field.name}", getattr(policy.limits, field.name), whole=field.type is int
         )
     check_validation(policy.validation)
+    check_tools(policy.tools)
     check_names("python.preload", policy.python.preload)
     for name in policy.python.preload:
         if not all(part.isidentifier() for part in name.split(".")):

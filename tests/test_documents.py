@@ -92,7 +92,7 @@ def test_the_readme_shows_a_program_a_refusal_and_a_cap() -> None:
 
 def test_every_policy_that_is_shown_is_one() -> None:
     found = re.findall(r"```toml\n(.*?)```", text_of("policies/README.md"), re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     for shown in found:
         policy.check_policy(msgspec.convert(tomllib.loads(shown), policy.Policy))
 

@@ -44,6 +44,16 @@ WRONG = {
     "no layer": ("name = 'x'\noptional_layers = ['seccomp']\n", 2, "seccomp"),
     "a group of calls that follows from elsewhere": ("[syscalls]\ngroups = ['exec']\n", 2, "exec"),
     "extends a number": ("name = 'x'\nextends = 5\n", 2, "extends"),
+    "a bad rule": (
+        "[tools]\ncalls = 1\n[[tools.rules]]\ntool = '*'\neffect = 'maybe'\n",
+        5,
+        "maybe",
+    ),
+    "a bad second rule": (
+        "[[tools.rules]]\ntool = '*'\neffect = 'deny'\n[[tools.rules]]\ntool = 1\neffect = 'deny'\n",
+        5,
+        "str",
+    ),
     "a bad mode": ("[validation]\nmode = 'maybe'\n", 2, "maybe"),
 }
 

@@ -21,6 +21,7 @@ from cellwright.policies.policy import (
     lies_in,
 )
 from cellwright.policies.source.findings import Rules
+from cellwright.policies.tools import ToolRule, Tools
 
 PATHS = st.lists(
     st.sampled_from(["/srv", "/srv/a", "/srv/a/b", "/srvx", "/opt", "/usr/bin", "/usr"]),
@@ -29,6 +30,15 @@ PATHS = st.lists(
 ).map(tuple)
 MODULES = ["os", "os.path", "sys", "json"]
 NAMES = st.lists(st.sampled_from(MODULES), max_size=2, unique=True).map(tuple)
+RULES = st.lists(
+    st.builds(
+        ToolRule,
+        tool=st.sampled_from(["*", "weather.*", "mail.send"]),
+        effect=st.sampled_from(["allow", "deny", "approve"]),
+        arguments=st.sampled_from([{}, {"to": "*@example.org"}]),
+    ),
+    max_size=2,
+).map(tuple)
 
 
 @st.composite
@@ -51,6 +61,7 @@ def policies(draw: st.DrawFn) -> Policy:
             mode=draw(st.sampled_from(["off", "advise", "enforce"])), blocked_imports=draw(NAMES),
             allowed_imports=draw(NAMES), blocked_builtins=draw(NAMES),
         ),
+        tools=Tools(rules=draw(RULES), calls=draw(st.integers(0, 9)), depth=draw(st.integers(0, 3))),
         syscalls=Syscalls(groups=draw(st.sampled_from([(), ("file_watching",)]))),
         environment=draw(st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["1", "2"]))),
         optional_layers=draw(st.lists(st.sampled_from(OPTIONAL_LAYERS), unique=True).map(tuple)),
@@ -125,6 +136,7 @@ MORE = {
     "validation.blocked_builtins: exec is not among them": Policy(
         validation=Validation(blocked_builtins=())
     ),
+    "tools.calls: 1001 instead of 1000": Policy(tools=Tools(calls=1001)),
     "environment: A=1": Policy(environment={"A": "1"}),
     "optional_layers: going on without landlock": Policy(optional_layers=("landlock",)),
 }

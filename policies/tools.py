@@ -1,0 +1,139 @@
+"""Which tools of the host a program may call, with which arguments, and how often."""
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from .errors import PolicyError
+
+Effect = Literal["allow", "deny", "approve"]
+_EFFECTS = get_args(Effect)
+
+
+class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of a call whose tool and arguments match.
+
+    `tool` is a glob over names; `arguments` maps names of arguments to globs, all of which have to
+    match: text as it is, anything else as JSON, a missing argument as nothing.  `reason` is told to who
+    is refused.
+    """
+
+    tool: str
+    effect: Effect
+    arguments: dict[str, str] = {}
+    reason: str = ""
+
+    def matches(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        return fnmatch.fnmatchcase(name, self.tool) and all(
+            key in arguments and fnmatch.fnmatchcase(_text(arguments[key]), pattern)
+            for key, pattern in self.arguments.items()
+        )
+
+    def __str__(self) -> str:
+        where = "".join(f" {name}={pattern}" for name, pattern in self.arguments.items())
+        return f"{self.effect} {self.tool}{where}"
+
+
+class Tools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rules about calls of tools, and their caps.
+
+    The first of `rules` that matches decides; where there are rules and none matches the call is
+    denied; where there are none what the host offers may be called.  `further` are lists of rules
+    that have to allow a call too: narrowing a policy by another leaves them.  A program cannot call
+    what the host does not offer, whatever the rules say.
+    """
+
+    rules: tuple[ToolRule, ...] = ()
+    further: tuple[tuple[ToolRule, ...], ...] = ()
+    calls: int = 1000  # of one execution, or of one request to a session
+    calls_per_second: float = 1000.0
+    depth: int = 4  # a tool that calls a tool that calls ...
+    result_bytes: int = 65_536  # of one result; a longer one is kept on the host
+
+
+class Verdict(NamedTuple):
+    """What the rules say of a call; `trace` says of each that was looked at whether it matched."""
+
+    effect: Effect
+    reason: str
+    trace: tuple[str, ...]
+
+
+def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> Verdict:
+    """Return what becomes of a call: the strictest word of all lists of rules."""
+    verdicts = [_judge(rules, name, arguments) for rules in rule_lists(tools)]
+    strictest = max(verdicts, key=lambda each: _STRICTNESS[each.effect], default=_ALLOWED)
+    return strictest._replace(trace=tuple(line for each in verdicts for line in each.trace))
+
+
+def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
+    """Return every list of rules that has to allow a call."""
+    return tuple(rules for rules in (tools.rules, *tools.further) if rules)
+
+
+_STRICTNESS: dict[Effect, int] = {"allow": 0, "approve": 1, "deny": 2}
+_ALLOWED = Verdict("allow", "", ())
+
+
+def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any]) -> Verdict:
+    trace = []
+    for number, rule in enumerate(rules, 1):
+        if rule.matches(name, arguments):
+            trace.append(f"rule {number}: {rule}: matches")
+            return Verdict(rule.effect, rule.reason, tuple(trace))
+        trace.append(f"rule {number}: {rule}: does not match")
+    return Verdict("deny", "no rule allows it", (*trace, "no rule matches: deny"))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def check_tools(tools: Tools) -> None:
+    """Raise PolicyError for a rule that could not do what it says."""
+    for rules in (tools.rules, *tools.further):
+        for rule in rules:
+            if rule.effect not in _EFFECTS:
+                effects = ", ".join(_EFFECTS)
+                raise PolicyError(f"tools.rules: {rule.effect!r} is not one of {effects}")
+            if not rule.tool:
+                raise PolicyError("tools.rules: a rule must name a tool; * means any")
+    for name in ("calls", "calls_per_second", "depth", "result_bytes"):
+        value = getattr(tools, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+            raise PolicyError(f"tools.{name}: must be a number from 0 to 2^53, not {value!r}")
+
+
+def narrow_tools(tools: Tools, by: Tools) -> Tools:
+    """Return what both allow."""
+    own = rule_lists(tools)
+    lists = (*own, *(rules for rules in rule_lists(by) if rules not in own))
+    return Tools(
+        rules=lists[0] if lists else (),
+        further=lists[1:],
+        calls=min(tools.calls, by.calls),
+        calls_per_second=min(tools.calls_per_second, by.calls_per_second),
+        depth=min(tools.depth, by.depth),
+        result_bytes=min(tools.result_bytes, by.result_bytes),
+    )
+
+
+def tools_exceed(tools: Tools, limit: Tools) -> tuple[str, ...]:
+    """Return in words where `tools` may allow what `limit` does not.
+
+    A list of rules of `limit` that `tools` does not have counts, even if others of its come to the
+    same.
+    """
+    missing = [rules for rules in rule_lists(limit) if rules not in rule_lists(tools)]
+    caps = ("calls", "calls_per_second", "depth", "result_bytes")
+    return (
+        *(f"tools.rules: without {'; '.join(map(str, rules))}" for rules in missing),
+        *(
+            f"tools.{name}: {getattr(tools, name):g} instead of {getattr(limit, name):g}"
+            for name in caps
+            if getattr(tools, name) > getattr(limit, name)
+        ),
+    )
