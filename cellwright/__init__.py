@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from .policies.errors import InternalError as InternalError
     from .policies.errors import LaunchError as LaunchError
     from .policies.errors import PolicyError as PolicyError
+    from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionLost as SessionLost
+    from .policies.errors import ToolArgumentsInvalid as ToolArgumentsInvalid
+    from .policies.errors import ToolDenied as ToolDenied
+    from .policies.errors import ToolError as ToolError
+    from .policies.errors import ToolExists as ToolExists
+    from .policies.errors import ToolFailed as ToolFailed
+    from .policies.errors import ToolInvalid as ToolInvalid
+    from .policies.errors import ToolNotFound as ToolNotFound
+    from .policies.errors import ToolResultInvalid as ToolResultInvalid
+    from .policies.errors import ToolTestFailed as ToolTestFailed
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.errors import WorkspaceError as WorkspaceError
     from .policies.narrowing import exceeds as exceeds
@@ -63,7 +73,9 @@ _HOMES = {
     "harness.session": ("Session",),
     "policies.errors": (
         "AuditError", "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
-        "PolicyError", "SessionLost", "Unenforceable", "WorkspaceError",
+        "PolicyError", "RegistryError", "SessionLost", "ToolArgumentsInvalid", "ToolDenied",
+        "ToolError", "ToolExists", "ToolFailed", "ToolInvalid", "ToolNotFound", "ToolResultInvalid",
+        "ToolTestFailed", "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),
     "policies.permissions": (

@@ -10,10 +10,22 @@
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session is gone, and its state with it
     ├── WorkspaceError       a file of a session cannot be had, or cannot be put there
+    ├── ToolError            of tools, and of calls of them
+    │   ├── ToolNotFound         there is none of that name
+    │   ├── ToolInvalid          it cannot be a tool: its name, its source or its schema
+    │   │   └── ToolTestFailed       its own tests say that it does not work
+    │   ├── ToolExists           the name is taken, or another tool does the same
+    │   ├── ToolDenied           the caller may not
+    │   ├── ToolArgumentsInvalid the arguments are not what its schema says
+    │   ├── ToolResultInvalid    the result is not what its schema says
+    │   └── ToolFailed           it was called and did not answer
+    ├── RegistryError        the registry of tools cannot be opened, read or written
     └── InternalError        a bug of ours
 
 What untrusted code does is never an exception: it is a result.
 """
+
+from typing import Any
 
 
 class CellwrightError(Exception):
@@ -68,6 +80,62 @@ class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
 
 class WorkspaceError(CellwrightError):
     """A file of a session cannot be had, or cannot be put there."""
+
+
+class ToolError(CellwrightError):
+    """Of tools, and of calls of them; `tool` is its name."""
+
+    def __init__(self, message: str, hint: str = "", *, tool: str = "") -> None:
+        super().__init__(message, hint)
+        self.tool = tool
+
+
+class ToolNotFound(ToolError):  # noqa: N818 - like all of these, what happened
+    """There is no tool of that name."""
+
+
+class ToolInvalid(ToolError, ValueError):  # noqa: N818
+    """It cannot be a tool: its name, its source or its schema."""
+
+
+class ToolTestFailed(ToolInvalid):
+    """A tool's own tests say that it does not work; `result` is what came of them in the cell."""
+
+    def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
+        super().__init__(message, hint, tool=tool)
+        self.result = result
+
+
+class ToolExists(ToolError):  # noqa: N818
+    """The name is taken, or another tool does the same; `existing` is the name of that one."""
+
+    def __init__(self, message: str, hint: str = "", *, tool: str = "", existing: str = "") -> None:
+        super().__init__(message, hint, tool=tool)
+        self.existing = existing
+
+
+class ToolDenied(ToolError):  # noqa: N818
+    """The caller may not."""
+
+
+class ToolArgumentsInvalid(ToolError, ValueError):  # noqa: N818
+    """The arguments are not what the tool's schema says."""
+
+
+class ToolResultInvalid(ToolError):  # noqa: N818
+    """The result is not what the tool's schema says."""
+
+
+class ToolFailed(ToolError):  # noqa: N818
+    """A tool was called and did not answer; `result` is what came of its cell, if it has one."""
+
+    def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
+        super().__init__(message, hint, tool=tool)
+        self.result = result
+
+
+class RegistryError(CellwrightError):
+    """The registry of tools cannot be opened, read or written."""
 
 
 class InternalError(CellwrightError):
