@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .harness.sandbox import Sandbox as Sandbox
     from .harness.sandbox import create_sandbox as create_sandbox
     from .harness.session import Session as Session
+    from .harness.tools.broker import Broker as Broker
+    from .harness.tools.vault import Vault as Vault
+    from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionLost as SessionLost
     from .policies.errors import ToolArgumentsInvalid as ToolArgumentsInvalid
+    from .policies.errors import ToolBudgetExceeded as ToolBudgetExceeded
     from .policies.errors import ToolDenied as ToolDenied
     from .policies.errors import ToolError as ToolError
     from .policies.errors import ToolExists as ToolExists
@@ -71,11 +75,14 @@ _HOMES = {
     "harness.run": ("Run",),
     "harness.sandbox": ("Sandbox", "create_sandbox"),
     "harness.session": ("Session",),
+    "harness.tools.broker": ("Broker",),
+    "harness.tools.vault": ("Vault",),
     "policies.errors": (
-        "AuditError", "BusyError", "CellwrightError", "ClosedError", "InternalError", "LaunchError",
-        "PolicyError", "RegistryError", "SessionLost", "ToolArgumentsInvalid", "ToolDenied",
-        "ToolError", "ToolExists", "ToolFailed", "ToolInvalid", "ToolNotFound", "ToolResultInvalid",
-        "ToolTestFailed", "Unenforceable", "WorkspaceError",
+        "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
+        "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
+        "ToolArgumentsInvalid", "ToolBudgetExceeded", "ToolDenied", "ToolError", "ToolExists",
+        "ToolFailed", "ToolInvalid", "ToolNotFound", "ToolResultInvalid", "ToolTestFailed",
+        "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),
     "policies.permissions": (

@@ -9,10 +9,13 @@ from ..policies.policy import Policy, Validation, check_names
 from ..policies.source.findings import Finding, Rules
 from ..runner.performance import Request, new_execution_id
 from ..runner.result import SandboxResult, SandboxStatus
+from .calling import CALLING
 from .request import Rejected, check_language, make_request
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
+    from ..runner.audit.spans import Span
+    from .tools.offering import Offering
 
 _GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id", "collect"}
 Perform = Callable[[str, Request], SandboxResult]  # the first is the language
@@ -22,12 +25,14 @@ class Intake:
     """What every request to one sandbox passes, on its way in and out."""
 
     def __init__(
-        self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None"
-    ) -> None:
+        self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None",
+        offering: "Offering | None" = None,
+    ) -> None:  # fmt: skip
         self._policy = policy
         self._layers = layers
         self._rules = rules
         self._clerk = clerk
+        self._offering = offering
 
     def perform(
         self, code: str | bytes, language: str, given: dict[str, Any], perform: Perform,
@@ -67,13 +72,13 @@ class Intake:
         self, request: Request, language: str, perform: Perform, session_id: str | None
     ) -> SandboxResult:
         if self._clerk is None:
-            return perform(language, request)
+            return perform(language, self._with_tools(request, None, session_id))
         about = {"session_id": session_id} if session_id else {}
-        begun = self._clerk.begin(
-            request.code, language, request.execution_id, request.trace_id, **about
-        )
+        caller = CALLING.get()
+        trace_id = request.trace_id or (caller.traceparent if caller else None)
+        begun = self._clerk.begin(request.code, language, request.execution_id, trace_id, **about)
         try:
-            result = perform(language, request)
+            result = perform(language, self._with_tools(request, begun.span, session_id))
         except BaseException as error:
             self._clerk.lose(request.execution_id, begun, error)
             raise
@@ -83,6 +88,9 @@ class Intake:
             traceparent=begun.span.traceparent,
             audited=self._clerk.end(result, begun),
         )
+
+    def _with_tools(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
+        return self._offering.prepare(request, span, session_id) if self._offering else request
 
     def _rejected(
         self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()

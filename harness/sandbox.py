@@ -25,6 +25,9 @@ from .session import OpenSessions, Session
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
     from ..runner.audit.log import AuditLog
+    from .tools.broker import Broker
+    from .tools.offering import Offering
+    from .tools.spec import Tool
 
 __all__ = ["Sandbox", "create_sandbox"]
 
@@ -42,8 +45,9 @@ class Sandbox(Executing):
     call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
     that each cell has a launcher, and so an address layout and a hash seed, of its own, `sessions` how
     many of them live and how long, `audit` the trail to write to, which stays yours to close; unless
-    told it is one in memory, False is none.  `blocked_imports` and `blocked_builtins` take the place of
-    what source checks look for.  Use it as a context manager, or call `close`.
+    told it is one in memory, False is none.  `tools` are those of the host that programs may call, as
+    far as the policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the
+    place of what source checks look for.  Use it as a context manager, or call `close`.
 
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
     that is required, LaunchError if cells cannot be built.
@@ -61,6 +65,7 @@ class Sandbox(Executing):
         fresh_exec: bool = False,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
         audit: "AuditLog | bool | None" = None,
+        tools: "Broker | Sequence[Tool] | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
     ) -> None:
@@ -75,7 +80,8 @@ class Sandbox(Executing):
         self._finalizer = weakref.finalize(self, self._supervisors.close)
         try:
             clerk = _clerk_of(self.audit, self.plan)
-            self._intake = Intake(self.policy, self.layers, rules, clerk)
+            offering = _offering(tools, self.policy, self.audit)
+            self._intake = Intake(self.policy, self.layers, rules, clerk, offering)
             self._sessions = OpenSessions(self._supervisor, self._intake, check_sessions(sessions))
         except BaseException:
             self.close()
@@ -183,6 +189,18 @@ def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") ->
     if isinstance(given, AuditLog):
         return given
     return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
+
+
+def _offering(
+    tools: "Broker | Sequence[Tool] | None", policy: Policy, audit: "AuditLog | None"
+) -> "Offering | None":
+    if tools is None:
+        return None
+    from .tools.broker import Broker, Offer
+    from .tools.offering import Offering
+
+    broker = tools if isinstance(tools, Broker) else Broker(Offer(tools), audit=audit)
+    return Offering(broker, policy.tools)
 
 
 def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":

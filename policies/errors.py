@@ -16,6 +16,8 @@
     │   │   └── ToolTestFailed       its own tests say that it does not work
     │   ├── ToolExists           the name is taken, or another tool does the same
     │   ├── ToolDenied           the caller may not
+    │   │   └── ApprovalRequired     nobody has approved the call
+    │   ├── ToolBudgetExceeded   the caller has called too many, or too fast
     │   ├── ToolArgumentsInvalid the arguments are not what its schema says
     │   ├── ToolResultInvalid    the result is not what its schema says
     │   └── ToolFailed           it was called and did not answer
@@ -29,10 +31,11 @@ from typing import Any
 
 
 class CellwrightError(Exception):
-    """The root of the tree; `hint` says what to do about it."""
+    """The root of the tree; `what` says what happened, `hint` what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}\nhint: {hint}" if hint else message)
+        self.what = message
         self.hint = hint
 
 
@@ -116,6 +119,14 @@ class ToolExists(ToolError):  # noqa: N818
 
 class ToolDenied(ToolError):  # noqa: N818
     """The caller may not."""
+
+
+class ToolBudgetExceeded(ToolError):  # noqa: N818
+    """The caller has called too many tools, or too fast."""
+
+
+class ApprovalRequired(ToolDenied):
+    """A person has to approve the call, and nobody has."""
 
 
 class ToolArgumentsInvalid(ToolError, ValueError):  # noqa: N818

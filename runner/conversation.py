@@ -1,16 +1,18 @@
 """The talk with one guest on its control channel: a program goes in, one Finished frame comes out.
 
-What comes in is hostile: its size is limited before it is put together, it is decoded once, and a
-frame too many is a breach.
+Before that come calls of tools, and answers go in.  What comes in is hostile: its size is limited
+before it is put together, it is decoded once, and a frame too many is a breach.
 """
 
 import socket
+from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
 from ..policies.policy import Limits
 from . import channel
-from .messages import Finished, decode
+from .messages import Answer, Call, Finished, decode, encode
 
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
@@ -18,10 +20,14 @@ _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 class Conversation:
     """Sends the program as the guest takes it and hears the guest's last word."""
 
-    def __init__(self, sock: socket.socket, program: bytes, limits: Limits) -> None:
+    def __init__(
+        self, sock: socket.socket, program: bytes, limits: Limits,
+        on_call: Callable[[Call], None] | None,
+    ) -> None:  # fmt: skip
         self._sock = sock
-        self._packets = channel.packets(program)[::-1]
+        self._packets = deque(channel.packets(program))
         self._limits = limits
+        self._on_call = on_call
         most = limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
         self._receiver = channel.Receiver(sock, most)
         self.finished: Finished | None = None
@@ -39,13 +45,17 @@ class Conversation:
         """Send what there is room for; False once there is nothing left to send."""
         try:
             while self._packets:
-                channel.send_packet(self._sock, self._packets[-1])
-                self._packets.pop()
+                channel.send_packet(self._sock, self._packets[0])
+                self._packets.popleft()
         except BlockingIOError:
             return True
         except OSError:  # the guest closed its end: it will not hear the rest
             self._packets.clear()
         return False
+
+    def answer(self, answer: Answer) -> None:
+        """Have `answer` sent, behind what is still to be sent."""
+        self._packets.extend(channel.packets(encode(answer)))
 
     def receive_some(self) -> None:
         """Take one packet; raises channel.ProtocolError if it is what no honest guest sends."""
@@ -69,9 +79,12 @@ class Conversation:
         if self.finished is not None:
             raise channel.ProtocolError("a frame after the last one")
         try:
-            finished = decode(frame, Finished)
+            finished = decode(frame, Finished | Call if self._on_call else Finished)
         except msgspec.DecodeError as error:
             raise channel.ProtocolError(str(error)) from None
+        if self._on_call and isinstance(finished, Call):
+            self._on_call(finished)
+            return
         if len(finished.value or finished.representation or "") > self._limits.value_bytes:
             raise channel.ProtocolError(f"a value of more than {self._limits.value_bytes} bytes")
         self.finished = finished

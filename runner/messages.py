@@ -100,9 +100,27 @@ class Run(_Frame, frozen=True):
     request: int = 0
     stdin: bytes = b""
     picture_bytes: int = 0  # of all pictures together
+    tools: dict[str, tuple[str, ...]] = {}  # what it may call: name -> names of its parameters
+
+
+class Answer(_Frame, frozen=True):
+    """What came of a call of a tool.  `value` is JSON; `kind`, if not empty, says how it failed."""
+
+    number: int
+    value: bytes | None
+    kind: str = ""
+    message: str = ""
 
 
 # guest -> supervisor
+
+
+class Call(_Frame, frozen=True):
+    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own."""
+
+    number: int
+    name: str
+    arguments: bytes
 
 
 class Finished(_Frame, frozen=True):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..policies.policy import Limits
+from .calls import OnCall
 from .capture import Capture, OnOutput
 from .custody import Custody
 from .messages import InputFile, Run, encode
@@ -33,6 +34,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     trace_id: str | None = None
     collect: tuple[str, ...] = ()  # globs of files below /workspace
+    tools: dict[str, tuple[str, ...]] = {}  # that it may call: name -> names of its parameters
+    on_call: OnCall | None = None  # answers its calls
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
@@ -54,7 +57,9 @@ def perform(
         Capture("stderr", custody.cell.stderr, limits.output_bytes, on_output),
     )
     stdin = b"" if number else request.stdin or b""
-    work = Work(_program(request, number), stdin, limits, captures, cancel, stays=number > 0)
+    work = Work(
+        _program(request, number), stdin, limits, captures, cancel, number > 0, request.on_call
+    )
     return Performed(Supervision(custody, work).run(), captures)
 
 
@@ -62,7 +67,7 @@ def _program(request: Request, number: int) -> bytes:
     run = Run(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
-        request.limits.artifact_bytes,
+        request.limits.artifact_bytes, request.tools,
     )  # fmt: skip
     return encode(run)
 

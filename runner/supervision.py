@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..policies.policy import Limits
 from . import channel
+from .calls import Calls, OnCall
 from .capture import Capture
 from .conversation import Conversation
 from .custody import Custody
@@ -34,6 +35,7 @@ class Work(NamedTuple):
     captures: tuple[Capture, ...]
     cancel: int  # a descriptor that ends it once it is readable, or negative
     stays: bool = False  # a request of a session: the cell is to outlive it
+    on_call: OnCall | None = None  # answers its calls of tools, in a thread of its own
 
 
 class Observation(NamedTuple):
@@ -60,7 +62,9 @@ class Supervision:
         self._stays = work.stays
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
-        self._talk = Conversation(cell.control, work.program, work.limits)
+        self._calls = Calls(work.on_call) if work.on_call else None
+        on_call = self._calls.begin if self._calls else None
+        self._talk = Conversation(cell.control, work.program, work.limits, on_call)
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER
@@ -71,6 +75,8 @@ class Supervision:
         self._watch(cell.status.fileno(), _IN, self._on_status)
         for capture in work.captures:
             self._watch(capture.pipe, _IN, self._reader(capture))
+        if self._calls:
+            self._watch(self._calls.ready, _IN, self._on_answers)
         if listener := custody.listener:
             self._watch(cell.listener, _IN, partial(self._on_notification, listener))
         if work.cancel >= 0:
@@ -84,6 +90,13 @@ class Supervision:
         it has ended when the guest says so, and one that takes too long is first asked to yield.
         Raises LauncherLost.
         """
+        try:
+            return self._run()
+        finally:
+            if self._calls:
+                self._calls.close()
+
+    def _run(self) -> Observation:
         self._start()
         while not self._has_ended():
             for descriptor, event in self._poll.poll(self._patience_milliseconds()):
@@ -141,6 +154,12 @@ class Supervision:
             self._poll.modify(self._cell.control.fileno(), _IN)
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
+
+    def _on_answers(self, _: int) -> None:
+        for answer in self._calls.take() if self._calls else ():
+            self._talk.answer(answer)
+        if self._talk.send_some() and self._talk.is_open:
+            self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
 
     def _receive_some(self) -> None:
         try:

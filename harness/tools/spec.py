@@ -13,6 +13,8 @@ from ...policies.permissions import (
     PermissionSet,
     ProcessPermission,
 )
+from ...policies.tools import Tools
+from .meter import Meter
 
 
 class ToolState(enum.Enum):
@@ -84,7 +86,7 @@ class ToolSpec(_Part, frozen=True):
 
     `parameters` and `output_schema` are JSON Schema.  `source_hash` is that of the source; `function`
     the one in it that is called.  `calls` are the only tools that it may call itself; `risky` asks for
-    approval.
+    approval.  `credentials` are arguments that the broker puts in.
     """
 
     name: str
@@ -102,6 +104,7 @@ class ToolSpec(_Part, frozen=True):
     timeout: float = 30.0
     calls: tuple[str, ...] = ()
     risky: bool = False
+    credentials: dict[str, str] = {}  # argument -> name in the vault; nobody else gives it
     tags: tuple[str, ...] = ()
     tests: tuple[ToolTest, ...] = ()
     provenance: Provenance = Provenance()
@@ -119,14 +122,17 @@ class ToolSpec(_Part, frozen=True):
 class Caller(NamedTuple):
     """On whose behalf a tool is called.
 
-    `id` is that of the execution or session, or the name of an agent; `tools` are the only ones it
-    may call, None is all; `depth` counts the tools between it and whoever began.
+    `id` is that of the execution or session, or the name of an agent; `traceparent` the span that
+    causes the call; `depth` counts the tools between it and whoever began; `tools` are the only ones
+    it may call, None is all; `rules` those of its policy; `meter` counts its calls.
     """
 
     id: str = ""
     traceparent: str = ""
     depth: int = 0
     tools: frozenset[str] | None = None
+    rules: Tools = Tools()
+    meter: Meter | None = None
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

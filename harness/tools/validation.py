@@ -88,8 +88,20 @@ class _Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Validator] = OrderedDict()
+        self._seen: dict[int, tuple[dict[str, Any], Validator]] = {}
 
     def get(self, schema: dict[str, Any]) -> Validator:
+        """Return the validator of `schema`; the very same object is not looked at again."""
+        known = self._seen.get(id(schema))
+        if known and known[0] is schema:
+            return known[1]
+        validator = self._by_content(schema)
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[id(schema)] = (schema, validator)
+        return validator
+
+    def _by_content(self, schema: dict[str, Any]) -> Validator:
         _check_shape(schema)
         key = hashlib.sha256(msgspec.json.encode(schema)).digest()
         with self._lock:

@@ -10,7 +10,7 @@ import types
 from msgspec.structs import replace
 
 from ..channel import Channel, Receiver, packets
-from ..messages import Finished, InputFile, Run, decode, encode
+from ..messages import Answer, Finished, InputFile, Run, decode, encode
 
 _RUN_BYTES = 256 * 1024 * 1024
 
@@ -20,9 +20,14 @@ def receiver_of(sock: Channel) -> Receiver:
 
 
 def receive(receiver: Receiver) -> Run | None:
-    """Wait for a program; None once there will be no more."""
-    frame = receiver.receive_whole()
-    return decode(frame, Run) if frame else None
+    """Wait for a program; None once there will be no more.
+
+    The answer to a call that nobody waits for any more may come first.
+    """
+    while frame := receiver.receive_whole():
+        if isinstance(received := decode(frame, Run | Answer), Run):
+            return received
+    return None
 
 
 def give(run: Run, main: types.ModuleType, filename: str) -> None:

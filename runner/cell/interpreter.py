@@ -25,6 +25,7 @@ from .evaluation import FILENAME, Program, outcome
 from .exchange import give, receive, receiver_of, report
 from .programs import Interpreter
 from .repl import converse
+from .tools import Toolbox
 
 _WRITTEN_TO = {
     "TMPDIR",
@@ -82,8 +83,9 @@ def rehearse() -> None:
     before = sys.modules["__main__"]
     for program in _REHEARSALS:
         stage = _Stage(b"\0" + encode(program))
-        if run := receive(receiver_of(stage)):
-            report(_execute(run), stage)
+        receiver = receiver_of(stage)
+        if run := receive(receiver):
+            report(_execute(run, Toolbox(stage, 0, receiver)), stage)
         _flush()
     gc.disable()
     sys.modules["__main__"] = before
@@ -116,10 +118,10 @@ def serve(control: int) -> NoReturn:
             _other.run(run, control)
         _be_random()
         if run and run.request:
-            converse(run, receiver, sock, fresh_main())
+            converse(run, receiver, sock, fresh_main(), Toolbox(sock, control, receiver))
             code = _leave(0)
         elif run:
-            code = _run(run, sock)
+            code = _run(run, sock, Toolbox(sock, control, receiver))
     finally:
         os._exit(code)
 
@@ -133,17 +135,19 @@ def _be_random() -> None:
         uuid.__dict__.update(_node=None, _last_timestamp=None)
 
 
-def _run(run: Run, sock: Channel) -> int:
-    finished, code = _execute(run)
+def _run(run: Run, sock: Channel, toolbox: Toolbox) -> int:
+    finished, code = _execute(run, toolbox)
     code = _leave(code)
+    toolbox.close()
     report((finished, code), sock)
     return code
 
 
-def _execute(run: Run) -> tuple[Finished, int]:
+def _execute(run: Run, toolbox: Toolbox) -> tuple[Finished, int]:
     main = fresh_main()
     gc.enable()
     give(run, main, FILENAME)
+    toolbox.open(run, main)
     program = Program(run.code)
     return outcome(lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes)
 

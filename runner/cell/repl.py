@@ -18,14 +18,17 @@ from ..channel import Channel, Receiver
 from ..messages import Finished, Run
 from .evaluation import Program, outcome
 from .exchange import give, receive, report
+from .tools import Toolbox
 
 _SOURCES = 200  # programs whose lines tracebacks can still show
 
 
-def converse(run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType) -> None:
+def converse(
+    run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType, toolbox: Toolbox
+) -> None:
     """Run what comes, starting with `run`, until there will be no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    session = _Session(main)
+    session = _Session(main, toolbox)
     following: Run | None = run
     while following:
         report(session.answer(following), sock)
@@ -33,14 +36,16 @@ def converse(run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType
 
 
 class _Session:
-    def __init__(self, main: types.ModuleType) -> None:
+    def __init__(self, main: types.ModuleType, toolbox: Toolbox) -> None:
         self._main = main
+        self._toolbox = toolbox
         self._handler: Any = signal.default_int_handler  # or what programs put in its place
         self._loop: Any = None  # of asyncio, once something is awaited
 
     def answer(self, run: Run) -> tuple[Finished, int]:
         sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
         finished, code = outcome(lambda: self._run(run), run.value_bytes, run.picture_bytes)
+        self._toolbox.close()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the guest's own object, or closed by it
                 stream.flush()
@@ -49,6 +54,7 @@ class _Session:
     def _run(self, run: Run) -> object:
         filename = f"<cell {run.request}>"
         give(run, self._main, filename)
+        self._toolbox.open(run, self._main)
         linecache.cache.pop(f"<cell {run.request - _SOURCES}>", None)
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         program = Program(run.code, filename, flags, self._execute)

@@ -1,0 +1,42 @@
+"""Asking a person before a risky tool is called."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import ApprovalRequired
+
+
+class Asked(NamedTuple):
+    """A call that waits for a word: what would be done, for whom, and which rule wants it approved."""
+
+    tool: str
+    description: str
+    arguments: dict[str, Any]
+    caller: str
+    reason: str
+
+    @property
+    def digest(self) -> str:
+        """What an approval is bound to: the tool and its arguments."""
+        return digest(self.tool, self.arguments)
+
+
+Approve = Callable[[Asked], bool]  # True lets this one call go on
+
+
+def digest(tool: str, arguments: dict[str, Any]) -> str:
+    """Return the hash of a call, the same however its arguments are ordered."""
+    text = msgspec.json.encode([tool, arguments], order="deterministic")
+    return hashlib.sha256(text).hexdigest()
+
+
+def nobody(asked: Asked) -> bool:
+    """Refuse, because nobody was named to ask."""
+    raise ApprovalRequired(
+        f"{asked.tool} has to be approved, and there is nobody to ask",
+        "give approve=, a function that asks somebody",
+        tool=asked.tool,
+    )

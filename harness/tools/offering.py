@@ -1,0 +1,60 @@
+"""The tools of one sandbox, as the programs in its cells may call them."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from ...policies.errors import CellwrightError
+from ...policies.tools import Tools
+from ...runner.messages import Answer, Call, decode_json
+from ...runner.performance import Request
+from ..calling import CALLING
+from .broker import Broker, kind_of
+from .meter import Meter
+from .spec import Caller
+
+if TYPE_CHECKING:
+    from ...runner.audit.spans import Span
+
+_MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
+
+
+class Offering:
+    """Answers the calls that programs under one policy make.
+
+    The guest names a tool and gives arguments, nothing else: who calls is known from the socket.
+    """
+
+    def __init__(self, broker: Broker, rules: Tools) -> None:
+        self.broker = broker
+        self._rules = rules
+
+    def prepare(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
+        """Return `request` with what its program may call, and what answers it."""
+        caller = self._caller(session_id or request.execution_id, span)
+        names = dict(sorted(self.broker.offered(caller).items())[:_MOST_NAMED])
+        return replace(request, tools=names, on_call=lambda call: self.answer(call, caller))
+
+    def answer(self, call: Call, caller: Caller) -> Answer:
+        """Call a tool for a program; whatever goes wrong is the answer."""
+        try:
+            arguments = decode_json(call.arguments)
+            if not isinstance(arguments, dict):
+                raise msgspec.DecodeError("not an object")
+            value = self.broker.call(call.name, arguments, caller)
+            return Answer(call.number, msgspec.json.encode(value))
+        except msgspec.DecodeError as error:
+            return Answer(call.number, None, "invalid_arguments", f"the arguments: {error}")
+        except CellwrightError as error:
+            return Answer(call.number, None, kind_of(error), error.what)
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the program must not wait for ever
+            return Answer(call.number, None, "failed", f"internal error: {type(error).__name__}")
+
+    def _caller(self, id: str, span: "Span | None") -> Caller:
+        """Return who calls: the program, and what it works for if that is a tool itself."""
+        trace = (span.traceparent or span.trace_id) if span else ""
+        if above := CALLING.get():
+            return above._replace(id=id, traceparent=trace or above.traceparent, rules=self._rules)
+        meter = Meter(self._rules.calls, self._rules.calls_per_second)
+        return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter)

@@ -1,0 +1,94 @@
+"""Credentials: kept on the host, put into a call by the broker, and taken out of what comes back.
+
+They never enter a cell, a record or an error message, as far as they can be recognised: as they are,
+in JSON's escapes, in base64 and in percent-encoding.  A tool that returns one in any other form
+returns it.
+"""
+
+import base64
+import json
+import os
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ...policies.errors import ToolFailed
+
+_SHORTEST = 4  # characters; a shorter one would be found everywhere
+REDACTED = "[credential]"
+Source = Callable[[], str]
+
+
+def from_environment(name: str) -> Source:
+    """Read a credential from a variable of the environment, each time it is needed."""
+    return lambda: os.environ[name]
+
+
+def from_file(path: str) -> Source:
+    """Read a credential from a file that nobody else may read, each time it is needed."""
+
+    def read() -> str:
+        if os.stat(path).st_mode & 0o077:
+            raise PermissionError(f"{path} can be read by others than its owner: chmod 600")
+        return Path(path).read_text().strip()
+
+    return read
+
+
+class Vault:
+    """Names of credentials and where each comes from: text, or a function that returns it."""
+
+    def __init__(self, credentials: Mapping[str, str | Source] = {}) -> None:
+        self._sources = dict(credentials)
+
+    def __repr__(self) -> str:
+        return f"Vault({', '.join(sorted(self._sources))})"
+
+    def get(self, name: str) -> str:
+        """Return a credential; raises ToolFailed, in which it does not occur, if it cannot be had."""
+        source = self._sources.get(name)
+        if source is None:
+            raise ToolFailed(f"credential {name!r} is not in the vault", "Vault({name: ...})")
+        try:
+            value = source if isinstance(source, str) else source()
+        except Exception as error:  # noqa: BLE001 - whatever a source of theirs raises
+            why = str(error) if isinstance(error, OSError) else type(error).__name__
+            raise ToolFailed(f"credential {name!r} cannot be read: {why}") from None
+        if len(value) < _SHORTEST:
+            raise ToolFailed(f"credential {name!r} is shorter than {_SHORTEST} characters")
+        return value
+
+
+class Redaction:
+    """Takes the credentials of one call out of whatever comes back from it."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def text(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, REDACTED)
+        return text
+
+
+def _forms(secret: str) -> set[str]:
+    """Return how a secret may be written."""
+    data = secret.encode()
+    plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    encoded = {urllib.parse.quote(secret), urllib.parse.quote(secret, safe="")}
+    encoded |= {urllib.parse.quote_plus(secret), data.hex(), data.hex().upper()}
+    return {form for form in (*plain, *encoded, *_in_base64(data)) if len(form) >= _SHORTEST}
+
+
+def _in_base64(data: bytes) -> Iterable[str]:
+    """Yield what base64 makes of `data` wherever it stands in a text: three alignments, two
+    alphabets."""
+    for skipped in range(3):
+        encoded = base64.b64encode(b"\0" * skipped + data)
+        # The first and the last group depend on what stands beside it.
+        whole = encoded[
+            (4 if skipped else 0) : len(encoded) - (0 if (skipped + len(data)) % 3 == 0 else 4)
+        ]
+        yield whole.decode()
+        yield whole.translate(bytes.maketrans(b"+/", b"-_")).decode()

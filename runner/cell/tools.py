@@ -1,0 +1,250 @@
+"""`tools`: the host's tools as a program sees them, functions that happen to run elsewhere.
+
+A call goes out on the control socket and its answer comes back there.  Any thread may call; whoever
+waits reads for all.  In a coroutine a call is awaited, elsewhere it returns the value.
+"""
+
+import json
+import keyword
+import linecache
+import os
+import select
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..channel import Channel, Receiver, has_news, packets
+from ..messages import Answer, Call, Run, decode, encode
+
+_AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
+
+
+class ToolError(Exception):
+    """A call of a tool that was refused, or that failed; `kind` says how."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+ToolError.__module__ = "tools"
+
+
+class Caller:
+    """Calls tools over one control socket, from any thread and any event loop of one process."""
+
+    def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
+        self._sock = sock
+        self._control = control
+        self._receiver = receiver
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._reading = False
+        self._open = False
+        self._closing = -1  # readable once nobody may read any more
+        self._number = 0
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
+
+    def open(self) -> None:
+        with self._changed:
+            self._closing = os.eventfd(0)
+            self._open = True
+
+    def close(self) -> None:
+        """Let nobody call, or read, until there is another request; who waits is told so."""
+        with self._changed:
+            self._open = False
+            waiting, self._waiting = self._waiting, {}
+            for number, deliver in waiting.items():
+                deliver(Answer(number, None, "closed", "the program has ended"))
+            os.eventfd_write(self._closing, 1)
+            self._changed.notify_all()
+            # An interrupt may have come just before who reads could say that it does not any more.
+            self._changed.wait_for(lambda: not self._reading, timeout=0.5)
+            self._reading = False
+            os.close(self._closing)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the value that the tool gave, or in a coroutine what to await for it."""
+        asyncio = sys.modules.get("asyncio")
+        loop = asyncio._get_running_loop() if asyncio else None
+        return self._call_later(loop, name, arguments) if loop else self._call(name, arguments)
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        answers: list[Answer] = []
+        number = self._send(name, arguments, answers.append)
+        try:
+            self._wait(answers)
+        finally:
+            self._waiting.pop(number, None)
+        return _value(answers[0])
+
+    async def _call_later(self, loop: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+        future = loop.create_future()
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(answer))
+
+        while len(self._waiting) >= _AT_ONCE:
+            await _a_moment(loop)
+        number = self._send(name, arguments, deliver)
+        loop.add_reader(self._control, self._read_what_is_there)
+        try:
+            return _value(await future)
+        finally:
+            self._waiting.pop(number, None)
+            if not self._waiting:
+                loop.remove_reader(self._control)
+
+    def _send(
+        self, name: str, arguments: Mapping[str, Any], deliver: Callable[[Answer], None]
+    ) -> int:
+        given = json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        if os.getpid() != self._process:
+            raise ToolError("closed", "only the program's first process can call tools")
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < _AT_ONCE or not self._open)
+            if not self._open:
+                raise ToolError("closed", "there is no request in which to call a tool")
+            self._number += 1
+            self._waiting[self._number] = deliver
+            for packet in packets(encode(Call(self._number, name, given))):
+                self._sock.send(packet)
+            return self._number
+
+    def _wait(self, answers: list[Answer]) -> None:
+        """Wait until there is one, reading for all who wait if nobody else does."""
+        while not answers:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(answers) or not self._reading)
+                if answers:
+                    return
+                self._reading = True
+            self._read()
+
+    def _read_what_is_there(self) -> None:
+        with self._changed:
+            if self._reading or not self._open or not has_news(self._control):
+                return
+            self._reading = True
+        self._read()
+
+    def _read(self) -> None:
+        """Take a packet and deliver what it completes; `_reading` is ours.
+
+        Nobody may begin to read before it is delivered: it could be what they would wait for.
+        """
+        answer = None
+        try:
+            answer = self._receive() if self._has_news() else None
+        finally:
+            with self._changed:
+                self._reading = False
+                if answer and (deliver := self._waiting.pop(answer.number, None)):
+                    deliver(answer)
+                self._changed.notify_all()
+
+    def _receive(self) -> Answer | None:
+        frame = self._receiver.receive()
+        if frame == b"":
+            raise ToolError("closed", "the host has gone")
+        return decode(frame, Answer) if frame else None
+
+    def _has_news(self) -> bool:
+        """Wait for a packet; False if the program ends before there is one."""
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        return self._closing not in (descriptor for descriptor, _ in poll.poll())
+
+
+async def _a_moment(loop: Any) -> None:
+    future = loop.create_future()
+    loop.call_later(0.001, lambda: future.done() or future.set_result(None))
+    await future
+
+
+def _value(answer: Answer) -> Any:
+    if answer.kind:
+        raise ToolError(answer.kind, answer.message)
+    return json.loads(answer.value or b"null")
+
+
+class Tool:
+    """A tool, or what names of tools begin with."""
+
+    def __init__(self, caller: Caller, name: str) -> None:
+        self._caller = caller
+        self._name = name
+        self._parameters: tuple[str, ...] | None = None
+
+    def __call__(self, *positional: Any, **arguments: Any) -> Any:
+        if self._parameters is None:
+            raise TypeError(f"{self._name} is not a tool; there are {', '.join(dir(self))}")
+        if len(positional) > len(self._parameters):
+            raise TypeError(f"{self._name}() takes {', '.join(self._parameters) or 'no arguments'}")
+        given = dict(zip(self._parameters, positional, strict=False))
+        if twice := given.keys() & arguments.keys():
+            raise TypeError(f"{self._name}() got two values for {', '.join(sorted(twice))}")
+        return self._caller.call(self._name, given | arguments)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in self.__dict__ if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        return f"<tool {self._name}({', '.join(self._parameters or ('...',))})>"
+
+
+class Toolbox:
+    """The module `tools` of one guest, filled anew for every request."""
+
+    def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
+        self._caller = Caller(sock, control, receiver)
+        self._module: types.ModuleType | None = None
+
+    def open(self, run: Run, main: types.ModuleType) -> None:
+        """Let the program of `run` import and call its tools."""
+        if not run.tools:
+            return
+        if self._module is None:
+            self._module = self._made(run.tools)
+            sys.modules["tools"] = self._module
+        main.__dict__["call_tool"] = self._module.__dict__["call_tool"]
+        self._caller.open()
+
+    def close(self) -> None:
+        """End what still waits; the next word on the control socket is not theirs."""
+        if self._module:
+            self._caller.close()
+
+    def _made(self, tools: Mapping[str, tuple[str, ...]]) -> types.ModuleType:
+        module = types.ModuleType("tools", __doc__)
+
+        def call_tool(name: str, args: Mapping[str, Any] | None = None) -> Any:
+            """Call a tool by its name; in a coroutine, await it."""
+            return self._caller.call(name, args or {})
+
+        module.__dict__.update(ToolError=ToolError, call_tool=call_tool)
+        linecache.cache[__file__] = (0, None, [], __file__)  # or tracebacks would try to open it
+        for name, parameters in tools.items():
+            self._place(module, name, parameters)
+        return module
+
+    def _place(self, at: Any, name: str, parameters: tuple[str, ...]) -> None:
+        steps = name.split(".")
+        for count, step in enumerate(steps, 1):
+            word = _identifier(step)
+            if word not in at.__dict__:
+                setattr(at, word, Tool(self._caller, ".".join(steps[:count])))
+            at = at.__dict__[word]
+        if isinstance(at, Tool):  # not a name of our own
+            at._parameters = tuple(map(_identifier, parameters))
+
+
+def _identifier(word: str) -> str:
+    """Return the name by which Python can say `word`."""
+    plain = "".join(letter if letter.isalnum() else "_" for letter in word)
+    plain = f"_{plain}" if plain[:1].isdigit() else plain
+    return f"{plain}_" if keyword.iskeyword(plain) else plain

@@ -1,0 +1,342 @@
+"""Programs in cells call tools of the host: what they can say, and what they cannot."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, Vault
+from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.policies.tools import Tools
+from cellwright.runner import channel
+from tests.conftest import policy_named, soon
+
+NUMBERS = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "by": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def spec(name: str, **about: Any) -> ToolSpec:
+    return ToolSpec(name=name, owner=ToolOwner.DEVELOPER, **({"parameters": NUMBERS} | about))
+
+
+def times(arguments: dict[str, Any], _: Caller) -> int:
+    return int(arguments["n"]) * int(arguments.get("by", 2))
+
+
+def fail(_: dict[str, Any], __: Caller) -> None:
+    raise RuntimeError("out of order")
+
+
+TOOLS = [
+    Tool(spec("maths.times"), times),
+    Tool(spec("maths.while"), times),
+    Tool(spec("broken"), fail),
+]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("strict"), tools=TOOLS, pool=2) as box:
+        yield box
+
+
+def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "from tools import maths, broken, ToolError\n"
+        "said = []\n"
+        "try:\n    broken(n=1)\n"
+        "except ToolError as error:\n    said = [error.kind, str(error)]\n"
+        "[maths.times(4), maths.times(4, 5), maths.times(by=3, n=2), maths.while_(1),"
+        " call_tool('maths.times', {'n': 7}), said, repr(maths.times)]"
+    )
+    assert result.value == [
+        8, 20, 6, 2, 14, ["failed", "RuntimeError: out of order"], "<tool maths.times(n, by)>",
+    ]  # fmt: skip
+    assert result.violations == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("maths.times('x')", "invalid_arguments: $.n: 'x' is not of type 'integer'"),
+        ("maths.times(1, 2, 3)", "takes n, by"),
+        ("maths.times(1, n=2)", "two values for n"),
+        ("maths(1)", "maths is not a tool; there are times, while_"),
+        ("maths.plus(1)", "has no attribute 'plus'"),
+        ("call_tool('maths.plus', {})", "not_found"),
+        ("call_tool('maths.times', [1])", "invalid_arguments"),
+        ("maths.times(float('nan'))", "not JSON compliant"),
+        ("maths.times(object())", "not JSON serializable"),
+    ],
+)
+def test_a_wrong_call_is_an_exception_inside(sandbox: Sandbox, call: str, words: str) -> None:
+    result = sandbox.execute(
+        "from tools import *\nfrom tools import maths, ToolError\n"
+        f"try:\n    {call}\n    said = 'nothing'\n"
+        "except ToolError as error:\n    said = f'{error.kind}: {error}'\n"
+        "except Exception as error:\n    said = str(error)\nsaid"
+    )
+    assert words in result.value
+
+
+def test_a_failed_call_that_nobody_catches_fails_the_program_and_is_no_violation(
+    sandbox: Sandbox,
+) -> None:
+    result = sandbox.execute("import tools\ntools.broken(n=1)")
+    assert result.status is SandboxStatus.FAILED
+    assert result.error == "tools.ToolError: RuntimeError: out of order"
+    assert result.violations == ()
+
+
+def test_coroutines_call_at_the_same_time() -> None:
+    meeting = threading.Barrier(5, timeout=30)
+
+    def meet(arguments: dict[str, Any], _: Caller) -> int:
+        meeting.wait()
+        return int(arguments["n"])
+
+    with Sandbox(
+        policy=policy_named("strict"), tools=[Tool(spec("meet"), meet)], pool=0
+    ) as sandbox:
+        result = sandbox.execute(
+            "import asyncio, tools\n"
+            "async def main():\n"
+            "    return await asyncio.gather(*(tools.meet(n) for n in range(5)))\n"
+            "asyncio.run(main())"
+        )
+        assert result.value == [0, 1, 2, 3, 4]
+        result = sandbox.execute(
+            "import tools\nfrom concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(5) as pool:\n    values = list(pool.map(tools.meet, range(5)))\n"
+            "values"
+        )
+        assert result.value == [0, 1, 2, 3, 4]
+
+
+def test_more_coroutines_than_may_call_at_once_wait_their_turn(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "import asyncio, tools\n"
+        "async def main():\n"
+        "    return sum(await asyncio.gather(*(tools.maths.times(n, 1) for n in range(300))))\n"
+        "asyncio.run(main())"
+    )
+    assert result.value == sum(range(300))
+
+
+def test_without_tools_there_is_no_such_module() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        result = sandbox.execute("import tools")
+    assert result.error == "ModuleNotFoundError: No module named 'tools'"
+
+
+def test_large_arguments_and_results_travel_in_pieces() -> None:
+    def echo(arguments: dict[str, Any], _: Caller) -> Any:
+        return arguments["text"]
+
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    tool = Tool(spec("echo", parameters=schema), echo)
+    policy = replace(policy_named("strict"), tools=Tools(result_bytes=2**20))
+    broker = Broker(Offer([tool]), rules=Tools(result_bytes=2**20))
+    with Sandbox(policy=policy, tools=broker, pool=0) as sandbox:
+        result = sandbox.execute("import tools\ntext = 'ü' * 150_000\ntools.echo(text) == text")
+    assert result.value is True
+
+
+def test_a_tool_that_hangs_does_not_hold_up_the_deadline() -> None:
+    release = threading.Event()
+
+    def hang(_: dict[str, Any], __: Caller) -> None:
+        release.wait(60)
+
+    with Sandbox(
+        policy=policy_named("strict"), tools=[Tool(spec("hang"), hang)], pool=0
+    ) as sandbox:
+        result = sandbox.execute("import tools\ntools.hang(1)", timeout=0.2)
+        release.set()
+    assert (result.status, result.reason) == (SandboxStatus.TIMEOUT, "wall_time")
+
+
+# sessions
+
+
+def test_a_session_calls_tools_in_every_request_and_in_none_between(sandbox: Sandbox) -> None:
+    with sandbox.session() as session:
+        assert session.execute("import tools\ntools.maths.times(2)").value == 4
+        assert session.execute("await_me = tools.maths.times(3)\nawait_me").value == 6
+        assert (
+            session.execute(
+                "async def later(n): return await tools.maths.times(n)\nawait later(4)"
+            ).value
+            == 8
+        )
+        late = (
+            "import threading, time\nheard = []\nstart = threading.Event()\n"
+            "def call():\n"
+            "    start.wait()\n"
+            "    while not heard:\n"
+            "        try: tools.maths.times(1)\n"
+            "        except tools.ToolError as error: heard.append(error.kind)\n"
+            "thread = threading.Thread(target=call)\nthread.start()\nstart.set()"
+        )
+        session.execute(late)
+        assert soon(lambda: session.execute("heard").value == ["closed"])
+        assert session.execute("thread.join()\ntools.maths.times(5)").value == 10
+        assert not session.lost
+
+
+def test_a_thread_that_waits_for_a_tool_when_its_request_ends_is_told_so() -> None:
+    began, release = threading.Event(), threading.Event()
+
+    def slow(_: dict[str, Any], __: Caller) -> None:
+        began.set()
+        release.wait(60)
+
+    tools = [Tool(spec("slow"), slow), Tool(spec("maths.times"), times)]
+    with (
+        Sandbox(policy=policy_named("strict"), tools=tools, pool=0) as sandbox,
+        sandbox.session() as session,
+    ):
+        run = session.start(
+            "import threading, tools\nheard = []\n"
+            "def wait():\n"
+            "    try: tools.slow(1)\n"
+            "    except tools.ToolError as error: heard.append(str(error))\n"
+            "thread = threading.Thread(target=wait)\nthread.start()\ninput()",
+            stdin="go\n",
+        )
+        run.result()
+        assert session.execute("thread.join()\nheard").value == ["the program has ended"]
+        release.set()
+        assert session.execute("tools.maths.times(21)").value == 42
+
+
+# what a hostile program says
+
+
+PRELUDE = """
+import json, socket, os
+sock = socket.socket(fileno=3)
+def pack(*parts):
+    out = b""
+    for part in parts:
+        if isinstance(part, int): out += b"\\xcf" + part.to_bytes(8, "big")
+        elif isinstance(part, str): out += b"\\xdb" + len(part.encode()).to_bytes(4, "big") + part.encode()
+        else: out += b"\\xc6" + len(part).to_bytes(4, "big") + part
+    return b"\\0" + bytes([0x90 + len(parts)]) + out
+"""
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (
+            "sock.send(pack('Call', 1, 'slow', b'{}'))\nsock.send(pack('Call', 1, 'slow', b'{}'))",
+            "number",
+        ),
+        ("for n in range(70): sock.send(pack('Call', n, 'slow', b'{}'))", "at once"),
+        ("sock.send(pack('Answer', 1, b'1', '', ''))", "Answer"),
+        ("sock.send(pack('Call', 'x', 'slow', b'{}'))", "int"),
+        ("sock.send(pack('Call', 1))", "length"),
+    ],
+)
+def test_a_frame_that_no_honest_guest_sends_ends_the_cell(attack: str, words: str) -> None:
+    release = threading.Event()
+    slow = Tool(spec("slow", parameters={}), lambda *_: release.wait(60))
+    with Sandbox(policy=policy_named("strict"), tools=[slow], pool=0) as sandbox:
+        result = sandbox.execute(f"{PRELUDE}\n{attack}\nwhile True: os.getpid()")
+        release.set()
+    assert (result.status, result.reason) == (SandboxStatus.KILLED, "violation")
+    assert words in str(result.error)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["b'nonsense'", "b'[1]'", "b'{' * 5", "b'[' * 60000", "b'\\xff'"]
+)
+def test_arguments_that_are_none_are_refused_and_nothing_more(
+    sandbox: Sandbox, arguments: str
+) -> None:
+    result = sandbox.execute(
+        f"{PRELUDE}\nsock.send(pack('Call', 1, 'maths.times', {arguments}))\n"
+        "answer = sock.recv(70000)\nb'invalid_arguments' in answer"
+    )
+    assert result.value is True
+    assert result.ok
+
+
+def test_a_program_without_tools_that_calls_one_breaks_the_protocol() -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        result = sandbox.execute(
+            f"{PRELUDE}\nsock.send(pack('Call', 1, 'x', b'{{}}'))\nwhile True: os.getpid()"
+        )
+    assert result.reason == "violation"
+
+
+def test_no_byte_of_a_credential_enters_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, trail, went_in = "hunter2-hunter2", AuditLog(), []
+
+    def use(arguments: dict[str, Any], _: Caller) -> str:
+        if arguments["n"] == 0:
+            raise RuntimeError(f"{arguments['key']} is not right")
+        return f"used {arguments['key']}"
+
+    def send_packet(sock: socket.socket, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        went_in.append(packet)
+        _send_packet(sock, packet, descriptors)
+
+    _send_packet = channel.send_packet
+    monkeypatch.setattr(channel, "send_packet", send_packet)
+    tool = Tool(spec("use", credentials={"key": "K"}), use)
+    broker = Broker(Offer([tool]), vault=Vault({"K": secret}), audit=trail)
+    with Sandbox(policy=policy_named("strict"), tools=broker, pool=0, audit=trail) as sandbox:
+        result = sandbox.execute(
+            "import tools\n"
+            "said = [repr(tools.use), tools.use(1)]\n"
+            "try: tools.use(0)\nexcept tools.ToolError as error: said.append(str(error))\nsaid"
+        )
+    assert result.value[1:] == ["used [credential]", "RuntimeError: [credential] is not right"]
+    assert b"used [credential]" in b"".join(went_in)
+    assert secret.encode() not in b"".join(went_in)
+    assert secret not in f"{result} {trail.get_entries()}"
+
+
+# the trail
+
+
+def test_a_call_lies_in_the_trail_as_a_child_of_the_execution() -> None:
+    trail = AuditLog()
+    with Sandbox(policy=policy_named("strict"), tools=TOOLS, pool=0, audit=trail) as sandbox:
+        result = sandbox.execute("import tools\ntools.maths.times(2)")
+    start = next(
+        entry for entry in trail.get_entries(category="execution") if entry.action == "start"
+    )
+    calls = trail.get_entries(category="tool")
+    assert [entry.action for entry in calls] == ["call", "returned"]
+    assert {(entry.trace_id, entry.parent_id) for entry in calls} == {
+        (start.trace_id, start.span_id)
+    }
+    assert calls[0].details["caller"] == result.execution_id
+
+
+def test_what_a_tool_executes_belongs_to_the_call() -> None:
+    trail = AuditLog()
+    with Sandbox(policy=policy_named("strict"), pool=0, audit=trail) as inner:
+
+        def run(arguments: dict[str, Any], _: Caller) -> Any:
+            return inner.execute("n + 1", inputs={"n": arguments["n"]}).value
+
+        tools = [Tool(spec("run"), run)]
+        with Sandbox(policy=policy_named("strict"), tools=tools, pool=0, audit=trail) as sandbox:
+            assert sandbox.execute("import tools\ntools.run(1)").value == 2
+    starts = [entry for entry in trail.get_entries(category="execution") if entry.action == "start"]
+    call = trail.get_entries(category="tool")[0]
+    assert call.parent_id == starts[0].span_id
+    assert starts[1].parent_id == call.span_id
+    assert len({entry.trace_id for entry in (*starts, call)}) == 1
