@@ -118,8 +118,8 @@ def serve(control: int) -> NoReturn:
             _other.run(run, control)
         _be_random()
         if run and run.request:
-            converse(run, receiver, sock, fresh_main(), Toolbox(sock, control, receiver))
-            code = _leave(0)
+            toolbox = Toolbox(sock, control, receiver)
+            code = _leave(converse(run, receiver, sock, fresh_main(), toolbox))
         elif run:
             code = _run(run, sock, Toolbox(sock, control, receiver))
     finally:
@@ -136,10 +136,12 @@ def _be_random() -> None:
 
 
 def _run(run: Run, sock: Channel, toolbox: Toolbox) -> int:
+    itself = os.getpid()
     finished, code = _execute(run, toolbox)
     code = _leave(code)
-    toolbox.close()
-    report((finished, code), sock)
+    if os.getpid() == itself:  # not a child that the program forked, and that came to its end
+        toolbox.close()
+        report((finished, code), sock)
     return code
 
 

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import io
 import linecache
+import os
 import signal
 import sys
 import types
@@ -25,14 +26,22 @@ _SOURCES = 200  # programs whose lines tracebacks can still show
 
 def converse(
     run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType, toolbox: Toolbox
-) -> None:
-    """Run what comes, starting with `run`, until there will be no more."""
+) -> int:
+    """Run what comes, starting with `run`, until there will be no more; return an exit code.
+
+    A child that a program forked, and that came to that program's end, ends: the next program, and
+    the word on this one, are its parent's.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    session = _Session(main, toolbox)
+    session, itself = _Session(main, toolbox), os.getpid()
     following: Run | None = run
     while following:
-        report(session.answer(following), sock)
+        finished, code = session.answer(following)
+        if os.getpid() != itself:
+            return code
+        report((finished, code), sock)
         following = receive(receiver)
+    return 0
 
 
 class _Session:

@@ -47,6 +47,10 @@ class Caller:
         self._number = 0
         self._waiting: dict[int, Callable[[Answer], None]] = {}
 
+    def is_ours(self) -> bool:
+        """Tell whether this is the process that may call, not a child of it."""
+        return os.getpid() == self._process
+
     def open(self) -> None:
         with self._changed:
             self._closing = os.eventfd(0)
@@ -102,7 +106,7 @@ class Caller:
         self, name: str, arguments: Mapping[str, Any], deliver: Callable[[Answer], None]
     ) -> int:
         given = json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-        if os.getpid() != self._process:
+        if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < _AT_ONCE or not self._open)
@@ -216,7 +220,7 @@ class Toolbox:
 
     def close(self) -> None:
         """End what still waits; the next word on the control socket is not theirs."""
-        if self._module:
+        if self._module and self._caller.is_ours():
             self._caller.close()
 
     def _made(self, tools: Mapping[str, tuple[str, ...]]) -> types.ModuleType:

@@ -163,6 +163,16 @@ def test_a_second_frame_is_a_violation(strict: Sandbox) -> None:
     assert "after the last one" in (result.error or "")
 
 
+def test_a_child_that_comes_to_the_programs_end_does_not_speak_for_its_parent(
+    standard: Sandbox,
+) -> None:
+    code = (
+        "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nprint(bool(pid))\nbool(pid)"
+    )
+    result = standard.execute(code)
+    assert (result.ok, result.value, result.stdout) == (True, True, "False\nTrue\n")
+
+
 def test_closing_the_control_channel_costs_the_guest_its_value_only(strict: Sandbox) -> None:
     result = strict.execute("import os; os.close(3); print('still here'); 5")
     assert result.ok
