@@ -87,11 +87,13 @@ class Session(Executing):
 
     def download(self, path: str) -> bytes:
         """Return the content of a file below /workspace; raises WorkspaceError if it is none."""
-        return read_file(self._cell.workspace, path, _MAX_DOWNLOAD_BYTES)
+        with self._cell.held() as workspace:
+            return read_file(workspace, path, _MAX_DOWNLOAD_BYTES)
 
     def files(self) -> tuple[WorkspaceFile, ...]:
         """Return the regular files below /workspace."""
-        listing = list_files(self._cell.workspace)
+        with self._cell.held() as workspace:
+            listing = list_files(workspace)
         return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
 
     def snapshot(self) -> bytes:
@@ -99,7 +101,8 @@ class Session(Executing):
 
         Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
         """
-        return pack(self._cell.workspace)
+        with self._cell.held() as workspace:
+            return pack(workspace)
 
     def restore(self, archive: bytes) -> None:
         """Write the regular files of a tar archive below /workspace, over what is there.
@@ -131,9 +134,8 @@ class Session(Executing):
         return branch
 
     def close(self) -> None:
-        """End it; what runs is killed.  Closing twice is fine."""
-        if not self.lost:
-            self._cell.end("it was closed", "closed")
+        """End it; what runs is killed, and cancelled by its result.  Closing twice is fine."""
+        self._cell.end("it was closed", "closed")
 
 
 class OpenSessions:

@@ -1,12 +1,13 @@
 """Cells that live across requests, each with its interpreter's state and its files."""
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..policies.errors import BusyError, CellwrightError, LauncherLost, SessionLost
+from ..policies.errors import BusyError, CellwrightError, ClosedError, LauncherLost, SessionLost
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
@@ -43,32 +44,69 @@ class SessionCell:
         self._turns = Turns(1, _WAIT_SECONDS)
         self._requests = 0
         self._listing: Listing = {}
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # of the two that follow
+        self._holders = 0
         self._born_at = self.used_at = time.monotonic()
         self.lost = ""  # why it is gone
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
 
-    @property
-    def workspace(self) -> int:
-        """A descriptor of /workspace; raises SessionLost."""
-        self._require_life()
-        return self._custody.cell.workspace
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """Keep the cell's descriptors open meanwhile, and tell that of /workspace.
+
+        Were they closed under who uses them, their numbers would soon be another cell's.  Raises
+        SessionLost, and ClosedError in a process that was forked from ours.
+        """
+        self._require_owner()
+        with self._lock:
+            self._require_life()
+            self._holders += 1
+        try:
+            yield self._custody.cell.workspace
+        finally:
+            with self._lock:
+                self._holders -= 1
+                last = bool(self.lost) and not self._holders
+            if last:
+                self._dispose()
 
     def execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
         """Run `request` with the state that those before it left.
 
         Raises SessionLost if the cell was gone already, BusyError if the one before does not end.
         """
+        self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
         if not self._turns.take(cancel):
             return called_off(request, asked_at, self._layers)
         try:
-            self._require_life()
-            self.on_begin(request.execution_id)
-            return self._execute(request, asked_at, on_output, cancel)
+            with self.held():
+                if not self._custody.is_alive():
+                    self.end("its process ended between two requests")
+                self._require_life()
+                self.on_begin(request.execution_id)
+                return self._execute_to_the_end(request, asked_at, on_output, cancel)
         finally:
             self.used_at = time.monotonic()
             self._turns.end()
+
+    def _execute_to_the_end(
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        """Execute, and end the session if we leave before the guest has: it would go on, and its
+        answer would be taken for one to the next request."""
+        try:
+            return self._execute(request, asked_at, on_output, cancel)
+        except LauncherLost as error:
+            if self.lost:  # the sandbox was closed while this ran
+                raise SessionLost(f"the session is gone: {self.lost}") from None
+            self.end(str(error))
+            raise
+        except BaseException as error:
+            self.end(f"request {self._requests} was left: {type(error).__name__}")
+            raise
 
     def _execute(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
@@ -77,11 +115,10 @@ class SessionCell:
         self._requests += 1
         cgroup = self._custody.cell.cgroup
         before = cgroup.usage()
-        try:
-            performed = perform(self._custody, request, on_output, cancel, self._requests)
-        except LauncherLost as lost:
-            self.end(str(lost))
-            raise
+        performed = perform(self._custody, request, on_output, cancel, self._requests)
+        if self.lost and not performed.seen.stays:  # it was closed while this ran
+            cause = performed.seen.cause or "cancelled"
+            performed = performed._replace(seen=performed.seen._replace(cause=cause))
         ended_at = time.monotonic()
         stays = performed.seen.stays
         made = look_at_files(self._custody.cell.workspace, request, self._listing)
@@ -108,10 +145,12 @@ class SessionCell:
         )  # fmt: skip
 
     def _require_life(self) -> None:
-        if not self.lost and not self._custody.is_alive():
-            self.end("its process ended between two requests")
         if self.lost:
             raise SessionLost(f"the session is gone: {self.lost}", "open another one")
+
+    def _require_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise ClosedError("the session was opened before this process was forked")
 
     def expires_at(self) -> float:
         settings = self._settings
@@ -128,11 +167,27 @@ class SessionCell:
         return True
 
     def end(self, why: str, action: str = "lost") -> None:
-        """Take the cell down, once; `action` is what the trail calls it."""
-        if not self.lost:
+        """End it, once; `action` is what the trail calls it.
+
+        What runs in it is killed; its cell is taken down now, or by the last who uses it.  In a
+        process that was forked from ours nothing happens.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            if self.lost:
+                return
             self.lost = why
+            last = not self._holders
+            if not last:
+                self._custody.cell.kill()
+        if last:
+            self._dispose()
+        self.on_end(action, why)
+
+    def _dispose(self) -> None:
+        with contextlib.suppress(CellwrightError):  # its launcher died: all is freed even so
             self._give_back(self._custody)
-            self.on_end(action, why)
 
 
 def _difference(now: Usage, before: Usage) -> Usage:
@@ -178,6 +233,10 @@ class Sessions:
         with self._changed:
             self._alive.append(session)
             self._changed.notify_all()
+            closed = self._closed
+        if closed:
+            session.end(_CLOSED, "closed")
+            raise ClosedError(_CLOSED)
         return session
 
     def close(self) -> None:
@@ -186,9 +245,9 @@ class Sessions:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        for session in self._alive:
+        for session in tuple(self._alive):
             with contextlib.suppress(CellwrightError):
-                session.end("the sandbox was closed", "closed")
+                session.end(_CLOSED, "closed")
 
     def _forget_the_lost(self) -> None:
         self._alive = [each for each in self._alive if not each.lost]
@@ -199,11 +258,14 @@ class Sessions:
                 now = time.monotonic()
                 for session in self._alive:
                     if session.expires_at() <= now:
-                        session.try_to_evict("it was idle, or alive, for too long")
+                        # It is gone in any case; a thread that ended here would evict nobody else.
+                        with contextlib.suppress(Exception):
+                            session.try_to_evict("it was idle, or alive, for too long")
                 self._forget_the_lost()
                 soonest = min((each.expires_at() for each in self._alive), default=now + _DAY)
                 self._changed.wait(max(_BREATH_SECONDS, soonest - now))
 
 
 _DAY = 86_400.0
+_CLOSED = "the sandbox was closed"
 _BREATH_SECONDS = 0.05  # between two looks at a session that is due, but busy

@@ -68,8 +68,7 @@ class Supervisor:
         is a descriptor: once it is readable the execution is ended.  Raises ClosedError, BusyError,
         and LaunchError if the cell could not be built.
         """
-        if os.getpid() != self._owner:  # before any lock: another thread may have held it
-            raise ClosedError("the sandbox was made before this process was forked")
+        self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
         if not self._turns.take(cancel):
             return called_off(request, asked_at, self.plan.layers)
@@ -116,8 +115,13 @@ class Supervisor:
             files=made.files, artifacts=made.artifacts, pool_hit=parked is not None,
         )  # fmt: skip
 
+    def _require_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise ClosedError("the sandbox was made before this process was forked")
+
     def open_session(self, settings: SessionSettings) -> SessionCell:
         """Return a cell that lives across requests; raises BusyError if too many do, LaunchError."""
+        self._require_owner()
         with self._lock:
             if self._sessions is None:
                 self._sessions = Sessions(settings)

@@ -64,7 +64,14 @@ class Turns:
         poll.register(mine, select.POLLIN)
         if cancel >= 0:
             poll.register(cancel, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(self._queue_seconds * 1000)]
+        try:
+            ready = [descriptor for descriptor, _ in poll.poll(self._queue_seconds * 1000)]
+        except (
+            BaseException
+        ):  # Ctrl-C: our turn would come to nobody, by a descriptor that is closed
+            if not self._left(mine):
+                self.end()
+            raise
         if mine not in ready and self._left(mine):
             if ready:
                 return False

@@ -1,6 +1,7 @@
 """Who may run: so many at once, the rest in order."""
 
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,24 @@ def test_a_free_turn_is_taken_at_once() -> None:
         turns.take()
     turns.end()
     turns.take()
+
+
+def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    turns = Turns(1, 5.0)
+    turns.take()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            turns.take()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not turns._queue
+    turns.end()
+    assert turns.take()
 
 
 def test_turns_are_handed_on_in_the_order_of_coming() -> None:

@@ -171,7 +171,7 @@ def test_collecting_stays_within_its_bytes(place: tuple[Path, int]) -> None:
 def test_emptiness_is_seen_without_a_look() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, sandbox.session() as session:
         session.execute("1")
-        workspace = session._cell.workspace
+        workspace = session._cell._custody.cell.workspace
         assert is_empty(workspace)
         for code in ("open('f', 'w').close()", "import os\nos.mkdir('d')", "os.symlink('x', 'l')"):
             session.execute(code)
