@@ -111,8 +111,6 @@ def _raised(error: BaseException) -> Finished:
     except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
         lines = [summary := type(error).__name__]
     text = _fit("".join(lines), _TRACEBACK_BYTES)
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # the guest's to close or replace
+    with contextlib.suppress(Exception):  # the guest's to close, replace or delete
         sys.stderr.write(text)
     return Finished(None, None, _fit(summary, _ERROR_BYTES), text)

@@ -6,6 +6,7 @@ runs: it never interrupts what we do in between, and one that comes too late is 
 
 import ast
 import contextlib
+import gc
 import inspect
 import io
 import linecache
@@ -33,6 +34,7 @@ def converse(
     the word on this one, are its parent's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.enable()  # it was off for the sake of cells of single use; a session may live for hours
     session, itself = _Session(main, toolbox), os.getpid()
     following: Run | None = run
     while following:
@@ -52,29 +54,27 @@ class _Session:
         self._loop: Any = None  # of asyncio, once something is awaited
 
     def answer(self, run: Run) -> tuple[Finished, int]:
-        sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
         finished, code = outcome(lambda: self._run(run), run.value_bytes, run.picture_bytes)
         self._toolbox.close()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the guest's own object, or closed by it
-                stream.flush()
+        for name in ("stdout", "stderr"):
+            with contextlib.suppress(Exception):  # the guest's own object, or closed by it, or gone
+                getattr(sys, name).flush()
         return finished, code
 
     def _run(self, run: Run) -> object:
-        filename = f"<cell {run.request}>"
-        give(run, self._main, filename)
-        self._toolbox.open(run, self._main)
+        value = self._interruptibly(run, f"<cell {run.request}>")
         linecache.cache.pop(f"<cell {run.request - _SOURCES}>", None)
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        program = Program(run.code, filename, flags, self._execute)
-        value = self._interruptibly(program)
         if value is not None:
             self._main.__dict__["_"] = value
         return value
 
-    def _interruptibly(self, program: Program) -> object:
+    def _interruptibly(self, run: Run, filename: str) -> object:
+        program = Program(run.code, filename, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, self._execute)
         try:
             signal.signal(signal.SIGINT, self._handler)
+            sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
+            give(run, self._main, filename)  # which waits where a file's name is that of a FIFO
+            self._toolbox.open(run, self._main)
             return program.run(self._main.__dict__)
         finally:
             self._handler = signal.getsignal(signal.SIGINT) or self._handler

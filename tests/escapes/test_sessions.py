@@ -189,3 +189,54 @@ def test_sessions_are_evicted_after_a_launcher_died() -> None:
         second = sandbox.session()
         assert soon(lambda: bool(second.lost))
         assert "too long" in second.lost
+
+
+# What a program does to the interpreter that the next one needs
+
+TRICKS = {
+    "no streams": "import sys\ndel sys.stdout, sys.stderr, sys.stdin",
+    "streams that raise": "import sys\nclass Bad:\n    def write(self, t): raise KeyError(t)\n    def flush(self): raise MemoryError\nsys.stdout = sys.stderr = Bad()\n1 / 0",
+    "streams that are none": "import sys\nsys.stdout = sys.stderr = sys.stdin = None",
+    "closed streams": "import os\nfor number in (0, 1, 2): os.close(number)",
+    "no modules": "import sys\nsys.modules.clear()",
+    "no linecache": "import linecache\nlinecache.cache.clear()\ndel linecache.getlines",
+    "no working directory": "import os\nos.mkdir('d')\nos.chdir('d')\nos.rmdir('../d')",
+    "no main": "import sys\ndel sys.modules['__main__']",
+    "no names": "globals().clear()",
+    "no builtins": "__builtins__ = {}",
+    "a hook for tracing": "import sys\nsys.settrace(lambda *_: 1 / 0)\nsys.setprofile(None)",
+    "another hook for exceptions": "import sys\nsys.excepthook = sys.displayhook = None\n1 / 0",
+    "a full workspace": "open('f', 'wb').truncate(1 << 26)\nwith open('g', 'wb') as file:\n    while True: file.write(bytes(1 << 20))",
+    "signals ignored": "import signal\nfor number in range(1, 32):\n    if number not in (9, 19): signal.signal(number, signal.SIG_IGN)",
+    "signals blocked": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))",
+    "recursion as deep as it goes": "import sys\nsys.setrecursionlimit(60)\ndef f(): f()\nf()",
+    "a loop that is closed": "import asyncio\nawait asyncio.sleep(0)\nasyncio.get_running_loop().stop()",
+    "garbage collection that raises": "import gc\ngc.callbacks.append(lambda *_: 1 / 0)\ngc.collect()",
+    "our own frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    frame.f_locals.clear()\n    frame = frame.f_back",
+    "our own objects": "import gc\nfor each in gc.get_objects():\n    if type(each).__name__ == '_Session': each._handler = None",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
+def test_what_a_program_does_to_the_interpreter_the_next_one_survives(
+    session: Session, sandbox: Sandbox, trick: str
+) -> None:
+    with sandbox.session() as other:
+        other.execute("x = 'untouched'")
+        assert session.execute(trick).session_lost is False
+        after = session.execute("6 * 7")
+        assert (after.value, after.session_lost) == (42, False)
+        assert other.execute("x").value == "untouched"
+
+
+def test_garbage_is_collected(session: Session) -> None:
+    """Hours of cycles would fill the session's memory."""
+    code = "import weakref\nclass Node: pass\nnode = Node()\nnode.itself = node\ngone = weakref.ref(node)\ndel node\nkept = [[] for _ in range(100_000)]\ngone() is None"
+    assert session.execute(code).value is True
+
+
+def test_files_for_a_fifo_are_given_up_in_time(session: Session) -> None:
+    session.execute("import os\nos.mkfifo('data.csv')\nx = 1")
+    late = session.execute("2", files={"data.csv": "1,2"}, timeout=0.2)
+    assert (late.reason, late.session_lost) == ("wall_time", False)
+    assert session.execute("x").value == 1
