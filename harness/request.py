@@ -12,7 +12,7 @@ from ..runner.performance import Request
 from .config import with_timeout
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
-_MAX_FILES = 4096
+_MAX_FILES = 20_000  # as many as the host lists of a workspace
 _MAX_PATH_BYTES = 1024
 
 

@@ -13,13 +13,11 @@ from ..runner.performance import NEVER, Request
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisor import Supervisor
-from ..runner.workspace import WorkspaceFile, list_files, read_file
+from ..runner.workspace import WorkspaceFile, list_files, read_file, room
 from .archive import pack, unpack
 from .executing import Executing
 from .history import History, outcome_of
 from .intake import Intake
-
-_MAX_DOWNLOAD_BYTES = 1 << 30
 
 
 class Session(Executing):
@@ -86,9 +84,10 @@ class Session(Executing):
             raise WorkspaceError(f"cannot write {', '.join(files)}: {result.error}")
 
     def download(self, path: str) -> bytes:
-        """Return the content of a file below /workspace; raises WorkspaceError if it is none."""
+        """Return the content of a file below /workspace; raises WorkspaceError if it is none, or says
+        that it is larger than the workspace."""
         with self._cell.held() as workspace:
-            return read_file(workspace, path, _MAX_DOWNLOAD_BYTES)
+            return read_file(workspace, path, room(workspace))
 
     def files(self) -> tuple[WorkspaceFile, ...]:
         """Return the regular files below /workspace."""
@@ -100,6 +99,7 @@ class Session(Executing):
         """Return the regular files below /workspace as a tar archive, for `restore`.
 
         Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
+        Raises WorkspaceError if files claim more than the workspace holds.
         """
         with self._cell.held() as workspace:
             return pack(workspace)
@@ -107,8 +107,8 @@ class Session(Executing):
     def restore(self, archive: bytes) -> None:
         """Write the regular files of a tar archive below /workspace, over what is there.
 
-        Raises PolicyError for a name that leads elsewhere or an archive that is none, WorkspaceError
-        if there is no room.
+        Raises PolicyError for a name that leads elsewhere or an archive that is none, is compressed or
+        holds a sparse file, WorkspaceError if there is no room.
         """
         self._write(unpack(archive))
 

@@ -68,6 +68,13 @@ def is_empty(workspace: int) -> bool:
 _ENTRY_SIZE = 20
 
 
+def room(workspace: int) -> int:
+    """Return how many bytes the workspace holds at most, in the kernel's word: files that claim more
+    together are sparse, or one by many names."""
+    held = os.fstatvfs(workspace)
+    return held.f_frsize * held.f_blocks
+
+
 def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceFile, ...]:
     """Return the files of `after` that are not as they were, with their hashes."""
     budget = _HASHED_BYTES
