@@ -1,7 +1,9 @@
 """What a session was asked, so that another can be brought to the same state."""
 
+import copy
 import hashlib
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..policies.errors import PolicyError
@@ -9,6 +11,7 @@ from ..runner.result import SandboxResult
 
 _MOST_BYTES = 64 * 1024 * 1024
 _CALL_BYTES = 500  # of a call that was given nothing, in our memory
+_NUMBER_BYTES = 32
 _KEPT = ("stdin", "inputs", "files", "env", "timeout")
 
 
@@ -34,10 +37,10 @@ class History:
             self._calls[execution_id] = None
 
     def add(self, code: str | bytes, given: dict[str, Any], result: SandboxResult) -> None:
-        kept = {name: given[name] for name in _KEPT if given.get(name) is not None}
+        # A copy: the caller may go on to change what was given.
+        kept = {name: _copied(given[name]) for name in _KEPT if given.get(name) is not None}
         with self._lock:
-            self._left -= len(code) + sum(len(data) for data in kept.get("files", {}).values())
-            self._left -= len(kept.get("stdin", "")) + _CALL_BYTES
+            self._left -= len(code) + _size(kept) + _CALL_BYTES
             self._calls[result.execution_id] = Call(code, kept, outcome_of(result))
             if self._left < 0:
                 self._calls.clear()
@@ -51,6 +54,21 @@ class History:
                     "take a snapshot of its files instead",
                 )
             return tuple(call for call in self._calls.values() if call)
+
+
+def _copied(given: Any) -> Any:
+    return copy.deepcopy(dict(given) if isinstance(given, Mapping) else given)
+
+
+def _size(given: Any) -> int:
+    """Return about how large a value is that a call was given."""
+    if isinstance(given, str | bytes):
+        return len(given)
+    if isinstance(given, Mapping):
+        return sum(_size(key) + _size(value) for key, value in given.items())
+    if isinstance(given, list | tuple):
+        return sum(map(_size, given))
+    return _NUMBER_BYTES
 
 
 def outcome_of(result: SandboxResult) -> bytes:

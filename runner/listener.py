@@ -30,7 +30,7 @@ class Listener:
         self._refusals = plan.refusals
         self._watched = plan.watched
         self._shown = shown
-        self._left = limit
+        self._left = self._limit = limit
         self._opens = 0
         self._noted: dict[tuple[str, tuple[str, ...]], Violation] = {}
         self._counts: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -56,13 +56,15 @@ class Listener:
         return self._opens > _OPENS_AT_ONCE and self._opens % _OPENS_BETWEEN_RESTS == 0
 
     def take_violations(self) -> tuple[Violation, ...]:
-        """Return what was refused since the last time, in the order in which it was first attempted."""
+        """Return what was refused since the last time, in order of the first attempt; the limit counts
+        anew."""
         taken = tuple(
             Violation(each.syscall, each.arguments, each.rule, each.process, self._counts[key])
             for key, each in self._noted.items()
         )
         self._noted.clear()
         self._counts.clear()
+        self._left = self._limit
         return taken
 
     def _look_at_open(self, notification: Notification) -> None:

@@ -23,6 +23,7 @@ _CHUNK = 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DEPTH = 32
 _ENTRIES = 20_000
+_PATH_CHARACTERS = 4 * 1024 * 1024  # of all paths together: each may have 4,095, and is kept here
 _SECONDS = 5.0
 _HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
 
@@ -98,7 +99,8 @@ def collect(
         wanted = any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
         if wanted and seen.size_bytes <= limit_bytes:
             limit_bytes -= seen.size_bytes
-            mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+            # As an absolute path: what looks like a data: URL (RFC 2397) would tell its own type.
+            mime = mimetypes.guess_type(f"/{path}")[0] or "application/octet-stream"
             with contextlib.suppress(WorkspaceError):  # it is not what it was a moment ago
                 data = read_file(workspace, path, seen.size_bytes)
                 artifacts.append(Artifact(path, mime, data))
@@ -151,7 +153,7 @@ def _open(workspace: int, path: str) -> int:
 def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
     from .kernel.files import open_beneath
 
-    entries = 0
+    entries = characters = 0
     directories = deque([("", 0)])
     while directories:
         path, depth = directories.popleft()
@@ -162,10 +164,11 @@ def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
         try:
             with os.scandir(descriptor) as scanned:
                 for entry in scanned:
-                    entries += 1
-                    if entries > _ENTRIES or time.monotonic() > deadline:
-                        return
                     name = f"{path}/{entry.name}" if path else entry.name
+                    entries, characters = entries + 1, characters + len(name)
+                    too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
+                    if too_many or time.monotonic() > deadline:
+                        return
                     if not _is_text(name):
                         continue
                     if entry.is_dir(follow_symlinks=False) and depth < _DEPTH:

@@ -5,7 +5,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
+import msgspec
 import pytest
 
 from cellwright import (
@@ -130,6 +132,20 @@ def test_usage_and_violations_are_of_one_call(session: Session) -> None:
     assert [each.syscall for each in session.execute(attempt).violations] == ["socket"]
     assert session.execute("1").violations == ()
     assert session.execute(attempt).violations[0].count == 1
+
+
+def test_refused_attempts_are_counted_call_by_call() -> None:
+    policy = policy_named("strict")
+    limits = msgspec.structs.replace(policy.limits, violations=5)
+    attempts = "import socket\nfor _ in range({}):\n    try: socket.socket(socket.AF_NETLINK)\n    except OSError: pass"
+    with (
+        Sandbox(policy=msgspec.structs.replace(policy, limits=limits), pool=0) as sandbox,
+        sandbox.session() as session,
+    ):
+        for _ in range(3):
+            assert session.execute(attempts.format(4)).violations[0].count == 4
+        flooded = session.execute(attempts.format(7))
+        assert (flooded.reason, flooded.session_lost) == ("violation", True)
 
 
 # Apart from others
@@ -533,6 +549,26 @@ def test_too_much_to_replay_is_said(session: Session, monkeypatch: pytest.Monkey
     session.execute("x = '" + "x" * 20 + "'")
     with pytest.raises(PolicyError, match="bytes to replay"):
         session.fork()
+
+
+def test_variables_count_as_something_to_replay(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session._history, "_left", 5000)
+    session.execute("1", inputs={"numbers": [1] * 100})
+    with session.fork() as branch:
+        assert branch.execute("sum(numbers)").value == 100
+    session.execute("1", inputs={"numbers": [1] * 100, "more": {"text": "x" * 3000}})
+    with pytest.raises(PolicyError, match="bytes to replay"):
+        session.fork()
+
+
+def test_a_fork_is_given_what_the_calls_were_given_then(session: Session) -> None:
+    numbers = [1, 2]
+    session.execute("total = sum(numbers)", inputs=MappingProxyType({"numbers": numbers}))
+    numbers.append(3)
+    with session.fork() as branch:
+        assert branch.execute("total, numbers").value == [3, [1, 2]]
 
 
 def test_a_fork_replays_in_the_order_in_which_calls_ran(session: Session) -> None:

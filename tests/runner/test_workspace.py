@@ -119,6 +119,27 @@ def test_entries_and_depth_are_bounded(
     assert list_files(descriptor) == {}
 
 
+def test_paths_together_are_bounded(place: tuple[Path, int]) -> None:
+    """Sixteen thousand files at the end of a long path are 70 MB of paths, kept for each session."""
+    path, descriptor = place
+    deep = path.joinpath(*["d" * 200] * 15)
+    os.makedirs(deep)
+    for number in range(2000):
+        (deep / f"{number}").touch()
+    listing = list_files(descriptor)
+    assert 0 < sum(map(len, listing)) <= 4 * 1024 * 1024
+
+
+def test_a_name_does_not_tell_its_type(place: tuple[Path, int]) -> None:
+    """mimetypes takes a name for a URL, and a data: URL says what it is, in words of the guest."""
+    path, descriptor = place
+    (path / "data:text").mkdir()
+    (path / "data:text/html\r\nX: y,").write_text("x")
+    (path / "http:a.png").write_text("x")
+    found = collect(descriptor, list_files(descriptor), ["*"], 100)
+    assert [each.mime for each in found] == ["application/octet-stream", "image/png"]
+
+
 def test_a_sparse_file_counts_as_it_says(place: tuple[Path, int]) -> None:
     path, descriptor = place
     with (path / "sparse").open("wb") as file:
