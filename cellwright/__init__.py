@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .harness.sandbox import create_sandbox as create_sandbox
     from .harness.session import Session as Session
     from .harness.tools.broker import Broker as Broker
+    from .harness.tools.runs import Runs as Runs
     from .harness.tools.vault import Vault as Vault
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
@@ -76,6 +77,7 @@ _HOMES = {
     "harness.sandbox": ("Sandbox", "create_sandbox"),
     "harness.session": ("Session",),
     "harness.tools.broker": ("Broker",),
+    "harness.tools.runs": ("Runs",),
     "harness.tools.vault": ("Vault",),
     "policies.errors": (
         "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from .channel import ProtocolError
 from .messages import Answer, Call
 
-OnCall = Callable[[Call], Answer]  # must not raise
+OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
 _MOST_OPEN = 64
 _IDLE_SECONDS = 10.0
 
@@ -47,9 +47,9 @@ class Calls:
             os.close(self.ready)
             self.ready = -1
 
-    def _put(self, answer: Answer) -> None:
+    def _put(self, answer: Answer | None) -> None:
         with self._lock:
-            if self.ready >= 0:
+            if answer and self.ready >= 0:
                 self._answers.append(answer)
                 os.eventfd_write(self.ready, 1)
 

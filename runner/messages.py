@@ -116,11 +116,13 @@ class Answer(_Frame, frozen=True):
 
 
 class Call(_Frame, frozen=True):
-    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own."""
+    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, and `site`
+    says where in the program the call stands."""
 
     number: int
     name: str
     arguments: bytes
+    site: str = ""
 
 
 class Finished(_Frame, frozen=True):

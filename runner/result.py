@@ -10,7 +10,7 @@ from .workspace import Artifact, WorkspaceFile
 
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
-    "validation", "cancelled",
+    "validation", "cancelled", "approval",
 ]  # fmt: skip
 
 

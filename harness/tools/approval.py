@@ -17,6 +17,7 @@ class Asked(NamedTuple):
     arguments: dict[str, Any]
     caller: str
     reason: str
+    run: str = ""  # that can wait for the word
 
     @property
     def digest(self) -> str:

@@ -178,7 +178,9 @@ class Broker:
         reason = verdict.reason or (
             "the tool is risky" if spec.risky else "a rule wants it approved"
         )
-        asked = Asked(spec.name, spec.description, passing.arguments, passing.caller.id, reason)
+        caller = passing.caller
+        run = caller.recorder.run if caller.recorder else ""
+        asked = Asked(spec.name, spec.description, passing.arguments, caller.id, reason, run)
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
         self._note("approved", passing, digest=asked.digest)
@@ -191,6 +193,7 @@ class Broker:
         made = tool.spec.owner is ToolOwner.AGENT
         inner = caller._replace(
             depth=caller.depth + 1,
+            recorder=None,  # what a tool calls is part of its answer, which is recorded as one
             traceparent=passing.span.traceparent or passing.span.trace_id,
             tools=frozenset(tool.spec.calls) if made else caller.tools,
         )
@@ -238,10 +241,11 @@ class Broker:
     def _note_refusal(self, name: str, caller: Caller, span: Span, error: ToolError) -> None:
         if self._audit:
             refused = not isinstance(error, ToolFailed | ToolResultInvalid)
+            action = "refused" if refused else "failed"
             self._audit.record(
-                "tool", "refused" if refused else "failed", target=name, span=span,
-                allowed=not refused, level=AuditLevel.WARNING, caller=caller.id,
-                kind=kind_of(error), why=str(error),
+                "tool", "waiting" if kind_of(error) == "paused" else action, target=name,
+                span=span, allowed=not refused, level=AuditLevel.WARNING, caller=caller.id,
+                kind=kind_of(error), why=error.what,
             )  # fmt: skip
 
 
@@ -282,6 +286,7 @@ def _short(text: str) -> str:
 
 _KINDS = {
     "ToolNotFound": "not_found",
+    "Pausing": "paused",
     "ToolArgumentsInvalid": "invalid_arguments",
     "ApprovalRequired": "not_approved",
     "ToolDenied": "denied",

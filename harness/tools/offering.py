@@ -1,12 +1,12 @@
 """The tools of one sandbox, as the programs in its cells may call them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from ...policies.errors import CellwrightError
-from ...policies.tools import Tools
+from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
 from ..calling import CALLING
@@ -36,16 +36,28 @@ class Offering:
         names = dict(sorted(self.broker.offered(caller).items())[:_MOST_NAMED])
         return replace(request, tools=names, on_call=lambda call: self.answer(call, caller))
 
-    def answer(self, call: Call, caller: Caller) -> Answer:
-        """Call a tool for a program; whatever goes wrong is the answer."""
+    def answer(self, call: Call, caller: Caller) -> Answer | None:
+        """Call a tool for a program; None if the program is being stopped, to go on another time."""
         try:
             arguments = decode_json(call.arguments)
             if not isinstance(arguments, dict):
                 raise msgspec.DecodeError("not an object")
-            value = self.broker.call(call.name, arguments, caller)
-            return Answer(call.number, msgspec.json.encode(value))
         except msgspec.DecodeError as error:
             return Answer(call.number, None, "invalid_arguments", f"the arguments: {error}")
+        if caller.recorder is None:
+            return self._call(call, arguments, caller)
+        try:
+            return caller.recorder.answer(
+                call, arguments, lambda: self._call(call, arguments, caller)
+            )
+        except CellwrightError as error:  # it cannot be recorded, so it is not made
+            return Answer(call.number, None, kind_of(error), error.what)
+
+    def _call(self, call: Call, arguments: dict[str, Any], caller: Caller) -> Answer:
+        """Return what comes of a call; whatever goes wrong is the answer."""
+        try:
+            value = self.broker.call(call.name, arguments, caller)
+            return Answer(call.number, msgspec.json.encode(value))
         except CellwrightError as error:
             return Answer(call.number, None, kind_of(error), error.what)
         except Exception as error:  # noqa: BLE001 - a bug of ours: the program must not wait for ever
@@ -54,7 +66,10 @@ class Offering:
     def _caller(self, id: str, span: "Span | None") -> Caller:
         """Return who calls: the program, and what it works for if that is a tool itself."""
         trace = (span.traceparent or span.trace_id) if span else ""
-        if above := CALLING.get():
-            return above._replace(id=id, traceparent=trace or above.traceparent, rules=self._rules)
         meter = Meter(self._rules.calls, self._rules.calls_per_second)
+        if above := CALLING.get():
+            return above._replace(
+                id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
+                rules=narrow_tools(above.rules, self._rules),
+            )  # fmt: skip
         return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter)

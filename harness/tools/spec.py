@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,9 @@ from ...policies.permissions import (
 )
 from ...policies.tools import Tools
 from .meter import Meter
+
+if TYPE_CHECKING:
+    from .runs import Recorder
 
 
 class ToolState(enum.Enum):
@@ -133,6 +136,7 @@ class Caller(NamedTuple):
     tools: frozenset[str] | None = None
     rules: Tools = Tools()
     meter: Meter | None = None
+    recorder: "Recorder | None" = None  # of a run that can wait
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

@@ -74,18 +74,21 @@ class Caller:
         """Return the value that the tool gave, or in a coroutine what to await for it."""
         asyncio = sys.modules.get("asyncio")
         loop = asyncio._get_running_loop() if asyncio else None
-        return self._call_later(loop, name, arguments) if loop else self._call(name, arguments)
+        request = (name, arguments, _site())
+        return self._call_later(loop, *request) if loop else self._call(*request)
 
-    def _call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    def _call(self, name: str, arguments: Mapping[str, Any], site: str) -> Any:
         answers: list[Answer] = []
-        number = self._send(name, arguments, answers.append)
+        number = self._send(name, arguments, site, answers.append)
         try:
             self._wait(answers)
         finally:
             self._waiting.pop(number, None)
         return _value(answers[0])
 
-    async def _call_later(self, loop: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def _call_later(
+        self, loop: Any, name: str, arguments: Mapping[str, Any], site: str
+    ) -> Any:
         future = loop.create_future()
 
         def deliver(answer: Answer) -> None:
@@ -93,7 +96,7 @@ class Caller:
 
         while len(self._waiting) >= _AT_ONCE:
             await _a_moment(loop)
-        number = self._send(name, arguments, deliver)
+        number = self._send(name, arguments, site, deliver)
         loop.add_reader(self._control, self._read_what_is_there)
         try:
             return _value(await future)
@@ -103,7 +106,7 @@ class Caller:
                 loop.remove_reader(self._control)
 
     def _send(
-        self, name: str, arguments: Mapping[str, Any], deliver: Callable[[Answer], None]
+        self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None]
     ) -> int:
         given = json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
         if not self.is_ours():
@@ -114,7 +117,7 @@ class Caller:
                 raise ToolError("closed", "there is no request in which to call a tool")
             self._number += 1
             self._waiting[self._number] = deliver
-            for packet in packets(encode(Call(self._number, name, given))):
+            for packet in packets(encode(Call(self._number, name, given, site))):
                 self._sock.send(packet)
             return self._number
 
@@ -168,6 +171,14 @@ async def _a_moment(loop: Any) -> None:
     future = loop.create_future()
     loop.call_later(0.001, lambda: future.done() or future.set_result(None))
     await future
+
+
+def _site() -> str:
+    """Return where in the program we are being called."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename[-100:]}:{frame.f_lineno}"
 
 
 def _value(answer: Answer) -> Any:

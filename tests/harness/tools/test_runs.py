@@ -1,0 +1,286 @@
+"""Runs that wait for a person and go on where they were, in another process if need be."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwright import AuditLog, Broker, PolicyError, RegistryError, Sandbox, SandboxStatus
+from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.replay import Diverged, Recorded, Replay
+from cellwright.harness.tools.runs import Runs
+from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.runner.messages import Answer
+from tests.conftest import policy_named
+
+ANY = {"type": "object", "properties": {"to": {}, "text": {}}}
+MADE: list[tuple[str, Any]] = []
+LOCK = threading.Lock()
+
+
+def noted(name: str, value: Any = None, **about: Any) -> Tool:
+    """Return a tool that notes each time that it really is called."""
+
+    def perform(arguments: dict[str, Any], _: Caller) -> Any:
+        with LOCK:
+            MADE.append((name, arguments.get("to")))
+            return len(MADE) if value is None else value
+
+    return Tool(ToolSpec(name=name, owner=ToolOwner.DEVELOPER, parameters=ANY, **about), perform)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    MADE.clear()
+    with Runs(str(tmp_path / "runs.db")) as opened:
+        yield opened
+
+
+def sandbox(runs: Runs, **settings: Any) -> Sandbox:
+    tools = [noted("look"), noted("send", "sent", risky=True, description="Send a letter.")]
+    broker = Broker(Offer(tools), approve=runs.ask, audit=settings.get("audit"))
+    return Sandbox(policy=policy_named("strict"), tools=broker, pool=0, **settings)
+
+
+LETTER = "import tools\nseen = tools.look(to='x')\nanswer = tools.send(to='ann', text='hello')\n[seen, answer, tools.look(to='y')]"
+
+
+def test_a_run_waits_and_goes_on_where_it_was(runs: Runs) -> None:
+    with sandbox(runs) as box:
+        first = runs.start(box, LETTER)
+        assert (first.result.status, first.result.reason) == (SandboxStatus.PENDING, "approval")
+        assert first.result.error == "waits for approval of send"
+        (waiting,) = runs.pending()
+        assert (waiting.tool, waiting.arguments) == ("send", {"to": "ann", "text": "hello"})
+        assert (waiting.run, waiting.description) == (first.run, "Send a letter.")
+        assert MADE == [("look", "x")]
+        assert runs.approve(waiting.approval)
+        second = runs.resume(box, first.run)
+    assert second.result.value == [1, "sent", 3]
+    assert second.unused == ()
+    assert MADE == [("look", "x"), ("send", "ann"), ("look", "y")]
+    assert runs.pending() == ()
+
+
+def test_a_word_is_for_one_call_with_just_these_arguments(runs: Runs) -> None:
+    code = "import tools\n[tools.send(to=name) for name in ('ann', 'ann', 'bob')]"
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        for expected in ("ann", "ann", "bob"):
+            (waiting,) = runs.pending()
+            assert waiting.arguments == {"to": expected}
+            assert runs.approve(waiting.approval)
+            assert not runs.approve(waiting.approval)
+            attempt = runs.resume(box, attempt.run)
+    assert attempt.result.value == ["sent"] * 3
+    assert MADE == [("send", "ann"), ("send", "ann"), ("send", "bob")]
+
+
+def test_what_is_rejected_is_an_exception_in_the_program(runs: Runs) -> None:
+    code = "import tools\ntry:\n    said = tools.send(to='ann')\nexcept tools.ToolError as error:\n    said = [error.kind, str(error)]\nsaid"
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        assert runs.reject(runs.pending()[0].approval, "not today")
+        assert runs.resume(box, attempt.run).result.value == [
+            "not_approved",
+            "send was rejected: not today",
+        ]
+    assert MADE == []
+
+
+def test_what_nobody_decides_in_time_is_refused(tmp_path: Path) -> None:
+    with Runs(str(tmp_path / "runs.db"), wait_seconds=-1) as runs, sandbox(runs) as box:
+        attempt = runs.start(box, "import tools\ntools.send(to='ann')")
+        assert runs.pending() == ()
+        result = runs.resume(box, attempt.run).result
+    assert "send was expired: nobody decided in time" in str(result.error)
+
+
+def test_a_grant_approves_so_many_calls_for_so_long(runs: Runs) -> None:
+    code = "import tools\n[tools.send(to=n) for n in range(3)]"
+    runs.grant("send", count=2)
+    runs.grant("send", seconds=-1)
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        assert attempt.result.status is SandboxStatus.PENDING
+        assert [each.arguments for each in runs.pending()] == [{"to": 2}]
+    assert MADE == [("send", 0), ("send", 1)]
+
+
+def test_calls_at_the_same_time_find_their_own_answers_again(runs: Runs) -> None:
+    code = (
+        "import asyncio, tools\n"
+        "async def one(n): return [n, await tools.look(to=n)]\n"
+        "async def main():\n"
+        "    seen = await asyncio.gather(*(one(n) for n in range(8)))\n"
+        "    return [seen, await tools.send(to='ann')]\n"
+        "asyncio.run(main())"
+    )
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        made = {to: number for number, (_, to) in enumerate(MADE, 1)}
+        runs.approve(runs.pending()[0].approval)
+        result = runs.resume(box, attempt.run).result
+    assert result.value == [[[n, made[n]] for n in range(8)], "sent"]
+    assert len(MADE) == 9
+
+
+def test_a_program_that_goes_another_way_is_found_out(runs: Runs) -> None:
+    code = "import os, tools\ntools.look(to=os.urandom(8).hex())\ntools.send(to='ann')"
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        runs.approve(runs.pending()[0].approval)
+        second = runs.resume(box, attempt.run)
+        assert "look is called where before it was look" in str(second.result.error)
+    assert len(MADE) == 1
+    with sandbox(runs) as box:
+        code = (
+            "import os, tools\nif os.urandom(1)[0] > LIMIT:\n    tools.look()\ntools.send(to='ann')"
+        )
+        always, never = code.replace("LIMIT", "-1"), code.replace("LIMIT", "255")
+        attempt = runs.start(box, always)
+        runs.approve(next(each for each in runs.pending() if each.run == attempt.run).approval)
+        with runs._store._database.writing("change") as db:  # as if it had gone the other way
+            db.execute("UPDATE runs SET code = ? WHERE run = ?", (never, attempt.run))
+        assert runs.resume(box, attempt.run).unused == ("<cell>:3: look",)
+
+
+def test_a_failed_call_fails_the_same_way_again(runs: Runs) -> None:
+    code = "import tools\ntry: tools.look(7, 8, 9)\nexcept TypeError: pass\ntry: call_tool('none', {})\nexcept tools.ToolError as error: kind = error.kind\n[kind, tools.send(to='ann')]"
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code)
+        runs.approve(runs.pending()[0].approval)
+        assert runs.resume(box, attempt.run).result.value == ["not_found", "sent"]
+
+
+def test_only_a_run_that_waits_is_resumed(runs: Runs) -> None:
+    with sandbox(runs) as box:
+        attempt = runs.start(box, "1")
+        assert attempt.result.value == 1
+        with pytest.raises(PolicyError, match="it is completed"):
+            runs.resume(box, attempt.run)
+        with pytest.raises(PolicyError, match="no run"):
+            runs.resume(box, "nonsense")
+        with pytest.raises(PolicyError, match="cannot be kept"):
+            runs.start(box, "1", inputs={"x": object()})
+        with pytest.raises(PolicyError, match="on_output"):
+            runs.start(box, "1", on_output=print)
+
+
+def test_without_a_run_there_is_nothing_to_wait_in(runs: Runs) -> None:
+    with sandbox(runs) as box:
+        result = box.execute("import tools\ntools.send(to='ann')")
+    assert "has to be approved, and this call cannot wait" in str(result.error)
+    assert runs.pending() == ()
+
+
+ELSEWHERE = """
+import sys
+from cellwright.harness.tools.runs import Runs
+with Runs(sys.argv[1]) as runs:
+    for waiting in runs.pending():
+        print(waiting.tool, waiting.arguments, runs.approve(waiting.approval))
+"""
+
+
+def test_a_run_is_approved_in_another_process(runs: Runs, tmp_path: Path) -> None:
+    with sandbox(runs) as box:
+        attempt = runs.start(box, LETTER)
+        done = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE, str(tmp_path / "runs.db")],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout == "send {'to': 'ann', 'text': 'hello'} True\n"
+        assert runs.resume(box, attempt.run).result.value == [1, "sent", 3]
+
+
+DIES = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+from tests.harness.tools.test_runs import Runs, noted, sandbox
+from cellwright import Broker, Sandbox
+from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.spec import Tool
+runs = Runs(sys.argv[1])
+die = noted("die")
+die = Tool(die.spec, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+box = Sandbox(policy="strict", pool=0, tools=Broker(Offer([noted("look"), die])))
+runs.start(box, "import tools\\n[tools.look(), tools.die(), tools.look()]")
+"""
+
+
+def test_a_run_whose_process_was_killed_is_taken_up_again(runs: Runs, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[3])
+    ended = subprocess.run(
+        [sys.executable, "-c", DIES, str(tmp_path / "runs.db"), root],
+        capture_output=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": root},
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with runs._store._database.reading() as db:
+        (run,) = db.execute("SELECT run FROM runs").fetchone()
+    tools = Broker(Offer([noted("look"), noted("die", "lived")]))
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=tools) as box:
+        with pytest.raises(PolicyError, match="it is running"):
+            runs.resume(box, run)
+        assert runs.resume(box, run, abandoned=True).result.value == [1, "lived", 2]
+    assert [name for name, _ in MADE] == ["die", "look"]
+
+
+def test_waiting_is_told_to_the_trail(runs: Runs) -> None:
+    trail = AuditLog()
+    with sandbox(runs, audit=trail) as box:
+        attempt = runs.start(box, "import tools\ntools.send(to='ann')")
+        runs.approve(runs.pending()[0].approval)
+        runs.resume(box, attempt.run)
+    actions = [entry.action for entry in trail.get_entries(category="tool")]
+    assert actions == ["waiting", "approved", "call", "returned"]
+
+
+def test_what_is_no_file_of_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
+    import sqlite3
+
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    text = tmp_path / "text"
+    text.write_text("hello" * 1000)
+    for path in (other, text, tmp_path, tmp_path / "no" / "where"):
+        with pytest.raises(RegistryError):
+            Runs(str(path))
+    assert text.read_text() == "hello" * 1000
+
+
+def test_the_file_is_its_owners_alone(runs: Runs, tmp_path: Path) -> None:
+    assert (tmp_path / "runs.db").stat().st_mode & 0o777 == 0o600
+
+
+# replay, without cells
+
+
+def recorded(*calls: tuple[str, str]) -> Replay:
+    return Replay(
+        Recorded(number, site, digest, "tool", Answer(0, str(number).encode()))
+        for number, (site, digest) in enumerate(calls)
+    )
+
+
+def test_equal_calls_get_their_answers_in_turn() -> None:
+    replay = recorded(("a:1", "x"), ("a:1", "y"), ("a:1", "x"))
+    taken = [replay.take("a:1", digest, "tool") for digest in ("x", "x", "y")]
+    assert [each.number if each else None for each in taken] == [0, 2, 1]
+    assert replay.take("a:1", "x", "tool") is None
+
+
+def test_another_call_at_the_same_place_diverges_and_at_another_place_is_new() -> None:
+    replay = recorded(("a:1", "x"))
+    assert replay.take("a:2", "z", "tool") is None
+    with pytest.raises(Diverged):
+        replay.take("a:1", "z", "tool")
+    assert replay.left() == ("a:1: tool",)
