@@ -1,0 +1,119 @@
+"""Calls of tools as the supervisor hears them: mutated frames, threads, and what is left."""
+
+import os
+import random
+import threading
+import tracemalloc
+
+import pytest
+
+from cellwright.policies.policy import Limits
+from cellwright.runner import channel
+from cellwright.runner.calls import Calls
+from cellwright.runner.conversation import Conversation
+from cellwright.runner.messages import Answer, Call, Finished, encode
+from tests.conftest import soon
+
+FRAMES = [
+    encode(Call(1, "weather.get", b'{"city": "Paris"}', "<cell>:1")),
+    encode(Call(2**60, "x" * 300, b"[" * 300)),
+    encode(Finished(b"1", None, None, None, ends_well=True)),
+]
+ROUNDS = 100_000
+
+
+def mutated(chance: random.Random) -> bytes:
+    """Return a frame that was valid, with something of it changed."""
+    frame = bytearray(chance.choice(FRAMES))
+    for _ in range(chance.randint(0, 3)):
+        place = chance.randrange(len(frame) + 1)
+        match chance.randrange(5):
+            case 0:
+                frame[place : place + 1] = bytes([chance.randrange(256)])
+            case 1:
+                del frame[place : place + chance.randint(1, 9)]
+            case 2:
+                frame[place:place] = chance.randbytes(chance.randint(1, 9))
+            case 3:
+                frame[place:place] = (
+                    chance.choice((b"\xc6", b"\xdd", b"\xdf", b"\xc9")) + b"\xff" * 4
+                )
+            case 4:
+                frame += frame[place:]
+    return bytes(frame)[:60_000]
+
+
+@pytest.mark.slow
+def test_mutated_frames_are_calls_breaches_or_nothing_and_leave_nothing() -> None:
+    """From a fixed seed: every frame ends as a call, as a last word, or as a ProtocolError."""
+    chance = random.Random(1)
+    heard = {"calls": 0, "ends": 0, "breaches": 0}
+
+    def on_call(call: Call) -> None:
+        assert isinstance(call.number, int)
+        assert isinstance(call.name, str)
+        assert isinstance(call.arguments, bytes)
+        heard["calls"] += 1
+
+    ours, theirs = channel.pair()
+    ours.setblocking(False)
+    grew = 0
+    for round_number in range(ROUNDS):
+        if round_number == ROUNDS // 2:
+            tracemalloc.start()
+            grew = tracemalloc.get_traced_memory()[0]
+        talk = Conversation(ours, b"x", Limits(), on_call)
+        marks = chance.choice((b"\0", b"\0", b"\0", b"\1", b"\2", b""))
+        theirs.send(marks + mutated(chance) or b"\0")
+        try:
+            talk.receive_some()
+            heard["ends"] += talk.finished is not None
+        except channel.ProtocolError:
+            heard["breaches"] += 1
+    grew = tracemalloc.get_traced_memory()[0] - grew
+    tracemalloc.stop()
+    ours.close()
+    theirs.close()
+    assert min(heard.values()) > ROUNDS // 50, heard
+    assert grew < 256 * 1024
+
+
+def test_as_many_calls_as_may_be_open_are_answered_at_the_same_time() -> None:
+    meeting, met = threading.Barrier(64, timeout=60), threading.Event()
+
+    def answer(call: Call) -> Answer:
+        if not met.is_set():
+            meeting.wait()
+        return Answer(call.number, b"1")
+
+    calls = Calls(answer)
+    for number in range(64):
+        calls.begin(Call(number, "x", b"{}"))
+    with pytest.raises(channel.ProtocolError, match="at once"):
+        calls.begin(Call(64, "x", b"{}"))
+    taken: set[int] = set()
+    while len(taken) < 64:
+        assert channel.has_news(calls.ready, 60)
+        taken |= {answer.number for answer in calls.take()}
+    met.set()
+    calls.begin(Call(1, "x", b"{}"))  # there is room again, and its number is free
+    calls.close()
+
+
+def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> None:
+    release = threading.Event()
+    answered = []
+
+    def answer(call: Call) -> Answer:
+        release.wait(60)
+        answered.append(call.number)
+        return Answer(call.number, b"1")
+
+    before = len(os.listdir("/proc/self/fd"))
+    calls = Calls(answer)
+    for number in range(5):
+        calls.begin(Call(number, "x", b"{}"))
+    calls.close()
+    release.set()
+    assert soon(lambda: len(answered) == 5)
+    assert len(os.listdir("/proc/self/fd")) == before
