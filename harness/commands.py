@@ -63,6 +63,13 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         from .audit_commands import add_audit
 
         add_audit(audit)
+    serve = commands.add_parser("serve", help="share one pool of cells among processes")
+    serve.set_defaults(command=_serve)
+    _add_policy(serve, several=True)
+    if wanted == "serve":
+        from .daemon.commands import add_serve
+
+        add_serve(serve)
     bench = commands.add_parser("bench", help="measure on this machine what cells cost")
     bench.set_defaults(command=_bench)
     _add_policy(bench)
@@ -91,38 +98,43 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
     run.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
     run.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    run.add_argument(
+        "--connect", metavar="PATH", help="use the daemon that listens there, and its policy P"
+    )
     run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
     _add_policy(run)
 
 
-def _add_policy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", metavar="P", help="a shipped profile or a TOML file")
+def _add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    once = "a shipped profile or a TOML file"
+    if several:
+        more = f"{once}; may be repeated, and clients choose by name; the first unless they do"
+        parser.add_argument("--policy", action="append", metavar="P", help=more)
+    else:
+        parser.add_argument("--policy", metavar="P", help=once)
     optional = "go on without this layer where the host lacks it; cgroup means its three"
     parser.add_argument("--optional", action="append", default=[], metavar="LAYER", help=optional)
 
 
 def _policy(options: argparse.Namespace) -> Policy:
+    return _policy_named(options.policy, options)
+
+
+def _policy_named(name: str | None, options: argparse.Namespace) -> Policy:
     policy = Policy(name="strict")
-    if options.policy:
+    if name:
         from ..policies.loading import load_policy
 
-        policy = load_policy(options.policy)
+        policy = load_policy(name)
     layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
     chosen = tuple(layer for group in layers for layer in group)
     return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
 
 
 def _run(options: argparse.Namespace) -> int:
-    policy = _policy(options)
-    if options.memory is not None:
-        limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
-        policy = msgspec.structs.replace(policy, limits=limits)
     code = _read(options.file) if options.code is None else options.code
     printer = None if options.json else StreamPrinter()
-    with (
-        _audit(options) as audit,
-        Sandbox(policy=policy, spawned=options.spawned, pool=0, audit=audit) as sandbox,
-    ):
+    with _sandbox(options) as sandbox:
         result = sandbox.execute(
             code,
             options.language or language_of_file(options.file or ""),
@@ -132,6 +144,26 @@ def _run(options: argparse.Namespace) -> int:
             on_output=printer,
         )
     return _show(result, options)
+
+
+@contextlib.contextmanager
+def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
+    """Give the sandbox for one run, of our own cells or a daemon's."""
+    if options.connect is not None:
+        if options.memory is not None or options.optional or options.audit:
+            raise PolicyError("--connect: --memory, --optional and --audit are the daemon's to say")
+        with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
+            yield sandbox
+        return
+    policy = _policy(options)
+    if options.memory is not None:
+        limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
+        policy = msgspec.structs.replace(policy, limits=limits)
+    with (
+        _audit(options) as audit,
+        Sandbox(policy=policy, spawned=options.spawned, pool=0, audit=audit) as sandbox,
+    ):
+        yield sandbox
 
 
 @contextlib.contextmanager
@@ -203,6 +235,13 @@ def _learn(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return RAN if result.ok else GUEST_FAILED
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from .daemon.commands import serve
+
+    serve(options, [_policy_named(name, options) for name in options.policy or [None]])
+    return RAN
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -39,8 +39,7 @@ class Intake:
         session_id: str | None = None,
     ) -> SandboxResult:  # fmt: skip
         """Check a request, have it performed, and record both; raises what the three raise."""
-        if unknown := given.keys() - _GIVEN:
-            raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
+        check_given(given)
         try:
             language = check_language(language)
             request = make_request(code, self._policy.limits, **given)
@@ -108,6 +107,12 @@ class Intake:
             return result
         span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
         return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+
+
+def check_given(given: dict[str, Any]) -> None:
+    """Raise TypeError for an argument that `execute` does not have."""
+    if unknown := given.keys() - _GIVEN:
+        raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
 
 
 def rules_of(

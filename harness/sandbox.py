@@ -1,38 +1,55 @@
-"""`Sandbox`: what a user imports.  Checks what it is given, then leaves the rest to a supervisor."""
+"""`Sandbox`: what a user imports.  A face: its own cells stand behind it, or those of a daemon."""
 
+import os
 import weakref
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..policies.errors import PolicyError
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
-from ..policies.policy import Policy, check_policy
+from ..policies.policy import Policy
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER, Request
+from ..runner.performance import NEVER
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
 from ..runner.session import SessionSettings
-from ..runner.spawn import Spawned, interpreter
+from ..runner.spawn import Spawned
 from ..runner.supervisor import Supervisor
-from ..runner.supervisors import Supervisors
-from .config import SandboxConfig, check_pool, check_sessions
+from .config import SandboxConfig
 from .executing import Executing
-from .intake import Intake, rules_of
-from .session import OpenSessions, Session
+from .local import LocalCells
+from .session import Session
 
 if TYPE_CHECKING:
-    from ..runner.audit.clerk import Clerk
     from ..runner.audit.log import AuditLog
     from .tools.broker import Broker
-    from .tools.offering import Offering
     from .tools.spec import Tool
 
 __all__ = ["Sandbox", "create_sandbox"]
 
-_OTHER_LANGUAGES_CELLS = 2
-_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
+
+class _Cells(Protocol):
+    """What stands behind a sandbox; its methods are those of `Sandbox`."""
+
+    policy: Policy
+    audit: "AuditLog | None"
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def execute(
+        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
+        given: dict[str, Any], /,
+    ) -> SandboxResult: ...  # fmt: skip
+
+    def session(self, id: str | None, given: dict[str, Any], /) -> Session: ...
+
+    def validate_source(self, code: str, /) -> tuple[bool, str | None]: ...
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Sandbox(Executing):
@@ -49,8 +66,11 @@ class Sandbox(Executing):
     far as the policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the
     place of what source checks look for.  Use it as a context manager, or call `close`.
 
+    `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
+    one of the names that the daemon has, and everything else is the daemon's to say.
+
     Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
-    that is required, LaunchError if cells cannot be built.
+    that is required, LaunchError if cells cannot be built, or no daemon answers.
     """
 
     def __init__(
@@ -68,34 +88,49 @@ class Sandbox(Executing):
         tools: "Broker | Sequence[Tool] | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
+        connect: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.policy = _policy(config, policy)
-        rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
-        settings = check_pool(pool, fresh_exec=fresh_exec)
-        self.audit = _audit_log(config, audit)
-        spawned = spawned or Spawned(python or interpreter())
-        self._supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
-        another = partial(_another, self.policy, spawned.executable, cgroup_root, settings)
-        self._supervisors = Supervisors(self._supervisor, another)
-        self._finalizer = weakref.finalize(self, self._supervisors.close)
-        try:
-            clerk = _clerk_of(self.audit, self.plan)
-            offering = _offering(tools, self.policy, self.audit)
-            self._intake = Intake(self.policy, self.layers, rules, clerk, offering)
-            self._sessions = OpenSessions(self._supervisor, self._intake, check_sessions(sessions))
-        except BaseException:
-            self.close()
-            raise
+        settings = {
+            "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
+            "pool": pool, "fresh_exec": fresh_exec, "sessions": sessions, "audit": audit,
+            "tools": tools, "blocked_imports": blocked_imports,
+            "blocked_builtins": blocked_builtins,
+        }  # fmt: skip
+        self._cells: _Cells
+        if connect is None:
+            self._cells = LocalCells(policy=policy, **settings)  # type: ignore[arg-type] # as above
+        else:
+            _leave_to_the_daemon(settings)
+            from .daemon.client import DaemonsCells
+
+            self._cells = DaemonsCells(connect, policy)
+        self._finalizer = weakref.finalize(self, self._cells.close)
+
+    @property
+    def policy(self) -> Policy:
+        """What every cell of this sandbox may do."""
+        return self._cells.policy
+
+    @property
+    def audit(self) -> "AuditLog | None":
+        """The trail that is written to; none where a daemon keeps it."""
+        return self._cells.audit
 
     @property
     def plan(self) -> Plan:
         """The policy, compiled for this host."""
-        return self._supervisor.plan
+        return self._cells.plan
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
         return self.plan.layers
+
+    @property
+    def _supervisor(self) -> Supervisor:
+        """The one of Python, for those who measure it."""
+        assert isinstance(self._cells, LocalCells)  # noqa: S101 - a daemon's is not within reach
+        return self._cells.supervisor
 
     def execute(
         self,
@@ -117,41 +152,42 @@ class Sandbox(Executing):
         What the code does wrong is in the result; raises PolicyError for arguments that make no
         sense, ClosedError after `close`, and LaunchError if no cell could be built.
         """
+        return self._cells.execute(code, language, on_output, cancel, given)
 
-        def perform(language: str, request: Request) -> SandboxResult:
-            return self._supervisors.of(language).execute(request, on_output, cancel)
-
-        return self._intake.perform(code, language, given, perform)
-
-    def session(self, id: str | None = None) -> "Session":
+    def session(self, id: str | None = None, **given: Any) -> "Session":
         """Return a session: a cell that keeps variables and files from one call to the next.
 
         With `id`, the one of that name if it lives, else a new one.  Raises BusyError if too many live
         and each is busy, LaunchError if no cell could be built.
         """
-        return self._sessions.open(id)
+        return self._cells.session(id, given)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False
         and the first finding, such as "Blocked import: os".  Advice: the kernel is the boundary."""
-        findings = self._intake.check(code, "python")
-        return (False, str(findings[0])) if findings else (True, None)
+        return self._cells.validate_source(code)
 
     def settle(self) -> None:
         """Wait until the pool is full and nothing of any past call is left."""
-        self._supervisors.settle()
+        self._cells.settle()
 
     def close(self) -> None:
-        """End every execution and leave nothing behind; closing twice is fine."""
+        """End every execution and leave nothing behind; closing twice is fine.
+
+        What a daemon keeps goes on: other clients' calls, its pool, and every session.
+        """
         self._finalizer()
 
 
-def _another(
-    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings, language: str
-) -> Supervisor:
-    """Return the supervisor of another language, which fewer cells wait for."""
-    settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
-    return Supervisor(policy, Spawned(executable), cgroup_root, settings, language=language)
+def _leave_to_the_daemon(settings: dict[str, Any]) -> None:
+    """Raise PolicyError if one of them was given: who connects has no say in what a daemon was told."""
+    usual = Sandbox.__init__.__kwdefaults__ or {}
+    told = [name for name, value in settings.items() if value != usual.get(name)]
+    if told:
+        raise PolicyError(
+            f"connect: {', '.join(told)} cannot be given as well",
+            'the daemon was told when it was started; see "cellwright serve --help"',
+        )
 
 
 def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:
@@ -161,51 +197,3 @@ def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:
     except TypeError as error:
         raise PolicyError(f"create_sandbox: {error}") from None
     return Sandbox(config)
-
-
-def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet | None) -> Policy:
-    if config is not None and policy is not None:
-        raise PolicyError("give a config or a policy, not both")
-    if isinstance(policy, str):
-        from ..policies.loading import load_policy
-
-        return load_policy(policy)
-    if isinstance(policy, PermissionSet):
-        from .permissions import policy_of
-
-        return policy_of(policy)
-    if config is not None:
-        return config.policy()
-    return check_policy(policy or Policy(name="strict"))
-
-
-def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
-    """Return the trail to write to: the given one, or one in memory as `config` has it."""
-    config = config or SandboxConfig()
-    if given is False or (given is None and not config.enable_audit):
-        return None
-    from ..runner.audit.log import AuditLog
-
-    if isinstance(given, AuditLog):
-        return given
-    return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
-
-
-def _offering(
-    tools: "Broker | Sequence[Tool] | None", policy: Policy, audit: "AuditLog | None"
-) -> "Offering | None":
-    if tools is None:
-        return None
-    from .tools.broker import Broker, Offer
-    from .tools.offering import Offering
-
-    broker = tools if isinstance(tools, Broker) else Broker(Offer(tools), audit=audit)
-    return Offering(broker, policy.tools)
-
-
-def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
-    if log is None:
-        return None
-    from ..runner.audit.clerk import Clerk
-
-    return Clerk(log, plan)

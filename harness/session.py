@@ -2,6 +2,7 @@
 
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,6 +30,62 @@ class Session(Executing):
     it.  `lost` then says why, and any further call raises SessionLost.
     """
 
+    id: str
+    diverged: tuple[int, ...] = ()  # of a fork: the calls that went another way in replay
+
+    @property
+    @abstractmethod
+    def lost(self) -> str:
+        """Why it is gone; empty while it lives."""
+
+    def upload(self, path: str, data: str | bytes) -> None:
+        """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
+        self._write({path: data})
+
+    def _write(self, files: Mapping[str, str | bytes]) -> None:
+        result = self.execute("pass", files=files)
+        if not result.ok:
+            raise WorkspaceError(f"cannot write {', '.join(files)}: {result.error}")
+
+    @abstractmethod
+    def download(self, path: str) -> bytes:
+        """Return the content of a file below /workspace; raises WorkspaceError if it is none, or says
+        that it is larger than the workspace."""
+
+    @abstractmethod
+    def files(self) -> tuple[WorkspaceFile, ...]:
+        """Return the regular files below /workspace."""
+
+    @abstractmethod
+    def snapshot(self) -> bytes:
+        """Return the regular files below /workspace as a tar archive, for `restore`.
+
+        Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
+        Raises WorkspaceError if files claim more than the workspace holds.
+        """
+
+    def restore(self, archive: bytes) -> None:
+        """Write the regular files of a tar archive below /workspace, over what is there.
+
+        Raises PolicyError for a name that leads elsewhere or an archive that is none, is compressed or
+        holds a sparse file, WorkspaceError if there is no room.
+        """
+        self._write(unpack(archive))
+
+    @abstractmethod
+    def fork(self) -> "Session":
+        """Return another session that has replayed every call of this one, in a cell of its own.
+
+        The two share nothing.  They are alike as far as programs are: time, random numbers, ids and
+        addresses differ, threads do what threads do, and every call costs its time again.
+        `diverged` of the new session names the calls, counted from 1, that went another way.
+        Raises SessionLost if one of them ends it, PolicyError if there is too much to replay.
+        """
+
+
+class CellSession(Session):
+    """A session whose cell is one of ours."""
+
     def __init__(
         self,
         id: str,
@@ -37,7 +94,6 @@ class Session(Executing):
         another: Callable[[], "Session"],
     ) -> None:
         self.id = id
-        self.diverged: tuple[int, ...] = ()  # of a fork: the calls that went another way in replay
         self._cell = cell
         self._intake = intake
         self._another = another
@@ -46,7 +102,6 @@ class Session(Executing):
 
     @property
     def lost(self) -> str:
-        """Why it is gone; empty while it lives."""
         return self._cell.lost
 
     def execute(
@@ -74,52 +129,20 @@ class Session(Executing):
             self._history.add(code, given, result)
         return result
 
-    def upload(self, path: str, data: str | bytes) -> None:
-        """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
-        self._write({path: data})
-
-    def _write(self, files: Mapping[str, str | bytes]) -> None:
-        result = self.execute("pass", files=files)
-        if not result.ok:
-            raise WorkspaceError(f"cannot write {', '.join(files)}: {result.error}")
-
     def download(self, path: str) -> bytes:
-        """Return the content of a file below /workspace; raises WorkspaceError if it is none, or says
-        that it is larger than the workspace."""
         with self._cell.held() as workspace:
             return read_file(workspace, path, room(workspace))
 
     def files(self) -> tuple[WorkspaceFile, ...]:
-        """Return the regular files below /workspace."""
         with self._cell.held() as workspace:
             listing = list_files(workspace)
         return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
 
     def snapshot(self) -> bytes:
-        """Return the regular files below /workspace as a tar archive, for `restore`.
-
-        Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
-        Raises WorkspaceError if files claim more than the workspace holds.
-        """
         with self._cell.held() as workspace:
             return pack(workspace)
 
-    def restore(self, archive: bytes) -> None:
-        """Write the regular files of a tar archive below /workspace, over what is there.
-
-        Raises PolicyError for a name that leads elsewhere or an archive that is none, is compressed or
-        holds a sparse file, WorkspaceError if there is no room.
-        """
-        self._write(unpack(archive))
-
     def fork(self) -> "Session":
-        """Return another session that has replayed every call of this one, in a cell of its own.
-
-        The two share nothing.  They are alike as far as programs are: time, random numbers, ids and
-        addresses differ, threads do what threads do, and every call costs its time again.
-        `diverged` of the new session names the calls, counted from 1, that went another way.
-        Raises SessionLost if one of them ends it, PolicyError if there is too much to replay.
-        """
         calls = self._history.calls()
         branch = self._another()
         try:
@@ -160,5 +183,5 @@ class OpenSessions:
         cell = self._supervisor.open_session(self._settings)
         self._intake.record_session(id, "opened")
         cell.on_end = partial(self._intake.record_session, id)
-        self._by_id[id] = session = Session(id, cell, self._intake, partial(self.open, None))
+        self._by_id[id] = session = CellSession(id, cell, self._intake, partial(self.open, None))
         return session

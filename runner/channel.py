@@ -72,6 +72,11 @@ class Receiver:
         self._limit = limit
         self._frame = bytearray()
 
+    @property
+    def held_bytes(self) -> int:
+        """How much of an unfinished frame is here."""
+        return len(self._frame)
+
     def receive(self) -> bytes | None:
         """Return the next frame, b"" at the end of the stream, None if a packet left it unfinished.
 

@@ -142,7 +142,7 @@ class Finished(_Frame, frozen=True):
 Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped
 
 
-def encode(frame: _Frame) -> bytes:
+def encode(frame: msgspec.Struct) -> bytes:
     return _ENCODER.encode(frame)
 
 

@@ -43,6 +43,7 @@ def mountinfo() -> str:
 
 def _at(root: Path) -> CgroupTree:
     if (root / "cgroup.controllers").exists():
+        sweep([root])
         return CgroupTreeV2(root / _name(), create=True)
     children = {name: root / name for name in _WANTED if (root / name).is_dir()}
     if not children:

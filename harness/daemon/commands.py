@@ -1,0 +1,125 @@
+"""`cellwright serve`: its arguments, and the daemon from its first word to its last."""
+
+import argparse
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...policies.errors import PolicyError
+from ...policies.policy import Policy
+from ...runner.cgroups.delegation import take_delegation
+from ...runner.pool import PoolSettings
+from ..sandbox import Sandbox
+from .address import default_path, listening_at, notify, passed_by_systemd
+from .limits import ServeLimits
+from .server import Server
+from .service import Service
+from .units import write_units
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
+
+_DESCRIPTORS = 65_536
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cellwright serve` but for policies."""
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
+    parser.add_argument(
+        "--pool", type=int, default=PoolSettings().size, metavar="N",
+        help="cells that wait ready, of each policy",
+    )  # fmt: skip
+    parser.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    parser.add_argument(
+        "--drain", type=float, default=10.0, metavar="S",
+        help="how long what runs may go on once the daemon was told to end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--units", type=Path, metavar="DIR", help="write systemd units into DIR, and serve nothing"
+    )
+
+
+def serve(
+    options: argparse.Namespace, policies: list[Policy],
+    limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT; raises PolicyError, BusyError if a daemon is there already."""
+    if options.units:
+        print(*write_units(options.units), sep="\n")
+        return
+    if options.drain < 0:
+        raise PolicyError("--drain: must not be negative")
+    for number in _SIGNALS:  # until there is something to drain: give back what there is
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    _allow_descriptors()
+    with _listener(options) as (listener, place), _audit(options) as audit:
+        server = Server(listener, _services(options, policies, audit), limits, options.drain)
+        _stop_on_signals(server)
+        names = ", ".join(policy.name for policy in policies)
+        print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
+        notify(f"READY=1\nSTATUS=serving {names}", os.environ)
+        server.run()
+
+
+@contextlib.contextmanager
+def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]]:
+    """Give the socket of systemd, or one of our own, and its name."""
+    passed = passed_by_systemd(os.environ)
+    if passed:
+        with passed:
+            yield passed, str(passed.getsockname())
+        return
+    path = options.socket or default_path()
+    with listening_at(path) as listener:
+        yield listener, str(path)
+
+
+@contextlib.contextmanager
+def _audit(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
+    if options.audit is None:
+        yield None
+        return
+    from ...runner.audit.log import AuditLog
+
+    with AuditLog(path=options.audit) as log:
+        yield log
+
+
+def _services(
+    options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None"
+) -> dict[str, Service]:
+    """Return a sandbox for each policy, all of them made or none."""
+    names = tuple(policy.name for policy in policies)
+    if len(set(names)) < len(names):
+        raise PolicyError(f"--policy: two of one name: {', '.join(names)}", "name each its own")
+    root = take_delegation()
+    with contextlib.ExitStack() as made:
+        services = {}
+        for policy in policies:
+            sandbox = Sandbox(
+                policy=policy, pool=options.pool, audit=audit or False, cgroup_root=root
+            )
+            made.callback(sandbox.close)
+            services[policy.name] = Service(sandbox, names)
+        made.pop_all()
+        return services
+
+
+def _stop_on_signals(server: Server) -> None:
+    """Drain at the first signal, cancel at the second."""
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: server.stop())
+
+
+def _allow_descriptors() -> None:
+    """Use what we may have: a cell takes a dozen, a connection one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

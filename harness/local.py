@@ -1,0 +1,141 @@
+"""What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..policies.errors import PolicyError
+from ..policies.permissions import PermissionSet
+from ..policies.plan import Plan
+from ..policies.policy import Policy, check_policy
+from ..runner.capture import OnOutput
+from ..runner.performance import Request
+from ..runner.pool import PoolSettings
+from ..runner.result import SandboxResult
+from ..runner.session import SessionSettings
+from ..runner.spawn import Spawned, interpreter
+from ..runner.supervisor import Supervisor
+from ..runner.supervisors import Supervisors
+from .config import SandboxConfig, check_pool, check_sessions
+from .intake import Intake, rules_of
+from .session import OpenSessions, Session
+
+if TYPE_CHECKING:
+    from ..runner.audit.clerk import Clerk
+    from ..runner.audit.log import AuditLog
+    from .tools.broker import Broker
+    from .tools.offering import Offering
+    from .tools.spec import Tool
+
+_OTHER_LANGUAGES_CELLS = 2
+_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
+
+
+class LocalCells:
+    """Cells of this process's own.  The arguments are those of `Sandbox`."""
+
+    def __init__(
+        self, *, config: SandboxConfig | None, policy: str | Policy | PermissionSet | None,
+        python: str | None, cgroup_root: str | None, spawned: Spawned | None,
+        pool: int | PoolSettings, fresh_exec: bool, sessions: SessionSettings,
+        audit: "AuditLog | bool | None", tools: "Broker | Sequence[Tool] | None",
+        blocked_imports: Sequence[str] | None, blocked_builtins: Sequence[str] | None,
+    ) -> None:  # fmt: skip
+        self.policy = _policy(config, policy)
+        rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
+        settings = check_pool(pool, fresh_exec=fresh_exec)
+        self.audit = _audit_log(config, audit)
+        spawned = spawned or Spawned(python or interpreter())
+        self.supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
+        another = partial(_another, self.policy, spawned.executable, cgroup_root, settings)
+        self._supervisors = Supervisors(self.supervisor, another)
+        try:
+            clerk = _clerk_of(self.audit, self.plan)
+            offering = _offering(tools, self.policy, self.audit)
+            self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
+            self._sessions = OpenSessions(self.supervisor, self._intake, check_sessions(sessions))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def plan(self) -> Plan:
+        return self.supervisor.plan
+
+    def execute(
+        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
+        given: dict[str, Any],
+    ) -> SandboxResult:  # fmt: skip
+        def perform(language: str, request: Request) -> SandboxResult:
+            return self._supervisors.of(language).execute(request, on_output, cancel)
+
+        return self._intake.perform(code, language, given, perform)
+
+    def session(self, id: str | None, given: dict[str, Any]) -> Session:
+        return self._sessions.open(id, **given)
+
+    def validate_source(self, code: str) -> tuple[bool, str | None]:
+        findings = self._intake.check(code, "python")
+        return (False, str(findings[0])) if findings else (True, None)
+
+    def settle(self) -> None:
+        self._supervisors.settle()
+
+    def close(self) -> None:
+        self._supervisors.close()
+
+
+def _another(
+    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings, language: str
+) -> Supervisor:
+    """Return the supervisor of another language, which fewer cells wait for."""
+    settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
+    return Supervisor(policy, Spawned(executable), cgroup_root, settings, language=language)
+
+
+def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet | None) -> Policy:
+    if config is not None and policy is not None:
+        raise PolicyError("give a config or a policy, not both")
+    if isinstance(policy, str):
+        from ..policies.loading import load_policy
+
+        return load_policy(policy)
+    if isinstance(policy, PermissionSet):
+        from .permissions import policy_of
+
+        return policy_of(policy)
+    if config is not None:
+        return config.policy()
+    return check_policy(policy or Policy(name="strict"))
+
+
+def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
+    """Return the trail to write to: the given one, or one in memory as `config` has it."""
+    config = config or SandboxConfig()
+    if given is False or (given is None and not config.enable_audit):
+        return None
+    from ..runner.audit.log import AuditLog
+
+    if isinstance(given, AuditLog):
+        return given
+    return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
+
+
+def _offering(
+    tools: "Broker | Sequence[Tool] | None", policy: Policy, audit: "AuditLog | None"
+) -> "Offering | None":
+    if tools is None:
+        return None
+    from .tools.broker import Broker, Offer
+    from .tools.offering import Offering
+
+    broker = tools if isinstance(tools, Broker) else Broker(Offer(tools), audit=audit)
+    return Offering(broker, policy.tools)
+
+
+def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
+    if log is None:
+        return None
+    from ..runner.audit.clerk import Clerk
+
+    return Clerk(log, plan)

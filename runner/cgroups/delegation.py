@@ -1,0 +1,51 @@
+"""The cgroup of a systemd service with Delegate=yes, ours to divide (systemd.resource-control(5))."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from .tree import CONTROLLERS, write
+
+_MOUNT = Path("/sys/fs/cgroup")
+_SUBGROUP = "daemon"
+
+
+def take_delegation(mount: Path = _MOUNT) -> str | None:
+    """Make the service's own cgroup ready for cells and return its directory; None if it is no
+    service's, or not delegated.
+
+    This process moves into a group below it: cgroup v2 gives controllers only to the children of a
+    group without processes (cgroup-v2.rst, "No Internal Process Constraint").
+    """
+    directory = _service(mount)
+    if directory is None or not _is_delegated(directory):
+        return None
+    with contextlib.suppress(OSError):
+        subgroup = directory / _SUBGROUP
+        subgroup.mkdir(exist_ok=True)
+        for pid in (directory / "cgroup.procs").read_text().split():
+            write(subgroup / "cgroup.procs", pid)
+        available = (directory / "cgroup.controllers").read_text().split()
+        wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in available)
+        write(directory / "cgroup.subtree_control", wanted)
+        return str(directory)
+    return None
+
+
+def _service(mount: Path) -> Path | None:
+    """Return the v2 directory of the service that we are, or are below with DelegateSubgroup=."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, _, place = line.split(":", 2)
+        if number == "0":
+            parts = place.strip("/").split("/")
+            while parts and not parts[-1].endswith(".service"):
+                parts.pop()
+            return mount.joinpath(*parts) if parts else None
+    return None
+
+
+def _is_delegated(directory: Path) -> bool:
+    """Tell by the mark that systemd 251 and newer set; root could write without it, and must not."""
+    with contextlib.suppress(OSError):
+        return os.getxattr(directory, "user.delegate") == b"1"
+    return False
