@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
-from ..policies.errors import CellwrightError, Unenforceable
+from ..policies.errors import CellwrightError, PolicyError, Unenforceable
 from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
 from ..runner.result import SandboxResult
 from .repairs import REPAIRS, repair_of_launch
@@ -79,6 +79,7 @@ def examine() -> list[Finding]:
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
             findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
         findings += [_language(name) for name in _HELLO]
+        findings.append(_daemon())
     except CellwrightError as error:
         message = _in_one_line(error)
         findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
@@ -130,6 +131,24 @@ _HELLO = {
     "bash": "echo hello", "javascript": "console.log('hello')", "ruby": "puts 'hello'",
     "sh": "echo hello",
 }  # fmt: skip
+
+
+def _daemon() -> Finding:
+    """Tell whether a daemon answers at the default path; nothing needs one."""
+    from .daemon.address import default_path
+
+    try:
+        path = default_path()
+        if not path.exists():
+            return Finding("daemon", "PASS", f"none listens at {path}; nothing needs one", "")
+        with Sandbox(connect=path) as sandbox:
+            proof = f"one answers at {path}, with the policy {sandbox.policy.name}"
+            return Finding("daemon", "PASS", proof, "")
+    except PolicyError as error:
+        return Finding("daemon", "PASS", f"none: {_in_one_line(error)}", "")
+    except CellwrightError as error:
+        repair = 'start it again with "cellwright serve", which removes what a killed one left'
+        return Finding("daemon", "WARN", _in_one_line(error), repair)
 
 
 def _machine() -> Finding:

@@ -82,6 +82,7 @@ _NEEDS = {
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
+    "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
 

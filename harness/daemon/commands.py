@@ -15,6 +15,7 @@ from ...policies.errors import PolicyError
 from ...policies.policy import Policy
 from ...runner.cgroups.delegation import take_delegation
 from ...runner.pool import PoolSettings
+from ...runner.session import SessionSettings
 from ..sandbox import Sandbox
 from .address import default_path, listening_at, notify, passed_by_systemd
 from .limits import ServeLimits
@@ -35,6 +36,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pool", type=int, default=PoolSettings().size, metavar="N",
         help="cells that wait ready, of each policy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sessions", type=int, default=SessionSettings().alive, metavar="N",
+        help="sessions that live at once, of each policy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session-idle", type=float, default=SessionSettings().idle_seconds, metavar="S",
+        help="how long a session may be idle",
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
     parser.add_argument(
@@ -100,12 +109,14 @@ def _services(
     if len(set(names)) < len(names):
         raise PolicyError(f"--policy: two of one name: {', '.join(names)}", "name each its own")
     root = take_delegation()
+    sessions = SessionSettings(alive=options.sessions, idle_seconds=options.session_idle)
     with contextlib.ExitStack() as made:
         services = {}
         for policy in policies:
             sandbox = Sandbox(
-                policy=policy, pool=options.pool, audit=audit or False, cgroup_root=root
-            )
+                policy=policy, pool=options.pool, sessions=sessions, audit=audit or False,
+                cgroup_root=root,
+            )  # fmt: skip
             made.callback(sandbox.close)
             services[policy.name] = Service(sandbox, names)
         made.pop_all()

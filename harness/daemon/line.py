@@ -29,6 +29,7 @@ _CANCEL_SECONDS = 60.0  # from Cancel to what came of it
 _IDLE_SECONDS = 60.0  # the daemon hangs up much later
 _REPLY_BYTES = 2 << 30
 _KEPT = 16  # connections that wait for a request
+_START = 'start one: "cellwright serve"'
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -119,6 +120,9 @@ class _Talk:
         self._used_at = time.monotonic()
         try:
             self._welcome = self._greet(policy)
+        except ClosedError as error:  # it is ending, or was killed this moment
+            self.close()
+            raise LaunchError(f"no daemon answers: {error}", _START) from None
         except BaseException:
             self.close()
             raise
@@ -241,9 +245,7 @@ def _connected(path: str) -> socket.socket:
         return sock
     except OSError as error:
         sock.close()
-        raise LaunchError(
-            f"no daemon answers at {path}: {error.strerror}", 'start one: "cellwright serve"'
-        ) from None
+        raise LaunchError(f"no daemon answers at {path}: {error.strerror}", _START) from None
     except CellwrightError:
         sock.close()
         raise
