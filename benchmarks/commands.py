@@ -32,6 +32,7 @@ BENCHMARKS = {
     "fairness": "neighbours, and the order of a queue",
     "leaks": "what is left after ten thousands of calls",
     "audit": "what the audit trail costs",
+    "daemon": "what it costs to share a pool through a daemon",
     "validation": "what a source check costs",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
