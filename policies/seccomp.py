@@ -7,7 +7,6 @@ socketcall companions (moby/profiles 7158007).  x32 numbers are newer than the t
 import errno
 import os
 import struct
-import tempfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -72,6 +71,7 @@ def _argument(condition: Condition) -> pyseccomp.Arg:
 
 
 def _export(program: pyseccomp.SyscallFilter) -> bytes:
-    with tempfile.TemporaryFile() as file:
+    # In memory: a container whose file system is read-only has no directory for temporary files.
+    with open(os.memfd_create("seccomp"), "wb+") as file:
         program.export_bpf(file)
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import struct
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -422,6 +423,16 @@ def test_the_filters_fit_into_the_kernels_limit() -> None:
 
 TEXT = (Path(syscalls_module.__file__).with_name("syscalls.toml")).read_text()
 DATA = tomllib.loads(TEXT)
+
+
+def test_a_host_without_a_directory_for_temporary_files_compiles_them_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+    assert compile_policy(Policy(), HOST).guest_filter
 
 
 def test_a_call_stands_in_one_place_only() -> None:
