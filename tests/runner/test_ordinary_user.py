@@ -107,6 +107,24 @@ with box("strict") as sandbox:
     assert layers == {*told["always"], "landlock", "listener", "rlimit_as", "rlimit_nproc"}
 
 
+HELLO = {
+    "bash": "echo hello", "javascript": "console.log('hello')", "ruby": "puts 'hello'",
+    "sh": "echo hello",
+}  # fmt: skip
+
+
+@pytest.mark.needs("node", "ruby")
+def test_every_language_runs_under_the_rlimits_that_take_over(readable: Path) -> None:
+    code = f"""
+with box("strict") as sandbox:
+    results = {{name: sandbox.execute(code, name) for name, code in {HELLO!r}.items()}}
+    tell(**{{name: [each.stdout, each.stderr, each.layers] for name, each in results.items()}})
+"""
+    for stdout, stderr, layers in as_user(readable, code).values():
+        assert stdout == "hello\n", stderr
+        assert "rlimit_as" in layers
+
+
 ESCAPES = {
     "shadow": "open('/etc/shadow').read()",
     "home": "import os; os.listdir('/root')",
