@@ -140,8 +140,9 @@ def _run(
                 process.stdin.close()  # type: ignore[union-attr]
             process.wait(config.timeout_seconds)
         except subprocess.TimeoutExpired:
-            subprocess.run(remove, capture_output=True, timeout=60, check=False)
             process.kill()
+            process.wait()  # else it might still ask for the container that is removed now
+            subprocess.run(remove, capture_output=True, timeout=60, check=False)
         for _, reader in captures:
             reader.join()
     return _result(process.returncode, [capture for capture, _ in captures])

@@ -81,8 +81,12 @@ def test_process_isolation_is_a_cell() -> None:
 
 # A stand-in for a container engine: notes what it is asked, and runs the program as it is.
 
-ENGINE = """#!{python}
-import json, os, subprocess, sys
+ENGINE = """#!{python} -IS
+import json, os, sys
+client = {notes!r} + "-client"
+if sys.argv[1] == "run":
+    with open(client, "w") as file: file.write(str(os.getpid()))
+if sys.argv[1] == "rm" and os.path.exists("/proc/" + open(client).read()): sys.argv[1] = "rm too early"
 with open({notes!r}, "a") as notes: notes.write(json.dumps(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "image": sys.exit(0 if sys.argv[3] == "there" else 1)
 if sys.argv[1] == "run": os.execv({python!r}, [{python!r}, "-I", "-"])
@@ -126,7 +130,7 @@ def test_a_container_is_closed_and_gone(engine: Path) -> None:
 def test_a_container_that_runs_too_long_is_removed_by_its_name(engine: Path) -> None:
     backend = ContainerIsolation(image="there", engine=str(engine))
     result = backend.execute(
-        "import time; time.sleep(60)", config=IsolationConfig(timeout_seconds=0.5)
+        "import time; time.sleep(60)", config=IsolationConfig(timeout_seconds=2)
     )
     assert (result.status, result.reason) == (SandboxStatus.TIMEOUT, "wall_time")
     (run,) = (each for each in asked(engine) if each[0] == "run")
