@@ -14,7 +14,7 @@ from ..policies.errors import CellwrightError, PolicyError
 from ..policies.languages import language_of_file
 from ..policies.policy import MIB, OPTIONAL_LAYERS, Policy
 from ..runner.result import SandboxResult
-from ..runner.spawn import Spawned
+from ..runner.spawn import Spawned, interpreter
 from .sandbox import Sandbox
 from .terminal import StreamPrinter, result_line
 
@@ -80,6 +80,11 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    doctor.add_argument(
+        "--apparmor",
+        action="store_true",
+        help="print an AppArmor profile that permits user namespaces to this Python, and try nothing",
+    )
     return parser
 
 
@@ -251,6 +256,11 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.apparmor:
+        from .apparmor import profile
+
+        print(profile(interpreter()), end="")
+        return 0
     from .doctor import examine, report
 
     findings = examine()

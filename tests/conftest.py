@@ -7,8 +7,10 @@ then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandbox
 
 import functools
 import os
+import re
 import select
 import shutil
+import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +69,14 @@ def _cgroups() -> tuple[bool, str]:
         return set(CAPS) <= set(box.layers), directory.name
 
 
+def _apparmor() -> bool:
+    """Tell whether AppArmor's parser is there and knows rules about user namespaces."""
+    if shutil.which("apparmor_parser") is None:
+        return False
+    said = subprocess.run(("apparmor_parser", "--version"), capture_output=True, check=False).stdout
+    return int((re.findall(rb"version (\d+)", said) or [0])[0]) >= 4
+
+
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
@@ -81,6 +91,7 @@ _NEEDS = {
     "node": lambda: shutil.which("node") is not None,
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
+    "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),

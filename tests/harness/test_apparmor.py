@@ -1,0 +1,35 @@
+"""The profile for hosts on which AppArmor keeps user namespaces from programs without one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cellwright.harness.apparmor import profile
+from cellwright.runner.spawn import interpreter
+from tests.conftest import ROOT
+
+
+def test_the_command_prints_it_for_the_python_that_launchers_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cellwright", "doctor", "--apparmor"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == profile(interpreter())
+    assert f'profile cellwright "{interpreter()}" flags=(unconfined) {{\n  userns,\n' in done.stdout
+
+
+def test_what_means_something_to_apparmor_means_itself_in_a_path() -> None:
+    assert r'cellwright "/a b\[c\]\{d\}\*\?\^\"" flags' in profile('/a b[c]{d}*?^"')
+
+
+@pytest.mark.needs("apparmor")
+@pytest.mark.parametrize("path", ["/usr/bin/python3.12", '/a b[c]{d}*?^"\\'])
+def test_apparmors_own_parser_takes_it(path: str) -> None:
+    def parsed(text: str) -> subprocess.CompletedProcess[str]:
+        command = ("apparmor_parser", "--skip-kernel-load", "--skip-cache", "--names")
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    assert parsed(profile(path)).stdout == "cellwright\n"
+    assert parsed(profile(path).replace("userns", "usernz")).returncode != 0
