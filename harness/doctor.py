@@ -10,7 +10,7 @@ import psutil
 from ..policies.errors import CellwrightError, PolicyError, Unenforceable
 from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
 from ..runner.result import SandboxResult
-from .repairs import REPAIRS, repair_of_launch
+from .repairs import MOUNT_PROC, REPAIRS, repair_of_launch
 from .sandbox import Sandbox
 from .verdicts import Finding
 
@@ -152,7 +152,10 @@ def _daemon() -> Finding:
 
 
 def _machine() -> Finding:
-    memory = psutil.virtual_memory()
+    try:
+        memory = psutil.virtual_memory()
+    except OSError as error:
+        return Finding("machine", "FAIL", f"{error.filename}: {error.strerror}", MOUNT_PROC)
     gib = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     return Finding("machine", "PASS", f"{psutil.cpu_count()} CPUs, {gib}", "")
 

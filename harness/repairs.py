@@ -1,6 +1,5 @@
 """What to do about a layer that is missing: the words doctor ends with."""
 
-import os
 from pathlib import Path
 
 _CGROUP = (
@@ -9,6 +8,7 @@ _CGROUP = (
     "elsewhere run as root or name a directory you own: Sandbox(cgroup_root=...); "
     "or go without: --optional cgroup"
 )
+MOUNT_PROC = "mount -t proc proc /proc"
 REPAIRS = {
     "landlock": "boot Linux 5.19 or newer with landlock in lsm=, or go without: --optional landlock",
     "listener": "boot Linux 5.0 or newer, or go without: --optional listener",
@@ -18,43 +18,95 @@ REPAIRS = {
 }
 
 
-def repair_of_launch(message: str) -> str:
-    """Return the exact repair for a launcher that could not be set up."""
-    if _is("/proc/sys/user/max_user_namespaces", "0"):
-        return "sysctl -w user.max_user_namespaces=15000 (and a file in /etc/sysctl.d to keep it)"
-    if os.geteuid() and _is("/proc/sys/kernel/unprivileged_userns_clone", "0"):
-        return "sysctl -w kernel.unprivileged_userns_clone=1"
-    if os.geteuid() and _is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
-        return (
-            "AppArmor restricts user namespaces here (Ubuntu 23.10 and later): give this Python a "
-            "profile with `userns,`, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-        )
-    if "becoming uid" in message:
-        return (
+# What a launcher that could not be set up said, what to do.
+_LAUNCH = (
+    (
+        "becoming uid",
+        (
             "this root may not become another user, and cells never run as root: docker run "
             "--user 1000, or --cap-add SETUID --cap-add SETGID --cap-add KILL"
-        )
-    if "may not signal" in message:
-        return "cells are another user's than root: docker run --cap-add KILL, or --user 1000"
-    if "unshare: No space left" in message:  # unshare(2), ENOSPC
-        return (
+        ),
+    ),
+    (
+        "may not signal",
+        "cells are another user's than root: docker run --cap-add KILL, or --user 1000",
+    ),
+    (
+        "unshare: No space left",  # unshare(2), ENOSPC
+        (
             "user namespaces are used up, or switched off from outside (bwrap --disable-userns): "
             "raise sysctl user.max_user_namespaces there"
-        )
-    if "proc" in message:
-        return (
-            "a container masks /proc, and the kernel then allows no new one: docker run "
-            "--security-opt systempaths=unconfined, podman run --security-opt unmask=ALL"
-        )
-    if "seccomp" in message or "libseccomp" in message:
-        return "apt-get install libseccomp2"
-    if "prctl" in message:
-        return "apt-get install libcap-dev gcc python3-dev; pip install python-prctl"
-    return "a container may forbid namespaces: docker run --security-opt seccomp=unconfined"
+        ),
+    ),
+    ("libseccomp", "apt-get install libseccomp2"),
+    ("package prctl", "apt-get install libcap-dev gcc python3-dev; pip install python-prctl"),
+)
+_APPARMOR = (
+    "AppArmor restricts user namespaces here (Ubuntu 23.10 and later): give this Python a profile "
+    "that permits them, cellwright doctor --apparmor | sudo tee /etc/apparmor.d/cellwright && "
+    "sudo apparmor_parser -r /etc/apparmor.d/cellwright"
+)
+_CHROOT = (
+    "the kernel makes no user namespace in a chroot (unshare(2)): start it outside, or enter with "
+    "bwrap or systemd-nspawn, which pivot"
+)
+
+
+def repair_of_launch(message: str) -> str:
+    """Return the exact repair for a launcher that could not be set up."""
+    if not Path("/proc/self").exists():
+        return MOUNT_PROC
+    if _is("/proc/sys/user/max_user_namespaces", "0"):
+        return "sysctl -w user.max_user_namespaces=15000 (and a file in /etc/sysctl.d to keep it)"
+    # The next two hold for root as well, which makes its namespaces after it became another user.
+    if _is("/proc/sys/kernel/unprivileged_userns_clone", "0"):
+        return "sysctl -w kernel.unprivileged_userns_clone=1"
+    if _is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") and not _confined():
+        return _APPARMOR
+    known = (repair for said, repair in _LAUNCH if said in message)
+    return next(known, "") or _repair_of_refusal(message)
+
+
+def _repair_of_refusal(message: str) -> str:
+    """Return what a container has to be told not to forbid: all of it at once."""
+    forbidden = (
+        ("seccomp=unconfined", _filtered()),
+        ("apparmor=unconfined", _confined()),
+        ("systempaths=unconfined", _proc_is_covered()),
+    )
+    options = " ".join(f"--security-opt {option}" for option, holds in forbidden if holds)
+    if not options:
+        return _CHROOT if "unshare: Operation not permitted" in message else "please report this"
+    masks = (
+        "; a masked /proc allows no new one (podman: --security-opt unmask=ALL, Kubernetes: "
+        "procMount: Unmasked)"
+    )
+    return f"a container forbids it: docker run {options}{masks if _proc_is_covered() else ''}"
+
+
+def _filtered() -> bool:
+    """Tell whether we were started under a seccomp filter (proc(5), Seccomp)."""
+    return "\nSeccomp:\t2\n" in _read("/proc/self/status")
+
+
+def _confined() -> bool:
+    """Tell whether an AppArmor profile holds us; without AppArmor none does."""
+    return _read("/proc/self/attr/apparmor/current").strip() not in ("", "unconfined")
+
+
+def _proc_is_covered() -> bool:
+    """Tell whether something is mounted inside /proc: the kernel then allows no new one
+    (fs/namespace.c, mount_too_revealing), but for what is mounted on a directory made for it."""
+    places = {line.split()[4] for line in _read("/proc/self/mountinfo").splitlines()}
+    return any(place.startswith("/proc/") for place in places - {"/proc/sys/fs/binfmt_misc"})
 
 
 def _is(path: str, expected: str) -> bool:
+    return _read(path).strip() == expected
+
+
+def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip() == expected
+        return Path(path).read_text()
     except OSError:
-        return False
+        return ""

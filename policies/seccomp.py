@@ -10,7 +10,12 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import pyseccomp
+from .errors import LaunchError
+
+try:
+    import pyseccomp
+except (OSError, RuntimeError):  # it looks for the library when it is imported
+    raise LaunchError("libseccomp is not on this host", "apt-get install libseccomp2") from None
 
 from .syscalls import NEWEST_NUMBER, Condition, Rule, Table
 

@@ -25,7 +25,8 @@ def _why_no_user_namespaces() -> str:
     """Say what forbids user namespaces; where nothing does here, the launcher tries for real."""
     if _read("/proc/sys/user/max_user_namespaces") == "0":
         return "switched off: sysctl user.max_user_namespaces is 0"
-    if os.geteuid() and _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+    # Root too makes its namespaces after it has become an ordinary user.
+    if _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
         return "switched off for users: sysctl kernel.unprivileged_userns_clone is 0"
     return ""
 

@@ -1,9 +1,11 @@
 """Inside a container: what it takes away, what is said about that, and what works in spite of it."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
+import pyseccomp
 import pytest
 
 from cellwright.policies.compile import ALWAYS
@@ -43,11 +45,17 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
     return answer
 
 
-def inside(place: Path, *options: str, user: int = USER) -> dict[str, object]:
-    """Try a sandbox inside bubblewrap, started by `user`."""
+def inside(
+    place: Path, *options: str, user: int = USER, passed: tuple[int, ...] = ()
+) -> dict[str, object]:
+    """Try a sandbox inside bubblewrap, started by `user` with the descriptors `passed`."""
+    return run((*BWRAP, *options, *script(place)), user, passed)
+
+
+def run(command: tuple[str, ...], user: int, passed: tuple[int, ...] = ()) -> dict[str, object]:
     return told(
         subprocess.run(
-            [*BWRAP, *options, *script(place)], user=user, group=user, extra_groups=[], cwd="/",
+            command, user=user, group=user, extra_groups=[], cwd="/", pass_fds=passed,
             env={"PATH": "/usr/sbin:/usr/bin", "HOME": "/nowhere"}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=90, check=False,
         )
@@ -69,6 +77,72 @@ def test_a_masked_proc_is_refused_and_the_repair_unmasks_it(readable: Path) -> N
     assert "fsmount proc: Operation not permitted" in str(answer["refusal"])
     assert answer["doctor"] == "FAIL"
     assert "systempaths=unconfined" in str(answer["repair"])
+
+
+def filter_of_an_engine() -> int:
+    """Return a descriptor of a filter that refuses what Docker's does to who lacks CAP_SYS_ADMIN."""
+    program = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    for call in ("mount", "umount2", "unshare", "setns", "pivot_root", "fsopen", "open_tree"):
+        program.add_rule(pyseccomp.ERRNO(1), call)
+    program.add_rule(pyseccomp.ERRNO(38), "clone3")
+    with open(os.memfd_create("filter"), "wb+") as file:
+        program.export_bpf(file)
+        file.seek(0)
+        return os.dup(file.fileno())
+
+
+@bubblewrapped
+def test_what_an_engine_forbids_is_named_all_at_once(readable: Path) -> None:
+    """As with Docker's defaults, where one repair after the other would be a round each."""
+    descriptor = filter_of_an_engine()
+    masked = ("--unshare-pid", "--proc", "/proc", "--tmpfs", "/proc/fs")
+    try:
+        answer = inside(readable, *masked, "--seccomp", str(descriptor), passed=(descriptor,))
+    finally:
+        os.close(descriptor)
+    assert "unshare: Operation not permitted" in str(answer["refusal"])
+    for option in ("seccomp=unconfined", "systempaths=unconfined"):
+        assert f"--security-opt {option}" in str(answer["repair"])
+
+
+@bubblewrapped
+def test_a_filter_alone_is_named_alone(readable: Path) -> None:
+    descriptor = filter_of_an_engine()
+    try:
+        answer = inside(
+            readable, "--bind", "/proc", "/proc", "--seccomp", str(descriptor), passed=(descriptor,)
+        )
+    finally:
+        os.close(descriptor)
+    assert "seccomp=unconfined" in str(answer["repair"])
+    assert "systempaths" not in str(answer["repair"])
+
+
+def in_a_chroot(place: Path, mount: str) -> dict[str, object]:
+    enter = f'{mount} && exec chroot --userspec="$0" /mnt "$@"'
+    return run(("unshare", "--mount", "sh", "-c", enter, f"{USER}:{USER}", *script(place)), 0)
+
+
+def test_a_chroot_is_refused_and_named(readable: Path) -> None:
+    """user_namespaces(7): none is made for who is in a chroot."""
+    answer = in_a_chroot(readable, "mount --rbind / /mnt")
+    assert "unshare: Operation not permitted" in str(answer["refusal"])
+    assert "chroot" in str(answer["repair"])
+
+
+def test_a_host_without_proc_is_refused_and_named(readable: Path) -> None:
+    answer = in_a_chroot(readable, "mount --bind / /mnt && mount --bind /dev /mnt/dev")
+    assert "/proc" in str(answer["refusal"])
+    assert "mount -t proc" in str(answer["repair"])
+
+
+@bubblewrapped
+def test_without_libseccomp_the_refusal_names_the_package(readable: Path) -> None:
+    (library,) = Path("/usr/lib").glob("*/libseccomp.so.2")
+    lacking = ("--ro-bind", "/dev/null", str(library.resolve()))
+    answer = inside(readable, "--bind", "/proc", "/proc", *lacking)
+    assert "libseccomp is not on this host" in str(answer["refusal"])
+    assert answer["repair"] == "apt-get install libseccomp2"
 
 
 @bubblewrapped
