@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cellwright.policies.compile import ALWAYS
+from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.policy import OPTIONAL_LAYERS
 from tests.conftest import CAPS, ROOT
 from tests.hosts import results
@@ -24,6 +25,10 @@ def holding(result: dict[str, Any]) -> set[str]:
 def test_the_table_in_the_readme_is_what_was_found() -> None:
     readme = (ROOT / "README.md").read_text()
     assert results.written(readme, results.read_all()) == readme
+
+
+def test_a_language_that_doctor_tries_is_not_taken_for_a_layer() -> None:
+    assert {*LANGUAGES, "launcher"} <= set(results.NOT_LAYERS)
 
 
 def test_every_host_was_surveyed() -> None:

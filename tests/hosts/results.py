@@ -16,7 +16,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: end -->"
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
-NOT_LAYERS = ("python", "kernel", "machine", "launcher")
+# What doctor tries besides layers: the host, and the interpreters of languages.
+NOT_LAYERS = (
+    "python", "kernel", "machine", "launcher",
+    "bash", "javascript", "ruby", "sh", "typescript",
+)  # fmt: skip
 
 Result = dict[str, Any]
 
