@@ -77,7 +77,8 @@ def examine() -> list[Finding]:
     try:
         with Sandbox(policy=policy, pool=0) as sandbox:
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
-            findings += [_try(sandbox, *attempt) for attempt in _ATTEMPTS]
+            lacking = _why_lacking() if set(OPTIONAL_LAYERS) - set(sandbox.layers) else {}
+            findings += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
         findings += [_language(name) for name in _HELLO]
         findings.append(_daemon())
     except CellwrightError as error:
@@ -92,9 +93,21 @@ def _in_one_line(error: CellwrightError) -> str:
     return str(error).partition("\n")[0]
 
 
-def _try(sandbox: Sandbox, layer: str, proof: str, program: str, judge: Judge) -> Finding:
+def _why_lacking() -> dict[str, str]:
+    """Return what this host lacks, with the reason: what a policy that needs all is refused with."""
+    try:
+        Sandbox(policy=Policy(name="doctor"), pool=0).close()
+    except Unenforceable as refusal:
+        return dict(refusal.gaps)
+    return {}
+
+
+def _try(
+    sandbox: Sandbox, lacking: dict[str, str], layer: str, proof: str, program: str, judge: Judge
+) -> Finding:
     if layer not in sandbox.layers:
-        return Finding(layer, "WARN", "this host does not have it", REPAIRS.get(layer, ""))
+        why = f"this host does not have it: {lacking.get(layer, 'no reason is known')}"
+        return Finding(layer, "WARN", why, REPAIRS.get(layer, ""))
     result = sandbox.execute(program)
     if judge(result):
         return Finding(layer, "PASS", proof, "")

@@ -5,7 +5,8 @@ from pathlib import Path
 _CGROUP = (
     "on a systemd host: pip install 'cellwright[systemd]' (a delegated scope is then asked for) "
     "in a session, or after loginctl enable-linger USER; "
-    "elsewhere run as root or name a directory you own: Sandbox(cgroup_root=...); "
+    "elsewhere run as root, in a container with /sys/fs/cgroup writable, or name a directory you "
+    "own: Sandbox(cgroup_root=...); "
     "or go without: --optional cgroup"
 )
 MOUNT_PROC = "mount -t proc proc /proc"

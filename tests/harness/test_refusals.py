@@ -99,6 +99,8 @@ def test_the_doctor_warns_of_each_cap_and_passes_the_rest() -> None:
     assert {name for name, each in findings.items() if each["verdict"] != "PASS"} == set(CAPS)
     for layer in CAPS:
         assert findings[layer]["verdict"] == "WARN"
+        assert findings[layer]["proof"].startswith("this host does not have it: ")
+        assert "no reason" not in findings[layer]["proof"]
         assert "--optional cgroup" in findings[layer]["repair"]
 
 
