@@ -114,13 +114,13 @@ class Broker:
         self._count(passing)
         self._ask(passing, verdict)
         secrets = self._credentials(tool.spec)
-        redaction = Redaction(secrets.values())
+        redaction = Redaction(secrets.values()) if secrets else _NOTHING
         self._note("call", passing, **_summary(arguments))
         value = self._perform(passing, secrets, redaction)
-        text = self._check_result(tool.spec, value, redaction)
+        value, text = self._check_result(tool.spec, value, redaction)
         self._note("returned", passing, result_bytes=len(text))
         limit = min(self._rules.result_bytes, caller.rules.result_bytes)
-        return self._results.fit(json.loads(text), text, limit, caller.id)
+        return self._results.fit(value, text, limit, caller.id)
 
     def explain(self, name: str, arguments: dict[str, Any], rules: Tools) -> list[str]:
         """Return what the rules say of a call, each that was looked at, without calling."""
@@ -210,19 +210,21 @@ class Broker:
         finally:
             CALLING.reset(token)
 
-    def _check_result(self, spec: ToolSpec, value: Any, redaction: Redaction) -> str:
-        """Return `value` as JSON in which no credential stands."""
+    def _check_result(self, spec: ToolSpec, value: Any, redaction: Redaction) -> tuple[Any, str]:
+        """Return `value` as JSON has it, and as JSON, in which no credential stands."""
         try:
             plain = msgspec.to_builtins(value, str_keys=True)
             text = json.dumps(plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolResultInvalid(f"the result is not JSON: {error}", tool=spec.name) from None
-        text = redaction.text(text)
+        if redaction is not _NOTHING:
+            text = redaction.text(text)
+            plain = json.loads(text)
         if spec.output_schema:
-            complaints = compile_schema(spec.output_schema).complaints(json.loads(text))
+            complaints = compile_schema(spec.output_schema).complaints(plain)
             if complaints:
                 raise ToolResultInvalid("; ".join(complaints), tool=spec.name)
-        return text
+        return plain, text
 
     def _read_result(self, arguments: dict[str, Any], caller: Caller) -> Any:
         start, characters = arguments.get("start", 0), arguments.get("characters", 10_000)
@@ -267,6 +269,7 @@ _READ_RESULT = ToolSpec(
 
 
 _ALLOWED = Verdict("allow", "", ())
+_NOTHING = Redaction(())
 
 
 def _strictest(verdicts: list[Verdict]) -> Verdict:

@@ -18,6 +18,7 @@ from typing import Any
 from ..channel import Channel, Receiver, has_news, packets
 from ..messages import Answer, Call, Run, decode, encode
 
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
 
 
@@ -40,6 +41,7 @@ class Caller:
         self._control = control
         self._receiver = receiver
         self._process = os.getpid()
+        self._main = threading.get_ident()
         self._changed = threading.Condition()
         self._reading = False
         self._open = False
@@ -108,7 +110,7 @@ class Caller:
     def _send(
         self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None]
     ) -> int:
-        given = json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        given = _ENCODE(arguments).encode()
         if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
         with self._changed:
@@ -145,7 +147,9 @@ class Caller:
         """
         answer = None
         try:
-            answer = self._receive() if self._has_news() else None
+            # Who closes is the main thread: it need not look whether it does while it reads.
+            reads_on = threading.get_ident() == self._main or self._has_news()
+            answer = self._receive() if reads_on else None
         finally:
             with self._changed:
                 self._reading = False
