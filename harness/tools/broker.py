@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 _ERROR_CHARACTERS = 1000
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
 class Catalogue(Protocol):
@@ -214,7 +215,7 @@ class Broker:
         """Return `value` as JSON has it, and as JSON, in which no credential stands."""
         try:
             plain = msgspec.to_builtins(value, str_keys=True)
-            text = json.dumps(plain, allow_nan=False)
+            text = _ENCODE(plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolResultInvalid(f"the result is not JSON: {error}", tool=spec.name) from None
         if redaction is not _NOTHING:

@@ -19,6 +19,7 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from .patterns import Pattern, Unsupported, compile_pattern
+from .quick import quick_check
 
 MAX_SCHEMA_BYTES = 256 * 1024  # the largest of 900 tools of real servers has 44 KiB
 _MAX_SCHEMA_DEPTH = 48
@@ -68,6 +69,7 @@ class Validator:
         if complaint is not None:
             raise ToolInvalid(f"schema: {_said(complaint)}")
         self._validator = _extended(kind)(schema, registry=_no_registry())
+        self._is_surely_right = quick_check(schema) or (lambda value: False)
 
     def complaints(self, value: Any) -> tuple[str, ...]:
         """Return what is wrong with `value`, the first ten; empty if nothing is."""
