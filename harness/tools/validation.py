@@ -73,6 +73,8 @@ class Validator:
 
     def complaints(self, value: Any) -> tuple[str, ...]:
         """Return what is wrong with `value`, the first ten; empty if nothing is."""
+        if self._is_surely_right(value):
+            return ()
         if not (nodes := _size(value, _MAX_VALUE_DEPTH)):
             return ("it is nested too deeply, too large, or not of JSON",)
         _budget.left = _MAX_STEPS + nodes * _STEPS_PER_NODE

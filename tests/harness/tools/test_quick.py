@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from cellwright.harness.tools.quick import quick_check
+from cellwright.harness.tools.validation import compile_schema
 
 WORDS = st.sampled_from(["a", "b", "c"])
 LEAVES = st.one_of(
@@ -75,3 +76,15 @@ def test_a_schema_that_is_not_simple_is_left_to_the_whole_validator() -> None:
                    {"type": "object", "properties": {"x": {"anyOf": []}}}, {"type": "object", "required": "x"},
                    {"type": "string", "enum": [1]}, {"type": "object", "additionalProperties": {}}):  # fmt: skip
         assert quick_check(schema) is None
+
+
+def test_the_whole_validator_is_asked_only_if_it_has_to_be() -> None:
+    validator = compile_schema({"type": "object", "properties": {"n": {"type": "number"}}})
+    asked = []
+    validator._validator = type(
+        "Asked", (), {"iter_errors": lambda _, value: asked.append(value) or ()}
+    )()
+    assert validator.complaints({"n": 1.5}) == ()
+    assert asked == []
+    validator.complaints({"n": "x"})
+    assert asked == [{"n": "x"}]
