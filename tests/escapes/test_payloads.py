@@ -21,7 +21,7 @@ from tests.conftest import SHARED, policy_named
 
 pytestmark = [pytest.mark.needs("shared"), pytest.mark.slow]
 
-# Payloads for what does not exist yet: an egress proxy, sessions, other languages.
+# Payloads for what does not exist, an egress proxy, and what test_payloads_in_sessions.py runs.
 _LATER = ("PXY-", "SESS-", "LANG-01")
 ATTACKS = sorted(
     path for path in (SHARED / "attacks").glob("*.py") if not path.name.startswith(_LATER)
