@@ -23,6 +23,7 @@ _CHUNK = 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DEPTH = 32
 _ENTRIES = 20_000
+_PATH_BYTES = 4096  # PATH_MAX, its NUL included
 _PATH_CHARACTERS = 4 * 1024 * 1024  # of all paths together: each may have 4,095, and is kept here
 _SECONDS = 5.0
 _HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
@@ -169,7 +170,7 @@ def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
                     too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
                     if too_many or time.monotonic() > deadline:
                         return
-                    if not _is_text(name):
+                    if not _can_be_told(name):
                         continue
                     if entry.is_dir(follow_symlinks=False) and depth < _DEPTH:
                         directories.append((name, depth + 1))
@@ -179,10 +180,10 @@ def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
             os.close(descriptor)
 
 
-def _is_text(name: str) -> bool:
-    """Tell whether a name is UTF-8: others cannot be told in a result."""
+def _can_be_told(path: str) -> bool:
+    """Tell whether a path is UTF-8, as all of a result is, and could be opened again by itself."""
     try:
-        return bool(name.encode())
+        return len(path.encode()) < _PATH_BYTES
     except UnicodeEncodeError:
         return False
 
