@@ -1,5 +1,5 @@
-"""What one call costs, from the public API: with a cell that stood ready, without one, in a burst,
-with more callers than processors, and as a whole command."""
+"""What one call costs, from the public API: with a cell that stood ready, without one, in a session,
+in a burst, with more callers than processors, and as a whole command."""
 
 import subprocess
 import sys
@@ -25,6 +25,7 @@ from .settings import Settings, sandbox
 
 _MS = 1000.0
 _READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
+_SESSION = "a session's next request"
 _BURST, _SATURATED = "burst of twice the pool", "saturated: four callers a processor"
 _COLD = "cold: the whole command"
 Times = dict[str, list[float]]
@@ -50,13 +51,15 @@ def _ways(settings: Settings, program: Program, pooled: Sandbox, on_demand: Sand
         if not pooled.execute(program.source).pool_hit:
             raise RuntimeError("no cell stood ready")
 
-    times = side_by_side(
-        [
-            Contender(_READY, ready, pooled.settle),
-            Contender(_DEMAND, partial(on_demand.execute, program.source)),
-        ],
-        settings.amount(2000, 30),
-    )
+    with pooled.session() as session:
+        times = side_by_side(
+            [
+                Contender(_READY, ready, pooled.settle),
+                Contender(_SESSION, partial(session.execute, program.source)),
+                Contender(_DEMAND, partial(on_demand.execute, program.source)),
+            ],
+            settings.amount(2000, 30),
+        )
     call = partial(pooled.execute, program.source)
     times[_BURST] = _burst(settings, call, pooled.settle)
     times[_SATURATED] = _saturated(settings.amount(2000, 40), call)
@@ -124,7 +127,7 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
 
 
 def _headline(ways: Times) -> Table:
-    """Return the ways to call, each with the ratio to the quickest."""
+    """Return the ways to call, each with the ratio to a cell that stood ready."""
     ready = median(ways[_READY])
     rows = [
         (way, *percentile_row(times, _MS)[:3], median(times) / ready) for way, times in ways.items()
@@ -148,8 +151,13 @@ def _distributions(program: str, ways: Times) -> Lines:
 
 
 def _verdicts(ways: Times) -> tuple[Verdict, ...]:
-    ready, demand, cold = (median(ways[way]) for way in (_READY, _DEMAND, _COLD))
+    ready, again, demand, cold = (median(ways[way]) for way in (_READY, _SESSION, _DEMAND, _COLD))
     return (
+        Verdict(
+            "a session's next request is at least 1.2 times as quick as a cell that stood ready",
+            ready >= 1.2 * again,
+            f"{ready / again:.1f} times",
+        ),
         Verdict(
             "a cell that stood ready is at least twice as quick as one made on demand",
             demand >= 2 * ready,
