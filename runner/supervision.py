@@ -170,7 +170,10 @@ class Supervision:
             self._unwatch(self._cell.control.fileno())
 
     def _hear_the_last(self) -> None:
-        """Hear a last word that came together with the end; one that makes no sense is no word."""
+        """Hear a last word that came together with the end; one that makes no sense is no word, and
+        after a breach there is none: it may be of the request before."""
+        if self._complaint:
+            return
         try:
             self._talk.drain()
         except channel.ProtocolError as error:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellwright import (
@@ -19,6 +20,8 @@ from cellwright import (
     WorkspaceError,
 )
 from cellwright.harness import session as session_module
+from cellwright.runner.channel import has_news
+from cellwright.runner.messages import Finished, encode
 from cellwright.runner.session import Sessions
 from cellwright.runner.workspace import read_file
 from tests.conftest import policy_named, soon
@@ -27,7 +30,9 @@ from tests.runner.test_leftovers import state
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("standard"), pool=2) as box:
+    policy = policy_named("standard")
+    limits = msgspec.structs.replace(policy.limits, processes=128)
+    with Sandbox(policy=msgspec.structs.replace(policy, limits=limits), pool=2) as box:
         yield box
 
 
@@ -70,6 +75,113 @@ def test_a_request_that_was_left_is_not_answered_to_the_next(session: Session) -
         session.execute("print('up', flush=True)\n'of the first'", on_output=fail)
     with pytest.raises(SessionLost, match="request 1 was left: KeyboardInterrupt"):
         session.execute("'of the second'")
+
+
+# Frames of the guest's own making
+
+FORGED = (b"\0" + encode(Finished(b'"forged"', None, None, None, ends_well=True))).hex()
+FORGERIES = {
+    "one, and then what is right": "os.write(3, forged)",
+    "two": "os.write(3, forged)\nos.write(3, forged)",
+    "the beginning of one": "os.write(3, b'\\x01' + forged[1:])",
+    "the beginning of one, by a thread after the end": "later(lambda: os.write(3, b'\\x01' + forged[1:]))",
+    "one for the next, by a thread after the end": "later(lambda: os.write(3, forged))",
+    "one for the next, by a child after the end": "if not os.fork():\n    time.sleep(0.05)\n    os.write(3, forged)\n    os._exit(0)",
+    "a thousand": "later(lambda: [os.write(3, forged) for _ in range(1000)])",
+}  # fmt: skip
+BEFORE = """
+import os, threading, time
+forged = bytes.fromhex(given)
+def later(do): threading.Timer(0.05, do).start()
+"""
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_answer_is_never_that_to_a_later_request(session: Session, forgery: str) -> None:
+    """Of its own request a program may say anything; then comes a breach, or the session goes on."""
+    own = session.execute(f"{BEFORE}{forgery}\n'own'", inputs={"given": FORGED})
+    assert own.value in ("own", "forged", None)
+    if own.session_lost:
+        assert own.reason == "violation"
+        return
+    assert soon(lambda: has_news(session._cell._custody.cell.control.fileno()))
+    later = session.execute("'later'")
+    assert (later.reason, later.value, later.session_lost) == ("violation", None, True)
+    assert "spoke before it was asked" in str(later.error)
+
+
+SILENCED = {
+    "closed": "os.close(3)",
+    "closed, and something else in its place": "os.close(3)\nos.open('f', os.O_CREAT | os.O_RDWR)",
+    "a socket to itself in its place": "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nos.dup2(a.fileno(), 3)",
+    "shut down for writing": "import socket\nsocket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_WR)",
+    "shut down for reading": "import socket\nsocket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RD)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SILENCED.values(), ids=SILENCED)
+def test_a_session_that_cannot_speak_or_hear_is_lost(session: Session, way: str) -> None:
+    ended = session.execute(f"import os\n{way}\n'own'", timeout=0.2)
+    assert ended.value in ("own", None)
+    with pytest.raises(SessionLost):
+        _ask_until_lost(session)
+
+
+def _ask_until_lost(session: Session) -> None:
+    for number in range(3):
+        assert session.execute(f"{number}").value in (number, None)
+
+
+# Stopping, and printing at the wrong time
+
+
+def test_a_program_that_stops_itself_is_ended_in_time(session: Session, sandbox: Sandbox) -> None:
+    with sandbox.session() as other:
+        stopped = session.execute("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", timeout=0.1)  # fmt: skip
+        assert (stopped.reason, stopped.session_lost) == ("wall_time", True)
+        assert other.execute("6 * 7").value == 42
+
+
+def test_a_program_that_stops_itself_between_requests_is_ended_in_time(session: Session) -> None:
+    code = "import os, signal, threading\nthreading.Timer(0.01, os.kill, [os.getpid(), signal.SIGSTOP]).start()"
+    session.execute(code)
+    assert soon(lambda: _state_of_guest(session) == "T")
+    late = session.execute("1", timeout=0.1)
+    assert (late.value, late.reason, late.session_lost) == (None, "wall_time", True)
+
+
+def _state_of_guest(session: Session) -> str:
+    with open(f"/proc/self/fdinfo/{session._cell._custody.cell.guest}") as file:
+        pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_threads_that_print_do_so_for_the_request_that_runs(session: Session) -> None:
+    """What was printed when a request ended is in its result, and nothing of it in the next one's."""
+    start = """
+import os, threading
+stop, go = threading.Event(), threading.Event()
+def say():
+    go.wait()
+    while not stop.is_set(): os.write(1, b"of the threads\\n")
+threads = [threading.Thread(target=say) for _ in range(64)]
+for each in threads: each.start()
+"""
+    assert session.execute(start).stdout == ""
+    noisy = session.execute("go.set()\nn = sum(range(3_000_000))\nstop.set()\nfor each in threads: each.join()")  # fmt: skip
+    assert noisy.ok
+    assert "of the threads\nof the threads\n" in noisy.stdout
+    assert [session.execute(f"print({number})").stdout for number in range(5)] == [
+        f"{number}\n" for number in range(5)
+    ]
+
+
+def test_a_flood_between_requests_waits_in_the_pipe_and_ends_the_next(session: Session) -> None:
+    session.execute("import os, threading\ndef say():\n    while True: os.write(1, b'x' * 65536)\nthreading.Thread(target=say, daemon=True).start()")  # fmt: skip
+    flooded = session.execute("import time\ntime.sleep(60)")
+    assert (flooded.reason, flooded.session_lost) == ("output", True)
+    assert set(flooded.stdout.partition("\n[...")[0]) == {"x"}
 
 
 # Closing while it is in use
