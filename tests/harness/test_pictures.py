@@ -60,6 +60,38 @@ def test_an_analysis_with_pandas_and_matplotlib_gives_a_table_and_a_picture(
     assert session.execute("1").artifacts == ()
 
 
+def test_a_line_is_where_the_data_of_the_csv_have_it(session: Session) -> None:
+    """Fifty pixels a unit, from edge to edge but for a margin: a pixel is a number."""
+    from PIL import Image
+
+    session.upload("walk.csv", "x,y\n0,0\n4,8\n8,4\n10,10\n")
+    session.execute(
+        "import pandas as pd, matplotlib.pyplot as plt\nwalk = pd.read_csv('walk.csv')\nwalk.shape"
+    )
+    drawn = session.execute(
+        "figure = plt.figure(figsize=(5, 5), dpi=100)\naxes = figure.add_axes((0, 0, 1, 1))\naxes.axis('off')\n"
+        "axes.set(xlim=(0, 10), ylim=(0, 10))\nline = axes.plot(walk.x, walk.y, color='blue', linewidth=4)"
+    )
+    (picture,) = drawn.artifacts
+    assert picture.mime == "image/png"
+    image = Image.open(io.BytesIO(picture.data)).convert("RGB")
+    margin = (image.width - 500) // 2
+    assert 0 <= margin < 20
+    assert image.height == image.width
+    white, blue = (255, 255, 255), (0, 0, 255)
+    on_the_line = ((1, 2), (2, 4), (3, 6), (5, 7), (6, 6), (7, 5), (9, 7))
+    for x, y in on_the_line:
+        column, row = margin + 50 * x, margin + 500 - 50 * y
+        seen = [image.getpixel((column, row + off)) for off in (-25, 0, 25)]
+        assert seen == [white, blue, white], (x, y)
+    shares = {
+        color: count / (image.width * image.height)
+        for count, color in image.getcolors(1 << 16) or ()
+    }
+    assert 0.01 < shares[blue] < 0.05
+    assert shares[white] > 0.9
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "name", "mime"),
     [
