@@ -34,6 +34,7 @@ BENCHMARKS = {
     "audit": "what the audit trail costs",
     "daemon": "what it costs to share a pool through a daemon",
     "validation": "what a source check costs",
+    "search": "how much of what is asked for is found among tools, and what a query costs",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
 
@@ -53,6 +54,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="little of everything, ratios only")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where peers-setup installed")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="questions and tools, for search")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a sentence encoder, for search")
     parser.add_argument("--plain", action="store_true", help="plain tables, even with rich")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
@@ -67,7 +70,10 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
     if options.smoke and options.write_readme:
         raise PolicyError("--write-readme: what a smoke run finds is not for documents")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leave nothing behind
-    settings = Settings(policy, options.runs, options.forks, options.smoke, options.peers)
+    settings = Settings(
+        policy, options.runs, options.forks, options.smoke, options.peers, options.data,
+        options.model,
+    )  # fmt: skip
     if options.source:
         reports = _read(options.source)
         for report in reports:

@@ -21,6 +21,8 @@ class Settings(NamedTuple):
     forks: int | None = None  # how old a launcher grows
     smoke: bool = False  # little of everything: ratios mean something, percentiles do not
     peers: Path | None = None  # where peers that are no packages of the host were installed
+    data: Path | None = None  # questions and catalogues of tools, for search
+    model: Path | None = None  # a sentence encoder, for search by meaning
 
     def amount(self, usual: int, smoke: int) -> int:
         """Return how often to measure: as told, or what is usual."""

@@ -27,6 +27,7 @@ from cellwright.runner.probe import probe_host
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
+MODEL = os.environ.get("CELLWRIGHT_TEST_MODEL")
 OPTIONAL = tuple(filter(None, os.environ.get("CELLWRIGHT_TEST_OPTIONAL", "").split(",")))
 EXPECTED = set(filter(None, os.environ.get("CELLWRIGHT_TEST_EXPECTS", "").split(",")))
 
@@ -94,6 +95,7 @@ _NEEDS = {
     "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
+    "model": lambda: MODEL is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
 

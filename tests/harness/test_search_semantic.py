@@ -1,0 +1,296 @@
+"""A small BERT, made of chance for these tests, is computed as its definition says.
+
+Only the last test needs one that has learned anything.
+"""
+
+import json
+import math
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from cellwright import PolicyError
+from cellwright.harness.tools.documents import Document
+from cellwright.harness.tools.search import SearchIndex
+from cellwright.harness.tools.semantic import Encoder, Vectors
+from tests.conftest import MODEL
+
+SIZE, HEADS, LAYERS, INNER, POSITIONS = 8, 2, 2, 16, 32
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "send", "a", "mail", "file", "read", "##s"]
+Rows = list[list[float]]
+
+
+def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "embeddings.word_embeddings.weight", (len(VOCABULARY), SIZE)
+    yield "embeddings.position_embeddings.weight", (POSITIONS, SIZE)
+    yield "embeddings.token_type_embeddings.weight", (2, SIZE)
+    norms, layers = ["embeddings.LayerNorm"], []
+    for number in range(LAYERS):
+        name = f"encoder.layer.{number}"
+        norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
+        layers += [
+            (f"{name}.attention.self.{part}", SIZE, SIZE) for part in ("query", "key", "value")
+        ]
+        layers += [
+            (f"{name}.attention.output.dense", SIZE, SIZE),
+            (f"{name}.intermediate.dense", INNER, SIZE),
+            (f"{name}.output.dense", SIZE, INNER),
+        ]
+    for norm in norms:
+        yield f"{norm}.weight", (SIZE,)
+        yield f"{norm}.bias", (SIZE,)
+    for layer, outputs, inputs in layers:
+        yield f"{layer}.weight", (outputs, inputs)
+        yield f"{layer}.bias", (outputs,)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, np.ndarray]:
+    chance = random.Random(1)
+    return {
+        name: np.array(
+            [chance.gauss(0, 1) for _ in range(math.prod(shape))], np.float32
+        ).reshape(shape)
+        for name, shape in shapes()
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, np.ndarray]) -> Path:
+    return write(tmp_path_factory.mktemp("model"), weights)
+
+
+def write(path: Path, weights: dict[str, np.ndarray]) -> Path:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, tensor in weights.items():
+        raw = tensor.tobytes()
+        header[name] = {
+            "dtype": "F32", "shape": tensor.shape, "data_offsets": [len(data), len(data) + len(raw)],
+        }  # fmt: skip
+        data += raw
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+    (path / "config.json").write_text(
+        json.dumps({"num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS})
+    )  # fmt: skip
+    pieces = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(
+            {word: n for n, word in enumerate(VOCABULARY)}, unk_token="[UNK]"
+        )
+    )
+    pieces.normalizer = tokenizers.normalizers.BertNormalizer()
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    pieces.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    pieces.save(str(path / "tokenizer.json"))
+    return path
+
+
+# The definition, in plain Python, one text and one number at a time
+
+
+def defined(weights: dict[str, np.ndarray], ids: list[int]) -> list[float]:
+    plain = {name: tensor.tolist() for name, tensor in weights.items()}
+    states = [
+        [
+            plain["embeddings.word_embeddings.weight"][id][n]
+            + plain["embeddings.position_embeddings.weight"][place][n]
+            + plain["embeddings.token_type_embeddings.weight"][0][n]
+            for n in range(SIZE)
+        ]
+        for place, id in enumerate(ids)
+    ]
+    states = normed(plain, "embeddings.LayerNorm", states)
+    for number in range(LAYERS):
+        states = layer(plain, f"encoder.layer.{number}", states)
+    mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
+    length = math.sqrt(sum(each * each for each in mean))
+    return [each / length for each in mean]
+
+
+def layer(plain: dict[str, Rows], name: str, states: Rows) -> Rows:
+    query, key, value = (
+        linear(plain, f"{name}.attention.self.{part}", states) for part in ("query", "key", "value")
+    )
+    width = SIZE // HEADS
+    mixed: Rows = [[0.0] * SIZE for _ in states]
+    for head in range(HEADS):
+        span = range(head * width, (head + 1) * width)
+        for row, asked in enumerate(query):
+            scores = [sum(asked[n] * held[n] for n in span) / math.sqrt(width) for held in key]
+            shares = [math.exp(score) for score in scores]
+            for n in span:
+                mixed[row][n] = sum(
+                    share * held[n] for share, held in zip(shares, value, strict=True)
+                ) / sum(shares)
+    attended = linear(plain, f"{name}.attention.output.dense", mixed)
+    states = normed(plain, f"{name}.attention.output.LayerNorm", added(states, attended))
+    inner = linear(plain, f"{name}.intermediate.dense", states)
+    inner = [[x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in row] for row in inner]
+    inner = linear(plain, f"{name}.output.dense", inner)
+    return normed(plain, f"{name}.output.LayerNorm", added(states, inner))
+
+
+def added(one: Rows, other: Rows) -> Rows:
+    return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
+
+
+def linear(plain: dict[str, Rows], name: str, states: Rows) -> Rows:
+    weight, bias = plain[f"{name}.weight"], plain[f"{name}.bias"]
+    return [
+        [sum(a * b for a, b in zip(row, line, strict=True)) + more for line, more in zip(weight, bias, strict=True)]  # type: ignore[misc]
+        for row in states
+    ]  # fmt: skip
+
+
+def normed(plain: dict[str, Rows], name: str, states: Rows) -> Rows:
+    found = []
+    for row in states:
+        mean = sum(row) / len(row)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-12)
+        found.append(
+            [
+                (x - mean) / spread * w + b
+                for x, w, b in zip(row, plain[f"{name}.weight"], plain[f"{name}.bias"], strict=True)  # type: ignore[misc]
+            ]
+        )
+    return found
+
+
+# The encoder
+
+
+def test_vectors_are_what_the_definition_says(folder: Path, weights: dict[str, np.ndarray]) -> None:
+    texts = {
+        "send a mail": [2, 4, 5, 6, 3],
+        "Read files": [2, 8, 7, 9, 3],
+        "": [2, 3],
+        "nothing known": [2, 1, 1, 3],
+    }
+    vectors = Encoder(folder).encode([*texts])  # of several lengths: some are padded
+    for vector, ids in zip(vectors, texts.values(), strict=True):
+        np.testing.assert_allclose(vector, defined(weights, ids), atol=2e-5)
+
+
+def test_a_text_has_the_same_vector_in_any_company(folder: Path) -> None:
+    encoder = Encoder(folder)
+    alone = encoder.encode(["send a mail"])[0]
+    crowd = encoder.encode(["read " * 200, "send a mail", *["file"] * 40])
+    np.testing.assert_allclose(crowd[1], alone, atol=2e-6)
+    np.testing.assert_allclose(np.linalg.norm(crowd, axis=1), 1, atol=1e-5)
+
+
+def test_hostile_texts_have_vectors(folder: Path) -> None:
+    texts = ["\ud800", "\x00", "\u202e", "mail " * 100_000, "a" * 1_000_000]
+    assert Encoder(folder).encode(texts).shape == (5, SIZE)
+    assert Encoder(folder).encode([]).shape == (0, SIZE)
+
+
+def test_names_of_weights_may_have_bert_before_them(
+    tmp_path: Path, folder: Path, weights: dict[str, np.ndarray]
+) -> None:
+    other = write(tmp_path, {f"bert.{name}": tensor for name, tensor in weights.items()})
+    np.testing.assert_array_equal(Encoder(other).encode(["mail"]), Encoder(folder).encode(["mail"]))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"has no config.json, tokenizer.json, model.safetensors"):
+        Encoder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("data", [b"{}", b"\xff" * 64, b"[]      ", b"\x02" + bytes(7) + b"[]"])
+def test_a_model_that_cannot_be_read_is_refused(
+    tmp_path: Path, weights: dict[str, np.ndarray], name: str, data: bytes
+) -> None:
+    (write(tmp_path, weights) / name).write_bytes(data)
+    with pytest.raises(PolicyError, match="holds no BERT that can be read"):
+        Encoder(tmp_path)
+
+
+# Vectors
+
+
+class Counting:
+    """An encoder that keeps what it was asked."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.size, self.digest = encoder.size, encoder.digest
+        self.asked: list[str] = []
+        self._encoder = encoder
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.asked += texts
+        return self._encoder.encode(texts)
+
+
+def test_the_nearest_is_the_same_text(folder: Path) -> None:
+    vectors = Vectors(Encoder(folder))
+    vectors.add({"m": "send a mail", "f": "read files", "n": "a"})
+    assert vectors.nearest("read files", 1, None) == [("f", pytest.approx(1, abs=1e-4))]
+    assert [id for id, _ in vectors.nearest("read files", 5, {"m", "n", "unknown"})] != ["f"]
+    assert len(vectors.nearest("mail", 5, None)) == 3
+
+
+def test_texts_are_replaced_and_forgotten(folder: Path) -> None:
+    vectors = Vectors(Encoder(folder))
+    texts = {f"t{n}": "send " * n for n in range(200)}
+    vectors.add(texts)
+    vectors.add({"t7": "read files"})
+    for n in range(0, 200, 2):
+        vectors.remove(f"t{n}")
+    assert {id for id, _ in vectors.nearest("mail", 500, None)} == {
+        f"t{n}" for n in range(1, 200, 2)
+    }
+    assert vectors.nearest("read files", 1, None)[0][0] == "t7"
+    for n in (3, 21):
+        assert vectors.nearest(texts[f"t{n}"], 1, {f"t{n}"})[0][1] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_text_is_encoded_once_for_each_model(
+    tmp_path: Path, folder: Path, weights: dict[str, np.ndarray]
+) -> None:
+    cache = tmp_path / "vectors.db"
+    first, again = Counting(Encoder(folder)), Counting(Encoder(folder))
+    Vectors(first, cache).add({"a": "send mail", "b": "read", "c": "send mail"})  # type: ignore[arg-type]
+    assert first.asked == ["send mail", "read"]
+    known = Vectors(again, cache)  # type: ignore[arg-type]
+    known.add({"x": "read", "y": "file"})
+    assert again.asked == ["file"]
+    assert known.nearest("read", 1, None)[0][0] == "x"
+    changed = {name: tensor * 2 for name, tensor in weights.items()}
+    (tmp_path / "other").mkdir()
+    other = Counting(Encoder(write(tmp_path / "other", changed)))
+    Vectors(other, cache).add({"a": "read"})  # type: ignore[arg-type]
+    assert other.asked == ["read"]
+
+
+def test_a_cache_that_is_none_is_refused(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "text").write_bytes(b"no database" * 1000)
+    for path in (tmp_path, tmp_path / "text"):
+        with pytest.raises(PolicyError, match="to remember vectors"):
+            Vectors(Encoder(folder), path)
+
+
+def test_an_index_takes_vectors(folder: Path) -> None:
+    index = SearchIndex([Document(id="m", name="send_mail")], Vectors(Encoder(folder)))
+    assert index.search("send mail").matches[0].document.id == "m"
+    index.remove("m")
+    assert index.search("send mail").matches == ()
+
+
+@pytest.mark.needs("model")
+def test_a_model_that_has_learned_knows_what_is_alike() -> None:
+    assert MODEL
+    texts = ["That is a happy person", "That is a very happy person", "Today is a sunny day"]
+    one, same, other = Encoder(Path(MODEL)).encode(texts)
+    assert one @ same == pytest.approx(0.9429, abs=2e-3)  # as the model's card has it
+    assert one @ other == pytest.approx(0.2569, abs=2e-3)
