@@ -28,12 +28,12 @@ _MAX_VISITS = 1000
 _INSIDE = ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties")
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class Parameter(msgspec.Struct, frozen=True, gc=False):
     name: str
     description: str = ""
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A tool or a skill as search knows it.  `id` is unique in an index; names need not be."""
 
     id: str

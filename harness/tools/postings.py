@@ -115,7 +115,7 @@ class Postings:
         for done, turn in enumerate(turns):
             effort += len(turn.tier)
             if effort > ask and len(scores) >= count:
-                ask = min(2 * effort, _EFFORT)  # the answer costs about as much as it can save
+                ask = min(4 * effort, _EFFORT)  # the answer costs as much as it can save
                 if effort > _EFFORT:
                     front = _only_best(scores, 0, max(_FRONT, count))
                     return _finished(front, turns[done:], unseen, count)
@@ -178,7 +178,7 @@ def _finished(
         for document in left.keys() & impacts.keys():
             left[document] += rarity * impacts[document]
         unseen += turn.following - turn.bound
-        if 2 * unseen < reach and len(left) > 2 * count:
+        if 3 * unseen < reach and len(left) > 2 * count:
             left, reach = _only_best(left, unseen, count), unseen
     return _only_best(left, 0, count)
 

@@ -25,7 +25,7 @@ _KEYWORDS = 4
 _EXTRA = 8  # results asked for beyond a page, because some may not answer the query
 _NEAR = 50  # documents that words, and that meaning, put forward for one order of both
 _MEANS_IT = 0.3  # cosine from which a text answers a query that shares no word with it
-_FURTHER = 16  # how many times as many documents are looked at, if most do not answer
+_FURTHER = 4  # how many times as many documents are looked at, if most do not answer
 _MOST_HINTED, _MAX_HINTED = 5, 40  # words of a query that a hint repeats, and characters of each
 _JOINTS, _PUNCTUATION = "_-.", "\"'`()[]{}<>,;:!?."
 
