@@ -23,7 +23,7 @@ _MAX_NAME = 128  # the longest that MCP allows
 _MAX_SUMMARY = 200
 _MAX_PARAMETERS = 64
 _MAX_DEPTH = 4
-_MAX_VISITS = 1000
+_MAX_BREADTH = 1000
 # Where schemas hold schemas that describe the same value, or its elements.
 _INSIDE = ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties")
 
@@ -82,17 +82,13 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Give names and descriptions, level by level, of a schema that may be anything."""
     level: list[Any] = [schema]
-    visits = 0
     for _ in range(_MAX_DEPTH):
         inside: list[Any] = []
         for each in level:
-            visits += 1
-            if visits > _MAX_VISITS:
-                return
             if isinstance(each, Mapping):
                 yield from _own(each)
                 inside += _held(each)
-        level = inside[:_MAX_VISITS]
+        level = inside[:_MAX_BREADTH]
 
 
 def _own(schema: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:

@@ -339,15 +339,25 @@ def test_what_is_left_out_would_not_have_been_among_the_best(
         assert postings.best(rarities, 10, only) == best
 
 
+def counted_additions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the lengths of the lists that are added up from now on."""
+    added: list[int] = []
+    add_up = postings_module._add_up
+
+    def counting(
+        scores: dict[int, int], turn: postings_module._Turn, allowed: Set[int] | None
+    ) -> None:
+        added.append(len(turn.tier))
+        add_up(scores, turn, allowed)
+
+    monkeypatch.setattr(postings_module, "_add_up", counting)
+    return added
+
+
 def test_less_is_added_up_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above would hold for a postings list that leaves nothing out."""
     monkeypatch.setattr(postings_module, "_FEW", 4)
-    added: list[int] = []
-    add_up = postings_module._add_up
-    monkeypatch.setattr(
-        postings_module, "_add_up",
-        lambda scores, turn, allowed: (added.append(len(turn.tier)), add_up(scores, turn, allowed)),
-    )  # fmt: skip
+    added = counted_additions(monkeypatch)
     postings = Postings()
     for document in range(1000):
         put(postings, document, f"mail {'money' if document < 20 else 'time'}")
@@ -355,15 +365,27 @@ def test_less_is_added_up_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(added) == 20
 
 
+def test_two_later_words_may_say_more_than_one_early_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postings_module, "_FEW", 4)
+    postings = Postings()
+    for document in range(50):
+        put(postings, document, "mail")
+    put(postings, 50, "other", "tax bill")
+    assert [*postings.best({"mail": 100, "tax": 90, "bill": 90}, 1)] == [50]
+
+
 def test_a_query_of_common_words_adds_up_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postings_module, "_EFFORT", 500)
-    names = ("get", "list", "set")
+    added = counted_additions(monkeypatch)
+    names = [f"{letter}x" for letter in "abcdefghij"]
     postings = Postings()
-    for document in range(3000):
-        put(postings, document, names[document % 3], f"{names[(document + 1) % 3]} it")
-    best = postings.best(dict.fromkeys(names, 100), 5)
-    every = exhaustive(postings, dict.fromkeys(names, 100))
-    assert {*best.values()} == {max(every.values())}
+    for document in range(1000):
+        first, second = document % 10, (document + 1 + document // 10 % 2) % 10
+        put(postings, document, names[first], names[second])
+    rarities = {name: 100 + place for place, name in enumerate(names)}
+    best = postings.best(rarities, 5)
+    assert sum(added) <= 500
+    assert max(best.values()) == max(exhaustive(postings, rarities).values())
 
 
 # Words and meaning
@@ -395,8 +417,10 @@ def test_two_orders_become_one() -> None:
 
 
 def test_a_first_place_counts_more_than_two_far_ones() -> None:
-    far = [f"x{n:02}" for n in range(20)]
-    assert fuse([["best", *far], far[::-1]])[0] != "x10"
+    words_find = ["best", *[f"w{n:02}" for n in range(14)], "both"]
+    meaning_finds = [*[f"m{n:02}" for n in range(14)], "both"]
+    order = fuse([words_find, meaning_finds])
+    assert order.index("best") < order.index("both") < order.index("w02")
 
 
 def test_meaning_finds_what_no_word_does() -> None:

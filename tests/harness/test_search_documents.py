@@ -74,6 +74,9 @@ def test_a_schema_without_end_is_left_unread() -> None:
     endless["properties"] = {f"p{n}": endless for n in range(500)}
     endless["anyOf"] = [endless] * 500
     assert len(parameters_of(endless)) <= 64
+    wide: dict[str, object] = {"properties": {"a": {}}}
+    wide["anyOf"] = [wide] * 500
+    assert [each.name for each in parameters_of(wide)] == ["a"]
     deep: dict[str, object] = {}
     for n in range(100_000):
         deep = {"properties": {f"p{n}": deep}}
