@@ -22,6 +22,7 @@ _DETAILS: dict[str, Detail] = {
 _MAX_NAME = 128  # the longest that MCP allows
 _MAX_SUMMARY = 200
 _MAX_PARAMETERS = 64
+_MAX_TAGS = 32
 _MAX_DEPTH = 4
 _MAX_BREADTH = 1000
 # Where schemas hold schemas that describe the same value, or its elements.
@@ -57,7 +58,8 @@ def document_of(
     """Return the document of a tool, made of what its author wrote; `schema` is that of its input."""
     return Document(
         id=id, name=visible(name, _MAX_NAME), description=visible(description),
-        parameters=parameters_of(schema or {}), tags=tags, server=server, state=state, kind=kind,
+        parameters=parameters_of(schema or {}), server=visible(server, _MAX_NAME), state=state,
+        tags=tuple(visible(tag, _MAX_NAME) for tag in tags[:_MAX_TAGS]), kind=kind,
     )  # fmt: skip
 
 

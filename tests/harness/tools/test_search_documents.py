@@ -84,7 +84,11 @@ def test_a_schema_without_end_is_left_unread() -> None:
 
 
 def test_what_an_author_hides_is_not_kept() -> None:
-    made = document_of("x", "re\u202ead", "a\u200bb" * 1_000_000, {"properties": {"p\x00": {}}})
+    made = document_of(
+        "x", "re\u202ead", "a\u200bb" * 1_000_000, {"properties": {"p\x00": {}}},
+        server="s\u200b", tags=("t\u2066", *["more"] * 1000),
+    )  # fmt: skip
+    assert (made.server, made.tags[0], len(made.tags)) == ("s", "t", 32)
     assert made.name == "read"
     assert made.parameters == (Parameter("p"),)
     assert len(made.description) < 5000
