@@ -47,6 +47,7 @@ _APPARMOR = (
     "that permits them, cellwright doctor --apparmor | sudo tee /etc/apparmor.d/cellwright && "
     "sudo apparmor_parser -r /etc/apparmor.d/cellwright"
 )
+_LABEL = "/proc/self/attr/apparmor/current"
 _CHROOT = (
     "the kernel makes no user namespace in a chroot (unshare(2)): start it outside, or enter with "
     "bwrap or systemd-nspawn, which pivot"
@@ -62,7 +63,9 @@ def repair_of_launch(message: str) -> str:
     # The next two hold for root as well, which makes its namespaces after it became another user.
     if _is("/proc/sys/kernel/unprivileged_userns_clone", "0"):
         return "sysctl -w kernel.unprivileged_userns_clone=1"
-    if _is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") and not _confined():
+    if _is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") and _is(
+        _LABEL, "unconfined"
+    ):
         return _APPARMOR
     known = (repair for said, repair in _LAUNCH if said in message)
     return next(known, "") or _repair_of_refusal(message)
@@ -72,7 +75,7 @@ def _repair_of_refusal(message: str) -> str:
     """Return what a container has to be told not to forbid: all of it at once."""
     forbidden = (
         ("seccomp=unconfined", _filtered()),
-        ("apparmor=unconfined", _confined()),
+        ("apparmor=unconfined", _profile()),
         ("systempaths=unconfined", _proc_is_covered()),
     )
     options = " ".join(f"--security-opt {option}" for option, holds in forbidden if holds)
@@ -82,7 +85,8 @@ def _repair_of_refusal(message: str) -> str:
         "; a masked /proc allows no new one (podman: --security-opt unmask=ALL, Kubernetes: "
         "procMount: Unmasked)"
     )
-    return f"a container forbids it: docker run {options}{masks if _proc_is_covered() else ''}"
+    by = f", by AppArmor's profile {_profile()}" if _profile() else ""
+    return f"a container forbids it{by}: docker run {options}{masks if _proc_is_covered() else ''}"
 
 
 def _filtered() -> bool:
@@ -90,9 +94,10 @@ def _filtered() -> bool:
     return "\nSeccomp:\t2\n" in _read("/proc/self/status")
 
 
-def _confined() -> bool:
-    """Tell whether an AppArmor profile holds us; without AppArmor none does."""
-    return _read("/proc/self/attr/apparmor/current").strip() not in ("", "unconfined")
+def _profile() -> str:
+    """Return the AppArmor profile that confines us; without AppArmor none does."""
+    label = _read(_LABEL).strip()
+    return "" if label == "unconfined" or label.endswith("(unconfined)") else label
 
 
 def _proc_is_covered() -> bool:
