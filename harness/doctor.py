@@ -72,7 +72,7 @@ def examine() -> list[Finding]:
         name="doctor",
         optional_layers=OPTIONAL_LAYERS,
         processes=Processes(subprocesses=True),
-        limits=Limits(memory_bytes=128 * _MIB, processes=32, cpus=0.5, wall_seconds=10),
+        limits=Limits(memory_bytes=128 * _MIB, processes=32, cpus=0.5, wall_seconds=30),
     )
     try:
         with Sandbox(policy=policy, pool=0) as sandbox:

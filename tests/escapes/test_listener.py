@@ -145,14 +145,14 @@ def test_a_flood_is_ended(strict: Sandbox) -> None:
 def test_many_different_attempts_are_kept_within_bounds(strict: Sandbox) -> None:
     code = (
         "import ctypes\nc = ctypes.CDLL(None)\n"
-        "for n in range(5000): c.mount(str(n).encode() + b'x' * 5000, b'/', b'', 0, 0)"
+        "for n in range(500): c.mount(str(n).encode() + b'x' * 5000, b'/', b'', 0, 0)"
     )
     result = strict.execute(code)
     assert result.ok
     assert len(result.violations) == 101
     assert result.violations[-1].syscall == "mount"
     assert result.violations[-1].arguments == ()
-    assert sum(each.count for each in result.violations) == 5000
+    assert sum(each.count for each in result.violations) == 500
     assert len(json.dumps(result.to_dict())) < 100_000
 
 
