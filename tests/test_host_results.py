@@ -27,8 +27,8 @@ def test_the_table_in_the_readme_is_what_was_found() -> None:
     assert results.written(readme, results.read_all()) == readme
 
 
-def test_a_language_that_doctor_tries_is_not_taken_for_a_layer() -> None:
-    assert {*LANGUAGES, "launcher"} <= set(results.NOT_LAYERS)
+def test_what_doctor_tries_besides_layers_is_not_taken_for_one() -> None:
+    assert {*LANGUAGES, "launcher", "daemon"} <= set(results.NOT_LAYERS)
 
 
 def test_every_host_was_surveyed() -> None:

@@ -16,9 +16,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: end -->"
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
-# What doctor tries besides layers: the host, and the interpreters of languages.
+# What doctor tries besides layers: the host, a daemon, and the interpreters of languages.
 NOT_LAYERS = (
-    "python", "kernel", "machine", "launcher",
+    "python", "kernel", "machine", "launcher", "daemon",
     "bash", "javascript", "ruby", "sh", "typescript",
 )  # fmt: skip
 
