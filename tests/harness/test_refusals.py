@@ -10,6 +10,7 @@ import pytest
 
 from cellwright import Sandbox, Unenforceable
 from cellwright.policies.compile import ALWAYS
+from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import MIB, OPTIONAL_LAYERS, Policy
 from tests.conftest import CAPS, ROOT
@@ -96,7 +97,8 @@ n
 @no_cgroup
 def test_the_doctor_warns_of_each_cap_and_passes_the_rest() -> None:
     findings = doctor()
-    assert {name for name, each in findings.items() if each["verdict"] != "PASS"} == set(CAPS)
+    amiss = {name for name, each in findings.items() if each["verdict"] != "PASS"}
+    assert amiss - set(LANGUAGES) == set(CAPS)  # an interpreter may be missing, or too old
     for layer in CAPS:
         assert findings[layer]["verdict"] == "WARN"
         assert findings[layer]["proof"].startswith("this host does not have it: ")
