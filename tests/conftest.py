@@ -92,6 +92,7 @@ _NEEDS = {
     "node": lambda: shutil.which("node") is not None,
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
+    "runc": lambda: shutil.which("runc") is not None,
     "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
