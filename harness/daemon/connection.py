@@ -6,7 +6,6 @@ makes it readable.
 """
 
 import contextlib
-import os
 import select
 import socket
 import time
@@ -84,12 +83,21 @@ class Connection:
         self._begun = False
         self.deadline = time.monotonic() + self._limits.idle_seconds
 
-    def tell(self, frame: msgspec.Struct) -> None:
-        """Send a frame, waiting so long for a slow reader; whoever does not read has hung up."""
+    def tell(self, frame: msgspec.Struct, *, last: bool = False) -> None:
+        """Send a frame, waiting so long for a slow reader; whoever does not read has hung up.
+
+        Before its last packet a reply that is the `last` word gives back what the request took: who
+        hears it may ask again at once.
+        """
         deadline = time.monotonic() + self._limits.reader_seconds
         try:
-            for packet in channel.packets(encode(frame)):
+            *packets, final = channel.packets(encode(frame))
+            for packet in packets:
                 self._send(packet, deadline)
+            if last:
+                _wait_for_room(self._socket, deadline - time.monotonic())
+                self._release()
+            self._send(final, deadline)
         except OSError:
             self.cut()
 
@@ -150,4 +158,4 @@ def _wait_for_room(sock: socket.socket, seconds: float) -> None:
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     if seconds <= 0 or not poll.poll(seconds * 1000):
-        raise TimeoutError(os.strerror(110))
+        raise TimeoutError("it does not read")

@@ -161,7 +161,7 @@ class Server:
         try:
             reply = _reply_to(connection, frame)
             if reply is not None:
-                connection.tell(reply)
+                connection.tell(reply, last=True)
         finally:
             self._returned.append(connection)
             self._nudge()
