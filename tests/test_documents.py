@@ -17,6 +17,8 @@ from _pytest.mark import ParameterSet
 
 import cellwright
 from cellwright.harness import commands
+from cellwright.harness.daemon import frames
+from cellwright.harness.daemon.limits import ServeLimits
 from cellwright.policies import policy
 from cellwright.policies.compile import ALWAYS
 from cellwright.policies.loading import profile_names
@@ -215,6 +217,29 @@ def test_every_frame_is_described() -> None:
     }  # fmt: skip
     assert frames <= named_in("runner/README.md")
     assert len(frames) > 5
+
+
+def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
+    kinds = {
+        name for name, kind in vars(frames).items()
+        if isinstance(kind, type) and issubclass(kind, frames._Frame) and not name.startswith("_")
+    }  # fmt: skip
+    assert kinds <= named_in("harness/daemon/README.md")
+    assert len(kinds) > 20
+    rows = {row[0].strip("`"): row[1] for row in rows_of("harness/daemon/README.md")}
+    for name, value in ServeLimits()._asdict().items():
+        sizes = {65 << 20: "65 MiB", 512 << 20: "512 MiB", 1 << 30: "1 GiB"}
+        assert rows.get(name) == sizes.get(value, f"{value:g}"), name
+
+
+def test_every_option_of_the_daemon_is_described() -> None:
+    (choices,) = (
+        action.choices for action in commands._parser("serve")._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )  # fmt: skip
+    options = {each for action in choices["serve"]._actions for each in action.option_strings}
+    assert options - {"-h", "--help"} <= named_in("harness/README.md")
+    assert "--drain" in options
 
 
 def test_every_process_is_described() -> None:
