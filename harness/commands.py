@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..policies.errors import CellwrightError, PolicyError
-from ..policies.languages import language_of_file
+from ..policies.languages import PYTHON, language_called, language_of_file
 from ..policies.policy import MIB, OPTIONAL_LAYERS, Policy
 from ..runner.result import SandboxResult
 from ..runner.spawn import Spawned, interpreter
@@ -142,13 +142,17 @@ def _run(options: argparse.Namespace) -> int:
     with _sandbox(options) as sandbox:
         result = sandbox.execute(
             code,
-            options.language or language_of_file(options.file or ""),
+            _language(options),
             stdin=_read(options.stdin) if options.stdin else None,
             files=dict(map(_file, options.files)),
             timeout=options.timeout,
             on_output=printer,
         )
     return _show(result, options)
+
+
+def _language(options: argparse.Namespace) -> str:
+    return str(options.language or language_of_file(options.file or ""))
 
 
 @contextlib.contextmanager
@@ -166,7 +170,13 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
         policy = msgspec.structs.replace(policy, limits=limits)
     with (
         _audit(options) as audit,
-        Sandbox(policy=policy, spawned=options.spawned, pool=0, audit=audit) as sandbox,
+        Sandbox(
+            policy=policy,
+            spawned=options.spawned,
+            pool=0,
+            audit=audit,
+            language=language_called(_language(options)) or PYTHON,  # no other launcher is needed
+        ) as sandbox,
     ):
         yield sandbox
 

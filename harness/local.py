@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..policies.errors import PolicyError
+from ..policies.languages import language_called
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
@@ -37,23 +38,24 @@ class LocalCells:
     def __init__(
         self, *, config: SandboxConfig | None, policy: str | Policy | PermissionSet | None,
         python: str | None, cgroup_root: str | None, spawned: Spawned | None,
-        pool: int | PoolSettings, fresh_exec: bool, sessions: SessionSettings,
+        pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
         audit: "AuditLog | bool | None", tools: "Broker | Sequence[Tool] | None",
         blocked_imports: Sequence[str] | None, blocked_builtins: Sequence[str] | None,
     ) -> None:  # fmt: skip
         self.policy = _policy(config, policy)
         rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool, fresh_exec=fresh_exec)
+        language = _language(language)
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
-        self.supervisor = Supervisor(self.policy, spawned, cgroup_root, settings)
+        self.supervisor = Supervisor(self.policy, spawned, cgroup_root, settings, language=language)
         another = partial(_another, self.policy, spawned.executable, cgroup_root, settings)
-        self._supervisors = Supervisors(self.supervisor, another)
+        self._supervisors = Supervisors(language, self.supervisor, another)
         try:
             clerk = _clerk_of(self.audit, self.plan)
             offering = _offering(tools, self.policy, self.audit)
             self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
-            self._sessions = OpenSessions(self.supervisor, self._intake, check_sessions(sessions))
+            self._sessions = OpenSessions(self._supervisors, self._intake, check_sessions(sessions))
         except BaseException:
             self.close()
             raise
@@ -107,6 +109,12 @@ def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet |
     if config is not None:
         return config.policy()
     return check_policy(policy or Policy(name="strict"))
+
+
+def _language(name: str) -> str:
+    if found := language_called(name):
+        return found
+    raise PolicyError(f"language: there is no {name!r}")
 
 
 def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":

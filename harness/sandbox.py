@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..policies.errors import PolicyError
+from ..policies.languages import PYTHON
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy
@@ -60,9 +61,10 @@ class Sandbox(Executing):
     PermissionSet.  `python` names another interpreter of the same version, `cgroup_root` a directory
     in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
     call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
-    that each cell has a launcher, and so an address layout and a hash seed, of its own, `sessions` how
-    many of them live and how long, `audit` the trail to write to, which stays yours to close; unless
-    told it is one in memory, False is none.  `tools` are those of the host that programs may call, as
+    that each cell has a launcher, and so an address layout and a hash seed, of its own, `language`
+    whose launcher is started now (another's is when it is first asked for), `sessions` how many of
+    them live and how long, `audit` the trail to write to, which stays yours to close; unless told it is
+    one in memory, False is none.  `tools` are those of the host that programs may call, as
     far as the policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the
     place of what source checks look for.  Use it as a context manager, or call `close`.
 
@@ -83,6 +85,7 @@ class Sandbox(Executing):
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
         fresh_exec: bool = False,
+        language: str = PYTHON,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
         audit: "AuditLog | bool | None" = None,
         tools: "Broker | Sequence[Tool] | None" = None,
@@ -92,8 +95,8 @@ class Sandbox(Executing):
     ) -> None:
         settings = {
             "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
-            "pool": pool, "fresh_exec": fresh_exec, "sessions": sessions, "audit": audit,
-            "tools": tools, "blocked_imports": blocked_imports,
+            "pool": pool, "fresh_exec": fresh_exec, "language": language, "sessions": sessions,
+            "audit": audit, "tools": tools, "blocked_imports": blocked_imports,
             "blocked_builtins": blocked_builtins,
         }  # fmt: skip
         self._cells: _Cells
@@ -128,7 +131,7 @@ class Sandbox(Executing):
 
     @property
     def _supervisor(self) -> Supervisor:
-        """The one of Python, for those who measure it."""
+        """The first one, for those who measure it."""
         assert isinstance(self._cells, LocalCells)  # noqa: S101 - a daemon's is not within reach
         return self._cells.supervisor
 

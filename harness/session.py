@@ -13,7 +13,7 @@ from ..runner.capture import OnOutput
 from ..runner.performance import NEVER, Request
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.session import SessionCell, SessionSettings
-from ..runner.supervisor import Supervisor
+from ..runner.supervisors import Supervisors
 from ..runner.workspace import WorkspaceFile, list_files, read_file, room
 from .archive import pack, unpack
 from .executing import Executing
@@ -164,8 +164,8 @@ class CellSession(Session):
 class OpenSessions:
     """The sessions of one sandbox, by name."""
 
-    def __init__(self, supervisor: Supervisor, intake: Intake, settings: SessionSettings) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisors: Supervisors, intake: Intake, settings: SessionSettings) -> None:
+        self._supervisors = supervisors
         self._intake = intake
         self._settings = settings
         self._lock = threading.Lock()
@@ -180,7 +180,7 @@ class OpenSessions:
 
     def _open(self, id: str) -> Session:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
-        cell = self._supervisor.open_session(self._settings)
+        cell = self._supervisors.of(PYTHON).open_session(self._settings)
         self._intake.record_session(id, "opened")
         cell.on_end = partial(self._intake.record_session, id)
         self._by_id[id] = session = CellSession(id, cell, self._intake, partial(self.open, None))

@@ -4,15 +4,16 @@ import threading
 from collections.abc import Callable
 
 from ..policies.errors import ClosedError
-from ..policies.languages import PYTHON
 from .supervisor import Supervisor
 
 
 class Supervisors:
-    """Those of one sandbox, made when their language is first asked for; safe from many threads."""
+    """Those of one sandbox: the first, and others made when their language is first asked for; safe
+    from many threads."""
 
-    def __init__(self, python: Supervisor, make: Callable[[str], Supervisor]) -> None:
-        self.python = python
+    def __init__(self, language: str, first: Supervisor, make: Callable[[str], Supervisor]) -> None:
+        self._language = language
+        self.first = first
         self._make = make
         self._lock = threading.Lock()
         self._others: dict[str, Supervisor] = {}
@@ -20,8 +21,8 @@ class Supervisors:
 
     def of(self, language: str) -> Supervisor:
         """Return the one of `language`; raises LaunchError naming the package if it is missing."""
-        if language == PYTHON:
-            return self.python
+        if language == self._language:
+            return self.first
         with self._lock:
             if self._closed:
                 raise ClosedError("the sandbox was closed")
@@ -42,4 +43,4 @@ class Supervisors:
 
     def _all(self) -> list[Supervisor]:
         with self._lock:
-            return [self.python, *self._others.values()]
+            return [self.first, *self._others.values()]

@@ -303,3 +303,25 @@ def test_the_shells_of_the_host_are_there() -> None:
     """Else the tests above would say nothing."""
     assert shutil.which("bash")
     assert shutil.which("sh")
+
+
+@pytest.mark.needs("node")
+def test_only_the_launcher_of_the_language_that_is_named_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cellwright.runner import spawn
+
+    started: list[int] = []
+    start = spawn._spawn
+    monkeypatch.setattr(
+        spawn, "_spawn", lambda *given: started.append(start(*given)) or started[-1]
+    )
+    with Sandbox(policy=policy_named("strict"), pool=0, language="js") as sandbox:
+        assert sandbox.execute("6 * 7", "javascript").value == 42
+        assert len(started) == 1
+        assert sandbox.execute("6 * 7").value == 42
+        with sandbox.session() as session:
+            assert session.execute("6 * 7").value == 42
+        assert len(started) == 2
+    with pytest.raises(PolicyError, match="there is no 'cobol'"):
+        Sandbox(language="cobol")
