@@ -13,15 +13,17 @@ import msgspec
 from ..policies.errors import CellwrightError, PolicyError
 from ..policies.languages import PYTHON, language_called, language_of_file
 from ..policies.policy import MIB, OPTIONAL_LAYERS, Policy
+from ..runner.capture import OnOutput
 from ..runner.result import SandboxResult
 from ..runner.spawn import Spawned, interpreter
 from .sandbox import Sandbox
-from .terminal import StreamPrinter, result_line
+from .terminal import EventPrinter, StreamPrinter, harmless, result_line
 
 if TYPE_CHECKING:
     from ..runner.audit.log import AuditLog
 
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
+_OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
 _CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
 
 
@@ -101,7 +103,19 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="put a file into /workspace",
     )  # fmt: skip
     run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
-    run.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    run.add_argument(
+        "--collect", action="append", default=[], metavar="GLOB", help="bring these files back"
+    )
+    run.add_argument(
+        "--output", metavar="DIR",
+        help=f"where to write what the program made: pictures, --collect; else {_OUTPUT}",
+    )  # fmt: skip
+    run.add_argument("--overwrite", action="store_true", help="files there too")
+    form = run.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    form.add_argument(
+        "--json-lines", action="store_true", help="output as it comes too, an object a line"
+    )
     run.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
     run.add_argument(
         "--connect", metavar="PATH", help="use the daemon that listens there, and its policy P"
@@ -138,7 +152,7 @@ def _policy_named(name: str | None, options: argparse.Namespace) -> Policy:
 
 def _run(options: argparse.Namespace) -> int:
     code = _read(options.file) if options.code is None else options.code
-    printer = None if options.json else StreamPrinter()
+    printer = _printer(options)
     with _sandbox(options) as sandbox:
         result = sandbox.execute(
             code,
@@ -146,8 +160,11 @@ def _run(options: argparse.Namespace) -> int:
             stdin=_read(options.stdin) if options.stdin else None,
             files=dict(map(_file, options.files)),
             timeout=options.timeout,
+            collect=options.collect,
             on_output=printer,
         )
+    if isinstance(printer, EventPrinter):
+        printer.finish()
     return _show(result, options)
 
 
@@ -181,6 +198,12 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
         yield sandbox
 
 
+def _printer(options: argparse.Namespace) -> OnOutput | None:
+    if options.json_lines:
+        return EventPrinter()
+    return None if options.json else StreamPrinter()
+
+
 @contextlib.contextmanager
 def _audit(options: argparse.Namespace) -> Iterator["AuditLog | bool"]:
     """Open the trail that was asked for; without one nothing of it is imported."""
@@ -194,11 +217,22 @@ def _audit(options: argparse.Namespace) -> Iterator["AuditLog | bool"]:
 
 
 def _show(result: SandboxResult, options: argparse.Namespace) -> int:
-    if options.json:
+    as_json = options.json or options.json_lines
+    if as_json:
         sys.stdout.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
     elif options.verbose or not result.ok:
         print(result_line(result), file=sys.stderr)
+    if result.artifacts and (options.output or not as_json):  # JSON has their content
+        _keep(result, options)
     return RAN if result.ok else GUEST_FAILED
+
+
+def _keep(result: SandboxResult, options: argparse.Namespace) -> None:
+    from .keepsakes import keep
+
+    directory = options.output or _OUTPUT
+    for path in keep(result.artifacts, directory, overwrite=options.overwrite):
+        print(f"cellwright: wrote {harmless(path)}", file=sys.stderr)
 
 
 def _file(argument: str) -> tuple[str, bytes]:

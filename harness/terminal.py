@@ -1,5 +1,8 @@
 """What a person sees: a guest's output without its tricks, and one line about a result."""
 
+import base64
+import codecs
+import json
 import os
 import re
 import sys
@@ -28,6 +31,37 @@ class StreamPrinter:
             data = harmless(data.decode("utf-8", "replace")).encode()
         while data:
             data = data[os.write(descriptor, data) :]
+
+
+class EventPrinter:
+    """Writes output to stdout as it comes, one JSON object a line, in ASCII.
+
+    What is UTF-8 comes as `text`, a character that was cut in two with its second half; what is not
+    comes as `base64`.  Put together in their order they are the stream.
+    """
+
+    def __init__(self) -> None:
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": make(), "stderr": make()}
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        decoder = self._decoders[stream]
+        held, _ = decoder.getstate()
+        try:
+            self._write(stream, "text", decoder.decode(data))
+        except UnicodeDecodeError:
+            decoder.reset()
+            self._write(stream, "base64", base64.b64encode(held + data).decode())
+
+    def finish(self) -> None:
+        """Write what a stream ended in the middle of."""
+        for stream, decoder in self._decoders.items():
+            self._write(stream, "base64", base64.b64encode(decoder.getstate()[0]).decode())
+
+    def _write(self, stream: str, kind: str, content: str) -> None:
+        if content:
+            sys.stdout.write(json.dumps({"stream": stream, kind: content}) + "\n")
+            sys.stdout.flush()
 
 
 def result_line(result: SandboxResult) -> str:

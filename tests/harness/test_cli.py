@@ -1,6 +1,7 @@
 """The command line, as a shell sees it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,48 @@ def test_json_is_one_object_on_stdout() -> None:
         "x\n",
         True,
     )
+
+
+def test_json_lines_are_output_as_it_comes_and_then_the_result() -> None:
+    code = "import os\nprint('\u00fc')\nos.write(2, b'\\xff')\n6 * 7"
+    lines = run("--json-lines", "-c", code).stdout.splitlines()
+    *events, result = map(json.loads, lines)
+    assert {"stream": "stdout", "text": "\u00fc\n"} in events
+    assert {"stream": "stderr", "base64": "/w=="} in events
+    assert (result["value"], result["stdout"]) == (42, "\u00fc\n")
+
+
+def test_what_a_program_made_is_written_beside_the_caller_and_told(tmp_path: Path) -> None:
+    code = "class P:\n def _repr_png_(self): return b'png'\nopen('a.csv', 'w').write('1')\nP()"
+    command = [
+        sys.executable,
+        "-m",
+        "cellwright",
+        "run",
+        *OPTIONS,
+        "--collect",
+        "*.csv",
+        "-c",
+        code,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for number in ("", "-2"):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        told = [f"cellwright-output/picture-1{number}.png", f"cellwright-output/a{number}.csv"]
+        assert done.stderr.splitlines() == [f"cellwright: wrote {path}" for path in told]
+        assert [(tmp_path / path).read_bytes() for path in told] == [b"png", b"1"]
+
+
+def test_json_writes_files_only_where_it_is_told_to(tmp_path: Path) -> None:
+    made = ["-c", "open('a.csv', 'w').write('1')", "--collect", "*.csv"]
+    assert json.loads(run("--json", *made).stdout)["artifacts"][0]["data"] == "MQ=="
+    output = ["--output", str(tmp_path / "new"), "--overwrite"]
+    for _ in range(2):
+        json.loads(run("--json", *made, *output).stdout)
+    assert os.listdir(tmp_path / "new") == ["a.csv"]
+    assert not (ROOT / "cellwright-output").exists()
 
 
 def test_a_program_and_its_files_come_from_the_host(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Files of the host with names that a guest chose."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cellwright import Artifact, PolicyError
+from cellwright.harness.keepsakes import keep
+
+
+def written(name: str, directory: Path, data: bytes = b"data", *, overwrite: bool = False) -> str:
+    (path,) = keep([Artifact(name, "", data)], str(directory), overwrite=overwrite)
+    assert Path(path).read_bytes() == data
+    return os.path.relpath(path, directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("plots/a b.png", "plots/a b.png"),
+        ("../../out", "__/__/out"),
+        ("/etc/passwd", "_/etc/passwd"),
+        (".bashrc", "_bashrc"),
+        ("-rf", "_rf"),
+        ("a\n\x1b[2Jb", "a___2Jb"),
+        ("\u202egpj.exe", "_gpj.exe"),
+        ("\u00fc", "\u00fc"),
+        ("x" * 300, "x" * 200),
+    ],
+)
+def test_a_name_becomes_a_harmless_one(tmp_path: Path, name: str, kept: str) -> None:
+    assert written(name, tmp_path / "new") == kept
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def test_what_exists_is_not_touched_unless_that_was_asked_for(tmp_path: Path) -> None:
+    assert [written("a.png", tmp_path, str(n).encode()) for n in range(3)] == [
+        "a.png",
+        "a-2.png",
+        "a-3.png",
+    ]
+    assert (tmp_path / "a.png").read_bytes() == b"0"
+    assert written("a.png", tmp_path, b"new", overwrite=True) == "a.png"
+    assert len(os.listdir(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_is_never_followed(tmp_path: Path, overwrite: bool) -> None:
+    directory, outside = tmp_path / "out", tmp_path / "precious"
+    directory.mkdir()
+    outside.write_text("mine")
+    (directory / "a").symlink_to(outside)
+    (directory / "d").symlink_to(tmp_path)
+    written("a", directory, overwrite=overwrite)
+    assert outside.read_text() == "mine"
+    with pytest.raises(PolicyError, match="cannot write what the program made"):
+        written("d/precious", directory, overwrite=overwrite)
+    assert outside.read_text() == "mine"
