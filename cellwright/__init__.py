@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .harness.tools.broker import Broker as Broker
     from .harness.tools.runs import Runs as Runs
     from .harness.tools.vault import Vault as Vault
+    from .harness.workspaces import Workspaces as Workspaces
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from .runner.result import Violation as Violation
     from .runner.session import SessionSettings as SessionSettings
     from .runner.workspace import Artifact as Artifact
+    from .runner.workspace import Executable as Executable
+    from .runner.workspace import KeptWorkspace as KeptWorkspace
     from .runner.workspace import WorkspaceFile as WorkspaceFile
 
 # Where each public name lives; imported on first use, because importing `cellwright.runner.launcher`
@@ -79,6 +82,7 @@ _HOMES = {
     "harness.tools.broker": ("Broker",),
     "harness.tools.runs": ("Runs",),
     "harness.tools.vault": ("Vault",),
+    "harness.workspaces": ("Workspaces",),
     "policies.errors": (
         "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
@@ -100,7 +104,7 @@ _HOMES = {
     "runner.pool": ("PoolSettings",),
     "runner.result": ("Phases", "SandboxResult", "SandboxStatus", "Usage", "Violation"),
     "runner.session": ("SessionSettings",),
-    "runner.workspace": ("Artifact", "WorkspaceFile"),
+    "runner.workspace": ("Artifact", "Executable", "KeptWorkspace", "WorkspaceFile"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

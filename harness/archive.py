@@ -1,19 +1,24 @@
-"""The files of a session as one tar archive, and back.
+"""Files below /workspace as one tar archive, and back.
+
+Nothing but name, content and whether it may be executed is told, so that the same files always make
+the same archive.
 
 What is read may be hostile, and tarfile is not for that: a few bytes keep it busy for ever, have it
 recurse, or make gigabytes (CVE-2024-6232, CVE-2025-8194, sparse members).  So headers are read here:
-each once, forward only, and of what they say nothing but type, name and size (tar(5)).
+each once, forward only, and of what they say nothing but type, name, mode and size (tar(5)).
 """
 
 import contextlib
 import io
+import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..policies.errors import PolicyError, WorkspaceError
-from ..runner.workspace import list_files, read_file, room
+from ..runner.workspace import Executable, content_of, list_files, room
 
 _BLOCK = 512
+_MODE, _EXECUTABLE = 0o644, 0o755
 _MOST_MEMBERS = 100_000
 _REGULAR = b"0\0" + b"7"
 _ABOUT_THE_NEXT = b"xL"  # pax and GNU: a name that is long, or not ASCII
@@ -21,26 +26,33 @@ _OF_NO_INTEREST = b"gK"  # what pax says of all; where a link leads to
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
-def pack(workspace: int) -> bytes:
-    """Return every regular file in an archive in which nothing but name and content is told.
+def files_of(workspace: int) -> dict[str, bytes]:
+    """Return every regular file but those that are not any more what they were a moment ago.
 
     Raises WorkspaceError if files claim more than the workspace holds.
     """
     left = most = room(workspace)
+    found = {}
+    for path, seen in list_files(workspace).items():
+        left -= seen.size_bytes
+        if left < 0:
+            raise WorkspaceError(
+                f"the files claim more than the {most} bytes that the workspace holds: "
+                "some are sparse, or are there by several names"
+            )
+        with contextlib.suppress(WorkspaceError):
+            found[path] = content_of(workspace, path, seen)
+    return found
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, seen in sorted(list_files(workspace).items()):
-            left -= seen.size_bytes
-            if left < 0:
-                raise WorkspaceError(
-                    f"the files claim more than the {most} bytes that the workspace holds: "
-                    "some are sparse, or are there by several names"
-                )
-            with contextlib.suppress(WorkspaceError):  # it is not what it was a moment ago
-                content = read_file(workspace, path, seen.size_bytes)
-                member = tarfile.TarInfo(path)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            member.mode = _EXECUTABLE if isinstance(content, Executable) else _MODE
+            archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 
 
@@ -77,18 +89,18 @@ def _members(data: bytes, told: dict[bytes, bytes]) -> Iterator[tuple[bytes, byt
         members += 1
         if members > _MOST_MEMBERS:
             raise ValueError(f"more than {_MOST_MEMBERS} members")
-        kind, name, size = _header(header)
+        kind, name, mode, size = _header(header)
         if kind not in _ABOUT_THE_NEXT:
             name, size = told.get(b"path", name), int(told.get(b"size", size))
         position += _BLOCK
         content = data[position : position + size]
         if not 0 <= size == len(content):
             raise ValueError(f"it ends in the middle of {_text(name)!r}")
-        yield kind, name, content
+        yield kind, name, Executable(content) if mode & stat.S_IXUSR else content
         position += -(-size // _BLOCK) * _BLOCK
 
 
-def _header(header: bytes) -> tuple[bytes, bytes, int]:
+def _header(header: bytes) -> tuple[bytes, bytes, int, int]:
     if len(header) < _BLOCK or _octal(header[148:156]) != sum(header, 8 * 32) - sum(
         header[148:156]
     ):
@@ -98,7 +110,7 @@ def _header(header: bytes) -> tuple[bytes, bytes, int]:
         raise ValueError("it holds a sparse file")
     if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name
-    return kind, name, _octal(header[124:136])
+    return kind, name, _octal(header[100:108]), _octal(header[124:136])
 
 
 def _octal(field: bytes) -> int:

@@ -60,6 +60,11 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         "-o", "--output", metavar="TOML", help="where to write the policy, else stdout"
     )
     _add_policy(learn)
+    workspace = commands.add_parser("workspace", help="look at named workspaces and change them")
+    if wanted == "workspace":
+        from .workspace_commands import add_workspace
+
+        add_workspace(workspace)
     audit = commands.add_parser("audit", help="look at an audit trail and check it")
     if wanted == "audit":
         from .audit_commands import add_audit
@@ -102,6 +107,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
         help="put a file into /workspace",
     )  # fmt: skip
+    run.add_argument(
+        "--workspace", metavar="NAME", help="have the files of that name, and keep them after"
+    )
+    run.add_argument("--clean", action="store_true", help="remove it once the program completes")
     run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
     run.add_argument(
         "--collect", action="append", default=[], metavar="GLOB", help="bring these files back"
@@ -161,6 +170,8 @@ def _run(options: argparse.Namespace) -> int:
             files=dict(map(_file, options.files)),
             timeout=options.timeout,
             collect=options.collect,
+            workspace=options.workspace,
+            clean=options.clean,
             on_output=printer,
         )
     if isinstance(printer, EventPrinter):
@@ -224,7 +235,16 @@ def _show(result: SandboxResult, options: argparse.Namespace) -> int:
         print(result_line(result), file=sys.stderr)
     if result.artifacts and (options.output or not as_json):  # JSON has their content
         _keep(result, options)
-    return RAN if result.ok else GUEST_FAILED
+    return RAN if result.ok and _is_kept(result) else GUEST_FAILED
+
+
+def _is_kept(result: SandboxResult) -> bool:
+    """Tell whether the workspace, if one was named, was kept, and say it where it was not."""
+    kept = result.workspace
+    if kept is None or kept.state != "refused":
+        return True
+    print(f"cellwright: not saved: {harmless(kept.why)}", file=sys.stderr)
+    return False
 
 
 def _keep(result: SandboxResult, options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from ..policies.policy import Policy, Validation, check_names
 from ..policies.source.findings import Finding, Rules
 from ..runner.performance import Request, new_execution_id
 from ..runner.result import SandboxResult, SandboxStatus
+from ..runner.workspace import KeptWorkspace
 from .calling import CALLING
 from .request import Rejected, check_language, make_request
 
@@ -57,6 +58,11 @@ class Intake:
         """Note that a session was opened, or has ended and why."""
         if self._clerk:
             self._clerk.note_session(session_id, action, why)
+
+    def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
+        """Note what became of a named workspace; `about` says whose call or session it was."""
+        if self._clerk and kept:
+            self._clerk.note_workspace(kept, **about)
 
     def check(self, code: str, language: str) -> tuple[Finding, ...]:
         """Return what source checks find, whatever the policy's mode."""

@@ -1,7 +1,8 @@
 """What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
 
+import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..policies.errors import PolicyError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .tools.broker import Broker
     from .tools.offering import Offering
     from .tools.spec import Tool
+    from .workspace_calls import Wanted
+    from .workspaces import Workspaces
 
 _OTHER_LANGUAGES_CELLS = 2
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
@@ -39,10 +42,12 @@ class LocalCells:
         self, *, config: SandboxConfig | None, policy: str | Policy | PermissionSet | None,
         python: str | None, cgroup_root: str | None, spawned: Spawned | None,
         pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
-        audit: "AuditLog | bool | None", tools: "Broker | Sequence[Tool] | None",
-        blocked_imports: Sequence[str] | None, blocked_builtins: Sequence[str] | None,
+        workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
+        tools: "Broker | Sequence[Tool] | None", blocked_imports: Sequence[str] | None,
+        blocked_builtins: Sequence[str] | None,
     ) -> None:  # fmt: skip
         self.policy = _policy(config, policy)
+        self._given_workspaces = workspaces
         rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool, fresh_exec=fresh_exec)
         language = _language(language)
@@ -68,13 +73,39 @@ class LocalCells:
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
         given: dict[str, Any],
     ) -> SandboxResult:  # fmt: skip
+        wanted = self._wanted(given)
+
         def perform(language: str, request: Request) -> SandboxResult:
-            return self._supervisors.of(language).execute(request, on_output, cancel)
+            supervisor = self._supervisors.of(language)
+            if wanted is None:
+                return supervisor.execute(request, on_output, cancel)
+            from .workspace_calls import execute_in
+
+            result = execute_in(wanted, supervisor, request, on_output, cancel)
+            self._intake.record_workspace(result.workspace, execution_id=request.execution_id)
+            return result
 
         return self._intake.perform(code, language, given, perform)
 
     def session(self, id: str | None, given: dict[str, Any]) -> Session:
-        return self._sessions.open(id, **given)
+        return self._sessions.open(id, self._wanted(given), **given)
+
+    def _wanted(self, given: dict[str, Any]) -> "Wanted | None":
+        """Take the named workspace out of what was given."""
+        name, clean = given.pop("workspace", None), given.pop("clean", False)
+        if name is not None:
+            from .workspace_calls import Wanted  # seldom wanted
+
+            return Wanted(self.workspaces, name, clean)
+        if clean:
+            raise PolicyError("clean: no workspace is named")
+        return None
+
+    @cached_property
+    def workspaces(self) -> "Workspaces":
+        from .workspaces import workspaces_of
+
+        return workspaces_of(self._given_workspaces)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         findings = self._intake.check(code, "python")

@@ -1,18 +1,21 @@
 """From what a caller passes to a checked request, or to the reason why it is refused."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from ..policies.errors import PolicyError
 from ..policies.languages import language_called, language_names
 from ..policies.policy import Limits, check_names, check_variable
 from ..runner.messages import InputFile
 from ..runner.performance import Request
+from ..runner.workspace import Executable
 from .config import with_timeout
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
-_MAX_FILES = 20_000  # as many as the host lists of a workspace
+MAX_FILES = 20_000  # as many as the host lists of a workspace
 _MAX_PATH_BYTES = 1024
 
 
@@ -43,7 +46,7 @@ def make_request(
         inputs=_inputs(_mapping("inputs", inputs)),
         files=_files(_mapping("files", files), limits.workspace_bytes),
         environment=_environment(_mapping("env", env)),
-        stdin=None if stdin is None else _bytes("stdin", stdin),
+        stdin=None if stdin is None else as_bytes("stdin", stdin),
         limits=with_timeout(limits, timeout),
         trace_id=trace_id,
         collect=check_names("collect", collect),
@@ -107,20 +110,44 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:
-    if len(files) > _MAX_FILES:
-        raise PolicyError(f"files: more than {_MAX_FILES}")
-    checked = tuple(
-        InputFile(_path(name), _bytes(f"files: {name!r}", data)) for name, data in files.items()
-    )
-    for name in files:
-        if any(parent in files for parent in _parents(name)):
-            raise PolicyError(f"files: a directory of {name!r} is given as a file too")
-    if sum(len(file.data) for file in checked) > limit:
-        raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
+    checked = tuple(map(_file, files, files.values()))
+    _check_together(checked, limit)
     return checked
 
 
-def _path(name: str) -> str:
+def with_files(request: Request, files: Mapping[str, bytes]) -> Request:
+    """Return `request` with more files; one that it has already takes the place of theirs.
+
+    Raises PolicyError if together they do not go into the workspace of a cell.
+    """
+    given = {file.path: file for file in map(_file, files, files.values())}
+    given.update((file.path, file) for file in request.files)
+    together = tuple(given.values())
+    _check_together(together, request.limits.workspace_bytes)
+    return msgspec.structs.replace(request, files=together)
+
+
+def _file(name: str, data: str | bytes) -> InputFile:
+    content = as_bytes(f"files: {name!r}", data)
+    return InputFile(check_file_name(name), bytes(content), isinstance(data, Executable))
+
+
+def _check_together(files: tuple[InputFile, ...], limit: int) -> None:
+    if len(files) > MAX_FILES:
+        raise PolicyError(f"files: more than {MAX_FILES}")
+    check_tree({file.path for file in files})
+    if sum(len(file.data) for file in files) > limit:
+        raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
+
+
+def check_tree(names: Collection[str]) -> None:
+    """Raise PolicyError if one of these files would have to be a directory too."""
+    for name in names:
+        if any(parent in names for parent in _parents(name)):
+            raise PolicyError(f"files: a directory of {name!r} is given as a file too")
+
+
+def check_file_name(name: str) -> str:
     """Return `name` if it is a plain relative path below the workspace."""
     parts = name.split("/") if isinstance(name, str) else [""]
     if any(part in ("", ".", "..") for part in parts) or "\0" in name:
@@ -139,7 +166,8 @@ def _parents(name: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _bytes(name: str, data: str | bytes) -> bytes:
+def as_bytes(name: str, data: str | bytes) -> bytes:
+    """Return content as bytes; raises PolicyError naming what makes no sense."""
     if not isinstance(data, str | bytes):
         raise PolicyError(f"{name}: must be text or bytes, not {type(data).__name__}")
     try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..runner.audit.log import AuditLog
     from .tools.broker import Broker
     from .tools.spec import Tool
+    from .workspaces import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
 
@@ -38,6 +39,9 @@ class _Cells(Protocol):
 
     @property
     def plan(self) -> Plan: ...
+
+    @property
+    def workspaces(self) -> "Workspaces": ...
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
@@ -63,10 +67,11 @@ class Sandbox(Executing):
     call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
     that each cell has a launcher, and so an address layout and a hash seed, of its own, `language`
     whose launcher is started now (another's is when it is first asked for), `sessions` how many of
-    them live and how long, `audit` the trail to write to, which stays yours to close; unless told it is
-    one in memory, False is none.  `tools` are those of the host that programs may call, as
-    far as the policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the
-    place of what source checks look for.  Use it as a context manager, or call `close`.
+    them live and how long, `workspaces` those that calls may name, or their directory, `audit` the
+    trail to write to, which stays yours to close; unless told it is one in memory, False is none.
+    `tools` are those of the host that programs may call, as far as the policy lets them: Tools, or a
+    Broker.  `blocked_imports` and `blocked_builtins` take the place of what source checks look for.
+    Use it as a context manager, or call `close`.
 
     `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
     one of the names that the daemon has, and everything else is the daemon's to say.
@@ -87,6 +92,7 @@ class Sandbox(Executing):
         fresh_exec: bool = False,
         language: str = PYTHON,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+        workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
         tools: "Broker | Sequence[Tool] | None" = None,
         blocked_imports: Sequence[str] | None = None,
@@ -96,8 +102,8 @@ class Sandbox(Executing):
         settings = {
             "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
             "pool": pool, "fresh_exec": fresh_exec, "language": language, "sessions": sessions,
-            "audit": audit, "tools": tools, "blocked_imports": blocked_imports,
-            "blocked_builtins": blocked_builtins,
+            "workspaces": workspaces, "audit": audit, "tools": tools,
+            "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins,
         }  # fmt: skip
         self._cells: _Cells
         if connect is None:
@@ -151,19 +157,29 @@ class Sandbox(Executing):
         /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
         `trace_id`, `collect` (globs of files to bring back).  `on_output(stream, bytes)` is called as
         output comes; `cancel` is a descriptor that ends the execution once it is readable.
+        `workspace` names one whose files are there before and are kept after, however the program
+        ends; with `clean` it is removed once a program completes.
 
         What the code does wrong is in the result; raises PolicyError for arguments that make no
-        sense, ClosedError after `close`, and LaunchError if no cell could be built.
+        sense, ClosedError after `close`, LaunchError if no cell could be built, BusyError and
+        WorkspaceError if the workspace cannot be had.
         """
         return self._cells.execute(code, language, on_output, cancel, given)
 
     def session(self, id: str | None = None, **given: Any) -> "Session":
         """Return a session: a cell that keeps variables and files from one call to the next.
 
-        With `id`, the one of that name if it lives, else a new one.  Raises BusyError if too many live
-        and each is busy, LaunchError if no cell could be built.
+        With `id`, the one of that name if it lives, else a new one.  With `workspace`, the files of
+        that name are there, and are kept when the session ends; with `clean` the workspace is removed
+        when it is closed.  Raises BusyError if too many live and each is busy, or if somebody else has
+        the workspace, LaunchError if no cell could be built, WorkspaceError.
         """
         return self._cells.session(id, given)
+
+    @property
+    def workspaces(self) -> "Workspaces":
+        """The named workspaces that calls and sessions can be given."""
+        return self._cells.workspaces
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False

@@ -5,7 +5,9 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from ..policies.errors import PolicyError, WorkspaceError
 from ..policies.languages import PYTHON
@@ -14,11 +16,14 @@ from ..runner.performance import NEVER, Request
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.session import SessionCell, SessionSettings
 from ..runner.supervisors import Supervisors
-from ..runner.workspace import WorkspaceFile, list_files, read_file, room
-from .archive import pack, unpack
+from ..runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
+from .archive import files_of, pack, unpack
 from .executing import Executing
 from .history import History, outcome_of
 from .intake import Intake
+
+if TYPE_CHECKING:
+    from .workspace_calls import SessionWorkspace, Wanted
 
 
 class Session(Executing):
@@ -72,6 +77,19 @@ class Session(Executing):
         """
         self._write(unpack(archive))
 
+    @property
+    def workspace(self) -> KeptWorkspace | None:
+        """What became of its named workspace when that was last kept; None before, or without one."""
+        return None
+
+    def save(self) -> KeptWorkspace:
+        """Save the files below /workspace in the workspace that was named; closing does it too.
+
+        Files that a thread is writing meanwhile are saved as they are.  Raises WorkspaceError if there
+        are too many for its quota, and nothing is saved, PolicyError if no workspace was named.
+        """
+        raise PolicyError("save: no workspace was named", "sandbox.session(workspace=...)")
+
     @abstractmethod
     def fork(self) -> "Session":
         """Return another session that has replayed every call of this one, in a cell of its own.
@@ -92,17 +110,23 @@ class CellSession(Session):
         cell: SessionCell,
         intake: Intake,
         another: Callable[[], "Session"],
+        kept_in: "SessionWorkspace | None" = None,
     ) -> None:
         self.id = id
         self._cell = cell
         self._intake = intake
         self._another = another
+        self._kept_in = kept_in
         self._history = History()
         cell.on_begin = self._history.begin
 
     @property
     def lost(self) -> str:
         return self._cell.lost
+
+    @property
+    def workspace(self) -> KeptWorkspace | None:
+        return self._kept_in.kept if self._kept_in else None
 
     def execute(
         self,
@@ -127,7 +151,7 @@ class CellSession(Session):
         result = self._intake.perform(code, language, given, perform, self.id)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
             self._history.add(code, given, result)
-        return result
+        return replace(result, workspace=self.workspace) if result.session_lost else result
 
     def download(self, path: str) -> bytes:
         with self._cell.held() as workspace:
@@ -140,7 +164,15 @@ class CellSession(Session):
 
     def snapshot(self) -> bytes:
         with self._cell.held() as workspace:
-            return pack(workspace)
+            return pack(files_of(workspace))
+
+    def save(self) -> KeptWorkspace:
+        return self._kept_in.save() if self._kept_in else super().save()
+
+    def check_workspace(self, wanted: "Wanted | None") -> None:
+        """Raise PolicyError if it was opened in another workspace than is wanted."""
+        if wanted and (self._kept_in is None or self._kept_in.name != wanted.name):
+            raise PolicyError(f"session {self.id!r} lives, and not in workspace {wanted.name!r}")
 
     def fork(self) -> "Session":
         calls = self._history.calls()
@@ -157,8 +189,16 @@ class CellSession(Session):
         return branch
 
     def close(self) -> None:
-        """End it; what runs is killed, and cancelled by its result.  Closing twice is fine."""
+        """End it; what runs is killed, and cancelled by its result.  Closing twice is fine.
+
+        Its named workspace, if any, is saved; raises WorkspaceError if that is refused.
+        """
+        kept_in = None if self.lost else self._kept_in
+        if kept_in:
+            kept_in.complete()
         self._cell.end("it was closed", "closed")
+        if kept_in and self.lost:  # and not in a process that was forked from ours
+            kept_in.finish()
 
 
 class OpenSessions:
@@ -169,19 +209,45 @@ class OpenSessions:
         self._intake = intake
         self._settings = settings
         self._lock = threading.Lock()
-        self._by_id: dict[str, Session] = {}
+        self._by_id: dict[str, CellSession] = {}
 
-    def open(self, id: str | None) -> Session:
+    def open(self, id: str | None, wanted: "Wanted | None" = None) -> Session:
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
         with self._lock:
             known = self._by_id.get(id or "")
-            return known if known and not known.lost else self._open(id or os.urandom(8).hex())
+            if known and not known.lost:
+                known.check_workspace(wanted)
+                return known
+            if wanted is None:
+                return self._open(id or os.urandom(8).hex())
+        return self._open_in(wanted, id or os.urandom(8).hex())
 
-    def _open(self, id: str) -> Session:
+    def _open_in(self, wanted: "Wanted", id: str) -> Session:
+        """Open a session with the files of a workspace; others open theirs meanwhile."""
+        from .workspace_calls import SessionWorkspace
+
+        kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
+        try:
+            with self._lock:
+                session = self._open(id, kept_in)
+        except BaseException:
+            kept_in.release()
+            raise
+        try:
+            kept_in.lay(session._write)
+        except BaseException:
+            session._cell.end("the files of its workspace could not be put there", "closed")
+            raise
+        return session
+
+    def _open(self, id: str, kept_in: "SessionWorkspace | None" = None) -> CellSession:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
         cell = self._supervisors.of(PYTHON).open_session(self._settings)
         self._intake.record_session(id, "opened")
         cell.on_end = partial(self._intake.record_session, id)
-        self._by_id[id] = session = CellSession(id, cell, self._intake, partial(self.open, None))
+        if kept_in:
+            kept_in.attach(cell)
+        session = CellSession(id, cell, self._intake, partial(self.open, None), kept_in)
+        self._by_id[id] = session
         return session

@@ -9,7 +9,7 @@
     ├── BusyError            no room for another execution now
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session is gone, and its state with it
-    ├── WorkspaceError       a file of a session cannot be had, or cannot be put there
+    ├── WorkspaceError       a file of a session, or a named workspace, cannot be had or written
     ├── ToolError            of tools, and of calls of them
     │   ├── ToolNotFound         there is none of that name
     │   ├── ToolInvalid          it cannot be a tool: its name, its source or its schema
@@ -82,7 +82,7 @@ class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
 
 
 class WorkspaceError(CellwrightError):
-    """A file of a session cannot be had, or cannot be put there."""
+    """A file of a session, or a named workspace, cannot be had or cannot be written."""
 
 
 class ToolError(CellwrightError):

@@ -4,6 +4,7 @@ Their word is trusted.  Should it make no sense all the same, that is our bug an
 """
 
 import os
+import select
 import time
 from typing import Protocol
 
@@ -100,6 +101,19 @@ class Custody:
             self._wait(deadline, "the cell did not end in time")
             self.receive()
         return self.reaped
+
+    def workspace_at_rest(self) -> int:
+        """Kill the cell and return its /workspace once nothing changes there any more.
+
+        Asks init's pidfd, since another thread may listen to the status channel: init ends after all
+        others in its namespace (pid_namespaces(7)).  Raises LaunchError if that does not happen.
+        """
+        self.cell.kill()
+        poll = select.poll()
+        poll.register(self.cell.pidfd, select.POLLIN)
+        if not poll.poll(_REAP_SECONDS * 1000):
+            raise LaunchError("the cell did not end in time")
+        return self.cell.workspace
 
     def dispose(self) -> None:
         """Kill what is left of the cell; afterwards nothing of it is there."""

@@ -84,6 +84,7 @@ class Reaped(_Frame, frozen=True):
 class InputFile(_Frame, frozen=True):
     path: str
     data: bytes
+    executable: bool = False
 
 
 class Run(_Frame, frozen=True):

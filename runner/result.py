@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..policies.source.findings import Finding
-from .workspace import Artifact, WorkspaceFile
+from .workspace import Artifact, KeptWorkspace, WorkspaceFile
 
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
@@ -70,7 +70,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     them; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
-    ended with this request.
+    ended with this request.  `workspace`: what became of the named one that it was given.
     """
 
     status: SandboxStatus
@@ -98,6 +98,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases = Phases()
     session_id: str | None = None
     session_lost: bool = False
+    workspace: KeptWorkspace | None = None
 
     @property
     def ok(self) -> bool:

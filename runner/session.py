@@ -51,6 +51,8 @@ class SessionCell:
         self.lost = ""  # why it is gone
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
+        # Called before the cell is taken down, with what kills it and then gives its /workspace.
+        self.on_last_look: Callable[[Callable[[], int]], None] = lambda workspace: None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
@@ -148,6 +150,17 @@ class SessionCell:
         if self.lost:
             raise SessionLost(f"the session is gone: {self.lost}", "open another one")
 
+    def at_rest(self, look: Callable[[int], None]) -> None:
+        """Call `look` with a descriptor of /workspace while no request runs; raises SessionLost,
+        BusyError if the one that runs does not end."""
+        self._require_owner()
+        self._turns.take()
+        try:
+            with self.held() as workspace:
+                look(workspace)
+        finally:
+            self._turns.end()
+
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
             raise ClosedError("the session was opened before this process was forked")
@@ -187,7 +200,10 @@ class SessionCell:
 
     def _dispose(self) -> None:
         with contextlib.suppress(CellwrightError):  # its launcher died: all is freed even so
-            self._give_back(self._custody)
+            try:
+                self.on_last_look(self._custody.workspace_at_rest)
+            finally:
+                self._give_back(self._custody)
 
 
 def _difference(now: Usage, before: Usage) -> Usage:

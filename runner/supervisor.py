@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.languages import PYTHON
@@ -23,6 +24,7 @@ from .spawn import Spawned
 from .supervision import Observation
 from .turns import Turns
 
+Keep = Callable[[int], None]
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
 
 
@@ -60,12 +62,14 @@ class Supervisor:
         return self._generation
 
     def execute(
-        self, request: Request, on_output: OnOutput | None = None, cancel: int = NEVER
-    ) -> SandboxResult:
+        self, request: Request, on_output: OnOutput | None = None, cancel: int = NEVER,
+        keep: Keep | None = None,
+    ) -> SandboxResult:  # fmt: skip
         """Run `request` in a fresh cell and return what came of it.
 
         Everything in the cell has been killed then; without a pool nothing of it is left.  `cancel`
-        is a descriptor: once it is readable the execution is ended.  Raises ClosedError, BusyError,
+        is a descriptor: once it is readable the execution is ended.  `keep` is called with a
+        descriptor of /workspace once nothing of the program runs.  Raises ClosedError, BusyError,
         and LaunchError if the cell could not be built.
         """
         self._require_owner()  # before any lock: another thread may have held it
@@ -73,26 +77,28 @@ class Supervisor:
         if not self._turns.take(cancel):
             return called_off(request, asked_at, self.plan.layers)
         try:
-            return self._execute_while_launchers_die(request, asked_at, on_output, cancel)
+            return self._execute_while_launchers_die(request, asked_at, on_output, cancel, keep)
         finally:
             self._turns.end()
 
     def _execute_while_launchers_die(
-        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
-    ) -> SandboxResult:
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
+        keep: Keep | None,
+    ) -> SandboxResult:  # fmt: skip
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._execute(request, asked_at, on_output, cancel)
+                return self._execute(request, asked_at, on_output, cancel, keep)
             except LauncherLost as lost:
                 if self._closed:
                     raise ClosedError("the sandbox was closed while this ran") from None
                 if lost.cell_began:
                     raise
-        return self._execute(request, asked_at, on_output, cancel)
+        return self._execute(request, asked_at, on_output, cancel, keep)
 
     def _execute(
-        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
-    ) -> SandboxResult:
+        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
+        keep: Keep | None,
+    ) -> SandboxResult:  # fmt: skip
         parked = self._pool.lease()
         custody = parked or self._make()
         leased_at = time.monotonic()
@@ -100,6 +106,8 @@ class Supervisor:
             performed = perform(custody, request, on_output, cancel)
             ended_at = time.monotonic()
             custody.cell.kill_init()
+            if keep:
+                keep(custody.workspace_at_rest())
             made = look_at_files(custody.cell.workspace, request, {})
             counted = _count(custody, performed.seen)
             counted_at = time.monotonic()

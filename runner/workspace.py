@@ -12,8 +12,8 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -45,12 +45,28 @@ class Artifact(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class Executable(bytes):
+    """The content of a file that may be executed."""
+
+
+class KeptWorkspace(msgspec.Struct, frozen=True):
+    """What became of a named workspace: it was `saved`, was as it was before (`unchanged`), was
+    `removed`, or is what it was before because saving was `refused`, and `why`."""
+
+    name: str
+    state: Literal["saved", "unchanged", "removed", "refused"]
+    why: str = ""
+    size_bytes: int = 0
+    files: int = 0
+
+
 class Seen(NamedTuple):
     """What tells that a file has changed."""
 
     size_bytes: int
     modified_ns: int
     inode: int
+    executable: bool
 
 
 Listing = dict[str, Seen]
@@ -58,7 +74,23 @@ Listing = dict[str, Seen]
 
 def list_files(workspace: int) -> Listing:
     """Return the regular files, as many as the bounds allow, by path; none whose name is not UTF-8."""
-    return dict(_walk(workspace, time.monotonic() + _SECONDS))
+    return dict(_walk(workspace, time.monotonic() + _SECONDS, lambda why: None))
+
+
+def list_all_files(workspace: int) -> Listing:
+    """Return every regular file by path; raises WorkspaceError where `list_files` leaves one out."""
+
+    def refuse(why: str) -> None:
+        raise WorkspaceError(f"cannot tell all files: {why}")
+
+    return dict(_walk(workspace, time.monotonic() + _SECONDS, refuse))
+
+
+def content_of(workspace: int, path: str, seen: Seen) -> bytes:
+    """Return the content of a file that was listed, as an Executable if it is one; raises
+    WorkspaceError."""
+    content = read_file(workspace, path, seen.size_bytes)
+    return Executable(content) if seen.executable else content
 
 
 def is_empty(workspace: int) -> bool:
@@ -151,33 +183,46 @@ def _open(workspace: int, path: str) -> int:
     return descriptor
 
 
-def _walk(workspace: int, deadline: float) -> Iterator[tuple[str, Seen]]:
-    from .kernel.files import open_beneath
-
+def _walk(
+    workspace: int, deadline: float, leave_out: Callable[[str], None]
+) -> Iterator[tuple[str, Seen]]:
+    """Yield the regular files; `leave_out` is told why there are more than these."""
     entries = characters = 0
     directories = deque([("", 0)])
     while directories:
         path, depth = directories.popleft()
-        try:
-            descriptor = open_beneath(workspace, os.fsencode(path) or b".", _FLAGS | os.O_DIRECTORY)
-        except OSError:
-            continue  # it is gone, or has become something else
-        try:
-            with os.scandir(descriptor) as scanned:
-                for entry in scanned:
-                    name = f"{path}/{entry.name}" if path else entry.name
-                    entries, characters = entries + 1, characters + len(name)
-                    too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
-                    if too_many or time.monotonic() > deadline:
-                        return
-                    if not _can_be_told(name):
-                        continue
-                    if entry.is_dir(follow_symlinks=False) and depth < _DEPTH:
-                        directories.append((name, depth + 1))
-                    elif seen := _regular(entry):
-                        yield name, seen
-        finally:
-            os.close(descriptor)
+        for entry in _scan(workspace, path, leave_out):
+            name = f"{path}/{entry.name}" if path else entry.name
+            entries, characters = entries + 1, characters + len(name)
+            too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
+            if too_many or time.monotonic() > deadline:
+                return leave_out("there are too many for a look")
+            if not _can_be_told(name):
+                leave_out("a name that is not UTF-8")
+            elif not entry.is_dir(follow_symlinks=False):
+                if seen := _regular(entry):
+                    yield name, seen
+            elif depth < _DEPTH:
+                directories.append((name, depth + 1))
+            else:
+                leave_out(f"more than {_DEPTH} levels")
+    return None
+
+
+def _scan(
+    workspace: int, path: str, leave_out: Callable[[str], None]
+) -> Iterator["os.DirEntry[str]"]:
+    from .kernel.files import open_beneath
+
+    try:
+        descriptor = open_beneath(workspace, os.fsencode(path) or b".", _FLAGS | os.O_DIRECTORY)
+    except OSError as error:  # it is gone, or has become something else
+        return leave_out(f"{path!r}: {error.strerror}")
+    try:
+        with os.scandir(descriptor) as scanned:
+            yield from scanned
+    finally:
+        os.close(descriptor)
 
 
 def _can_be_told(path: str) -> bool:
@@ -195,4 +240,5 @@ def _regular(entry: "os.DirEntry[str]") -> Seen | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
-    return Seen(found.st_size, found.st_mtime_ns, found.st_ino)
+    executable = bool(found.st_mode & stat.S_IXUSR)
+    return Seen(found.st_size, found.st_mtime_ns, found.st_ino, executable)

@@ -8,6 +8,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.policy import Limits
 from ...runner.result import SandboxResult
+from ...runner.workspace import Executable
 from ..intake import check_given
 from ..request import Rejected, check_language, make_request
 from .frames import Execute, Executed, Given
@@ -53,7 +54,10 @@ def given_of(frame: Given) -> dict[str, Any]:
     return {
         "stdin": frame.stdin,
         "inputs": None if frame.inputs is None else _object(frame.inputs),
-        "files": {file.path: file.data for file in frame.files},
+        "files": {
+            file.path: Executable(file.data) if file.executable else file.data
+            for file in frame.files
+        },
         "env": frame.env,
         "timeout": frame.timeout,
         "trace_id": frame.trace_id,

@@ -14,6 +14,7 @@ from ...runner.performance import NEVER
 from ...runner.result import SandboxResult
 from ...runner.workspace import WorkspaceFile
 from ..session import Session
+from ..workspaces import Workspaces
 from .arguments import packed, result_of
 from .frames import (
     Close,
@@ -63,16 +64,22 @@ class DaemonsCells:
         self.policy = described.policy
         self.plan: Plan = described.plan
 
+    @property
+    def workspaces(self) -> Workspaces:
+        raise PolicyError("workspaces: a daemon keeps none for those who connect")
+
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
         given: dict[str, Any],
     ) -> SandboxResult:  # fmt: skip
+        _refuse_workspace(given)
         asking, limits = self._asking, self.policy.limits
         return asking.execute(code, language, on_output, cancel, given, limits)
 
     def session(self, id: str | None, given: dict[str, Any]) -> Session:
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
+        _refuse_workspace(given)
         opened = self._asking.ask(Open(id, SessionGiven(**given)), Opened)
         return AttachedSession(self._asking, opened, self.policy.limits)
 
@@ -85,6 +92,14 @@ class DaemonsCells:
 
     def close(self) -> None:
         self._asking.line.close()
+
+
+def _refuse_workspace(given: dict[str, Any]) -> None:
+    if given.pop("workspace", None) is not None or given.pop("clean", False):
+        raise PolicyError(
+            "workspace: a daemon keeps none for those who connect",
+            "snapshot() and restore() of a session move its files",
+        )
 
 
 class AttachedSession(Session):

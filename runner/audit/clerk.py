@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
 from ..result import SandboxResult, SandboxStatus, Violation
+from ..workspace import KeptWorkspace
 from .level import AuditLevel
 from .log import AuditLog
 from .spans import Span, span_of
@@ -60,6 +61,15 @@ class Clerk:
         self.log.record(
             "session", action, target=why, sandbox_id=self.sandbox_id, session_id=session_id,
             owed=action != "opened",
+        )  # fmt: skip
+
+    def note_workspace(self, kept: KeptWorkspace, **about: Any) -> None:
+        """Record what became of a named workspace after a call or session, which is owed."""
+        refused = kept.state == "refused"
+        self.log.record(
+            "file", kept.state, target=kept.name, allowed=not refused, sandbox_id=self.sandbox_id,
+            level=AuditLevel.WARNING if refused else AuditLevel.INFO, owed=True, why=kept.why,
+            size_bytes=kept.size_bytes, files=kept.files, **about,
         )  # fmt: skip
 
     def end(self, result: SandboxResult, begun: Noted) -> bool:

@@ -53,3 +53,5 @@ def write(file: InputFile) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as opened:
         opened.write(file.data)
+    if file.executable:
+        os.chmod(path, 0o700)

@@ -87,6 +87,39 @@ def test_json_writes_files_only_where_it_is_told_to(tmp_path: Path) -> None:
     assert not (ROOT / "cellwright-output").exists()
 
 
+def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cellwright", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+
+    named = ["run", *OPTIONS, "--workspace", "mine"]
+    assert call(*named, "-c", "open('d\x1b', 'w').write('data')").returncode == 0
+    assert json.loads(call("workspace", "list", "--json").stdout) == [
+        {"name": "mine", "files": 1, "size_bytes": 4}
+    ]
+    assert call("workspace", "show", "mine").stdout.split() == ["4", "d\\x1b"]
+    assert call("workspace", "get", "mine", "d\x1b").stdout == "data"
+    (tmp_path / "host").write_text("from the host")
+    assert call("workspace", "put", "mine", f"{tmp_path}/host:h").returncode == 0
+    assert call(*named, "-c", "print(open('h').read())").stdout == "from the host\n"
+    got = str(tmp_path / "got")
+    assert [call("workspace", "get", "mine", "h", "--output", got).returncode for _ in "ab"] == [
+        0,
+        2,
+    ]
+    assert call("workspace", "remove", "mine", "h").returncode == 0
+    done = call(*named, "--clean", "-c", "import os\nprint(os.listdir())")
+    assert done.stdout == "['d\\x1b']\n"
+    gone = call("workspace", "show", "mine")
+    assert (gone.returncode, "there is no workspace 'mine'" in gone.stderr) == (70, True)
+    many = call(*named, "-c", "for n in range(4097): open(str(n), 'w').close()")
+    assert (many.returncode, "not saved: " in many.stderr) == (1, True)
+
+
 def test_a_program_and_its_files_come_from_the_host(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print(open('renamed').read(), input())")
     (tmp_path / "data").write_text("data")
