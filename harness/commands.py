@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="run a program in a cell of its own"))
+    _add_repl(commands.add_parser("repl", help="type into a session"))
     explain = commands.add_parser("explain", help="say what a policy does on this host")
     explain.set_defaults(command=_explain)
     _add_policy(explain)
@@ -131,6 +133,20 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
     _add_policy(run)
+
+
+def _add_repl(repl: argparse.ArgumentParser) -> None:
+    repl.set_defaults(command=_repl, file="")
+    repl.add_argument("--language", metavar="L", default=PYTHON, help="only python")
+    repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
+    repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    repl.add_argument("--workspace", metavar="NAME", help="have its files, and keep them after")
+    repl.add_argument(
+        "--output", metavar="DIR", default=_OUTPUT, help=f"where to write pictures, else {_OUTPUT}"
+    )
+    repl.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    repl.add_argument("--connect", metavar="PATH", help="use the daemon that listens there")
+    _add_policy(repl)
 
 
 def _add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -268,6 +284,27 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _repl(options: argparse.Namespace) -> int:
+    from .repl import Repl
+    from .state import state_directory
+    from .typed import lines_of_stdin
+
+    if language_called(options.language) != PYTHON:
+        raise PolicyError(f"language: a session runs {PYTHON}, not {options.language}")
+    lines = lines_of_stdin(state_directory() / "history")
+    with contextlib.closing(lines), _sandbox(options) as sandbox:
+        open_session = partial(sandbox.session, workspace=options.workspace)
+        repl = Repl(lines, open_session, PYTHON, options.output, options.timeout)
+        with contextlib.closing(repl):
+            if lines.interactive:
+                print(
+                    f"cellwright: {PYTHON}, {sandbox.policy.name}. :help tells more",
+                    file=sys.stderr,
+                )
+            status = repl.converse()
+    return status or (GUEST_FAILED if repl.failed and not lines.interactive else RAN)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -28,8 +28,8 @@ def keep(
     if it cannot be written.
     """
     try:
-        os.makedirs(directory, exist_ok=True)
         for artifact in artifacts:
+            os.makedirs(directory, exist_ok=True)
             yield os.path.join(directory, _write(directory, artifact, overwrite=overwrite))
     except OSError as error:
         reason = f"cannot write what the program made to {directory}: {error.strerror}"

@@ -24,11 +24,15 @@ class StreamPrinter:
 
     def __init__(self) -> None:
         self._streams = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
+        make = codecs.getincrementaldecoder("utf-8")  # a character may come in two parts
+        self._decoders = {"stdout": make("replace"), "stderr": make("replace")}
+        self.mid_line = False  # the last thing written did not end a line
 
     def __call__(self, stream: str, data: bytes) -> None:
         descriptor = self._streams[stream]
+        self.mid_line = data[-1:] != b"\n"
         if os.isatty(descriptor):
-            data = harmless(data.decode("utf-8", "replace")).encode()
+            data = harmless(self._decoders[stream].decode(data)).encode()
         while data:
             data = data[os.write(descriptor, data) :]
 

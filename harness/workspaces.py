@@ -20,6 +20,7 @@ from ..runner.performance import NEVER
 from ..runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
 from .archive import pack, unpack
 from .request import MAX_FILES, as_bytes, check_file_name, check_tree
+from .state import state_directory
 from .workspace_files import read_sealed, remove_file, take_lock, write_sealed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -47,7 +48,7 @@ class Workspaces:
             raise PolicyError(
                 f"a workspace holds at most {_LARGEST_BYTES} bytes in {MAX_FILES} files"
             )
-        self.directory = Path(directory) if directory is not None else _default_directory()
+        self.directory = Path(directory or state_directory() / "workspaces")
         self.max_bytes = max_bytes
         self.max_files = max_files
         self.wait_seconds = wait_seconds
@@ -229,10 +230,3 @@ def _check_name(name: str) -> None:
         raise PolicyError(
             f"workspace: {name!r} is not a name", "1 to 64 letters, digits, _ and -, no sign first"
         )
-
-
-def _default_directory() -> Path:
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # the XDG Base Directory Specification: then it is to be ignored
-        state = os.path.expanduser("~/.local/state")
-    return Path(state, "cellwright", "workspaces")

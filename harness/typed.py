@@ -1,0 +1,135 @@
+"""What is typed, line by line, put together to programs; and where the lines come from."""
+
+import codeop
+import contextlib
+import os
+import sys
+import warnings
+from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from pathlib import Path
+from typing import Protocol
+
+from ..policies.languages import PYTHON
+
+_HISTORY_LINES = 1000
+_SHELLS = ("bash", "sh")
+_NO_PROGRAM = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+
+
+class Lines(Protocol):
+    """Where lines come from.  `read` raises EOFError when there are no more."""
+
+    interactive: bool
+
+    def read(self, prompt: str) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def lines_of_stdin(history: Path) -> Lines:
+    """Return lines that a person types, with a history, or those of a pipe or file."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _Typist(history)
+    return _Script()
+
+
+class _Typist:
+    interactive = True
+
+    def __init__(self, history: Path) -> None:
+        import readline
+
+        self._readline = readline
+        self._history = history
+        readline.parse_and_bind("tab: tab-insert")  # else it completes names of the host's files
+        readline.set_history_length(_HISTORY_LINES)
+        with contextlib.suppress(OSError):  # a history is not worth a failure
+            history.parent.mkdir(0o700, parents=True, exist_ok=True)
+            os.close(os.open(history, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            readline.read_history_file(history)
+
+    def read(self, prompt: str) -> str:
+        return input(prompt)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._readline.write_history_file(self._history)
+            os.chmod(self._history, 0o600)
+
+
+class _Script:
+    interactive = False
+
+    def read(self, prompt: str) -> str:
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        return line.decode("utf-8", "surrogateescape").removesuffix("\n")
+
+    def close(self) -> None:
+        return
+
+
+class Typed:
+    """The lines of a program that is not complete yet.
+
+    Python goes on after a line that cannot end it, and after a block until an empty line or one that
+    cannot belong to it; other languages go on after a line that ends in a backslash.
+    """
+
+    def __init__(self, language: str) -> None:
+        self._language = language
+        self._lines: list[str] = []
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._lines)
+
+    def clear(self) -> None:
+        self._lines = []
+
+    def add(self, text: str) -> list[str]:
+        """Return the programs that are complete with this line, or these: a paste may have many."""
+        if "\n" in text and not self._lines and self._language == PYTHON and _is_program(text):
+            return [text]
+        add = self._add_python if self._language == PYTHON else self._add_other
+        return [program for line in text.split("\n") for program in add(line)]
+
+    def finish(self) -> list[str]:
+        """Return what is there, complete or not."""
+        whole, self._lines = "\n".join(self._lines), []
+        return [whole] if whole.strip() else []
+
+    def _add_python(self, line: str) -> list[str]:
+        before = "\n".join(self._lines)
+        if before and line[:1].strip() and _is_program(before) and _is_wrong(f"{before}\n{line}"):
+            return [*self.finish(), *self._add_python(line)]
+        self._lines.append(line)
+        whole = "\n".join(self._lines)
+        return [] if _is_wrong(whole) is None else self.finish()
+
+    def _add_other(self, line: str) -> list[str]:
+        goes_on = line.endswith("\\")
+        kept = line[:-1] if goes_on and self._language not in _SHELLS else line
+        self._lines.append(kept)
+        return [] if goes_on else self.finish()
+
+
+def _is_program(source: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cell will say it
+        try:
+            compile(source, "", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        except _NO_PROGRAM:
+            return False
+    return True
+
+
+def _is_wrong(source: str) -> bool | None:
+    """Tell whether a person who typed this made a mistake; None if it can go on."""
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        return None if compiler(source, "", "single") is None else False
+    except _NO_PROGRAM:
+        return True

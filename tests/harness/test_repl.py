@@ -1,0 +1,267 @@
+"""A session to type into: on a terminal, and from a pipe."""
+
+import os
+import pty
+import re
+import select
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwright.harness.typed import Typed
+from tests.conftest import OPTIONAL, ROOT
+
+OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
+COMMAND = [sys.executable, "-m", "cellwright", "repl", *OPTIONS]
+# A terminal is given to who opens it as the leader of a session; then Ctrl-C is its.
+ADOPT = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def environment(state: Path) -> dict[str, str]:
+    bare = {
+        "PATH": os.environ["PATH"],
+        "TERM": "dumb",
+        "LC_ALL": "C.UTF-8",
+        "PYTHONPATH": str(ROOT),
+    }
+    return bare | {"XDG_STATE_HOME": str(state)}
+
+
+class Screen:
+    """A terminal with a repl on it, and all that it has shown."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ADOPT, *COMMAND, *arguments], cwd=directory,
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env=environment(directory),
+        )  # fmt: skip
+        os.close(theirs)
+        self._shown = b""
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def until(self, wanted: str) -> str:
+        """Wait until something is shown; return what was shown before it."""
+        deadline = time.monotonic() + 20
+        while (at := self._shown.find(wanted.encode())) < 0:
+            ready, _, _ = select.select([self._ours], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"{wanted!r} was not shown, but {self._shown!r}"
+            try:
+                self._shown += os.read(self._ours, 65536)
+            except OSError:  # EIO: nobody has it open any more
+                pytest.fail(f"{wanted!r} was not shown before the end, but {self._shown!r}")
+        before = self._shown[:at].decode()
+        self._shown = self._shown[at + len(wanted.encode()) :]
+        return before
+
+    def tell(self, line: str) -> str:
+        """Type a line at the prompt and return what is shown before the next."""
+        self.type(line + "\n")
+        self.until("\n")  # its echo
+        return self.until(">>> ").replace("\r", "")
+
+    def end(self) -> int:
+        self.process.kill()
+        os.close(self._ours)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> Iterator[Screen]:
+    opened = Screen(tmp_path)
+    opened.until(">>> ")
+    yield opened
+    opened.end()
+
+
+def test_values_output_and_state_are_shown(screen: Screen) -> None:
+    assert screen.tell("x = (1, 'two')") == ""
+    assert screen.tell("x") == "(1, 'two')\n"
+    assert screen.tell("_ + (3,)") == "(1, 'two', 3)\n"
+    assert screen.tell("print('out')") == "out\n"
+    assert screen.tell("print('no newline', end='')") == "no newline\n"
+    assert "ZeroDivisionError: division by zero" in screen.tell("1 / 0")
+
+
+def test_a_block_ends_with_an_empty_line(screen: Screen) -> None:
+    for line in ("def twice(n):", "    return n * 2"):
+        screen.type(line + "\n")
+        screen.until("... ")
+    assert screen.tell("") == ""
+    assert screen.tell("twice(21)") == "42\n"
+
+
+def test_ctrl_c_interrupts_the_program_and_keeps_its_state(screen: Screen) -> None:
+    screen.tell("n = 41")
+    screen.type("""exec("print('r' + 'uns', flush=True)\\nwhile True: n = 42")\n""")
+    screen.until("runs\r\n")
+    screen.type("\x03")
+    shown = screen.until(">>> ")
+    assert "KeyboardInterrupt" in shown
+    assert "cancelled" in shown
+    assert screen.tell("n") == "42\n"
+
+
+def test_ctrl_c_at_the_prompt_forgets_what_was_typed(screen: Screen) -> None:
+    screen.type("def f():\n")
+    screen.until("... ")
+    screen.type("\x03")
+    screen.until(">>> ")
+    assert screen.tell("1 + 1") == "2\n"
+
+
+def test_ctrl_d_leaves(screen: Screen) -> None:
+    screen.type("\x04")
+    assert screen.process.wait(20) == 0
+
+
+def test_what_a_program_says_is_made_harmless(screen: Screen) -> None:
+    assert screen.tell(r"print('\x1b]0;title\x07')") == "\\x1b]0;title\\x07\n"
+    assert "\x1b" not in screen.tell(r"raise ValueError('\x1b[2J')")
+    shown = screen.tell(r"open('/\x1b[2J')")
+    assert "cellwright: refused: openat '/\\x1b[2J'" in shown
+    assert "\x1b" not in shown
+    screen.tell(r"open('\x1b[2J', 'w').close()")
+    assert "\x1b" not in screen.tell(":files")
+
+
+def test_a_lost_session_is_told_and_another_begins(screen: Screen) -> None:
+    screen.tell("x = 1")
+    shown = screen.tell("import os; os._exit(3)")
+    assert "exit code 3" in shown
+    assert "a new session begins" in shown
+    assert "NameError" in screen.tell("x")
+
+
+def test_commands_move_files_and_say_what_was_used(screen: Screen, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("data")
+    assert ":download PATH" in screen.tell(":help")
+    assert screen.tell(":upload in.txt sub/in.txt") == ""
+    assert screen.tell("open('sub/in.txt').read()") == "'data'\n"
+    assert screen.tell(":files").split() == ["4", "sub/in.txt"]
+    assert "wrote cellwright-output/sub/in.txt" in screen.tell(":download sub/in.txt")
+    assert "wrote out.txt" in screen.tell(":download sub/in.txt out.txt")
+    assert "out.txt: File exists" in screen.tell(":download sub/in.txt out.txt")
+    assert (tmp_path / "out.txt").read_text() == "data"
+    assert "2 calls: 0." in screen.tell(":usage") or "1 calls: 0." in screen.tell(":usage")
+    assert "a new session begins" in screen.tell(":reset")
+    assert screen.tell(":files") == ""
+    for wrong in (":nope", ":upload", ":upload 'a", ":upload /nowhere", ":download nowhere"):
+        assert "cellwright: " in screen.tell(wrong)
+    screen.type(":quit\n")
+    assert screen.process.wait(20) == 0
+
+
+def test_the_history_is_the_users_alone_and_there_next_time(tmp_path: Path) -> None:
+    for number in range(2):
+        screen = Screen(tmp_path)
+        screen.until(">>> ")
+        screen.tell(f"'remember {number}'")
+        screen.type("\x04")
+        assert screen.process.wait(20) == 0
+        screen.end()
+    history = tmp_path / "cellwright" / "history"
+    assert history.read_text().splitlines()[-2:] == ["'remember 0'", "'remember 1'"]
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+# From a pipe
+
+
+def piped(script: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=script, cwd=directory, env=environment(directory),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_script_of_lines_is_a_conversation_too(tmp_path: Path) -> None:
+    script = "x = 20\ndef add(n):\n    return x + n\nadd(22)\nif x:\n  print('yes')\nelse:\n  print('no')"
+    done = piped(script, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\nyes\n", "")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_script_goes_on_after_a_failure_and_tells_it_at_the_end(tmp_path: Path) -> None:
+    done = piped("1 / 0\nx = = 2\n3\n", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "3\n")
+    assert "ZeroDivisionError" in done.stderr
+    assert "SyntaxError" in done.stderr
+
+
+def test_output_from_a_pipe_is_as_it_is(tmp_path: Path) -> None:
+    assert piped("print('\\x1b[1m')", tmp_path).stdout == "\x1b[1m\n"
+
+
+def test_pictures_are_written_and_told(tmp_path: Path) -> None:
+    script = (
+        "class P:\n def _repr_png_(self): return b'png'\n def __repr__(self): return 'P()'\n\nP()"
+    )
+    done = piped(script, tmp_path)
+    assert (done.stdout, done.stderr) == (
+        "P()\n",
+        "cellwright: wrote cellwright-output/picture-1.png\n",
+    )
+    assert (tmp_path / "cellwright-output" / "picture-1.png").read_bytes() == b"png"
+
+
+def test_its_files_are_kept_in_the_workspace_that_is_named(tmp_path: Path) -> None:
+    assert piped("open('f', 'w').write('1')", tmp_path, "--workspace", "mine").stdout == "1\n"
+    assert piped("open('f').read()", tmp_path, "--workspace", "mine").stdout == "'1'\n"
+
+
+def test_a_call_that_takes_long_is_ended_and_its_usage_told(tmp_path: Path) -> None:
+    done = piped("x = 5\nwhile True: x = 6\n\nx\n", tmp_path, "--timeout", "0.3")
+    assert done.stdout == "6\n"
+    assert re.search(r"cellwright: timeout \(wall_time\)", done.stderr)
+
+
+def test_a_language_without_sessions_is_wrong_usage(tmp_path: Path) -> None:
+    done = piped("", tmp_path, "--language", "cobol")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+# Lines to programs
+
+
+def programs(language: str, *lines: str) -> list[str]:
+    typed = Typed(language)
+    found = [program for line in lines for program in typed.add(line)]
+    return [*found, *typed.finish()]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["", "1", "  ", "2"], ["1", "2"]),
+        (["x = [", "1,", "", "]"], ["x = [\n1,\n\n]"]),
+        (["for i in x:", "  i", "", "y"], ["for i in x:\n  i\n", "y"]),
+        (["for i in x:", "  i", "y"], ["for i in x:\n  i", "y"]),
+        (["try:", "  a", "except E:", "  b", "c"], ["try:\n  a\nexcept E:\n  b", "c"]),
+        (["@d", "def f():", "  1", "@d", "class C: pass"], ["@d\ndef f():\n  1", "@d\nclass C: pass"]),
+        (['"""', "a", "", '"""'], ['"""\na\n\n"""']),
+        (["x = \\", "1"], ["x = \\\n1"]),
+        (["x = = 1", "2"], ["x = = 1", "2"]),
+        (["def f():", "  if 1:", "    2", "  3"], ["def f():\n  if 1:\n    2\n  3"]),
+        (["await f()"], ["await f()"]),
+        (["async def f():", "  await g()", "await f()"], ["async def f():\n  await g()", "await f()"]),
+        (["def f():\n  1\n\n  2\nf()"], ["def f():\n  1\n\n  2\nf()"]),
+        (["1\n2\nfor i in x:\n  3"], ["1\n2\nfor i in x:\n  3"]),
+        (["\ud800"], ["\ud800"]),
+    ],
+)  # fmt: skip
+def test_lines_become_programs(lines: list[str], expected: list[str]) -> None:
+    assert programs("python", *lines) == expected
+
+
+def test_other_languages_go_on_after_a_backslash() -> None:
+    assert programs("javascript", "let x = \\", "  1", "x") == ["let x = \n  1", "x"]
+    assert programs("bash", "ls \\", "  -l", "pwd") == ["ls \\\n  -l", "pwd"]
