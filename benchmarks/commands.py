@@ -35,6 +35,7 @@ BENCHMARKS = {
     "daemon": "what it costs to share a pool through a daemon",
     "validation": "what a source check costs",
     "search": "how much of what is asked for is found among tools, and what a query costs",
+    "stream": "bytes of output a second, as they come",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
 

@@ -1,10 +1,12 @@
 """One stream of a guest's output: its head and its tail are kept, the middle is counted."""
 
 import os
+from collections import deque
 from collections.abc import Callable
 
 _CHUNK = 64 * 1024
 _PIPE_BYTES = 1024 * 1024
+_SMALL = 4096  # pieces below it are put together: each costs an object
 OnOutput = Callable[[str, bytes], None]
 
 
@@ -17,7 +19,9 @@ class Capture:
         self.total_bytes = 0
         self._head = bytearray()
         self._head_limit = limit - limit // 2
-        self._tail = bytearray()
+        # As it came: to copy what is dropped later cost a quarter of our time in a stream (measured).
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
         self._tail_limit = limit // 2
         self._on_output = on_output
 
@@ -42,26 +46,36 @@ class Capture:
 
     def _keep(self, data: bytes) -> None:
         self.total_bytes += len(data)
-        room = self._head_limit - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        if len(self._tail) > 2 * self._tail_limit + _CHUNK:  # trim seldom: it copies
-            self._trim()
+        if (room := self._head_limit - len(self._head)) > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._keep_last(data)
 
-    def _trim(self) -> None:
-        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+    def _keep_last(self, data: bytes) -> None:
+        tail = self._tail
+        self._tail_bytes += len(data)
+        if len(data) < _SMALL and tail and len(tail[-1]) < _SMALL:
+            tail[-1] += data
+        else:
+            tail.append(data)
+        while tail and self._tail_bytes - len(tail[0]) >= self._tail_limit:
+            self._tail_bytes -= len(tail.popleft())
 
     @property
     def dropped_bytes(self) -> int:
-        self._trim()
-        return self.total_bytes - len(self._head) - len(self._tail)
+        return self.total_bytes - len(self._head) - min(self._tail_bytes, self._tail_limit)
 
     def text(self) -> str:
         """Return what was kept, undecodable bytes replaced, with a notice where some are missing."""
         dropped = self.dropped_bytes
+        tail = b"".join(self._tail)
         if not dropped:
-            return (self._head + self._tail).decode("utf-8", "replace")
+            return (self._head + tail).decode("utf-8", "replace")
+        kept = min(len(tail), self._tail_limit)
         notice = f"\n[... {dropped} bytes dropped ...]\n"
         return (
-            self._head.decode("utf-8", "replace") + notice + self._tail.decode("utf-8", "replace")
+            self._head.decode("utf-8", "replace")
+            + notice
+            + tail[len(tail) - kept :].decode("utf-8", "replace")
         )

@@ -3,11 +3,14 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from cellwright import PolicyError, Sandbox, SandboxStatus
+from tests.conftest import ROOT
 
 STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
@@ -111,6 +114,47 @@ def test_a_slow_reader_holds_the_guest_and_not_our_memory(strict: Sandbox) -> No
     total = sum(len(data) for _, data in run.output())
     assert total == 600 * 65536
     assert run.result().value == "end"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "for stream, data in run.output(): work(data)\n    result = run.result()",
+        "result = box.execute(CODE, on_output=lambda stream, data: work(data))",
+    ],
+    ids=["output", "on_output"],
+)
+def test_a_hundred_megabytes_and_a_slow_reader_cost_little_memory(read: str) -> None:
+    """By the kernel's count of a process that does nothing else."""
+    code = f"""
+import hashlib, resource
+from cellwright import Sandbox
+from tests.conftest import policy_named
+CODE = "import os\\nfor _ in range(1600): os.write(1, b'x' * 65536)\\n'end'"
+total = 0
+
+def work(data):  # takes the reader ten times longer than the writer
+    global total
+    total += len(data)
+    for _ in range(4): hashlib.sha256(data).digest()
+
+with Sandbox(policy=policy_named("strict"), pool=0) as box:
+    box.execute("print(1)", on_output=lambda stream, data: None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = box.start(CODE) if {"run." in read} else None
+    {read}
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(result.value, total == 1600 * 65536, result.truncated["stdout"], grown // 1024 < 24, grown)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split()[:4] == ["end", "True", str(1600 * 65536 - 100_000), "True"], done
 
 
 def test_arguments_that_make_no_sense_are_raised_where_the_result_is_asked_for(

@@ -1,0 +1,116 @@
+"""Output as it comes: bytes a second out of a cell, beside a plain pipe between two processes."""
+
+import os
+import subprocess
+import time
+
+from msgspec.structs import replace
+
+from ..harness.sandbox import Sandbox
+from ..policies.policy import MIB
+from ..runner.spawn import interpreter
+from .measuring import Contender, percentile, side_by_side
+from .report import Bar, Bars, Column, Report, Table, Value, Verdict
+from .settings import Settings, sandbox
+
+_CHUNK = 64 * 1024  # what a pipe holds, and what is read at once
+_WRITER = "import os\nchunk = b'x' * {chunk}\nfor _ in range({times}): os.write(1, chunk)"
+_PIPE = "a pipe between two processes"
+_KEPT, _CALLED, _ITERATED = "kept only", "on_output=", "start().output()"
+_TARGET = 0.05  # of a pipe: there two processes do nothing but wake each other
+
+
+def measure(settings: Settings) -> Report:
+    """Return how quickly a program's output arrives, by each way to have it."""
+    amount = (16 if settings.smoke else 128) * MIB
+    code = _WRITER.format(chunk=_CHUNK, times=amount // _CHUNK)
+    limits = replace(settings.policy.limits, output_total_bytes=2 * amount)
+    policy = replace(settings.policy, limits=limits)
+    with sandbox(settings._replace(policy=policy)) as made:
+        times = side_by_side(_contenders(made, code), settings.amount(30, 3))
+    return Report(
+        name="stream",
+        title="Output as it comes",
+        tables=(_table(times, amount),),
+        charts=(_chart(times, amount),),
+        verdicts=(_verdict(times),),
+        notes=(
+            f"{amount // MIB} MiB in writes of 64 KiB; what is read is counted and dropped.",
+            "The writer is the same program in the same interpreter; its start is in no row.",
+            "Writer and reader wake each other for every 64 KiB: who else runs is in all rows.",
+            f"{os.cpu_count()} processors.",
+        ),
+        samples={name: tuple(values) for name, values in times.items()},
+    )
+
+
+def _contenders(made: Sandbox, code: str) -> list[Contender]:
+    def kept() -> float:
+        return made.execute(code).phases.run
+
+    def called() -> float:
+        return made.execute(code, on_output=lambda stream, data: None).phases.run
+
+    def iterated() -> float:
+        run = made.start(code)
+        for _ in run.output():
+            pass
+        return run.result().phases.run
+
+    ways = {_KEPT: kept, _CALLED: called, _ITERATED: iterated}
+    return [
+        Contender(_PIPE, lambda: _through_a_pipe(code)),
+        *(Contender(name, way, made.settle) for name, way in ways.items()),
+    ]
+
+
+def _through_a_pipe(code: str) -> float:
+    """Return the seconds from the first byte to the end."""
+    command = [interpreter(), "-I", "-S", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        os.read(pipe, 1)
+        began = time.perf_counter()
+        while os.read(pipe, _CHUNK):
+            pass
+        return time.perf_counter() - began
+
+
+def _rates(seconds: list[float], amount: int) -> list[float]:
+    """Return the quartiles of MiB a second."""
+    rates = [amount / MIB / each for each in seconds]
+    return [percentile(rates, share) for share in (0.25, 0.5, 0.75)]
+
+
+def _table(times: dict[str, list[float]], amount: int) -> Table:
+    pipe = _rates(times[_PIPE], amount)[1]
+    rows: list[tuple[Value, ...]] = []
+    for name, seconds in times.items():
+        rates = _rates(seconds, amount)
+        rows.append((name, *rates, rates[1] / pipe, len(seconds)))
+    return Table(
+        title="A stream of output, MiB a second",
+        columns=(
+            Column("how"), *(Column(f"{share} MiB/s", 0) for share in ("p25", "p50", "p75")),
+            Column("of a pipe"), Column("runs", 0),
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _chart(times: dict[str, list[float]], amount: int) -> Bars:
+    bars = []
+    for name, seconds in times.items():
+        low, middle, high = _rates(seconds, amount)
+        bars.append(Bar(name, middle, low, high))
+    return Bars(title="A stream of output", unit="MiB/s", bars=tuple(bars))
+
+
+def _verdict(times: dict[str, list[float]]) -> Verdict:
+    ratio = percentile(times[_PIPE], 0.5) / percentile(times[_CALLED], 0.5)
+    return Verdict(
+        f"output through on_output is more than {_TARGET:.0%} of what a pipe brings",
+        ratio > _TARGET,
+        f"{ratio:.2f}",
+    )
