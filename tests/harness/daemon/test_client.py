@@ -13,6 +13,7 @@ import pytest
 
 from cellwright import (
     ClosedError,
+    Executable,
     LaunchError,
     PolicyError,
     Sandbox,
@@ -365,3 +366,17 @@ def test_the_trail_is_the_daemons(tmp_path: Path) -> None:
     written = trail.read_text()
     assert result.execution_id in written
     assert refused.execution_id in written
+
+
+def test_a_daemon_keeps_no_workspaces_and_says_so(connected: Sandbox) -> None:
+    for attempt in (
+        lambda: connected.execute("1", workspace="mine"),
+        lambda: connected.session(workspace="mine"),
+        lambda: connected.workspaces,
+    ):
+        with pytest.raises(PolicyError, match="a daemon keeps none for those who connect"):
+            attempt()
+    script = connected.execute(
+        "import os\nos.stat('x').st_mode & 0o7777", files={"x": Executable(b"")}
+    )
+    assert script.value == 0o700
