@@ -238,6 +238,8 @@ for each in (swap, rename, grow): threading.Thread(target=each, daemon=True).sta
 """
 
 
+@pytest.mark.slow
+@pytest.mark.needs("real_cpu")
 def test_nothing_that_changes_while_the_host_looks_leads_it_astray(
     session: Session, secret: Path
 ) -> None:

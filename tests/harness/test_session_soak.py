@@ -126,6 +126,7 @@ def _resident_mib() -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("real_cpu")
 def test_a_thousand_sessions_leave_nothing() -> None:
     def serve(number: int) -> None:
         with sandbox.session(f"of {number % 10}" if number % 3 else None) as session:
@@ -147,6 +148,7 @@ def test_a_thousand_sessions_leave_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("real_cpu")
 def test_eviction_under_many_threads_mixes_nothing_up() -> None:
     """Sessions go from under their users all the time: each answer is right, or there is none."""
     answered, turned_away = [], []
