@@ -4,9 +4,11 @@ Exit status 1 if a verdict of a benchmark does not hold.
 """
 
 import argparse
+import contextlib
 import importlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -70,25 +72,42 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
     """Measure, or read what was measured, and show it; raises PolicyError for what makes no sense."""
     if options.smoke and options.write_readme:
         raise PolicyError("--write-readme: what a smoke run finds is not for documents")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leave nothing behind
     settings = Settings(
         policy, options.runs, options.forks, options.smoke, options.peers, options.data,
         options.model,
     )  # fmt: skip
-    if options.source:
-        reports = _read(options.source)
-        for report in reports:
-            show(report, plain=options.plain)
-        _write(reports, options)
-    else:
-        reports = []
-        for name in _chosen(options.names):
-            reports.append(_measured(name, settings, plain=options.plain))
-            _write(reports, options)  # at once: what is measured must not be lost with what is not
+    with _ended_in_order():
+        reports = _shown(options) if options.source else _measured_all(options, settings)
     if options.write_readme:
         write_documents(reports)
     holds = all(verdict.holds for report in reports for verdict in report.verdicts)
     return _HOLDS if holds else _FAILS
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM end us like Ctrl-C does, so that nothing is left behind."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _shown(options: argparse.Namespace) -> list[Report]:
+    reports = _read(options.source)
+    for report in reports:
+        show(report, plain=options.plain)
+    _write(reports, options)
+    return reports
+
+
+def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Report]:
+    reports: list[Report] = []
+    for name in _chosen(options.names):
+        reports.append(_measured(name, settings, plain=options.plain))
+        _write(reports, options)  # at once: what is measured must not be lost with what is not
+    return reports
 
 
 def _chosen(names: list[str]) -> tuple[str, ...]:
