@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy
+from ...policies.policy import Policy, check_limit
 from ...runner.cgroups.delegation import take_delegation
 from ...runner.pool import PoolSettings
 from ...runner.session import SessionSettings
@@ -63,8 +63,7 @@ def serve(
     if options.units:
         print(*write_units(options.units), sep="\n")
         return
-    if options.drain < 0:
-        raise PolicyError("--drain: must not be negative")
+    check_limit("--drain", options.drain)
     for number in _SIGNALS:  # until there is something to drain: give back what there is
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     _allow_descriptors()

@@ -7,6 +7,7 @@ from ...policies import errors
 from ...policies.errors import CellwrightError, LauncherLost, Unenforceable
 from .frames import Failure
 
+_LONGEST = 10_000  # characters of a message, which may repeat what a client said
 _KINDS: dict[str, type[CellwrightError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -19,8 +20,8 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, CellwrightError):
         return Failure(
             type(error).__name__,
-            error.what,
-            error.hint,
+            error.what[:_LONGEST],
+            error.hint[:_LONGEST],
             error.gaps if isinstance(error, Unenforceable) else (),
             isinstance(error, LauncherLost) and error.cell_began,
         )

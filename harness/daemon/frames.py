@@ -18,6 +18,7 @@ from ...runner.workspace import WorkspaceFile
 VERSION = 1
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
+_Name = Annotated[str, Meta(max_length=_MANY)]
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
@@ -42,7 +43,7 @@ class Given(_Frame, frozen=True):
     files: Annotated[tuple[InputFile, ...], Meta(max_length=_MANY)] = ()
     env: Annotated[dict[str, str], Meta(max_length=_MANY)] = {}
     timeout: float | None = None
-    trace_id: str | None = None
+    trace_id: _Name | None = None
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
 
 
@@ -53,7 +54,7 @@ class Execute(_Frame, frozen=True):
     text: bool
     language: _Few
     given: Given
-    session: str = ""  # a key that Opened told
+    session: _Few = ""  # a key that Opened told
     stream: bool = False  # tell output as it comes
 
 
@@ -82,37 +83,37 @@ class SessionGiven(_Frame, frozen=True):
 class Open(_Frame, frozen=True):
     """Find or open a session."""
 
-    id: str | None
+    id: _Few | None
     given: SessionGiven
 
 
 class Look(_Frame, frozen=True):
     """Tell whether a session is lost."""
 
-    session: str
+    session: _Few
 
 
 class ListFiles(_Frame, frozen=True):
-    session: str
+    session: _Few
 
 
 class Download(_Frame, frozen=True):
-    session: str
-    path: str
+    session: _Few
+    path: _Name
 
 
 class Snapshot(_Frame, frozen=True):
-    session: str
+    session: _Few
 
 
 class Fork(_Frame, frozen=True):
-    session: str
+    session: _Few
 
 
 class Close(_Frame, frozen=True):
     """End a session."""
 
-    session: str
+    session: _Few
 
 
 Request = (

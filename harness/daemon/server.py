@@ -153,7 +153,10 @@ class Server:
             return
         self._poll.unregister(connection)
         self._running[connection.fileno()] = connection
-        self._threads.submit(self._work, connection, frame)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread to be had: it waits for one that there is
+            self._threads.submit(self._work, connection, frame)
 
     # a thread's part
 

@@ -236,6 +236,15 @@ def test_an_exception_of_ours_crosses_the_socket_whole(error: errors.CellwrightE
     assert vars(back) == vars(error)
 
 
+def test_a_message_is_no_longer_than_what_it_is_about(connected: Sandbox) -> None:
+    with pytest.raises(PolicyError) as told:
+        connected.execute("1", env={"\1" * 1_000_000 + "=": ""})
+    assert len(str(told.value)) > 1_000_000  # said on this side of the socket
+    assert len(str(error_of(failure_of(told.value)))) < 11_000
+    with connected.session() as session, pytest.raises(PolicyError, match="length <= 65536"):
+        session.download("x" * 100_000)
+
+
 def test_a_bug_of_ours_is_told_as_one_and_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     back = error_of(failure_of(ZeroDivisionError("oops")))
     assert isinstance(back, errors.InternalError)
