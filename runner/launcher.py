@@ -43,6 +43,7 @@ def main(own_paths: int) -> NoReturn:
     # which it has none (pid_namespaces(7)).
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
+    os.umask(0o022)  # the directories that root makes are another id's to pass, whatever ours was
     try:
         del sys.path[:own_paths]  # everything of ours is imported
         boot = decode(channel.Receiver(sock, _BOOT_BYTES).receive_whole(), Boot)

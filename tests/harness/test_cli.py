@@ -35,6 +35,23 @@ def test_a_failure_is_one_line_beside_the_programs_own_words() -> None:
     assert done.stderr.startswith("cellwright: failed (exit) · exit code 3")
 
 
+def test_a_umask_that_leaves_others_nothing_does_not_shut_the_cell_out() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "cellwright",
+        "run",
+        *OPTIONS,
+        "-c",
+        "open('/dev/null').close()",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
+        umask=0o077,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_json_is_one_object_on_stdout() -> None:
     result = json.loads(run("--json", "-c", "print('x')\n6 * 7").stdout)
     assert (result["status"], result["value"], result["stdout"], result["ok"]) == (
