@@ -52,7 +52,7 @@ class SessionCell:
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
         # Called before the cell is taken down, with what kills it and then gives its /workspace.
-        self.on_last_look: Callable[[Callable[[], int]], None] = lambda workspace: None
+        self.on_last_look: Callable[[Callable[[], int]], None] | None = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
@@ -201,7 +201,8 @@ class SessionCell:
     def _dispose(self) -> None:
         with contextlib.suppress(CellwrightError):  # its launcher died: all is freed even so
             try:
-                self.on_last_look(self._custody.workspace_at_rest)
+                if self.on_last_look:
+                    self.on_last_look(self._custody.workspace_at_rest)
             finally:
                 self._give_back(self._custody)
 
