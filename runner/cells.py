@@ -18,6 +18,7 @@ class Cell:
         self.guest = -1  # pidfd of the guest's main process
         self.workspace = -1
         self.listener = -1
+        self.owed: tuple[bytes, ...] = ()  # to the guest: the rest of a frame that was sent in part
         self.status, self._their_status = channel.pair()
         self.control, self._their_control = channel.pair()
         self.stdout, self._their_stdout = os.pipe()

@@ -49,6 +49,11 @@ def packets(frame: bytes) -> list[bytes]:
     return [_MORE + piece for piece in pieces[:-1]] + [_LAST + pieces[-1]]
 
 
+def has_more(packet: bytes) -> bool:
+    """Tell whether the frame goes on after this packet."""
+    return packet[:1] == _MORE
+
+
 def send(sock: socket.socket, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
     """Send a frame whole, its descriptors with the first packet."""
     for packet in packets(frame):

@@ -22,10 +22,12 @@ class Conversation:
 
     def __init__(
         self, sock: socket.socket, program: bytes, limits: Limits,
-        on_call: Callable[[Call], None] | None,
+        on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (),
     ) -> None:  # fmt: skip
+        """`owed` is what the conversation before this one, with the same guest, left unsent."""
         self._sock = sock
-        self._packets = deque(channel.packets(program))
+        self._packets = deque((*owed, *channel.packets(program)))
+        self._sent_in_part = False
         self._limits = limits
         self._on_call = on_call
         most = limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
@@ -46,12 +48,21 @@ class Conversation:
         try:
             while self._packets:
                 channel.send_packet(self._sock, self._packets[0])
-                self._packets.popleft()
+                self._sent_in_part = channel.has_more(self._packets.popleft())
         except BlockingIOError:
             return True
         except OSError:  # the guest closed its end: it will not hear the rest
             self._packets.clear()
         return False
+
+    def owed(self) -> tuple[bytes, ...]:
+        """Return what is left of a frame that was sent in part, an answer that the program did not wait
+        for: the guest would take what comes next for the rest of it."""
+        if not self._sent_in_part:
+            return ()
+        rest = tuple(self._packets)  # none, if the guest has closed its end
+        last = next((n for n, packet in enumerate(rest) if not channel.has_more(packet)), -1)
+        return rest[: last + 1]
 
     def answer(self, answer: Answer) -> None:
         """Have `answer` sent, behind what is still to be sent."""

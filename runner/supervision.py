@@ -64,7 +64,7 @@ class Supervision:
         self._asked = 0
         self._calls = Calls(work.on_call) if work.on_call else None
         on_call = self._calls.begin if self._calls else None
-        self._talk = Conversation(cell.control, work.program, work.limits, on_call)
+        self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER
@@ -106,6 +106,7 @@ class Supervision:
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
+        self._cell.owed = self._talk.owed()
         listener, custody = self._custody.listener, self._custody
         violations = listener.take_violations() if listener else ()
         finished = self._talk.finished

@@ -340,3 +340,24 @@ def test_what_a_tool_executes_belongs_to_the_call() -> None:
     assert call.parent_id == starts[0].span_id
     assert starts[1].parent_id == call.span_id
     assert len({entry.trace_id for entry in (*starts, call)}) == 1
+
+
+def test_an_answer_that_nobody_waited_for_is_not_mixed_with_the_next_request() -> None:
+    """The control socket is full of answers when the request ends, one of them sent in part."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    many = Tool(spec("many", parameters=schema), lambda given, _: "x" * int(given["n"]))
+    rules = Tools(result_bytes=1 << 20)
+    policy, broker = policy_named("strict", tools=rules), Broker(Offer([many]), rules=rules)
+    code = (
+        "import asyncio, time, tools\n"
+        "calls = [asyncio.ensure_future(tools.many(n=n)) for _ in range(12)]\n"
+        "await asyncio.sleep(0)\ntime.sleep(0.3)"
+    )
+    owed = []
+    with Sandbox(policy=policy, tools=broker, pool=0) as sandbox, sandbox.session() as session:
+        for size in (100_000, 150_000, 250_000):  # two, three and four packets, of whatever fits
+            assert session.execute(code, inputs={"n": size}).ok
+            owed.append(session._cell._custody.cell.owed)
+            assert session.execute("6 * 7").value == 42
+            assert session.execute("len(await tools.many(n=n))").value == size
+    assert any(owed)
