@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -267,7 +268,7 @@ def test_sessions_closed_by_many_threads_at_once_are_closed_once(sandbox: Sandbo
 
 def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> None:
     given_back: list[object] = []
-    sessions, custody = Sessions(SessionSettings()), object()
+    sessions, custody = Sessions(SessionSettings()), SimpleNamespace(workspace_at_rest=None)
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
         sessions.admit(custody, (), given_back.append)  # type: ignore[arg-type]
