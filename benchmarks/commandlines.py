@@ -20,6 +20,11 @@ def bare(*arguments: str) -> list[str]:
 
 def bubblewrap(*arguments: str) -> list[str] | None:
     """Return the interpreter in bubblewrap, every namespace new; None if it is not installed."""
+    return bubblewrapped(find_runtime(interpreter()).executable, *arguments)
+
+
+def bubblewrapped(*command: str) -> list[str] | None:
+    """Return a command of /usr, or the interpreter, in bubblewrap; None if that is not installed."""
     program = shutil.which("bwrap")
     if program is None:
         return None
@@ -28,7 +33,7 @@ def bubblewrap(*arguments: str) -> list[str] | None:
     links = [part for path, target in top_links(runtime) for part in ("--symlink", target, path)]
     filesystems = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/workspace"]
     isolation = ["--unshare-all", "--die-with-parent", "--clearenv"]
-    return [program, *isolation, *shown, *links, *filesystems, runtime.executable, *arguments]
+    return [program, *isolation, *shown, *links, *filesystems, *command]
 
 
 def firejail(place: Path, program: Program) -> list[str]:

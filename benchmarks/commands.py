@@ -31,6 +31,7 @@ BENCHMARKS = {
     "density": "memory of cells that stand ready, and of sessions",
     "growth": "what becomes slower with time, use and load",
     "peers": "the same programs elsewhere, side by side",
+    "languages": "programs in other languages, and sessions in them",
     "fairness": "neighbours, and the order of a queue",
     "leaks": "what is left after ten thousands of calls",
     "audit": "what the audit trail costs",

@@ -1,11 +1,13 @@
 """`SandboxConfig`: the short way to say what a sandbox may do."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import msgspec
 
 from ..policies.errors import PolicyError
+from ..policies.languages import interpreted_languages
 from ..policies.policy import (
     MIB,
     Filesystem,
@@ -127,6 +129,19 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
     if settings.alive < 1 or settings.requests < 1:
         raise PolicyError("sessions.alive and sessions.requests must be at least 1")
     return settings
+
+
+def check_interpreters(paths: Mapping[str, str]) -> Mapping[str, str]:
+    """Return `paths`, language to interpreter, if each can be executed; raises PolicyError."""
+    known = interpreted_languages()
+    for language, path in paths.items():
+        if language not in known:
+            raise PolicyError(f"interpreters: {language!r} is none of {', '.join(known)}")
+        if not (isinstance(path, str) and os.path.isabs(path)):
+            raise PolicyError(f"interpreters.{language}: {path!r} is not an absolute path")
+        if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+            raise PolicyError(f"interpreters.{language}: {path} cannot be executed")
+    return dict(paths)
 
 
 def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:

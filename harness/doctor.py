@@ -142,7 +142,7 @@ def _language(name: str) -> Finding:
 
 _HELLO = {
     "bash": "echo hello", "javascript": "console.log('hello')", "ruby": "puts 'hello'",
-    "sh": "echo hello",
+    "sh": "echo hello", "typescript": "const text: string = 'hello'; console.log(text)",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..policies.languages import PYTHON
 from ..runner.capture import OnOutput
 from ..runner.performance import NEVER
 from ..runner.result import SandboxResult
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 class Executing(ABC):
     """Executes programs until it is closed; a context manager."""
+
+    @property
+    def language(self) -> str:
+        """That of a program of which none is told."""
+        return PYTHON
 
     @abstractmethod
     def execute(
@@ -27,18 +33,18 @@ class Executing(ABC):
         """End what runs, and leave nothing behind; closing twice is fine."""
 
     async def aexecute(
-        self, code: str | bytes, language: str = "python", **given: Any
+        self, code: str | bytes, language: str | None = None, **given: Any
     ) -> SandboxResult:
         """`execute` for asyncio callers; cancelling the task cancels the execution."""
         from .run import aexecute  # asyncio takes 40 ms to import
 
-        return await aexecute(self, code, language, **given)
+        return await aexecute(self, code, language or self.language, **given)
 
-    def start(self, code: str | bytes, language: str = "python", **given: Any) -> "Run":
+    def start(self, code: str | bytes, language: str | None = None, **given: Any) -> "Run":
         """Start `execute` in the background and return a handle to it."""
         from .run import Run
 
-        return Run(self, code, language, **given)
+        return Run(self, code, language or self.language, **given)
 
     def __enter__(self) -> Self:
         return self

@@ -1,12 +1,12 @@
 """What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..policies.errors import PolicyError
-from ..policies.languages import language_called
+from ..policies.languages import PYTHON, interpreter_of, language_called
 from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy, check_policy
@@ -18,7 +18,7 @@ from ..runner.session import SessionSettings
 from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import Supervisor
 from ..runner.supervisors import Supervisors
-from .config import SandboxConfig, check_pool, check_sessions
+from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
 from .intake import Intake, rules_of
 from .session import OpenSessions, Session
 
@@ -42,6 +42,7 @@ class LocalCells:
         self, *, config: SandboxConfig | None, policy: str | Policy | PermissionSet | None,
         python: str | None, cgroup_root: str | None, spawned: Spawned | None,
         pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
+        interpreters: Mapping[str, str],
         workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
         tools: "Broker | Sequence[Tool] | None", blocked_imports: Sequence[str] | None,
         blocked_builtins: Sequence[str] | None,
@@ -50,17 +51,22 @@ class LocalCells:
         self._given_workspaces = workspaces
         rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool, fresh_exec=fresh_exec)
-        language = _language(language)
+        sessions, language = check_sessions(sessions), _language(language)
+        interpreters = check_interpreters(interpreters)
         self.audit = _audit_log(config, audit)
         spawned = spawned or Spawned(python or interpreter())
-        self.supervisor = Supervisor(self.policy, spawned, cgroup_root, settings, language=language)
-        another = partial(_another, self.policy, spawned.executable, cgroup_root, settings)
-        self._supervisors = Supervisors(language, self.supervisor, another)
+        self.supervisor = Supervisor(
+            self.policy, spawned, cgroup_root, settings,
+            language=language, interpreter=_interpreter(interpreters, language),
+        )  # fmt: skip
+        made = self.policy, spawned.executable, cgroup_root, settings, interpreters
+        another = partial(_another, *made)
+        self._supervisors = Supervisors(language, self.supervisor, another, sessions)
         try:
             clerk = _clerk_of(self.audit, self.plan)
             offering = _offering(tools, self.policy, self.audit)
             self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
-            self._sessions = OpenSessions(self._supervisors, self._intake, check_sessions(sessions))
+            self._sessions = OpenSessions(self._supervisors, self._intake)
         except BaseException:
             self.close()
             raise
@@ -119,11 +125,19 @@ class LocalCells:
 
 
 def _another(
-    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings, language: str
-) -> Supervisor:
+    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
+    interpreters: Mapping[str, str], language: str,
+) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language, which fewer cells wait for."""
     settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
-    return Supervisor(policy, Spawned(executable), cgroup_root, settings, language=language)
+    return Supervisor(
+        policy, Spawned(executable), cgroup_root, settings,
+        language=language, interpreter=_interpreter(interpreters, language),
+    )  # fmt: skip
+
+
+def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
+    return "" if language == PYTHON else interpreters.get(interpreter_of(language), "")
 
 
 def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet | None) -> Policy:

@@ -2,7 +2,8 @@
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..policies.errors import PolicyError
@@ -67,11 +68,12 @@ class Sandbox(Executing):
     call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
     that each cell has a launcher, and so an address layout and a hash seed, of its own, `language`
     whose launcher is started now (another's is when it is first asked for), `sessions` how many of
-    them live and how long, `workspaces` those that calls may name, or their directory, `audit` the
-    trail to write to, which stays yours to close; unless told it is one in memory, False is none.
-    `tools` are those of the host that programs may call, as far as the policy lets them: Tools, or a
-    Broker.  `blocked_imports` and `blocked_builtins` take the place of what source checks look for.
-    Use it as a context manager, or call `close`.
+    them live and how long, `interpreters` the paths of those of other languages that are not in the
+    usual places ({"javascript": "/opt/node/bin/node"}), `workspaces` those that calls may name, or
+    their directory, `audit` the trail to write to, which stays yours to close; unless told it is one
+    in memory, False is none.  `tools` are those of the host that programs may call, as far as the
+    policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the place of
+    what source checks look for.  Use it as a context manager, or call `close`.
 
     `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
     one of the names that the daemon has, and everything else is the daemon's to say.
@@ -92,6 +94,7 @@ class Sandbox(Executing):
         fresh_exec: bool = False,
         language: str = PYTHON,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+        interpreters: Mapping[str, str] = MappingProxyType({}),
         workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
         tools: "Broker | Sequence[Tool] | None" = None,
@@ -102,7 +105,7 @@ class Sandbox(Executing):
         settings = {
             "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
             "pool": pool, "fresh_exec": fresh_exec, "language": language, "sessions": sessions,
-            "workspaces": workspaces, "audit": audit, "tools": tools,
+            "interpreters": interpreters, "workspaces": workspaces, "audit": audit, "tools": tools,
             "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins,
         }  # fmt: skip
         self._cells: _Cells
@@ -152,7 +155,8 @@ class Sandbox(Executing):
     ) -> SandboxResult:
         """Run `code` in a fresh cell and return what came of it.
 
-        `language`: python, javascript, bash, sh or ruby, as far as the host has its interpreter.
+        `language`: python, javascript, typescript, bash, sh or ruby, as far as the host has its
+        interpreter.
         `given`: `stdin` (text or bytes), `inputs` (variables, as JSON has them), `files` (path below
         /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
         `trace_id`, `collect` (globs of files to bring back).  `on_output(stream, bytes)` is called as
@@ -166,15 +170,17 @@ class Sandbox(Executing):
         """
         return self._cells.execute(code, language, on_output, cancel, given)
 
-    def session(self, id: str | None = None, **given: Any) -> "Session":
+    def session(self, id: str | None = None, language: str = PYTHON, **given: Any) -> "Session":
         """Return a session: a cell that keeps variables and files from one call to the next.
 
         With `id`, the one of that name if it lives, else a new one.  With `workspace`, the files of
         that name are there, and are kept when the session ends; with `clean` the workspace is removed
-        when it is closed.  Raises BusyError if too many live and each is busy, or if somebody else has
-        the workspace, LaunchError if no cell could be built, WorkspaceError.
+        when it is closed.  Raises PolicyError for an unknown language, or another than that of the
+        session that lives, BusyError if too many live and each is busy, or if somebody else has the
+        workspace, LaunchError if no cell could be built or the language is not installed,
+        WorkspaceError.
         """
-        return self._cells.session(id, given)
+        return self._cells.session(id, {"language": language, **given})
 
     @property
     def workspaces(self) -> "Workspaces":

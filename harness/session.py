@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..policies.errors import PolicyError, WorkspaceError
-from ..policies.languages import PYTHON
+from ..policies.languages import PYTHON, program_that_does_nothing
 from ..runner.capture import OnOutput
 from ..runner.performance import NEVER, Request
 from ..runner.result import SandboxResult, SandboxStatus
-from ..runner.session import SessionCell, SessionSettings
+from ..runner.session import SessionCell
 from ..runner.supervisors import Supervisors
 from ..runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack, unpack
 from .executing import Executing
 from .history import History, outcome_of
 from .intake import Intake
+from .request import Rejected, check_language
 
 if TYPE_CHECKING:
     from .workspace_calls import SessionWorkspace, Wanted
@@ -48,9 +49,10 @@ class Session(Executing):
         self._write({path: data})
 
     def _write(self, files: Mapping[str, str | bytes]) -> None:
-        result = self.execute("pass", files=files)
+        result = self.execute(program_that_does_nothing(self.language), files=files)
         if not result.ok:
-            raise WorkspaceError(f"cannot write {', '.join(files)}: {result.error}")
+            said = result.stderr.strip().splitlines()[-1:] or [str(result.error)]
+            raise WorkspaceError(f"cannot write {', '.join(files)}: {said[0]}")
 
     @abstractmethod
     def download(self, path: str) -> bytes:
@@ -121,6 +123,10 @@ class CellSession(Session):
         cell.on_begin = self._history.begin
 
     @property
+    def language(self) -> str:
+        return self._cell.language
+
+    @property
     def lost(self) -> str:
         return self._cell.lost
 
@@ -131,7 +137,7 @@ class CellSession(Session):
     def execute(
         self,
         code: str | bytes,
-        language: str = "python",
+        language: str | None = None,
         *,
         on_output: OnOutput | None = None,
         cancel: int = NEVER,
@@ -139,16 +145,17 @@ class CellSession(Session):
     ) -> SandboxResult:
         """Run `code` with what the calls before it left; the arguments are those of Sandbox.execute.
 
-        The value of its last expression is `_` in the next.  It may await at the top level.  Raises
-        SessionLost if the session is gone, BusyError if the call before it does not end.
+        The value of its last expression is `_` in the next.  Python may await at the top level.  Raises
+        SessionLost if the session is gone, BusyError if the call before it does not end, PolicyError
+        for another language than its own.
         """
 
         def perform(language: str, request: Request) -> SandboxResult:
-            if language != PYTHON:
-                raise PolicyError(f"language: a session runs {PYTHON}, not {language}")
+            if language != self.language:
+                raise PolicyError(f"language: this session runs {self.language}, not {language}")
             return self._cell.execute(request, on_output, cancel)
 
-        result = self._intake.perform(code, language, given, perform, self.id)
+        result = self._intake.perform(code, language or self.language, given, perform, self.id)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
             self._history.add(code, given, result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
@@ -204,33 +211,37 @@ class CellSession(Session):
 class OpenSessions:
     """The sessions of one sandbox, by name."""
 
-    def __init__(self, supervisors: Supervisors, intake: Intake, settings: SessionSettings) -> None:
+    def __init__(self, supervisors: Supervisors, intake: Intake) -> None:
         self._supervisors = supervisors
         self._intake = intake
-        self._settings = settings
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
-    def open(self, id: str | None, wanted: "Wanted | None" = None) -> Session:
+    def open(
+        self, id: str | None, wanted: "Wanted | None" = None, *, language: str = PYTHON
+    ) -> Session:
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
+        language = _language(language)
         with self._lock:
             known = self._by_id.get(id or "")
             if known and not known.lost:
                 known.check_workspace(wanted)
+                if known.language != language:
+                    raise PolicyError(f"session: {id!r} runs {known.language}, not {language}")
                 return known
             if wanted is None:
-                return self._open(id or os.urandom(8).hex())
-        return self._open_in(wanted, id or os.urandom(8).hex())
+                return self._open(id or os.urandom(8).hex(), language)
+        return self._open_in(wanted, id or os.urandom(8).hex(), language)
 
-    def _open_in(self, wanted: "Wanted", id: str) -> Session:
+    def _open_in(self, wanted: "Wanted", id: str, language: str) -> Session:
         """Open a session with the files of a workspace; others open theirs meanwhile."""
         from .workspace_calls import SessionWorkspace
 
         kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
         try:
             with self._lock:
-                session = self._open(id, kept_in)
+                session = self._open(id, language, kept_in)
         except BaseException:
             kept_in.release()
             raise
@@ -241,13 +252,23 @@ class OpenSessions:
             raise
         return session
 
-    def _open(self, id: str, kept_in: "SessionWorkspace | None" = None) -> CellSession:
+    def _open(
+        self, id: str, language: str, kept_in: "SessionWorkspace | None" = None
+    ) -> CellSession:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
-        cell = self._supervisors.of(PYTHON).open_session(self._settings)
+        cell = self._supervisors.open_session(language)
         self._intake.record_session(id, "opened")
         cell.on_end = partial(self._intake.record_session, id)
         if kept_in:
             kept_in.attach(cell)
-        session = CellSession(id, cell, self._intake, partial(self.open, None), kept_in)
+        another = partial(self.open, None, language=language)
+        session = CellSession(id, cell, self._intake, another, kept_in)
         self._by_id[id] = session
         return session
+
+
+def _language(name: str) -> str:
+    try:
+        return check_language(name)
+    except Rejected as refusal:
+        raise PolicyError(f"session: {refusal}") from None

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from .errors import Unenforceable
 from .host import Host
-from .languages import PYTHON
+from .languages import LANGUAGES, PYTHON
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
@@ -55,7 +55,7 @@ def compile_policy(
     limits = policy.limits
     groups = ("base",) if learning else _groups(policy, runs)
     open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _ON_THEIR_WAY))
-    listened = _listened(policy, table) if "listener" in layers else None
+    listened = _listened(policy, table, runs) if "listener" in layers else None
     rules = _granted(policy, table.rules(groups)) + ((_hand_over(open_files),) if listened else ())
     return Plan(
         policy=policy.name,
@@ -222,8 +222,10 @@ def _granted(policy: Policy, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule for rule in rules if rule.call != "memfd_create")
 
 
-def _listened(policy: Policy, table: Table) -> Listened:
-    return Listened(table.quiet, table.watched if policy.filesystem.watch else ())
+def _listened(policy: Policy, table: Table, runs: Runs) -> Listened:
+    interpreters = LANGUAGES[runs.language].quiet if runs.language in LANGUAGES else ()
+    quiet = (*table.quiet, *interpreters)
+    return Listened(quiet, table.watched if policy.filesystem.watch else ())
 
 
 def _hand_over(descriptor: int) -> Rule:

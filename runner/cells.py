@@ -1,12 +1,15 @@
 """A cell as the supervisor holds it: its channels, its pidfd, its cgroup."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
 
 from . import channel
 from .cgroups import Cgroup
+
+_PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP (Linux 6.9)
 
 
 class Cell:
@@ -46,10 +49,13 @@ class Cell:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def interrupt(self) -> None:
-        """Ask the program to yield: SIGINT, as Ctrl-C sends it."""
+    def interrupt(self, *, group: bool) -> None:
+        """Ask the program to yield: SIGINT, to its whole process `group` as Ctrl-C sends it, or not."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.guest, signal.SIGINT)
+            if group:
+                _signal_group(self.guest, signal.SIGINT)
+            else:
+                signal.pidfd_send_signal(self.guest, signal.SIGINT)
 
     def kill(self) -> None:
         """Kill everything in the cell, by its cgroup as well in case init is beyond signals."""
@@ -73,6 +79,28 @@ class Cell:
         for name in ("_their_stdin", "_their_stdout", "_their_stderr"):
             setattr(self, name, _closed(getattr(self, name)))
         self.cgroup.close_descriptors()
+
+
+def _signal_group(pidfd: int, number: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number, None, _PROCESS_GROUP)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Before Linux 6.9.  The number is nobody else's while a process of the group is left, and here
+        # its leader lived a moment ago: numbers would have to go round in that moment.
+        signal.pidfd_send_signal(pidfd, 0)
+        os.killpg(_pid_of(pidfd), number)
+
+
+def _pid_of(pidfd: int) -> int:
+    """Return the number behind a pidfd (pidfd_open(2), fdinfo); raises ProcessLookupError."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    pid = int(fields["Pid"])
+    if pid <= 0:  # it was reaped, or is not of our pid namespace
+        raise ProcessLookupError(errno.ESRCH, "no process behind the pidfd")
+    return pid
 
 
 def _closed(descriptor: int) -> int:

@@ -18,7 +18,7 @@ _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
 
 class Conversation:
-    """Sends the program as the guest takes it and hears the guest's last word."""
+    """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word."""
 
     def __init__(
         self, sock: socket.socket, program: bytes, limits: Limits,
@@ -26,7 +26,7 @@ class Conversation:
     ) -> None:  # fmt: skip
         """`owed` is what the conversation before this one, with the same guest, left unsent."""
         self._sock = sock
-        self._packets = deque((*owed, *channel.packets(program)))
+        self._packets = deque((*owed, *(channel.packets(program) if program else ())))
         self._sent_in_part = False
         self._limits = limits
         self._on_call = on_call

@@ -35,9 +35,11 @@ class Generation:
 
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
-        lessons: Lessons | None = None, language: str = PYTHON,
+        lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
+
+        `interpreter` is the path of that of `language`, where it is not in the usual places.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -61,7 +63,7 @@ class Generation:
             if language != PYTHON:
                 from .programs import find_program  # most run Python, and without subprocess
 
-                self._program = find_program(language, runtime)
+                self._program = find_program(language, runtime, interpreter)
             learning = lessons is not None
             self.plan: Plan = plan_for(policy, host, learning=learning, program=self._program)
             self.boot = self._boot_frame(runtime)

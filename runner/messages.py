@@ -7,7 +7,7 @@ guest (control), whose side is hostile.
 
 import re
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -113,6 +113,12 @@ class Answer(_Frame, frozen=True):
     message: str = ""
 
 
+class Start(_Frame, frozen=True):
+    """Write these files and become the interpreter of a session: see wording.py for what follows."""
+
+    files: tuple[InputFile, ...]
+
+
 # guest -> supervisor
 
 
@@ -130,6 +136,7 @@ class Finished(_Frame, frozen=True):
     """What the program came to, in its own words: believed about the value and nothing else.
 
     With `ends_well` it asks to be ended now, as by exit(0); without, the kernel's word is waited for.
+    In a session, where no process ends with a program, there is no other word than `exit_code`.
     """
 
     value: bytes | None  # JSON
@@ -138,6 +145,7 @@ class Finished(_Frame, frozen=True):
     traceback: str | None
     ends_well: bool = False
     pictures: tuple[tuple[str, bytes], ...] = ()  # (MIME type, content) of the value, and figures
+    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
 Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped

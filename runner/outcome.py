@@ -87,7 +87,8 @@ def _by_its_own_word(finished: Finished) -> _End:
     if finished.ends_well:
         return _End(SandboxStatus.COMPLETED, "exit")
     reason: Reason = "exit" if finished.traceback is None else "exception"
-    return _End(SandboxStatus.FAILED, reason)
+    error = None if finished.error else f"exit code {finished.exit_code or 1}"
+    return _End(SandboxStatus.FAILED, reason, error)
 
 
 def _explain(seen: Observation, limits: Limits) -> str:
@@ -132,6 +133,8 @@ def _exit_of(seen: Observation) -> tuple[int | None, int | None]:
         return (code, None) if code >= 0 else (None, -code)
     if seen.finished and seen.finished.ends_well and not seen.cause:
         return 0, None  # in a session too: as a program that ends there would
+    if seen.finished and seen.stays and not seen.cause:
+        return seen.finished.exit_code or 1, None
     return None, None
 
 

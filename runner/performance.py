@@ -16,6 +16,7 @@ from .messages import InputFile, Run, encode
 from .result import Phases, SandboxResult, SandboxStatus
 from .supervision import Observation, Supervision, Work
 from .turns import NEVER as NEVER  # the execution cannot be cancelled
+from .wording import Words, first_words, words
 from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
 
 
@@ -44,10 +45,20 @@ class Performed(NamedTuple):
     captures: tuple[Capture, Capture]
 
 
+class Turn(NamedTuple):
+    """Where in a session a request stands: its number, from 1, and how the one before it ended.  That
+    of number 0 starts the interpreter."""
+
+    number: int
+    language: str
+    last_exit_code: int
+
+
 def perform(
-    custody: Custody, request: Request, on_output: OnOutput | None, cancel: int, number: int = 0
-) -> Performed:
-    """Have the cell run the program of `request`, which in a session is that of this `number`.
+    custody: Custody, request: Request, on_output: OnOutput | None, cancel: int,
+    turn: Turn | None = None,
+) -> Performed:  # fmt: skip
+    """Have the cell run the program of `request`, which may be one of a session.
 
     Raises LauncherLost.
     """
@@ -56,20 +67,26 @@ def perform(
         Capture("stdout", custody.cell.stdout, limits.output_bytes, on_output),
         Capture("stderr", custody.cell.stderr, limits.output_bytes, on_output),
     )
-    stdin = b"" if number else request.stdin or b""
+    said = _words(request, turn)
     work = Work(
-        _program(request, number), stdin, limits, captures, cancel, number > 0, request.on_call
-    )
+        said.program, said.stdin, limits, captures, cancel,
+        stays=turn is not None, on_call=request.on_call, ending=said.ending,
+    )  # fmt: skip
     return Performed(Supervision(custody, work).run(), captures)
 
 
-def _program(request: Request, number: int) -> bytes:
+def _words(request: Request, turn: Turn | None) -> Words:
+    stdin = request.stdin or b""
     run = Run(
         request.code, request.inputs, request.files, request.environment,
-        request.limits.value_bytes, number, (request.stdin or b"") if number else b"",
+        request.limits.value_bytes, turn.number if turn else 0, stdin if turn else b"",
         request.limits.artifact_bytes, request.tools,
     )  # fmt: skip
-    return encode(run)
+    if turn is None:
+        return Words(encode(run), stdin)
+    if turn.number == 0:
+        return first_words(request.files, turn.language)
+    return words(run, turn.language, turn.last_exit_code)
 
 
 def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> SandboxResult:

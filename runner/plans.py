@@ -18,7 +18,7 @@ from .cache import cached
 if TYPE_CHECKING:
     from .programs import Program
 
-_SOURCES = ("compile.py", "seccomp.py", "syscalls.py", "syscalls.toml", "plan.py")
+_SOURCES = ("compile.py", "languages.py", "seccomp.py", "syscalls.py", "syscalls.toml", "plan.py")
 
 
 def plan_for(

@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 
 from ..policies.errors import LaunchError
-from ..policies.languages import LANGUAGES
+from ..policies.languages import LANGUAGES, interpreter_of
 from ..policies.policy import lies_in
 from .cache import cached
 from .packages import libraries_of
 from .runtime import Runtime, sonames
 
 _PLACES = "/usr/local/bin:/usr/bin:/bin"
+_ASK_SECONDS = 60
 # What an interpreter loads besides its shared libraries, where it exists.
 _BESIDES = {
     "ruby": ("/usr/lib/ruby", "/usr/lib/*/ruby", "/usr/local/lib/ruby"),
@@ -32,23 +33,54 @@ class Program(msgspec.Struct, frozen=True):
     links: tuple[tuple[str, str], ...]
 
 
-def find_program(language: str, runtime: Runtime) -> Program:
-    """Return the interpreter of `language`; raises LaunchError naming what to install."""
+def find_program(language: str, runtime: Runtime, interpreter: str = "") -> Program:
+    """Return the interpreter of `language`, which is at `interpreter` if that is given.
+
+    Raises LaunchError naming what to install, or what is needed of what was found.
+    """
+    path = os.path.realpath(interpreter or _look_for(language))
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise LaunchError(f"cannot use {interpreter} for {language}: {error.strerror}") from None
+    key = f"program 4 {language} {path} {stat.st_mtime_ns} {stat.st_size} {runtime}"
+    return cached(key, Program, lambda: _ask(language, path, runtime))
+
+
+def _look_for(language: str) -> str:
     wanted = LANGUAGES[language]
     found = shutil.which(wanted.program, path=_PLACES)
     if found is None:
         message = f"{language} is not installed: there is no {wanted.program} in {_PLACES}"
         raise LaunchError(message, f"install the package {wanted.package}")
-    path = os.path.realpath(found)
-    stat = os.stat(path)
-    key = f"program 3 {language} {path} {stat.st_mtime_ns} {stat.st_size} {runtime}"
-    return cached(key, Program, lambda: _ask(language, path, runtime))
+    return found
 
 
 def _ask(language: str, path: str, runtime: Runtime) -> Program:
-    besides = [path for each in _BESIDES.get(language, ()) for path in glob.glob(each)]
+    if language == "typescript":
+        _require_types_stripped(path)
+    wanted = _BESIDES.get(interpreter_of(language), ())
+    besides = [path for each in wanted for path in glob.glob(each)]
     inside = [str(each) for place in besides for each in Path(place).rglob("*.so*")]
     libraries = libraries_of([path, *inside], runtime)
     new = [each for each in libraries if not lies_in(each, (*besides, *runtime.files))]
     links = [link for each in new for link in sonames(Path(each))]
     return Program(language, path, (path, runtime.loader), (path, *besides, *new), tuple(links))
+
+
+def _require_types_stripped(node: str) -> None:
+    """Raise LaunchError unless this node can take types out of a program."""
+    import subprocess  # only where nothing is remembered
+
+    script = "console.log(process.version, typeof require('module').stripTypeScriptTypes)"
+    done = subprocess.run(
+        [node, "-e", script], env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=_ASK_SECONDS, check=False,
+    )  # fmt: skip
+    version, _, kind = done.stdout.strip().partition(" ")
+    if kind != "function":
+        found = version or done.stderr.strip()[-200:] or "of no version"
+        raise LaunchError(
+            f"{node} is {found}, which cannot run typescript: node 22.13 or newer is needed",
+            'install a newer one, or name it: Sandbox(interpreters={"javascript": ...})',
+        )

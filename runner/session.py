@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ..policies.errors import BusyError, CellwrightError, ClosedError, LauncherLost, SessionLost
+from ..policies.languages import PYTHON
+from ..policies.plan import Plan
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
 from .outcome import Count, conclude
-from .performance import Made, Performed, Request, called_off, look_at_files, perform, phases
+from .performance import Made, Performed, Request, Turn, called_off, look_at_files, perform, phases
 from .result import SandboxResult
 from .turns import Turns
 from .workspace import Listing
@@ -34,15 +38,16 @@ class SessionCell:
     """A cell and the requests to it, which are served one after the other in order of arrival."""
 
     def __init__(
-        self, custody: Custody, layers: tuple[str, ...], settings: SessionSettings,
+        self, custody: Custody, plan: Plan, settings: SessionSettings,
         give_back: Callable[[Custody], None],
     ) -> None:  # fmt: skip
         self._custody = custody
-        self._layers = layers
+        self.language = plan.language
+        self._layers = plan.layers
         self._settings = settings
         self._give_back = give_back
         self._turns = Turns(1, _WAIT_SECONDS)
-        self._requests = 0
+        self._requests = self._last_exit_code = 0
         self._listing: Listing = {}
         self._owner = os.getpid()
         self._lock = threading.Lock()  # of the two that follow
@@ -117,7 +122,7 @@ class SessionCell:
         self._requests += 1
         cgroup = self._custody.cell.cgroup
         before = cgroup.usage()
-        performed = perform(self._custody, request, on_output, cancel, self._requests)
+        performed = self._perform(request, on_output, cancel)
         if self.lost and not performed.seen.stays:  # it was closed while this ran
             cause = performed.seen.cause or "cancelled"
             performed = performed._replace(seen=performed.seen._replace(cause=cause))
@@ -128,11 +133,24 @@ class SessionCell:
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
         result = self._conclude(request, performed, made, counted, moments)
+        self._last_exit_code = result.exit_code or 0
         if not stays:
             self.end(f"request {self._requests} ended it: {result.reason}, {result.error}")
         elif self._requests >= self._settings.requests:
             self.end(f"it has served {self._requests} requests")
         return result
+
+    def _perform(self, request: Request, on_output: OnOutput | None, cancel: int) -> Performed:
+        """Have it performed, in another language than Python after starting that's interpreter once:
+        what this attempts and is refused is not the program's, and forgotten."""
+        turn = Turn(self._requests, self.language, self._last_exit_code)
+        if self._requests == 1 and self.language != PYTHON:
+            started = perform(self._custody, request, None, cancel, turn._replace(number=0))
+            said = started.seen.finished
+            if not (started.seen.stays and said and said.ends_well):
+                return started
+            request = replace(request, files=())  # they are written
+        return perform(self._custody, request, on_output, cancel, turn)
 
     def _conclude(
         self, request: Request, performed: Performed, made: Made, counted: Count,
@@ -244,9 +262,9 @@ class Sessions:
                 )
 
     def admit(
-        self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None]
+        self, custody: Custody, plan: Plan, give_back: Callable[[Custody], None]
     ) -> SessionCell:
-        session = SessionCell(custody, layers, self._settings, give_back)
+        session = SessionCell(custody, plan, self._settings, give_back)
         with self._changed:
             self._alive.append(session)
             self._changed.notify_all()

@@ -15,6 +15,11 @@ _OWN_FILES = frozenset(
 )
 _WRITABLE = ("/workspace", "/tmp", "/dev/", "/proc/self/fd/")  # noqa: S108
 _PROCESS = ("self", "thread-self", "mounts")
+# Where glibc up to 2.36 looks, too, where a program says itself in which directory a library lies
+# (ld.so(8), "Hardware capabilities").
+_VARIANTS = frozenset(
+    ["tls", "x86_64", "haswell", "xeon_phi", "avx512_1", "aarch64", "atomics", "i686"]
+)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -56,6 +61,8 @@ class Shown:
     def _is_library_search(self, path: str) -> bool:
         """Tell whether the dynamic loader looks for a library where others of them are shown."""
         directory, _, name = path.rpartition("/")
+        while directory.rpartition("/")[2] in _VARIANTS:
+            directory = directory.rpartition("/")[0]
         return ".so" in name and directory.partition("/glibc-hwcaps")[0] in self._parents
 
 

@@ -29,13 +29,14 @@ _IN = select.POLLIN
 class Work(NamedTuple):
     """What a cell is to do, and within which bounds."""
 
-    program: bytes  # an encoded Run frame
+    program: bytes  # for the control channel, in the guest's words (wording.py); may be empty
     stdin: bytes
     limits: Limits
     captures: tuple[Capture, ...]
     cancel: int  # a descriptor that ends it once it is readable, or negative
     stays: bool = False  # a request of a session: the cell is to outlive it
     on_call: OnCall | None = None  # answers its calls of tools, in a thread of its own
+    ending: bytes = b""  # a shell's, which reads requests from stdin: how each ends there
 
 
 class Observation(NamedTuple):
@@ -62,6 +63,7 @@ class Supervision:
         self._stays = work.stays
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
+        self._ending = work.ending
         self._calls = Calls(work.on_call) if work.on_call else None
         on_call = self._calls.begin if self._calls else None
         self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
@@ -209,7 +211,8 @@ class Supervision:
             self._stdin = self._stdin[:0]
         if not self._stdin or event & select.POLLERR:
             self._unwatch(self._cell.stdin)
-            self._cell.close_stdin()
+            if not self._ending:
+                self._cell.close_stdin()
 
     def _reader(self, capture: Capture) -> Callable[[int], None]:
         def read(_: int) -> None:
@@ -230,7 +233,18 @@ class Supervision:
             self._interrupted = self._interrupted or cause
             self._asked += 1
             self._deadline = time.monotonic() + _GRACE_SECONDS
-            self._cell.interrupt()
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Ask the program to yield; if it did not the first time, its foreground children as well.
+
+        A shell waits for those whatever it is told, so they are asked at once; those that run in the
+        background ignore it.  It may drop what it has read ahead, so it is told again how to end.
+        """
+        self._cell.interrupt(group=self._asked > 1 or bool(self._ending))
+        if self._ending:
+            self._stdin = memoryview(bytes(self._stdin) + self._ending)
+            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
 
     def _end(self, cause: Reason) -> None:
         """Kill the cell because of `cause`, unless the program has ended already."""

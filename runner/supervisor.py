@@ -19,7 +19,7 @@ from .outcome import Count, conclude
 from .performance import NEVER, Request, called_off, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
-from .session import SessionCell, Sessions, SessionSettings
+from .session import SessionCell, Sessions
 from .spawn import Spawned
 from .supervision import Observation
 from .turns import Turns
@@ -34,7 +34,7 @@ class Supervisor:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
-        language: str = PYTHON,
+        language: str = PYTHON, interpreter: str = "",
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -44,13 +44,12 @@ class Supervisor:
         self._lock = threading.Lock()
         self._closed = False
         self._lessons = lessons
-        self._language = language
-        self._generation = Generation(policy, spawned, cgroup_root, lessons, language)
+        self._runs = language, interpreter
+        self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
         self._pool = Pool(settings, lambda: self._make(parked=True))
-        self._sessions: Sessions | None = None
 
     @property
     def plan(self) -> Plan:
@@ -127,15 +126,13 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise ClosedError("the sandbox was made before this process was forked")
 
-    def open_session(self, settings: SessionSettings) -> SessionCell:
-        """Return a cell that lives across requests; raises BusyError if too many do, LaunchError."""
+    def open_session(self, sessions: Sessions) -> SessionCell:
+        """Return a cell that lives across requests, one of `sessions`; raises BusyError if too many
+        do, LaunchError."""
         self._require_owner()
-        with self._lock:
-            if self._sessions is None:
-                self._sessions = Sessions(settings)
-        self._sessions.make_room()
+        sessions.make_room()
         custody = self._pool.lease() or self._make()
-        return self._sessions.admit(custody, self.plan.layers, self._pool.give_back)
+        return sessions.admit(custody, self.plan, self._pool.give_back)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
@@ -154,7 +151,7 @@ class Supervisor:
                 old.retire()
                 spawned = Spawned(self._executable)
                 self._generation = Generation(
-                    self._policy, spawned, self._cgroup_root, self._lessons, self._language
+                    self._policy, spawned, self._cgroup_root, self._lessons, *self._runs
                 )
             return self._generation
 
@@ -167,8 +164,6 @@ class Supervisor:
                 return
             self._closed = True
         self._turns.close()
-        if self._sessions:
-            self._sessions.close()
         self._generation.close()
         self._pool.close()
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 from ..policies.errors import ClosedError
+from .session import SessionCell, Sessions, SessionSettings
 from .supervisor import Supervisor
 
 
@@ -11,10 +12,15 @@ class Supervisors:
     """Those of one sandbox: the first, and others made when their language is first asked for; safe
     from many threads."""
 
-    def __init__(self, language: str, first: Supervisor, make: Callable[[str], Supervisor]) -> None:
+    def __init__(
+        self, language: str, first: Supervisor, make: Callable[[str], Supervisor],
+        settings: SessionSettings,
+    ) -> None:  # fmt: skip
         self._language = language
         self.first = first
         self._make = make
+        self._settings = settings
+        self._sessions: Sessions | None = None
         self._lock = threading.Lock()
         self._others: dict[str, Supervisor] = {}
         self._closed = False
@@ -30,6 +36,17 @@ class Supervisors:
                 self._others[language] = self._make(language)
             return self._others[language]
 
+    def open_session(self, language: str) -> SessionCell:
+        """Return a cell that lives across requests; raises BusyError if too many of them do, in
+        whatever language, and LaunchError."""
+        supervisor = self.of(language)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the sandbox was closed")
+            if self._sessions is None:
+                self._sessions = Sessions(self._settings)
+        return supervisor.open_session(self._sessions)
+
     def settle(self) -> None:
         for supervisor in self._all():
             supervisor.settle()
@@ -38,6 +55,8 @@ class Supervisors:
         """End every cell and launcher.  Closing twice is fine."""
         with self._lock:
             self._closed = True
+        if self._sessions:
+            self._sessions.close()
         for supervisor in self._all():
             supervisor.close()
 

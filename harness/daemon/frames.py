@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ...policies.languages import PYTHON
 from ...policies.plan import Plan
 from ...policies.policy import Policy
 from ...runner.messages import InputFile
@@ -78,6 +79,8 @@ class Settle(_Frame, frozen=True):
 
 class SessionGiven(_Frame, frozen=True):
     """The arguments of `session` beside its id."""
+
+    language: _Few = PYTHON
 
 
 class Open(_Frame, frozen=True):
@@ -163,6 +166,7 @@ class Opened(_Frame, frozen=True):
     session: str
     id: str
     diverged: tuple[int, ...] = ()
+    language: str = PYTHON
 
 
 class Told(_Frame, frozen=True):

@@ -105,7 +105,7 @@ class Service:
     def _open(self, frame: Open, caller: Caller) -> Opened:
         given = msgspec.structs.asdict(frame.given)
         session = self._sandbox.session(frame.id, **given)
-        return Opened(self._opened.key_of(session), session.id, session.diverged)
+        return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
 
     def _download(self, frame: Download, caller: Caller) -> Content:
         session = self._session(frame)
@@ -122,7 +122,7 @@ class Service:
         branch = self._session(frame).fork()
         if caller.is_gone():  # nobody would know its name
             branch.close()
-        return Opened(self._opened.key_of(branch), branch.id, branch.diverged)
+        return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
 
     def _close(self, frame: Close, caller: Caller) -> Done:
         if not self._opened.why_lost(frame.session):

@@ -10,7 +10,7 @@ import types
 from msgspec.structs import replace
 
 from ..channel import Channel, Receiver, packets
-from ..messages import Answer, Finished, InputFile, Run, decode, encode
+from ..messages import Answer, Finished, InputFile, Run, Start, decode, encode
 
 _RUN_BYTES = 256 * 1024 * 1024
 
@@ -19,13 +19,14 @@ def receiver_of(sock: Channel) -> Receiver:
     return Receiver(sock, _RUN_BYTES)
 
 
-def receive(receiver: Receiver) -> Run | None:
-    """Wait for a program; None once there will be no more.
+def receive(receiver: Receiver) -> Run | Start | None:
+    """Wait for a program, or for word that more than one will come; None once there will be none.
 
     The answer to a call that nobody waits for any more may come first.
     """
     while frame := receiver.receive_whole():
-        if isinstance(received := decode(frame, Run | Answer), Run):
+        received: Run | Start | Answer = decode(frame, Run | Start | Answer)
+        if not isinstance(received, Answer):
             return received
     return None
 
@@ -43,8 +44,14 @@ def give(run: Run, main: types.ModuleType, filename: str) -> None:
 def report(end: tuple[Finished, int], sock: Channel) -> None:
     finished, code = end
     with contextlib.suppress(OSError):  # the guest may have closed it
-        for packet in packets(encode(replace(finished, ends_well=code == 0))):
+        for packet in packets(encode(replace(finished, ends_well=code == 0, exit_code=code))):
             sock.send(packet)
+
+
+def report_to(control: int, finished: Finished) -> None:
+    with contextlib.suppress(OSError):
+        for packet in packets(encode(finished)):
+            os.write(control, packet)
 
 
 def write(file: InputFile) -> None:

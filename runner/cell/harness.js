@@ -1,9 +1,10 @@
 "use strict";
-// Runs one program in a cell and says what it came to, in a Finished frame on descriptor 3: see
-// runner/messages.py.  Given: the path of the source, inputs as JSON, the limit of the value's bytes.
+// Runs programs in a cell and says what each came to, in a Finished frame on descriptor 3: see
+// runner/messages.py.  Given: the language, and the path of what one program is given, as JSON; without
+// a path, programs come on descriptor 3, one after the other, as runner/wording.py puts them.
 (() => {
-  const [path, inputs, limit] = process.argv.slice(1);
-  const fs = require("fs"), vm = require("vm"), util = require("util");
+  const [language, given] = process.argv.slice(1);
+  const fs = require("fs"), vm = require("vm"), util = require("util"), path = require("path");
   const nil = Buffer.from([0xc0]);
   const sized = (mark, data) => { // msgpack: bin 32 or str 32
     const head = Buffer.alloc(5);
@@ -13,12 +14,13 @@
   };
   const text = (string) => (string === null ? nil : sized(0xdb, Buffer.from(string)));
   const fit = (string, bytes) => Buffer.from(string).subarray(0, bytes).toString().replace(/\ufffd+$/, "");
-  const finished = (value, representation, error, traceback) => Buffer.concat([
-    Buffer.from([0x96]), text("Finished"), value === null ? nil : sized(0xc6, value),
-    text(representation), text(error), text(traceback), Buffer.from([0xc2]),
-  ]);
-  const send = (frame) => {
-    const size = 65536 - 1; // channel.PACKET_BYTES, less the mark
+  const PACKET = 65536; // channel.PACKET_BYTES
+  const send = ({ value = null, representation = null, error = null, trace = null, well = 0xc2, code = 0 }) => {
+    const frame = Buffer.concat([
+      Buffer.from([0x98]), text("Finished"), value === null ? nil : sized(0xc6, value),
+      text(representation), text(error), text(trace), Buffer.from([well, 0x90, 0xcc, code]),
+    ]);
+    const size = PACKET - 1; // less the mark
     for (let start = 0; start < frame.length; start += size) {
       const more = start + size < frame.length ? 1 : 0;
       try {
@@ -26,32 +28,135 @@
       } catch { return; } // the program may have closed it
     }
   };
-  const failed = (error) => {
+  const failure = (error) => {
     const isError = error instanceof Error || (error && error.stack !== undefined);
     const ours = /^\s+at .*(\[eval\]|\(?node:)/; // lines of the harness and of node itself
     const lines = isError ? String(error.stack).split("\n").filter((line) => !ours.test(line)) : [];
     const stack = isError ? lines.join("\n") : `Uncaught ${util.inspect(error)}`;
     const summary = isError ? `${error.name}: ${error.message}` : stack;
     fs.writeSync(2, stack + "\n");
-    send(finished(null, null, fit(summary, 1000), fit(stack, 50000)));
-    process.exit(1);
+    return { error: fit(summary, 1000), trace: fit(stack, 50000), code: 1 };
   };
-  const told = (value) => {
-    if (value === undefined || value === null) return finished(null, null, null, null);
+  const told = (value, limit) => {
+    if (value === undefined || value === null) return {};
     const kind = typeof value === "object" ? Object.getPrototypeOf(value) : null;
     const plain = [null, Object.prototype, Array.prototype].includes(kind) || typeof value.toJSON === "function";
     let json;
     try { json = plain && typeof value !== "function" ? JSON.stringify(value) : undefined; } catch { json = undefined; }
-    if (json !== undefined && Buffer.byteLength(json) <= +limit) return finished(Buffer.from(json), null, null, null);
-    return finished(null, fit(util.inspect(value), +limit), null, null);
+    if (json !== undefined && Buffer.byteLength(json) <= limit) return { value: Buffer.from(json) };
+    return { representation: fit(util.inspect(value), limit) };
   };
-  process.on("uncaughtException", failed);
+  const stripped = (source, filename) => {
+    if (language !== "typescript") return source;
+    const strip = require("module").stripTypeScriptTypes;
+    try {
+      try {
+        return strip(source); // blanks in place of types: lines and columns stay
+      } catch (error) {
+        if (error.code !== "ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX") throw error;
+        return strip(source, { mode: "transform" }); // an enum, a namespace
+      }
+    } catch (error) {
+      if (String(error.stack).startsWith(":")) error.stack = filename + error.stack;
+      throw error;
+    }
+  };
+  const run = (source, filename, breakOnSigint) => {
+    const importModuleDynamically = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+    return vm.runInThisContext(stripped(source, filename), { filename, importModuleDynamically, breakOnSigint });
+  };
+
+  const once = () => {
+    const { path, inputs, environment, limit } = JSON.parse(fs.readFileSync(given, "utf8"));
+    fs.unlinkSync(given);
+    const failed = (error) => { send(failure(error)); process.exit(1); };
+    process.on("uncaughtException", failed);
+    Object.assign(process.env, environment);
+    Object.assign(globalThis, inputs);
+    process.argv.splice(1, process.argv.length, path);
+    const settle = (value) => process.once("beforeExit", () => send(told(value, limit)));
+    try {
+      Promise.resolve(run(fs.readFileSync(path, "utf8"), path)).then(settle, failed);
+    } catch (error) {
+      failed(error);
+    }
+  };
+
+  class Exit { constructor(code) { this.code = Number(code ?? process.exitCode ?? 0) & 0xff; } }
+  let give_up = null; // ends the wait for a promise
+  let stdin = null; // as a stream, once it is asked for
+
+  const receive = () => {
+    const pieces = [], packet = Buffer.alloc(PACKET + 1);
+    for (let more = 1; more === 1;) {
+      const size = fs.readSync(3, packet);
+      if (size === 0) return null;
+      more = packet[0];
+      pieces.push(Buffer.from(packet.subarray(1, size)));
+    }
+    return Buffer.concat(pieces);
+  };
+  const prepare = (frame) => {
+    const end = frame.indexOf(0x0a);
+    const request = JSON.parse(frame.subarray(0, end).toString());
+    let at = end + 1;
+    const content = (size) => frame.subarray(at, at += size);
+    for (const [name, size] of request.files) {
+      const file = path.join("/workspace", name);
+      fs.mkdirSync(path.dirname(file), { recursive: true });
+      fs.writeFileSync(file, content(size));
+    }
+    read_from(content(request.stdin));
+    Object.assign(process.env, request.environment);
+    Object.assign(globalThis, request.inputs);
+    return request;
+  };
+  const read_from = (data) => { // what is opened has the lowest number that is free
+    const file = data.length ? "/tmp/cell.stdin" : "/dev/null";
+    if (data.length) fs.writeFileSync(file, data);
+    try { fs.closeSync(0); } catch { } // the program may have done so
+    fs.openSync(file, "r");
+    stdin = null;
+  };
+  const settled = (value) => new Promise((resolve, reject) => {
+    give_up = reject;
+    Promise.resolve(value).then(resolve, reject);
+  });
+  const answer = async (frame) => {
+    let limit = 0;
+    try {
+      const request = prepare(frame);
+      limit = request.limit;
+      const value = await settled(run(request.code, `<cell ${request.request}>`, true));
+      if (value !== undefined) globalThis._ = value;
+      return { ...told(value, limit), well: 0xc3 };
+    } catch (error) {
+      if (!(error instanceof Exit)) return failure(error);
+      return { code: error.code, well: error.code ? 0xc2 : 0xc3 };
+    } finally {
+      give_up = null;
+    }
+  };
+  const interrupted = () => Object.assign(
+    new Error("Script execution was interrupted by `SIGINT`"), { code: "ERR_SCRIPT_EXECUTION_INTERRUPTED" });
+  const next = () => { // between two programs everything stands still: timers, too
+    const frame = receive();
+    if (frame === null) process.reallyExit(0);
+    answer(frame).catch(failure).then((finished) => { send(finished); setImmediate(next); });
+  };
+  const converse = () => {
+    process.argv.splice(1);
+    process.exit = (code) => { throw new Exit(code); };
+    process.on("uncaughtException", (error) => (give_up ? give_up(error) : failure(error)));
+    process.on("SIGINT", () => give_up && give_up(interrupted())); // while one runs: breakOnSigint
+    process.on("beforeExit", () => give_up && give_up(new Error("nothing is left that could settle the promise")));
+    const made = () => (stdin ??= new fs.ReadStream(null, { fd: 0, autoClose: false }));
+    Object.defineProperty(process, "stdin", { configurable: true, enumerable: true, get: made });
+    send({ well: 0xc3 }); // it has started
+    next();
+  };
+
   const from = require("module").createRequire("/workspace/");
-  Object.assign(globalThis, { require: from, module: { exports: {} }, exports: {} }, JSON.parse(inputs));
-  process.argv.splice(1, process.argv.length, path);
-  const importModuleDynamically = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
-  const value = vm.runInThisContext(fs.readFileSync(path, "utf8"), { filename: path, importModuleDynamically });
-  Promise.resolve(value).then((settled) => {
-    process.once("beforeExit", () => send(told(settled)));
-  }, failed);
+  Object.assign(globalThis, { require: from, module: { exports: {} }, exports: {} });
+  if (given) once(); else converse();
 })();

@@ -84,7 +84,8 @@ def rehearse() -> None:
     for program in _REHEARSALS:
         stage = _Stage(b"\0" + encode(program))
         receiver = receiver_of(stage)
-        if run := receive(receiver):
+        run = receive(receiver)
+        if isinstance(run, Run):
             report(_execute(run, Toolbox(stage, 0, receiver)), stage)
         _flush()
     gc.disable()
@@ -115,12 +116,12 @@ def serve(control: int) -> NoReturn:
         receiver = receiver_of(sock)
         run = receive(receiver)
         if run and _other:
-            _other.run(run, control)
+            _other.become(run, control)
         _be_random()
-        if run and run.request:
+        if isinstance(run, Run) and run.request:
             toolbox = Toolbox(sock, control, receiver)
             code = _leave(converse(run, receiver, sock, fresh_main(), toolbox))
-        elif run:
+        elif isinstance(run, Run):
             code = _run(run, sock, Toolbox(sock, control, receiver))
     finally:
         os._exit(code)

@@ -10,62 +10,87 @@ import signal
 from pathlib import Path
 from typing import NoReturn
 
-from ...policies.languages import LANGUAGES
+from ...policies.languages import LANGUAGES, as_environment, interpreter_of
 from ...policies.plan import Plan
-from ..messages import Run
-from .exchange import write
+from ..messages import Finished, Run, Start
+from .exchange import report_to, write
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
+_GIVEN = "/tmp/cell.json"  # noqa: S108 - the cell's own; the harness removes it
 _HARNESSES = {  # read while our files can be
     "javascript": Path(__file__).with_name("harness.js").read_text(),
     "ruby": Path(__file__).with_name("harness.rb").read_text(),
 }
+# Of a shell in a session: what programs seldom use of the descriptors that sh(1) can name.
+_SHELLS_STDERR, _SHELLS_CONTROL = 8, 9
+# An interactive bash reads the one, and for the other asks for the user's name, by a socket.
+_NO_HISTORY_NO_MAIL = {"HISTFILE": "", "MAILPATH": ""}
 
 
 class Interpreter:
     """How to run programs of the plan's language."""
 
     def __init__(self, plan: Plan) -> None:
-        language = LANGUAGES[plan.language]
+        self._language = LANGUAGES[plan.language]
+        if self._language.is_shell and os.path.basename(plan.program) == "bash":
+            self._language = LANGUAGES["bash"]._replace(program=self._language.program)
+        self._name = plan.language
         self._path = plan.program
-        self._command = [language.program, *language.arguments]
-        self._source = _SOURCE + language.suffix
-        self._harness = _HARNESSES.get(plan.language, "")
+        self._source = _SOURCE + LANGUAGES[plan.language].suffix
+        self._harness = _HARNESSES.get(interpreter_of(plan.language), "")
 
-    def run(self, run: Run, control: int) -> NoReturn:
-        """Become the interpreter of `run`; exits with 127, as a shell does, if that fails.
+    def become(self, asked: Run | Start, control: int) -> NoReturn:
+        """Become the interpreter; exits with 127, as a shell does, if that fails.
 
-        One with a harness keeps the control socket, to say what the program came to; of the others
-        the kernel tells.
+        One with a harness keeps the control socket, to say what programs came to; of a shell that runs
+        one program the kernel tells.
         """
         try:
-            self._become(run, control)
+            for file in asked.files:
+                write(file)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others do not
+                signal.signal(number, signal.SIG_DFL)
+            if isinstance(asked, Run):
+                self._run(asked, control)
+            else:
+                self._converse(control)
         except OSError as error:
-            os.write(2, f"cannot start {self._path}: {error.strerror}\n".encode())
+            text = f"{self._name} cannot start: {error.filename}: {error.strerror}"
+            report_to(control, Finished(None, None, text, None, exit_code=127))
+            os.write(2, f"{text}\n".encode())
         os._exit(127)
 
-    def _become(self, run: Run, control: int) -> None:
-        for file in run.files:
-            write(file)
+    def _run(self, run: Run, control: int) -> None:
         Path(self._source).write_text(run.code)
-        os.environ.update(run.environment)
-        command = [*self._command, self._source]
         if self._harness:
-            given = (self._source, run.inputs.decode(), str(run.value_bytes))
-            command = [*self._command, "-e", self._harness, "--", *given]
+            given = {
+                "path": self._source, "inputs": json.loads(run.inputs),
+                "environment": run.environment, "limit": run.value_bytes,
+            }  # fmt: skip
+            Path(_GIVEN).write_text(json.dumps(given))
             os.set_inheritable(control, True)
-        else:
+            self._execute(*self._with_harness(_GIVEN))
+        os.environ.update(run.environment)
+        os.environ.update(as_environment(run.inputs))
+        self._execute(*self._language.arguments, self._source)
+
+    def _converse(self, control: int) -> None:
+        if self._harness:
+            os.set_inheritable(control, True)
+            self._execute(*self._with_harness())
+        os.dup2(2, _SHELLS_STDERR)
+        os.dup2(control, _SHELLS_CONTROL)
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # until it is told where stderr is
+        os.environ.update(_NO_HISTORY_NO_MAIL)
+        self._execute(*self._language.arguments, *self._language.conversing)
+
+    def _with_harness(self, *given: str) -> tuple[str, ...]:
+        return (*self._language.arguments, "-e", self._harness, "--", self._name, *given)
+
+    def _execute(self, *arguments: str) -> None:
+        for name in self._language.start_up:
+            os.environ.pop(name, None)
+        if self._language.is_shell:
             os.environ.setdefault("SHELL", self._path)  # or bash asks for the user's, by a socket
-            os.environ.update(_as_environment(run.inputs))
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others do not
-            signal.signal(number, signal.SIG_DFL)
+        command = [self._language.program, *arguments]
         os.execve(self._path, command, dict(os.environ))  # noqa: S606 - no shell is wanted
-
-
-def _as_environment(inputs: bytes) -> dict[str, str]:
-    """Return inputs as a shell can have them: text as it is, the rest as JSON."""
-    given = json.loads(inputs)
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in given.items()
-    }

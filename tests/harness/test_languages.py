@@ -12,7 +12,7 @@ import pytest
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus
 from cellwright.policies.languages import LANGUAGES, language_called, language_of_file
 from cellwright.runner import programs
-from tests.conftest import OPTIONAL, ROOT, policy_named
+from tests.conftest import OPTIONAL, ROOT, newer_node, policy_named
 
 JAVASCRIPT = pytest.mark.needs("node")
 RUBY = pytest.mark.needs("ruby")
@@ -260,14 +260,111 @@ def test_a_language_that_is_not_installed_names_its_package(
         box.execute("1", "ruby")
 
 
+@pytest.fixture(scope="module")
+def typed() -> Iterator[Sandbox]:
+    """One with a node that runs TypeScript."""
+    interpreters = {"javascript": newer_node()}
+    with Sandbox(policy=policy_named("strict"), pool=0, interpreters=interpreters) as box:
+        yield box
+
+
+TYPED = pytest.mark.needs("newer_node")
+
+
+@TYPED
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("interface P { x: number }\nconst p: P = { x: 5 };\np.x as number", 5),
+        ("const twice = <T,>(t: T): T[] => [t, t]; twice<string>('a')", ["a", "a"]),
+        ("enum Colour { Red, Green }\nColour.Green", 1),
+        ("process.argv[1]", "/tmp/cell.ts"),
+        ("Promise.resolve<number>(6)", 6),
+    ],
+)
+def test_values_of_typescript(typed: Sandbox, code: str, value: object) -> None:
+    result = typed.execute(code, "typescript")
+    assert (result.value, result.stderr, result.violations) == (value, "", ())
+
+
+@TYPED
+@pytest.mark.parametrize(
+    ("code", "error", "place"),
+    [
+        ("const a: number = 1;\nnull.x", "TypeError: Cannot read properties", "/tmp/cell.ts:2"),
+        ("const a: number = ;", "SyntaxError: ", "/tmp/cell.ts:1"),
+    ],
+)
+def test_errors_of_typescript_have_the_programs_lines(
+    typed: Sandbox, code: str, error: str, place: str
+) -> None:
+    result = typed.execute(code, "typescript")
+    assert str(result.error).startswith(error)
+    assert place in str(result.traceback)
+    assert "[eval]" not in result.stderr
+
+
+@TYPED
+def test_an_interpreter_that_is_named_is_the_one_that_runs(typed: Sandbox) -> None:
+    version = subprocess.run(
+        [newer_node(), "--version"], capture_output=True, text=True, check=True
+    )
+    result = typed.execute("console.log(process.version)", "javascript")
+    assert (result.stdout, result.violations) == (version.stdout, ())
+
+
+def test_a_node_that_cannot_strip_types_is_named_with_what_is_needed(tmp_path: Path) -> None:
+    old = tmp_path / "node"
+    old.write_text("#!/bin/sh\necho v20.1.0 undefined\n")
+    old.chmod(0o755)
+    needed = r"node is v20\.1\.0, .* node 22\.13 or newer(.|\n)*interpreters="
+    with (
+        Sandbox(
+            policy=policy_named("strict"), pool=0, interpreters={"javascript": str(old)}
+        ) as box,
+        pytest.raises(LaunchError, match=needed),
+    ):
+        box.execute("1", "typescript")
+
+
+@pytest.mark.parametrize(
+    ("interpreters", "complaint"),
+    [
+        (
+            {"python": "/usr/bin/python3"},
+            "interpreters: 'python' is none of bash, javascript, ruby, sh",
+        ),
+        ({"typescript": "/usr/bin/node"}, "'typescript' is none of"),
+        ({"bash": "bash"}, "'bash' is not an absolute path"),
+        ({"bash": 5}, "5 is not an absolute path"),
+        ({"bash": "/nowhere/bash"}, "/nowhere/bash cannot be executed"),
+        ({"bash": "/etc/passwd"}, "/etc/passwd cannot be executed"),
+    ],
+)
+def test_interpreters_that_make_no_sense_are_refused(
+    interpreters: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(PolicyError, match=complaint):
+        Sandbox(policy=policy_named("strict"), interpreters=interpreters).close()
+
+
+@JAVASCRIPT
+def test_inputs_may_be_larger_than_an_argument(sandbox: Sandbox) -> None:
+    result = sandbox.execute("text.length", "javascript", inputs={"text": "x" * 1_000_000})
+    assert result.value == 1_000_000
+
+
 def test_an_unknown_language_is_rejected_and_known_names_are_told(strict: Sandbox) -> None:
     result = strict.execute("x", "cobol")
     assert result.status is SandboxStatus.REJECTED
-    assert "python, bash, javascript, ruby, sh" in str(result.error)
+    assert "python, bash, javascript, ruby, sh, typescript" in str(result.error)
 
 
-def test_a_session_says_that_it_runs_python(strict: Sandbox) -> None:
-    with strict.session() as session, pytest.raises(PolicyError, match="a session runs python"):
+def test_a_session_says_which_language_it_runs(strict: Sandbox) -> None:
+    with (
+        strict.session() as session,
+        pytest.raises(PolicyError, match="this session runs python, not bash"),
+    ):
         session.execute("echo", "bash")
 
 
@@ -275,8 +372,8 @@ def test_names_of_languages_and_files() -> None:
     assert [language_called(each) for each in ("python3", "js", "node", "rb", "bash", "c")] == [
         "python", "javascript", "javascript", "ruby", "bash", None,
     ]  # fmt: skip
-    assert [language_of_file(each) for each in ("a.js", "b.sh", "c.rb", "d.py", "e", "")] == [
-        "javascript", "sh", "ruby", "python", "python", "python",
+    assert [language_of_file(each) for each in ("a.js", "b.sh", "c.rb", "d.py", "e", "", "f.ts")] == [
+        "javascript", "sh", "ruby", "python", "python", "python", "typescript",
     ]  # fmt: skip
     assert all(each.package for each in LANGUAGES.values())
 

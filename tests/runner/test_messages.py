@@ -18,6 +18,7 @@ from cellwright.runner.messages import (
     InputFile,
     Reaped,
     Run,
+    Start,
     Status,
     decode,
     encode,
@@ -27,7 +28,7 @@ from tests.conftest import ROOT
 FRAMES = [
     Forked(), Entered(), Fork(True, False), Failed(1, "m"), Ended(256), Reaped(1.0, 0.5, 7),
     Finished(b"1", None, None, None), InputFile("p", b"d"),
-    Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9),
+    Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9), Start((InputFile("p", b"d"),)),
 ]  # fmt: skip
 
 
@@ -58,6 +59,9 @@ HOSTILE = {
     "value a number": packed(["Finished", 5, None, None, None]),
     "value text": packed(["Finished", [1], None, None, None]),
     "error a list": packed(["Finished", None, None, [], None]),
+    "an exit code too large": packed(["Finished", None, None, None, None, False, [], 256]),
+    "an exit code below zero": packed(["Finished", None, None, None, None, False, [], -1]),
+    "an exit code that is text": packed(["Finished", None, None, None, None, False, [], "7"]),
     "two frames": encode(Finished(None, None, None, None)) * 2,
     "trailing byte": encode(Finished(None, None, None, None)) + b"\xc0",
     "cut short": encode(Finished(b"12345", None, None, None))[:-3],

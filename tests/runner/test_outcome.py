@@ -129,6 +129,23 @@ def test_exit_code_and_signal_come_from_the_kernel_alone() -> None:
     assert (result_of(cause="output").exit_code, result_of(cause="output").signal) == (None, None)
 
 
+def test_in_a_session_the_exit_code_is_the_programs_own_word() -> None:
+    def of_a_session(finished: Finished, cause: str | None = None) -> SandboxResult:
+        seen = Observation(cause, None, finished, None, stays=True)  # type: ignore[arg-type]
+        captures = (Text("stdout", ""), Text("stderr", ""))
+        return conclude(seen, Count(QUIET, 0), captures, LIMITS, execution_time=1.5)  # type: ignore[arg-type]
+
+    left = of_a_session(Finished(None, None, None, None, exit_code=7))
+    assert (left.status, left.reason, left.exit_code, left.error) == (
+        S.FAILED, "exit", 7, "exit code 7",
+    )  # fmt: skip
+    contradicts_itself = Finished(None, None, None, None, ends_well=True, exit_code=7)
+    assert of_a_session(contradicts_itself).exit_code == 0
+    assert of_a_session(NOTHING).exit_code == 1  # not well, it says
+    assert of_a_session(NOTHING, cause="wall_time").exit_code is None
+    assert result_of(wait_status=0, finished=Finished(None, None, None, None, exit_code=7)).ok
+
+
 def test_what_was_counted_is_reported() -> None:
     counted = result_of(wait_status=0, usage=CgroupUsage(1.0, 2.0, 3, 4)).usage
     assert (counted.cpu_user_seconds, counted.cpu_system_seconds) == (1.0, 2.0)
