@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from .harness.tools.vault import Vault as Vault
     from .harness.workspaces import Workspaces as Workspaces
     from .policies.errors import ApprovalRequired as ApprovalRequired
+    from .harness.tools.decorator import tool as tool
+    from .harness.tools.factory import ToolFactory as ToolFactory
+    from .harness.tools.registry import ToolRegistry as ToolRegistry
+    from .harness.tools.spec import Caller as Caller
+    from .harness.tools.spec import Provenance as Provenance
+    from .harness.tools.spec import Tool as Tool
+    from .harness.tools.spec import ToolSpec as ToolSpec
+    from .harness.tools.spec import ToolState as ToolState
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError
@@ -83,6 +91,10 @@ _HOMES = {
     "harness.tools.runs": ("Runs",),
     "harness.tools.vault": ("Vault",),
     "harness.workspaces": ("Workspaces",),
+    "harness.tools.decorator": ("tool",),
+    "harness.tools.factory": ("ToolFactory",),
+    "harness.tools.registry": ("ToolRegistry",),
+    "harness.tools.spec": ("Caller", "Provenance", "Tool", "ToolSpec", "ToolState"),
     "policies.errors": (
         "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "create_sandbox"]
 
 
+_ALIKE = ("python", "cgroup_root", "blocked_imports", "blocked_builtins")
+
+
 class _Cells(Protocol):
     """What stands behind a sandbox; its methods are those of `Sandbox`."""
 
@@ -108,6 +111,7 @@ class Sandbox(Executing):
             "interpreters": interpreters, "workspaces": workspaces, "audit": audit, "tools": tools,
             "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins,
         }  # fmt: skip
+        self._alike = {name: settings[name] for name in _ALIKE} if connect is None else None
         self._cells: _Cells
         if connect is None:
             self._cells = LocalCells(policy=policy, **settings)  # type: ignore[arg-type] # as above
@@ -186,6 +190,12 @@ class Sandbox(Executing):
     def workspaces(self) -> "Workspaces":
         """The named workspaces that calls and sessions can be given."""
         return self._cells.workspaces
+    def sibling(self, policy: Policy, pool: PoolSettings) -> "Sandbox":
+        """Return another sandbox of the same interpreter, cgroups, source checks and trail."""
+        if self._alike is None:
+            raise PolicyError("connect: a daemon makes no cells for other policies than its own")
+        alike: dict[str, Any] = self._alike
+        return Sandbox(policy=policy, pool=pool, audit=self.audit or False, **alike)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False

@@ -1,6 +1,7 @@
 """`ToolSpec`: all that is known of a tool; `Tool`: one that can be called."""
 
 import enum
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,6 +121,10 @@ class ToolSpec(_Part, frozen=True):
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.version}"
+
+
+def hash_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 class Caller(NamedTuple):

@@ -86,6 +86,11 @@ class Validator:
             return ("it cannot be checked against its schema, which refers to itself without end",)
 
 
+def is_same(some: Any, other: Any) -> bool:
+    """Tell whether two values are the same JSON: 1 and 1.0 are, 1 and true are not."""
+    return _canonical(some) == _canonical(other)
+
+
 class _Memory:
     """The last schemas, by a digest."""
 
@@ -319,18 +324,22 @@ def _check_unique_items(_: Any, unique: Any, instance: Any, __: Any) -> Iterator
     if unique and isinstance(instance, list):
         seen: set[bytes] = set()
         for each in instance:
-            key = msgspec.json.encode(_plain(each), order="deterministic")
+            key = _canonical(each)
             if key in seen:
                 yield _error()("its items are not unique")
                 return
             seen.add(key)
 
 
+def _canonical(value: Any) -> bytes:
+    return msgspec.json.encode(_plain(value), order="deterministic")
+
+
 def _plain(value: Any) -> Any:
     """Return `value` with 1.0 as 1: JSON has one kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}

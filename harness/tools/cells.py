@@ -1,0 +1,125 @@
+"""Sandboxes for made tools: one for each set of permissions, a few of them alive at a time."""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from ...policies.errors import ClosedError, PolicyError
+from ...policies.loading import load_policy
+from ...policies.narrowing import exceeds, narrow
+from ...policies.policy import Policy
+from ...runner.audit.log import AuditLog
+from ...runner.pool import PoolSettings
+from ..permissions import policy_of
+from ..sandbox import Sandbox
+from .spec import Grants
+
+PROFILE = "tool"
+ALIVE = 8  # sandboxes: each has a launcher, and cells that wait
+_TRAIL_ENTRIES = 1000
+_POOL = PoolSettings(size=4)
+
+
+class _Shared:
+    """A sandbox and how many calls are in it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.users = 0
+        self.is_wanted = True
+
+
+class Cells:
+    """Lends sandboxes by what they allow; the one that was idle longest makes room for another.
+
+    Whatever permissions say, no sandbox allows what `ceiling` does not; without one they are taken
+    at their word.
+    """
+
+    def __init__(self, ceiling: Sandbox | None = None, alive: int = ALIVE) -> None:
+        self._ceiling = ceiling
+        self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
+        self._alive = alive
+        self._lock = threading.Lock()
+        self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
+        self._closed = False
+
+    def policy(self, grants: Grants) -> Policy:
+        """Return what cells of these permissions may do: the profile `tool`, and what is granted.
+
+        Raises PolicyError for what makes no sense or is more than the ceiling allows.
+        """
+        profile = load_policy(PROFILE)
+        if self._ceiling is None:
+            return policy_of(grants.permissions, profile)
+        most = self._ceiling.policy
+        profile = replace(profile, optional_layers=most.optional_layers, python=most.python)
+        wanted = policy_of(grants.permissions, profile)
+        usual = exceeds(profile, most)
+        if beyond := [line for line in exceeds(wanted, most) if line not in usual]:
+            raise PolicyError(
+                f"permissions: more than the sandbox allows: {'; '.join(beyond)}",
+                "give the factory a sandbox that may",
+            )
+        return narrow(wanted, most)
+
+    @contextlib.contextmanager
+    def lend(self, grants: Grants) -> Iterator[Sandbox]:
+        """Give a sandbox of these permissions for one call; raises what making one raises."""
+        shared = self._take(msgspec.json.encode(grants), grants)
+        try:
+            yield shared.sandbox
+        finally:
+            self._give_back(shared)
+
+    def _take(self, key: bytes, grants: Grants) -> _Shared:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the tool factory was closed")
+            if key not in self._shared:
+                self._shared[key] = _Shared(self._make(grants))
+            self._shared.move_to_end(key)
+            shared = self._shared[key]
+            shared.users += 1
+            surplus = self._surplus()
+        for each in surplus:
+            self._close_unused(each)
+        return shared
+
+    def _surplus(self) -> list[_Shared]:
+        """Take out those that were idle longest; one that is in use is closed when it is given back."""
+        found = []
+        while len(self._shared) > self._alive:
+            found.append(self._shared.popitem(last=False)[1])
+            found[-1].is_wanted = False
+        return found
+
+    def _make(self, grants: Grants) -> Sandbox:
+        policy = self.policy(grants)
+        if self._ceiling is None:
+            return Sandbox(policy=policy, pool=_POOL, audit=self.audit)
+        return self._ceiling.sibling(policy, _POOL)
+
+    def _give_back(self, shared: _Shared) -> None:
+        with self._lock:
+            shared.users -= 1
+        if not shared.is_wanted:
+            self._close_unused(shared)
+
+    def _close_unused(self, shared: _Shared) -> None:
+        with self._lock:
+            in_use = shared.users > 0
+        if not in_use:
+            shared.sandbox.close()
+
+    def close(self) -> None:
+        """End every call and close every sandbox; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            shared, self._shared = list(self._shared.values()), OrderedDict()
+        for each in shared:
+            each.sandbox.close()

@@ -1,0 +1,119 @@
+"""`@tool`: a function of the host becomes a tool, which runs on the host."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from ...policies.errors import (
+    CellwrightError,
+    ToolArgumentsInvalid,
+    ToolFailed,
+    ToolInvalid,
+    ToolResultInvalid,
+)
+from .naming import normalised
+from .schema import describe_function, hints_of
+from .spec import Caller, Perform, Tool, ToolOwner, ToolSpec, ToolState
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_MARK = "__cellwright_tool__"
+
+
+@overload
+def tool(function: Function) -> Function: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, risky: bool = False,
+    calls: Sequence[str] = (), tags: Sequence[str] = (),
+) -> Callable[[Function], Function]: ...  # fmt: skip
+
+
+def tool(function: Any = None, **about: Any) -> Any:
+    """Mark a function as a tool; it stays the function that it was.
+
+    Its schema comes from its signature, its annotations and its docstring.  `risky` asks for approval
+    before every call.  Raises ToolInvalid for what cannot be called by name.
+    """
+    if function is None:
+        return lambda function: tool(function, **about)
+    try:
+        setattr(function, _MARK, _tool(function, **about))
+    except AttributeError:
+        raise ToolInvalid(f"{function!r} cannot be marked: wrap it in a function") from None
+    return function
+
+
+def tool_of(function: Callable[..., Any] | Tool) -> Tool:
+    """Return the tool that a function is, marked or not."""
+    if isinstance(function, Tool):
+        return function
+    found = getattr(function, _MARK, None)
+    return found if isinstance(found, Tool) else _tool(function)
+
+
+def _tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    risky: bool = False,
+    calls: Sequence[str] = (),
+    tags: Sequence[str] = (),
+) -> Tool:
+    described = describe_function(function)
+    spec = ToolSpec(
+        name=normalised(name or described.function),
+        description=description or described.description,
+        parameters=described.parameters,
+        output_schema=described.output,
+        state=ToolState.TRUSTED,
+        owner=ToolOwner.DEVELOPER,
+        function=described.function,
+        calls=tuple(calls),
+        risky=risky,
+        tags=tuple(tags),
+    )
+    return Tool(spec, _performing(function))
+
+
+def _performing(function: Callable[..., Any]) -> Perform:
+    """Return what calls the function: with the types that it says, and a result that is JSON."""
+
+    @cache
+    def hints() -> dict[str, Any]:  # evaluated at the first call: they may name what comes later
+        return hints_of(function)
+
+    def perform(arguments: dict[str, Any], caller: Caller) -> Any:
+        given = {name: _typed(name, value, hints()) for name, value in arguments.items()}
+        given |= {name: caller for name, hint in hints().items() if hint is Caller}
+        try:
+            result = function(**given)
+            if asyncio.iscoroutine(result):
+                result = asyncio.run(result)
+        except CellwrightError:
+            raise
+        except Exception as error:
+            said = f"{function.__name__}: {type(error).__name__}: {error}"
+            raise ToolFailed(said, tool=function.__name__) from error
+        return _plain(function.__name__, result)
+
+    return perform
+
+
+def _typed(name: str, value: Any, hints: dict[str, Any]) -> Any:
+    try:
+        return msgspec.convert(value, hints.get(name, Any))
+    except msgspec.ValidationError as error:
+        raise ToolArgumentsInvalid(f"{name}: {error}") from None
+    except TypeError:  # a type that msgspec does not know
+        return value
+
+
+def _plain(name: str, result: Any) -> Any:
+    try:
+        return msgspec.to_builtins(result, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolResultInvalid(f"{name}: the result is not of JSON: {error}", tool=name) from None

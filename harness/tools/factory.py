@@ -1,0 +1,309 @@
+"""`ToolFactory`: makes tools of source code, tests them, keeps them and calls them, each call in a cell
+of its own."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...policies.errors import (
+    ToolArgumentsInvalid,
+    ToolDenied,
+    ToolError,
+    ToolExists,
+    ToolFailed,
+    ToolInvalid,
+    ToolNotFound,
+    ToolResultInvalid,
+    ToolTestFailed,
+)
+from ...policies.permissions import PermissionSet
+from ...runner.result import SandboxResult
+from ..sandbox import Sandbox
+from ..terminal import harmless
+from .cells import Cells
+from .files import Exported, read_tool, write_tool
+from .making import draft
+from .program import ARGUMENTS, program_of_call, program_of_test
+from .registry import ToolRegistry
+from .schema import Described, describe_source
+from .spec import Caller, Provenance, Tool, ToolSpec, ToolState, ToolTest
+from .validation import compile_schema, is_same
+
+_REMEMBERED = 1024
+_NOBODY = Caller()
+
+
+class ToolFactory:
+    """Tools made at run time.  Safe from many threads.
+
+    Their cells have the permissions that each was made with, none unless told, under the profile
+    `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
+    Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
+    tools may replace and remove his own.  What is not given is made, and closed by `close`.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        registry: ToolRegistry | None = None,
+        *,
+        maker: str = "",
+    ) -> None:
+        self.registry = registry or ToolRegistry()
+        self.maker = maker
+        self._owns_registry = registry is None
+        self._cells = Cells(sandbox)
+        self._lock = threading.Lock()
+        self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
+
+    # making
+
+    def create_tool(
+        self, name: str, description: str, source_code: str,
+        input_schema: dict[str, Any] | None = None, permissions: PermissionSet | None = None,
+        tests: Iterable[Any] = (), timeout: float = 30.0, *, calls: Sequence[str] = (),
+        risky: bool = False, tags: Sequence[str] = (), provenance: Provenance | None = None,
+        allow_similar: bool = False,
+    ) -> ToolSpec:  # fmt: skip
+        """Check source code, test it in cells, and keep it as a tool, or as a new version of one.
+
+        The tool is the function of its name, or the only public one; its schema is `input_schema`, else
+        what signature and docstring say.  A test is a pair of input and expected result, or source
+        that asserts.  Nothing is kept of what fails: raises ToolInvalid for what cannot be a tool,
+        ToolTestFailed, ToolExists if the name is another's, or if another tool does the same and not
+        `allow_similar`, and PolicyError for permissions that cannot be given.
+        """
+        provenance = replace(provenance or Provenance(), maker=self.maker)
+        spec, described = draft(
+            name, description, source_code, input_schema=input_schema, permissions=permissions,
+            tests=tests, timeout=timeout, calls=calls, risky=risky, tags=tags, provenance=provenance,
+        )  # fmt: skip
+        with self._cells.lend(spec.grants) as sandbox:
+            _, why = sandbox.validate_source(source_code)
+        if why:
+            raise ToolInvalid(f"{spec.name}: {why}", tool=spec.name)
+        if known := self._same(spec):
+            return known
+        if not allow_similar and (other := self.registry.alike(spec)):
+            raise ToolExists(
+                f"{spec.name}: {other.name} does the same: {other.description[:200]}",
+                "use it, or pass allow_similar=True",
+                tool=spec.name,
+                existing=other.name,
+            )
+        return self.registry.add(self._tested(spec, described))
+
+    def _same(self, spec: ToolSpec) -> ToolSpec | None:
+        """Return the tool that `spec` would be again, if it is there already."""
+        try:
+            known = self.registry.get(spec.name)
+        except ToolNotFound:
+            return None
+        alike = replace(spec, created_at=known.created_at, version=known.version, state=known.state)
+        return known if alike == known and known.state is not ToolState.RETIRED else None
+
+    def _tested(self, spec: ToolSpec, described: Described) -> ToolSpec:
+        for number, test in enumerate(spec.tests, 1):
+            try:
+                self._test(spec, described, test)
+            except ToolTestFailed:
+                raise
+            except ToolError as error:
+                raise ToolTestFailed(
+                    f"{spec.name}: test {number}: {error}", tool=spec.name,
+                    result=getattr(error, "result", None),
+                ) from None  # fmt: skip
+        return replace(spec, state=ToolState.TESTED) if spec.tests else spec
+
+    def _test(self, spec: ToolSpec, described: Described, test: ToolTest) -> None:
+        if test.source:
+            word = os.urandom(8).hex()
+            result = self._execute(spec, program_of_test(spec.source_code, test.source, word), {})
+            if not result.ok or result.value != word:
+                raise _failed(spec, result)
+            return
+        value = self._run(spec, program_of_call(spec.source_code, described), test.input)
+        if not is_same(value, test.expected):
+            raise ToolFailed(f"expected {_shown(test.expected)}, not {_shown(value)}")
+
+    # calling
+
+    def call(self, name: str, input: dict[str, Any] | None = None) -> Any:
+        """Call a tool, `name` or `name@version`, and return its result.
+
+        Raises ToolNotFound, ToolDenied for one that is retired, ToolArgumentsInvalid,
+        ToolFailed with the result of the cell, and ToolResultInvalid.
+        """
+        return _carry_out(self.tool(name), input or {}, _NOBODY)
+
+    def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
+        """Do what `call` does, for a retired tool too, and without counting."""
+        spec = self.registry.get(name)
+        if developers := self.registry.developers(name):
+            return _carry_out(developers, input or {}, _NOBODY)
+        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+        return self._run(spec, program, input or {})
+
+    def tool(self, name: str) -> Tool:
+        """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
+        spec = self.registry.get(name)
+        if developers := self.registry.developers(name):
+            return developers
+        if spec.state is ToolState.RETIRED:
+            raise ToolDenied(
+                f"{spec.name} is retired: it failed too often, or was taken back",
+                "make a new version of it, or call an older one by name@version",
+                tool=spec.name,
+            )
+        key = spec.reference, spec.state, spec.source_hash
+        with self._lock:
+            if known := self._tools.get(key):
+                self._tools.move_to_end(key)
+                return known
+        made = self._made(spec)
+        with self._lock:
+            self._tools[key] = made
+            if len(self._tools) > _REMEMBERED:
+                self._tools.popitem(last=False)
+        return made
+
+    def _made(self, spec: ToolSpec) -> Tool:
+        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+
+        def perform(arguments: dict[str, Any], caller: Caller) -> Any:
+            try:
+                value = self._run(spec, program, arguments, caller)
+            except (ToolFailed, ToolResultInvalid):
+                self.registry.note(spec, well=False)
+                raise
+            self.registry.note(spec, well=True)
+            return value
+
+        return Tool(spec, perform)
+
+    def _run(
+        self, spec: ToolSpec, program: str, arguments: dict[str, Any], caller: Caller = _NOBODY
+    ) -> Any:
+        """Run one call in a cell and return its value; every word of it is the guest's."""
+        check_arguments(spec, arguments)
+        result = self._execute(spec, program, {ARGUMENTS: arguments}, caller)
+        if not result.ok:
+            raise _failed(spec, result)
+        if not isinstance(result.value, list) or len(result.value) != 1:
+            raise ToolResultInvalid(
+                f"{spec.name}: the result is not of JSON, or too large", tool=spec.name
+            )
+        check_result(spec, result.value[0])
+        return result.value[0]
+
+    def _execute(
+        self, spec: ToolSpec, program: str, inputs: dict[str, Any], caller: Caller = _NOBODY
+    ) -> SandboxResult:
+        with self._cells.lend(spec.grants) as sandbox:
+            return sandbox.execute(
+                program, inputs=inputs, timeout=spec.timeout, trace_id=caller.traceparent or None
+            )
+
+    # keeping
+
+    def list_tools(self) -> list[ToolSpec]:
+        """Return every tool that can be called, by name."""
+        return self.registry.list_tools()
+
+    def get_tool(self, name: str) -> ToolSpec:
+        """Return what is known of a tool; raises ToolNotFound."""
+        return self.registry.get(name)
+
+    def get_tool_source(self, name: str) -> str:
+        """Return the source of a made tool, nothing for a developer's; raises ToolNotFound."""
+        return self.registry.get(name).source_code
+
+    def remove_tool(self, name: str) -> None:
+        """Forget a tool of this maker's; raises ToolNotFound, and ToolDenied if it is not his."""
+        self.registry.remove(name, self.maker)
+
+    def clear_all(self) -> int:
+        """Forget every tool of this maker's; return how many there were."""
+        specs = self.registry.list_tools(retired=True)
+        own = [spec for spec in specs if self._is_own(spec)]
+        for spec in own:
+            self.registry.remove(spec.name, self.maker)
+        return len(own)
+
+    def _is_own(self, spec: ToolSpec) -> bool:
+        return not self.registry.developers(spec.name) and spec.provenance.maker == self.maker
+
+    def export_tool(self, name: str, directory: str | os.PathLike[str]) -> Path:
+        """Write a made tool into a new folder below `directory`, and return its path."""
+        spec = self.registry.get(name)
+        if self.registry.developers(name):
+            raise ToolDenied(f"{spec.name} is the developer's: it has no source", tool=spec.name)
+        return write_tool(spec, Path(directory))
+
+    def import_tool(
+        self, folder: str | os.PathLike[str], *, grant: bool = False, allow_similar: bool = False
+    ) -> ToolSpec:
+        """Make a tool of an exported folder, checked and tested like any other.
+
+        With `grant` it gets the permissions, and the tools to call, that the folder asks for; without,
+        raises ToolDenied if it asks for any.  Raises what `create_tool` raises.
+        """
+        found: Exported = read_tool(Path(folder))
+        if found.asks_for and not grant:
+            raise ToolDenied(
+                f"{found.name} asks for {found.asks_for}", "look at it, and pass grant=True",
+                tool=found.name,
+            )  # fmt: skip
+        return self.create_tool(
+            found.name, found.description, found.source_code, found.parameters,
+            found.grants.permissions, found.tests, found.timeout, calls=found.calls,
+            risky=found.risky, tags=found.tags, provenance=found.provenance,
+            allow_similar=allow_similar,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End every call and close what was made for it; closing twice is fine."""
+        self._cells.close()
+        if self._owns_registry:
+            self.registry.close()
+
+    def __enter__(self) -> "ToolFactory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _carry_out(tool: Tool, arguments: dict[str, Any], caller: Caller) -> Any:
+    check_arguments(tool.spec, arguments)
+    value = tool.perform(arguments, caller)
+    check_result(tool.spec, value)
+    return value
+
+
+def check_arguments(spec: ToolSpec, arguments: object) -> None:
+    """Raise ToolArgumentsInvalid unless the arguments are what the tool's schema says."""
+    if found := compile_schema(spec.parameters).complaints(arguments):
+        raise ToolArgumentsInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
+
+
+def check_result(spec: ToolSpec, value: object) -> None:
+    """Raise ToolResultInvalid unless the result is what the tool's schema says, if it says anything."""
+    if spec.output_schema is None:
+        return
+    if found := compile_schema(spec.output_schema).complaints(value):
+        raise ToolResultInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
+
+
+def _failed(spec: ToolSpec, result: SandboxResult) -> ToolFailed:
+    said = harmless(result.error or f"{result.status.value}, {result.reason}")
+    return ToolFailed(f"{spec.name}: {said}", tool=spec.name, result=result)
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:200]

@@ -1,0 +1,53 @@
+"""Whether two tools do the same: the same shape of parameters, and nearly the same words."""
+
+import difflib
+import re
+from typing import Any
+
+from .spec import ToolSpec
+
+NEARLY = 0.9  # of ten words one may differ; "celsius to fahrenheit" is not "fahrenheit to celsius"
+_MAX_WORDS = 100
+_LEAST_WORDS = 2
+_WORD = re.compile(r"[a-z0-9]+")
+_EMPTY = frozenset(
+    "a an and as at by for from given if in into is it its of on or the that this to with".split()  # noqa: SIM905
+)
+
+
+def shape_of(parameters: dict[str, Any]) -> str:
+    """Return the kinds of the parameters, in an order of their own: names say little."""
+    properties = parameters.get("properties", {})
+    required = parameters.get("required", ())
+    kinds = [
+        f"{_kind(schema)}{'' if name in required else '?'}" for name, schema in properties.items()
+    ]
+    return ",".join(sorted(kinds))
+
+
+def _kind(schema: object) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(kind := schema.get("type"), str):
+        return kind
+    return next((each for each in ("enum", "$ref", "anyOf", "type") if each in schema), "any")
+
+
+def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
+    """Return the one of `others` whose description is nearly that of `spec`, if there is one."""
+    words = _words(spec.description)
+    if len(words) < _LEAST_WORDS:
+        return None
+    found = [(_ratio(words, _words(each.description)), each) for each in others]
+    ratio, best = max(found, key=lambda each: each[0], default=(0.0, None))
+    return best if ratio >= NEARLY else None
+
+
+def _ratio(some: list[str], others: list[str]) -> float:
+    return difflib.SequenceMatcher(None, some, others, autojunk=False).ratio()
+
+
+def _words(text: str) -> list[str]:
+    """Return the words that say something, without endings that only grammar asks for."""
+    words = [word for word in _WORD.findall(text.lower()) if word not in _EMPTY]
+    return [re.sub(r"(?<=\w{3})(?:ing|es|ed|s|e)$", "", word) for word in words[:_MAX_WORDS]]

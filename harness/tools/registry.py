@@ -1,0 +1,195 @@
+"""`ToolRegistry`: where tools are kept: those of the developer while the process lives, those that were
+made in a file."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...policies.errors import ToolDenied, ToolExists, ToolNotFound
+from .decorator import tool_of
+from .likeness import most_alike, shape_of
+from .naming import Reference, key_of, reference
+from .spec import Tool, ToolSpec, ToolState
+from .store import Store, Usage
+
+RETIRED_AFTER = 10  # failures in a row
+_WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
+_ALIKE_LOOKED_AT = 1000
+
+
+class ToolRegistry:
+    """Tools by name.  Safe from many threads, and its file from many processes.
+
+    Without `path` it is in memory.  A developer's tool is never shadowed: of two tools with one
+    name his is meant.  A made tool that fails `retired_after` times in a row, with no call between
+    that went well, is retired.  Uses are written to the file now and then, failures at once.
+    """
+
+    def __init__(self, path: str | None = None, *, retired_after: int = RETIRED_AFTER) -> None:
+        """Open or make the file at `path`; raises RegistryError."""
+        self._store = Store(path)
+        self._retired_after = retired_after
+        self._lock = threading.RLock()
+        self._developers: dict[str, Tool] = {}
+        self._known: dict[tuple[str, int | None], ToolSpec] = {}
+        self._changes = -1
+        self._uses: dict[tuple[str, int], int] = {}  # that went well, and are not written yet
+        self._failing: set[tuple[str, int]] = set()  # whose last call failed
+
+    def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
+        """Add a tool of the developer's: a function, marked with `@tool` or not.
+
+        Raises ToolExists if another function has the name, ToolInvalid for what is no tool.
+        """
+        tool = tool_of(function)
+        with self._lock:
+            known = self._developers.setdefault(key_of(tool.spec.name), tool)
+        if known.spec != tool.spec:
+            raise _taken(tool.spec.name, known.spec.name, "which is the developer's")
+        return tool.spec
+
+    def developers(self, name: str) -> Tool | None:
+        """Return the developer's tool of that name, if there is one."""
+        return self._developers.get(key_of(reference(name).name))
+
+    def add(self, spec: ToolSpec) -> ToolSpec:
+        """Keep a tool that was made, as the next version of its name, and return that.
+
+        Raises ToolExists if the name is a developer's or another maker's, RegistryError.
+        """
+        key = key_of(spec.name)
+        if known := self._developers.get(key):
+            raise _taken(spec.name, known.spec.name, "which is the developer's")
+        with self._lock:
+            self._known.clear()
+            return self._store.add(
+                key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
+            )
+
+    def get(self, name: str) -> ToolSpec:
+        """Return a tool by its name, or one version of it by `name@version`; raises ToolNotFound."""
+        wanted = reference(name)
+        key = key_of(wanted.name)
+        developers = self._developers.get(key)
+        if developers and wanted.version in (None, developers.spec.version):
+            return developers.spec
+        found = None if developers else self._made(key, wanted)
+        if found is None:
+            raise ToolNotFound(f"there is no tool {wanted}", tool=wanted.name)
+        return found
+
+    def _made(self, key: str, wanted: Reference) -> ToolSpec | None:
+        with self._lock:
+            changes = self._store.changes()
+            if changes != self._changes:
+                self._known.clear()
+                self._changes = changes
+            if (found := self._known.get((key, wanted.version))) is None:
+                found = self._store.get(key, wanted.version)
+                if found:
+                    self._known[key, wanted.version] = found
+            return found
+
+    def list_tools(self, *, retired: bool = False) -> list[ToolSpec]:
+        """Return the latest version of every tool, by name; `retired` ones only if asked for."""
+        made = {key_of(spec.name): spec for spec in self._store.latest()}
+        made |= {key: tool.spec for key, tool in self._developers.items()}
+        wanted = (spec for spec in made.values() if retired or spec.state is not ToolState.RETIRED)
+        return sorted(wanted, key=lambda spec: spec.name)
+
+    def versions(self, name: str) -> list[ToolSpec]:
+        """Return every version of a tool, the oldest first; raises ToolNotFound."""
+        spec = self.get(name)
+        return self._store.versions(key_of(spec.name)) if self._is_made(spec) else [spec]
+
+    def alike(self, spec: ToolSpec) -> ToolSpec | None:
+        """Return another tool that does the same, as far as shape and description tell."""
+        shape, own = shape_of(spec.parameters), key_of(spec.name)
+        others = [tool.spec for tool in self._developers.values()]
+        others = [each for each in others if shape_of(each.parameters) == shape]
+        others += self._store.of_shape(shape, _ALIKE_LOOKED_AT)
+        live = [each for each in others if each.state is not ToolState.RETIRED]
+        return most_alike(spec, [each for each in live if key_of(each.name) != own])
+
+    def remove(self, name: str, maker: str | None = None) -> None:
+        """Forget a made tool and all its versions; with `maker` only if it is his.
+
+        Raises ToolNotFound, and ToolDenied if it is the developer's or another maker's.
+        """
+        spec = self.get(name)
+        if not self._is_made(spec):
+            raise ToolDenied(f"{spec.name} is the developer's", tool=spec.name)
+        if maker not in (None, spec.provenance.maker):
+            raise ToolDenied(f"{spec.name} was made by another agent", tool=spec.name)
+        with self._lock:
+            self._known.clear()
+            self._store.remove(key_of(spec.name))
+
+    def set_state(self, name: str, state: ToolState) -> ToolSpec:
+        """Trust a made tool, retire it, or take that back; return it.  Raises ToolNotFound."""
+        spec = self.get(name)
+        if not self._is_made(spec):
+            raise ToolDenied(f"{spec.name} is the developer's, and trusted", tool=spec.name)
+        with self._lock:
+            self._known.clear()
+            self._store.set_state(key_of(spec.name), spec.version, state)
+        return replace(spec, state=state)
+
+    # counting
+
+    def note(self, spec: ToolSpec, *, well: bool) -> None:
+        """Count a call of a made tool, which failed unless it went `well`."""
+        counted = key_of(spec.name), spec.version
+        if not self._is_made(spec):
+            return
+        with self._lock:
+            if well:
+                self._uses[counted] = self._uses.get(counted, 0) + 1
+                if self._uses[counted] < _WRITTEN_AFTER and counted not in self._failing:
+                    return
+            self._write(counted, failed=not well)
+
+    def _write(self, counted: tuple[str, int], *, failed: bool) -> None:
+        well = self._uses.pop(counted, 0)
+        self._failing = self._failing | {counted} if failed else self._failing - {counted}
+        more = Usage(well + failed, int(failed), int(failed))
+        if self._store.count(*counted, more, well=well > 0, retire_at=self._retired_after):
+            self._known.clear()
+
+    def usage(self, name: str) -> Usage:
+        """Return how often a made tool was called and failed; raises ToolNotFound."""
+        spec = self.get(name)
+        counted = key_of(spec.name), spec.version
+        with self._lock:
+            more = self._uses.get(counted, 0)
+            known = self._store.usage(*counted)
+        return known._replace(uses=known.uses + more)
+
+    def flush(self) -> None:
+        """Write all counts now."""
+        with self._lock:
+            for counted in list(self._uses):
+                self._write(counted, failed=False)
+
+    def close(self) -> None:
+        """Write the counts and close the file; closing twice is fine."""
+        with self._lock:
+            if self._uses:
+                self.flush()
+            self._store.close()
+
+    def __enter__(self) -> "ToolRegistry":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_made(self, spec: ToolSpec) -> bool:
+        return key_of(spec.name) not in self._developers
+
+
+def _taken(name: str, existing: str, whose: str) -> ToolExists:
+    hint = "choose another name"
+    return ToolExists(f"{name}: there is {existing}, {whose}", hint, tool=name, existing=existing)

@@ -1,0 +1,272 @@
+"""Tools that were made, in one SQLite file.  Every write is one transaction: killed at any point, it
+happened or it did not (WAL, synchronous=FULL).  Several processes may use one file at a time."""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ...policies.errors import RegistryError, ToolExists, ToolInvalid
+from .spec import ToolSpec, ToolState, hash_of
+
+_MEMORY = ":memory:"
+_APPLICATION = 0x63656C6C  # in the header of the file, so that no other program's is taken for ours
+_FORMAT = 1
+_BUSY_SECONDS = 10.0  # that a write of another process is waited for
+_MAX_SPEC_BYTES = 1024 * 1024
+_MAX_VERSIONS = 100_000  # of all tools together: who makes them may be a program in a loop
+_SCHEMA = """
+CREATE TABLE tools (
+    key TEXT PRIMARY KEY, name TEXT NOT NULL, maker TEXT NOT NULL, latest INTEGER NOT NULL,
+    removed INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    key TEXT NOT NULL, version INTEGER NOT NULL, state TEXT NOT NULL, shape TEXT NOT NULL,
+    spec BLOB NOT NULL, uses INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
+    in_a_row INTEGER NOT NULL DEFAULT 0, UNIQUE (key, version)
+);
+CREATE INDEX shapes ON versions (shape);
+"""
+_LATEST = """SELECT v.key, v.version, v.state, v.spec FROM tools AS t
+JOIN versions AS v ON v.key = t.key AND v.version = t.latest WHERE t.removed = 0"""
+
+
+class Usage(NamedTuple):
+    """How often a version was called, how often that failed, and how often since it last went well."""
+
+    uses: int = 0
+    failures: int = 0
+    in_a_row: int = 0
+
+
+class Store:
+    """Versions of tools by key.  Safe from many threads; not across a fork."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """Open or make the file at `path`, or one in memory; raises RegistryError."""
+        self.path = path or _MEMORY
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        with self._explained("open"):
+            if path:
+                _make_private(path)
+            self._db = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA trusted_schema = OFF")
+        self._db.execute("PRAGMA cell_size_check = ON")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        with self._writing("prepare"):
+            application, version = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("application_id", "user_version")
+            )
+            tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+            if not tables and not application:
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+            elif (application, version) != (_APPLICATION, _FORMAT):
+                raise RegistryError(
+                    f"cannot open registry {self.path}: it is another program's, or another version's"
+                )
+
+    # reading
+
+    def changes(self) -> int:
+        """Return a number that is another one when another process has written."""
+        with self._reading() as db:
+            return int(db.execute("PRAGMA data_version").fetchone()[0])
+
+    def get(self, key: str, version: int | None = None) -> ToolSpec | None:
+        """Return the latest version of a tool, or the one asked for, if there is one."""
+        if version is None:
+            found = self._select(f"{_LATEST} AND t.key = ?", key)
+        else:
+            found = self._select(
+                "SELECT v.key, v.version, v.state, v.spec FROM tools AS t JOIN versions AS v "
+                "ON v.key = t.key WHERE t.removed = 0 AND t.key = ? AND v.version = ?",
+                key,
+                version,
+            )
+        return next(iter(found), None)
+
+    def versions(self, key: str) -> list[ToolSpec]:
+        """Return every version of a tool, the oldest first."""
+        return self._select(
+            "SELECT v.key, v.version, v.state, v.spec FROM tools AS t JOIN versions AS v "
+            "ON v.key = t.key WHERE t.removed = 0 AND t.key = ? ORDER BY v.version",
+            key,
+        )
+
+    def latest(self) -> list[ToolSpec]:
+        """Return the latest version of every tool, by key."""
+        return self._select(f"{_LATEST} ORDER BY t.key")
+
+    def of_shape(self, shape: str, most: int) -> list[ToolSpec]:
+        """Return the latest versions whose parameters have a shape."""
+        return self._select(f"{_LATEST} AND v.shape = ? ORDER BY t.key LIMIT ?", shape, most)
+
+    def usage(self, key: str, version: int) -> Usage:
+        with self._reading() as db:
+            row = db.execute(
+                "SELECT uses, failures, in_a_row FROM versions WHERE key = ? AND version = ?",
+                (key, version),
+            ).fetchone()
+        return Usage(*row) if row else Usage()
+
+    # writing
+
+    def add(
+        self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec]
+    ) -> ToolSpec:
+        """Store `finished(version)` as the next version of a tool, whose name `spec` has.
+
+        Raises ToolExists if it belongs to another maker.
+        """
+        with self._writing("add to") as db:
+            maker, latest = self._last(key, spec)
+            made = finished(latest + 1)
+            blob = msgspec.json.encode(made)
+            if len(blob) > _MAX_SPEC_BYTES:
+                raise ToolInvalid(f"{len(blob)} bytes, more than {_MAX_SPEC_BYTES}", tool=spec.name)
+            if db.execute("SELECT count(*) FROM versions").fetchone()[0] >= _MAX_VERSIONS:
+                raise RegistryError(f"registry {self.path} is full: {_MAX_VERSIONS} versions")
+            db.execute(
+                "INSERT OR REPLACE INTO tools (key, name, maker, latest) VALUES (?, ?, ?, ?)",
+                (key, made.name, maker, made.version),
+            )
+            db.execute(
+                "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, ?, ?, ?, ?)",
+                (key, made.version, made.state.value, shape, blob),
+            )
+        return made
+
+    def _last(self, key: str, spec: ToolSpec) -> tuple[str, int]:
+        """Return whose the tool will be, and its last version, which no later one repeats."""
+        maker = spec.provenance.maker
+        row = self._db.execute(
+            "SELECT name, maker, latest, removed FROM tools WHERE key = ?", (key,)
+        ).fetchone()
+        if row is None:
+            return maker, 0
+        name, owner, latest, removed = row
+        if not removed and owner != maker:
+            raise ToolExists(
+                f"{spec.name}: there is {name}, which another agent made",
+                "choose another name",
+                tool=spec.name,
+                existing=name,
+            )
+        return maker, latest
+
+    def remove(self, key: str) -> None:
+        """Forget every version of a tool; its numbers are not given again."""
+        with self._writing("remove from") as db:
+            db.execute("UPDATE tools SET removed = 1, maker = '' WHERE key = ?", (key,))
+            db.execute("DELETE FROM versions WHERE key = ?", (key,))
+
+    def set_state(self, key: str, version: int, state: ToolState) -> None:
+        """Set the state of a version, and forgive its failures."""
+        with self._writing("write to") as db:
+            db.execute(
+                "UPDATE versions SET state = ?, in_a_row = 0 WHERE key = ? AND version = ?",
+                (state.value, key, version),
+            )
+
+    def count(self, key: str, version: int, more: Usage, *, well: bool, retire_at: int) -> bool:
+        """Add to the counts of a version, and retire it if it failed too often in a row.
+
+        `well`: it went well once among these, and `more.in_a_row` failures came after that.  Tell
+        whether it is retired.
+        """
+        with self._writing("write to") as db:
+            db.execute(
+                "UPDATE versions SET uses = uses + ?, failures = failures + ?, "
+                "in_a_row = ? + CASE WHEN ? THEN 0 ELSE in_a_row END WHERE key = ? AND version = ?",
+                (more.uses, more.failures, more.in_a_row, well, key, version),
+            )
+            changed = db.execute(
+                "UPDATE versions SET state = ? WHERE key = ? AND version = ? AND in_a_row >= ?",
+                (ToolState.RETIRED.value, key, version, retire_at),
+            )
+            return changed.rowcount > 0
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            if os.getpid() == self._owner:
+                self._db.close()
+
+    # access
+
+    def _select(self, query: str, *values: object) -> list[ToolSpec]:
+        with self._reading() as db:
+            rows = db.execute(query, values).fetchall()
+        return [self._spec(*row) for row in rows]
+
+    def _spec(self, key: str, version: int, state: str, blob: bytes) -> ToolSpec:
+        try:
+            spec = _DECODER.decode(blob)
+            if spec.source_hash and spec.source_hash != hash_of(spec.source_code):
+                raise ValueError("its source is not the one that was stored")
+            return msgspec.structs.replace(spec, version=version, state=ToolState(state))
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
+            raise RegistryError(
+                f"registry {self.path}: the record of {key!a}@{version} is damaged: {error}",
+                "remove the tool, or restore the file from a copy",
+            ) from None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._explained("read"):
+            yield self._db
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[sqlite3.Connection]:
+        """Begin a transaction that writes, at once, so that no other process's comes between."""
+        with self._explained(what):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have ended it already
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        if os.getpid() != self._owner:  # before the lock: another thread may have held it
+            raise RegistryError(f"registry {self.path} was opened before this process was forked")
+        with self._lock:
+            if self._closed:
+                raise RegistryError(f"registry {self.path} was closed")
+            try:
+                yield
+            except (sqlite3.Error, OSError) as error:
+                raise RegistryError(f"cannot {what} registry {self.path}: {error}") from None
+
+
+_DECODER = msgspec.json.Decoder(ToolSpec)
+
+
+def _make_private(path: str) -> None:
+    """Make the file if there is none, for its owner only; SQLite's others take its mode."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    os.close(os.open(path, flags, 0o600))
