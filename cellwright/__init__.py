@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .harness.tools.spec import Tool as Tool
     from .harness.tools.spec import ToolSpec as ToolSpec
     from .harness.tools.spec import ToolState as ToolState
+    from .harness.tools.vault import Vault as Vault
+    from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError

@@ -190,12 +190,15 @@ class Sandbox(Executing):
     def workspaces(self) -> "Workspaces":
         """The named workspaces that calls and sessions can be given."""
         return self._cells.workspaces
-    def sibling(self, policy: Policy, pool: PoolSettings) -> "Sandbox":
+
+    def sibling(
+        self, policy: Policy, pool: PoolSettings, tools: "Broker | None" = None
+    ) -> "Sandbox":
         """Return another sandbox of the same interpreter, cgroups, source checks and trail."""
         if self._alike is None:
             raise PolicyError("connect: a daemon makes no cells for other policies than its own")
         alike: dict[str, Any] = self._alike
-        return Sandbox(policy=policy, pool=pool, audit=self.audit or False, **alike)
+        return Sandbox(policy=policy, pool=pool, audit=self.audit or False, tools=tools, **alike)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False

@@ -3,6 +3,7 @@
 Its gates are the lines of `Broker._pass`, in order; none is skipped for any caller.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable
@@ -132,11 +133,19 @@ class Broker:
 
     def offered(self, caller: Caller) -> dict[str, tuple[str, ...]]:
         """Return the tools that `caller` can name, and the names of their parameters."""
+        specs = self._tools.specs() if caller.tools is None else self._named(caller.tools)
         return {
             spec.name: tuple(spec.parameters.get("properties", ()))
-            for spec in (*self._tools.specs(), _READ_RESULT)
-            if caller.tools is None or spec.name in caller.tools or spec is _READ_RESULT
+            for spec in (*specs, _READ_RESULT)
         }
+
+    def _named(self, names: Iterable[str]) -> list[ToolSpec]:
+        """Return the specs of those of `names` that can be called."""
+        found = []
+        for name in sorted(names):
+            with contextlib.suppress(ToolError):
+                found.append(self._tools.get(name).spec)
+        return found
 
     # the gates
 
@@ -202,7 +211,10 @@ class Broker:
         try:
             return tool.perform(passing.arguments | secrets, inner)
         except ToolError as error:
-            raise type(error)(redaction.text(_short(str(error))), tool=tool.spec.name) from None
+            told = type(error)(redaction.text(_short(str(error))), tool=tool.spec.name)
+            if isinstance(told, ToolFailed) and not secrets:
+                told.result = getattr(error, "result", None)
+            raise told from None
         except CellwrightError as error:
             raise ToolFailed(redaction.text(_short(str(error))), tool=tool.spec.name) from error
         except Exception as error:  # noqa: BLE001 - whatever a tool raises

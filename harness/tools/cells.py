@@ -16,6 +16,7 @@ from ...runner.audit.log import AuditLog
 from ...runner.pool import PoolSettings
 from ..permissions import policy_of
 from ..sandbox import Sandbox
+from .broker import Broker
 from .spec import Grants
 
 PROFILE = "tool"
@@ -68,20 +69,22 @@ class Cells:
         return narrow(wanted, most)
 
     @contextlib.contextmanager
-    def lend(self, grants: Grants) -> Iterator[Sandbox]:
-        """Give a sandbox of these permissions for one call; raises what making one raises."""
-        shared = self._take(msgspec.json.encode(grants), grants)
+    def lend(self, grants: Grants, tools: Broker | None = None) -> Iterator[Sandbox]:
+        """Give a sandbox of these permissions for one call, in which `tools` can be called; raises
+        what making one raises."""
+        shared = self._take(grants, tools)
         try:
             yield shared.sandbox
         finally:
             self._give_back(shared)
 
-    def _take(self, key: bytes, grants: Grants) -> _Shared:
+    def _take(self, grants: Grants, tools: Broker | None) -> _Shared:
+        key = msgspec.json.encode((grants, tools is not None))
         with self._lock:
             if self._closed:
                 raise ClosedError("the tool factory was closed")
             if key not in self._shared:
-                self._shared[key] = _Shared(self._make(grants))
+                self._shared[key] = _Shared(self._make(grants, tools))
             self._shared.move_to_end(key)
             shared = self._shared[key]
             shared.users += 1
@@ -98,11 +101,11 @@ class Cells:
             found[-1].is_wanted = False
         return found
 
-    def _make(self, grants: Grants) -> Sandbox:
+    def _make(self, grants: Grants, tools: Broker | None) -> Sandbox:
         policy = self.policy(grants)
         if self._ceiling is None:
-            return Sandbox(policy=policy, pool=_POOL, audit=self.audit)
-        return self._ceiling.sibling(policy, _POOL)
+            return Sandbox(policy=policy, pool=_POOL, audit=self.audit, tools=tools)
+        return self._ceiling.sibling(policy, _POOL, tools)
 
     def _give_back(self, shared: _Shared) -> None:
         with self._lock:

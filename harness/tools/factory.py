@@ -22,9 +22,13 @@ from ...policies.errors import (
     ToolTestFailed,
 )
 from ...policies.permissions import PermissionSet
+from ...policies.tools import Tools
 from ...runner.result import SandboxResult
+from ..calling import CALLING
 from ..sandbox import Sandbox
 from ..terminal import harmless
+from .approval import Approve, nobody
+from .broker import Broker
 from .cells import Cells
 from .files import Exported, read_tool, write_tool
 from .making import draft
@@ -33,9 +37,11 @@ from .registry import ToolRegistry
 from .schema import Described, describe_source
 from .spec import Caller, Provenance, Tool, ToolSpec, ToolState, ToolTest
 from .validation import compile_schema, is_same
+from .vault import Vault
 
 _REMEMBERED = 1024
-_NOBODY = Caller()
+# Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
+_UNBOUNDED = Tools(calls=2**52, calls_per_second=2**52, result_bytes=2**52)
 
 
 class ToolFactory:
@@ -44,7 +50,8 @@ class ToolFactory:
     Their cells have the permissions that each was made with, none unless told, under the profile
     `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
     Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
-    tools may replace and remove his own.  What is not given is made, and closed by `close`.
+    tools may replace and remove his own.  `rules`, `vault` and `approve` are those of its `broker`,
+    which every call takes.  What is not given is made, and closed by `close`.
     """
 
     def __init__(
@@ -53,11 +60,17 @@ class ToolFactory:
         registry: ToolRegistry | None = None,
         *,
         maker: str = "",
+        rules: Tools = _UNBOUNDED,
+        vault: Vault | None = None,
+        approve: Approve = nobody,
     ) -> None:
         self.registry = registry or ToolRegistry()
         self.maker = maker
         self._owns_registry = registry is None
         self._cells = Cells(sandbox)
+        audit = self._cells.audit
+        self.broker = Broker(self, rules=rules, vault=vault, approve=approve, audit=audit)
+        self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
         self._lock = threading.Lock()
         self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
 
@@ -127,6 +140,7 @@ class ToolFactory:
             if not result.ok or result.value != word:
                 raise _failed(spec, result)
             return
+        check_arguments(spec, test.input)
         value = self._run(spec, program_of_call(spec.source_code, described), test.input)
         if not is_same(value, test.expected):
             raise ToolFailed(f"expected {_shown(test.expected)}, not {_shown(value)}")
@@ -139,17 +153,18 @@ class ToolFactory:
         Raises ToolNotFound, ToolDenied for one that is retired, ToolArgumentsInvalid,
         ToolFailed with the result of the cell, and ToolResultInvalid.
         """
-        return _carry_out(self.tool(name), input or {}, _NOBODY)
+        return self.broker.call(name, input or {}, CALLING.get() or self._caller)
 
     def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
-        """Do what `call` does, for a retired tool too, and without counting."""
+        """Do what `call` does in a cell, for a retired tool too, without counting or asking."""
         spec = self.registry.get(name)
+        check_arguments(spec, input or {})
         if developers := self.registry.developers(name):
-            return _carry_out(developers, input or {}, _NOBODY)
+            return developers.perform(input or {}, self._caller)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
         return self._run(spec, program, input or {})
 
-    def tool(self, name: str) -> Tool:
+    def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
         spec = self.registry.get(name)
         if developers := self.registry.developers(name):
@@ -172,12 +187,16 @@ class ToolFactory:
                 self._tools.popitem(last=False)
         return made
 
+    def specs(self) -> list[ToolSpec]:
+        """Return what may be offered to a program."""
+        return self.registry.list_tools()
+
     def _made(self, spec: ToolSpec) -> Tool:
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
 
         def perform(arguments: dict[str, Any], caller: Caller) -> Any:
             try:
-                value = self._run(spec, program, arguments, caller)
+                value = self._run(spec, program, arguments)
             except (ToolFailed, ToolResultInvalid):
                 self.registry.note(spec, well=False)
                 raise
@@ -186,12 +205,9 @@ class ToolFactory:
 
         return Tool(spec, perform)
 
-    def _run(
-        self, spec: ToolSpec, program: str, arguments: dict[str, Any], caller: Caller = _NOBODY
-    ) -> Any:
+    def _run(self, spec: ToolSpec, program: str, arguments: dict[str, Any]) -> Any:
         """Run one call in a cell and return its value; every word of it is the guest's."""
-        check_arguments(spec, arguments)
-        result = self._execute(spec, program, {ARGUMENTS: arguments}, caller)
+        result = self._execute(spec, program, {ARGUMENTS: arguments})
         if not result.ok:
             raise _failed(spec, result)
         if not isinstance(result.value, list) or len(result.value) != 1:
@@ -201,13 +217,15 @@ class ToolFactory:
         check_result(spec, result.value[0])
         return result.value[0]
 
-    def _execute(
-        self, spec: ToolSpec, program: str, inputs: dict[str, Any], caller: Caller = _NOBODY
-    ) -> SandboxResult:
-        with self._cells.lend(spec.grants) as sandbox:
-            return sandbox.execute(
-                program, inputs=inputs, timeout=spec.timeout, trace_id=caller.traceparent or None
-            )
+    def _execute(self, spec: ToolSpec, program: str, inputs: dict[str, Any]) -> SandboxResult:
+        """Run a program of this tool's, which may call what its spec lists and nothing else."""
+        above = CALLING.get() or self._caller
+        token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
+        try:
+            with self._cells.lend(spec.grants, self.broker if spec.calls else None) as sandbox:
+                return sandbox.execute(program, inputs=inputs, timeout=spec.timeout)
+        finally:
+            CALLING.reset(token)
 
     # keeping
 
@@ -277,13 +295,6 @@ class ToolFactory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _carry_out(tool: Tool, arguments: dict[str, Any], caller: Caller) -> Any:
-    check_arguments(tool.spec, arguments)
-    value = tool.perform(arguments, caller)
-    check_result(tool.spec, value)
-    return value
 
 
 def check_arguments(spec: ToolSpec, arguments: object) -> None:

@@ -50,4 +50,4 @@ def _ratio(some: list[str], others: list[str]) -> float:
 def _words(text: str) -> list[str]:
     """Return the words that say something, without endings that only grammar asks for."""
     words = [word for word in _WORD.findall(text.lower()) if word not in _EMPTY]
-    return [re.sub(r"(?<=\w{3})(?:ing|es|ed|s|e)$", "", word) for word in words[:_MAX_WORDS]]
+    return [re.sub(r"(?<=\w{3})(?:ing|es|ed|(?<!s)s|e)$", "", word) for word in words[:_MAX_WORDS]]

@@ -9,7 +9,7 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from ...policies.policy import check_limit, check_names
-from .naming import normalised, reference
+from .naming import normalised
 from .schema import Described, describe_source
 from .spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of
 from .validation import compile_schema
@@ -54,7 +54,7 @@ def draft(
         function=described.function,
         grants=grants_of(permissions),
         timeout=float(timeout),
-        calls=tuple(str(reference(each)) for each in _names("calls", calls)),
+        calls=tuple(normalised(each) for each in _names("calls", calls)),
         risky=bool(risky),
         tags=_names("tags", tags),
         tests=tests_of(tests),

@@ -34,6 +34,7 @@ class ToolRegistry:
         self._lock = threading.RLock()
         self._developers: dict[str, Tool] = {}
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
+        self._all: list[ToolSpec] | None = None
         self._changes = -1
         self._uses: dict[tuple[str, int], int] = {}  # that went well, and are not written yet
         self._failing: set[tuple[str, int]] = set()  # whose last call failed
@@ -63,7 +64,7 @@ class ToolRegistry:
         if known := self._developers.get(key):
             raise _taken(spec.name, known.spec.name, "which is the developer's")
         with self._lock:
-            self._known.clear()
+            self._forget()
             return self._store.add(
                 key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
             )
@@ -82,22 +83,37 @@ class ToolRegistry:
 
     def _made(self, key: str, wanted: Reference) -> ToolSpec | None:
         with self._lock:
-            changes = self._store.changes()
-            if changes != self._changes:
-                self._known.clear()
-                self._changes = changes
+            self._forget_if_changed()
             if (found := self._known.get((key, wanted.version))) is None:
                 found = self._store.get(key, wanted.version)
                 if found:
                     self._known[key, wanted.version] = found
             return found
 
+    def _forget_if_changed(self) -> None:
+        """Forget what was read, if another process has written since."""
+        changes = self._store.changes()
+        if changes != self._changes:
+            self._forget()
+            self._changes = changes
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._all = None
+
     def list_tools(self, *, retired: bool = False) -> list[ToolSpec]:
         """Return the latest version of every tool, by name; `retired` ones only if asked for."""
-        made = {key_of(spec.name): spec for spec in self._store.latest()}
+        made = {key_of(spec.name): spec for spec in self._latest()}
         made |= {key: tool.spec for key, tool in self._developers.items()}
         wanted = (spec for spec in made.values() if retired or spec.state is not ToolState.RETIRED)
         return sorted(wanted, key=lambda spec: spec.name)
+
+    def _latest(self) -> list[ToolSpec]:
+        with self._lock:
+            self._forget_if_changed()
+            if self._all is None:
+                self._all = self._store.latest()
+            return self._all
 
     def versions(self, name: str) -> list[ToolSpec]:
         """Return every version of a tool, the oldest first; raises ToolNotFound."""
@@ -124,7 +140,7 @@ class ToolRegistry:
         if maker not in (None, spec.provenance.maker):
             raise ToolDenied(f"{spec.name} was made by another agent", tool=spec.name)
         with self._lock:
-            self._known.clear()
+            self._forget()
             self._store.remove(key_of(spec.name))
 
     def set_state(self, name: str, state: ToolState) -> ToolSpec:
@@ -133,7 +149,7 @@ class ToolRegistry:
         if not self._is_made(spec):
             raise ToolDenied(f"{spec.name} is the developer's, and trusted", tool=spec.name)
         with self._lock:
-            self._known.clear()
+            self._forget()
             self._store.set_state(key_of(spec.name), spec.version, state)
         return replace(spec, state=state)
 
@@ -156,7 +172,7 @@ class ToolRegistry:
         self._failing = self._failing | {counted} if failed else self._failing - {counted}
         more = Usage(well + failed, int(failed), int(failed))
         if self._store.count(*counted, more, well=well > 0, retire_at=self._retired_after):
-            self._known.clear()
+            self._forget()
 
     def usage(self, name: str) -> Usage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""

@@ -1,5 +1,6 @@
 """The registry: what is committed stays, names belong to somebody, and what keeps failing is retired."""
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -23,6 +25,7 @@ from cellwright import (
     ToolState,
 )
 from cellwright.harness.tools import store
+from cellwright.harness.tools.store import Store
 from tests.conftest import ROOT
 
 DOUBLE = ToolSpec(
@@ -265,24 +268,24 @@ def test_kill_9_at_any_point_loses_nothing_that_was_committed(tmp_path: Path) ->
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_ten_thousand_tools_are_there_soon(tmp_path: Path) -> None:
-    """That it is under a second is measured by `cellwright bench tools`."""
+def test_ten_thousand_tools_are_all_there(tmp_path: Path) -> None:
+    """How soon is measured by `cellwright bench tools`."""
     path = str(tmp_path / "tools.db")
+    fill(path, 10_000)
     with ToolRegistry(path) as registry:
-        registry._store._db.execute("BEGIN")
-        blob = store.msgspec.json.encode(DOUBLE)
-        for number in range(10_000):
-            key = f"tool{number}"
-            registry._store._db.execute("INSERT INTO tools VALUES (?, ?, '', 1, 0)", (key, key))
-            registry._store._db.execute(
+        assert len(registry.list_tools()) == 10_000
+        assert registry.get("tool-9999").name == "tool_9999"
+
+
+def fill(path: str, count: int) -> None:
+    with contextlib.closing(Store(path)) as store, store._writing("fill") as db:
+        for number in range(count):
+            made = spec(f"tool_{number}")
+            db.execute("INSERT INTO tools VALUES (?, ?, '', 1, 0)", (made.name, made.name))
+            db.execute(
                 "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, 1, 'draft', '', ?)",
-                (key, blob),
+                (made.name, msgspec.json.encode(made)),
             )
-        registry._store._db.execute("COMMIT")
-    with ToolRegistry(path) as registry:
-        assert (
-            len(registry.list_tools(retired=True)) == 1 or len(registry._store.latest()) == 10_000
-        )
 
 
 # bad days
@@ -439,7 +442,6 @@ def test_the_same_words_for_the_same_shape_are_the_same_tool(
     second = spec("second", description=other, parameters=renamed)
     assert (registry.alike(second) is not None) == alike
     assert registry.alike(replace(second, parameters={"properties": {}})) is None
-    assert registry.alike(replace(second, name="fir-st", description=one)) is None or alike
 
 
 def test_a_tool_does_not_resemble_itself_or_one_that_is_retired(registry: ToolRegistry) -> None:
