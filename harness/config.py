@@ -31,7 +31,7 @@ class SandboxConfig:
 
     `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
     the same place, read-only or, with `allow_file_write`, writable; denied ones are left out, or hidden
-    where they lie beneath an allowed one.
+    where they lie beneath an allowed one.  With neither permission they say nothing.
     `optional_layers` names layers that the sandbox may do without where the host lacks them.
     """
 
@@ -78,12 +78,6 @@ class SandboxConfig:
             raise PolicyError(
                 "allow_network: there is no way out of a cell yet",
                 "do the request on the host and pass its result in with inputs= or files=",
-            )
-        if (self.allowed_paths or self.denied_paths) and not (
-            self.allow_file_read or self.allow_file_write
-        ):
-            raise PolicyError(
-                "allowed_paths: give allow_file_read=True or allow_file_write=True too"
             )
 
     def _limits(self) -> Limits:
