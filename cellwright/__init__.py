@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .harness.tools.decorator import tool as tool
     from .harness.tools.factory import ToolFactory as ToolFactory
     from .harness.tools.registry import ToolRegistry as ToolRegistry
+    from .harness.tools.runs import Runs as Runs
     from .harness.tools.spec import Caller as Caller
     from .harness.tools.spec import Provenance as Provenance
     from .harness.tools.spec import Tool as Tool

@@ -62,8 +62,10 @@ class Database:
     @contextlib.contextmanager
     def reading(self, purpose: str = "read") -> Iterator[sqlite3.Connection]:
         """Keep others of this process out, and tell what goes wrong as RegistryError."""
+        if os.getpid() != self._owner:  # before the lock: another thread may have held it
+            raise RegistryError(f"the {self._what} in {self.path} was opened before the fork")
         with self._explained(purpose), self._lock:
-            if self._closed or os.getpid() != self._owner:
+            if self._closed:
                 raise RegistryError(f"the {self._what} in {self.path} was closed")
             yield self._db
 
@@ -82,8 +84,10 @@ class Database:
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
+        if os.getpid() != self._owner:
+            return
         with self._lock:
-            if not self._closed and os.getpid() == self._owner:
+            if not self._closed:
                 self._closed = True
                 self._db.close()
 
@@ -98,6 +102,6 @@ class Database:
 
 
 def _make_private(path: str) -> None:
-    """Make a missing file readable by its owner alone: SQLite would ask umask(2)."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    """Make a missing file readable by its owner alone, where SQLite asks umask(2); follow no link."""
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    os.close(os.open(path, flags, 0o600))

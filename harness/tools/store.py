@@ -1,22 +1,16 @@
-"""Tools that were made, in one SQLite file.  Every write is one transaction: killed at any point, it
-happened or it did not (WAL, synchronous=FULL).  Several processes may use one file at a time."""
+"""Tools that were made, in one file: their versions, whose they are, and how often they were used."""
 
-import contextlib
-import os
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from ...policies.errors import RegistryError, ToolExists, ToolInvalid
+from .database import Database
 from .spec import ToolSpec, ToolState, hash_of
 
-_MEMORY = ":memory:"
-_APPLICATION = 0x63656C6C  # in the header of the file, so that no other program's is taken for ours
-_FORMAT = 1
-_BUSY_SECONDS = 10.0  # that a write of another process is waited for
+_FORMAT = 1001  # other files of ours count from 1
 _MAX_SPEC_BYTES = 1024 * 1024
 _MAX_VERSIONS = 100_000  # of all tools together: who makes them may be a program in a loop
 _SCHEMA = """
@@ -48,42 +42,9 @@ class Store:
 
     def __init__(self, path: str | None = None) -> None:
         """Open or make the file at `path`, or one in memory; raises RegistryError."""
-        self.path = path or _MEMORY
-        self._owner = os.getpid()
-        self._lock = threading.RLock()
-        self._closed = False
-        with self._explained("open"):
-            if path:
-                _make_private(path)
-            self._db = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._prepare()
-            except BaseException:
-                self._db.close()
-                raise
-
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA trusted_schema = OFF")
-        self._db.execute("PRAGMA cell_size_check = ON")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        with self._writing("prepare"):
-            application, version = (
-                self._db.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("application_id", "user_version")
-            )
-            tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-            if not tables and not application:
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
-            elif (application, version) != (_APPLICATION, _FORMAT):
-                raise RegistryError(
-                    f"cannot open registry {self.path}: it is another program's, or another version's"
-                )
+        self._database = Database(path, "registry", _FORMAT, _SCHEMA)
+        self._reading, self._writing = self._database.reading, self._database.writing
+        self.path = self._database.path
 
     # reading
 
@@ -139,7 +100,7 @@ class Store:
         Raises ToolExists if it belongs to another maker.
         """
         with self._writing("add to") as db:
-            maker, latest = self._last(key, spec)
+            maker, latest = self._last(db, key, spec)
             made = finished(latest + 1)
             blob = msgspec.json.encode(made)
             if len(blob) > _MAX_SPEC_BYTES:
@@ -156,12 +117,11 @@ class Store:
             )
         return made
 
-    def _last(self, key: str, spec: ToolSpec) -> tuple[str, int]:
+    def _last(self, db: sqlite3.Connection, key: str, spec: ToolSpec) -> tuple[str, int]:
         """Return whose the tool will be, and its last version, which no later one repeats."""
         maker = spec.provenance.maker
-        row = self._db.execute(
-            "SELECT name, maker, latest, removed FROM tools WHERE key = ?", (key,)
-        ).fetchone()
+        query = "SELECT name, maker, latest, removed FROM tools WHERE key = ?"
+        row = db.execute(query, (key,)).fetchone()
         if row is None:
             return maker, 0
         name, owner, latest, removed = row
@@ -208,10 +168,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        with self._lock:
-            self._closed = True
-            if os.getpid() == self._owner:
-                self._db.close()
+        self._database.close()
 
     # access
 
@@ -232,41 +189,5 @@ class Store:
                 "remove the tool, or restore the file from a copy",
             ) from None
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._explained("read"):
-            yield self._db
-
-    @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction that writes, at once, so that no other process's comes between."""
-        with self._explained(what):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it already
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        if os.getpid() != self._owner:  # before the lock: another thread may have held it
-            raise RegistryError(f"registry {self.path} was opened before this process was forked")
-        with self._lock:
-            if self._closed:
-                raise RegistryError(f"registry {self.path} was closed")
-            try:
-                yield
-            except (sqlite3.Error, OSError) as error:
-                raise RegistryError(f"cannot {what} registry {self.path}: {error}") from None
-
 
 _DECODER = msgspec.json.Decoder(ToolSpec)
-
-
-def _make_private(path: str) -> None:
-    """Make the file if there is none, for its owner only; SQLite's others take its mode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    os.close(os.open(path, flags, 0o600))
