@@ -72,6 +72,14 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         from .audit_commands import add_audit
 
         add_audit(audit)
+    tools = commands.add_parser("tools", help="make tools, call them, and look at them")
+    tools.set_defaults(command=_tools)
+    if wanted == "tools":
+        from .tools.commands import add_tools
+
+        options = argparse.ArgumentParser(add_help=False)
+        _add_policy(options)
+        add_tools(tools, options)
     serve = commands.add_parser("serve", help="share one pool of cells among processes")
     serve.set_defaults(command=_serve)
     _add_policy(serve, several=True)
@@ -348,6 +356,12 @@ def _serve(options: argparse.Namespace) -> int:
 
     serve(options, [_policy_named(name, options) for name in options.policy or [None]])
     return RAN
+
+
+def _tools(options: argparse.Namespace) -> int:
+    from .tools.commands import carry_out
+
+    return carry_out(options, _policy(options))
 
 
 def _bench(options: argparse.Namespace) -> int:

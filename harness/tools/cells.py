@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from .spec import Grants
 PROFILE = "tool"
 ALIVE = 8  # sandboxes: each has a launcher, and cells that wait
 _TRAIL_ENTRIES = 1000
-_POOL = PoolSettings(size=4)
+POOL = 4  # cells that wait, for each set of permissions
 
 
 class _Shared:
@@ -41,9 +41,17 @@ class Cells:
     at their word.
     """
 
-    def __init__(self, ceiling: Sandbox | None = None, alive: int = ALIVE) -> None:
+    def __init__(
+        self,
+        ceiling: Sandbox | None = None,
+        pool: int = POOL,
+        optional_layers: Sequence[str] = (),
+        alive: int = ALIVE,
+    ) -> None:
         self._ceiling = ceiling
         self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
+        self._pool = PoolSettings(size=pool)
+        self._optional_layers = tuple(optional_layers)
         self._alive = alive
         self._lock = threading.Lock()
         self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
@@ -56,6 +64,7 @@ class Cells:
         """
         profile = load_policy(PROFILE)
         if self._ceiling is None:
+            profile = replace(profile, optional_layers=self._optional_layers)
             return policy_of(grants.permissions, profile)
         most = self._ceiling.policy
         profile = replace(profile, optional_layers=most.optional_layers, python=most.python)
@@ -104,8 +113,8 @@ class Cells:
     def _make(self, grants: Grants, tools: Broker | None) -> Sandbox:
         policy = self.policy(grants)
         if self._ceiling is None:
-            return Sandbox(policy=policy, pool=_POOL, audit=self.audit, tools=tools)
-        return self._ceiling.sibling(policy, _POOL, tools)
+            return Sandbox(policy=policy, pool=self._pool, audit=self.audit, tools=tools)
+        return self._ceiling.sibling(policy, self._pool, tools)
 
     def _give_back(self, shared: _Shared) -> None:
         with self._lock:

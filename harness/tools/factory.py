@@ -29,7 +29,7 @@ from ..sandbox import Sandbox
 from ..terminal import harmless
 from .approval import Approve, nobody
 from .broker import Broker
-from .cells import Cells
+from .cells import POOL, Cells
 from .files import Exported, read_tool, write_tool
 from .making import draft
 from .program import ARGUMENTS, program_of_call, program_of_test
@@ -51,7 +51,8 @@ class ToolFactory:
     `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
     Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
     tools may replace and remove his own.  `rules`, `vault` and `approve` are those of its `broker`,
-    which every call takes.  What is not given is made, and closed by `close`.
+    which every call takes.  `pool` cells wait for each set of permissions; `optional_layers` they
+    may do without, if no `sandbox` says.  What is not given is made, and closed by `close`.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class ToolFactory:
         rules: Tools = _UNBOUNDED,
         vault: Vault | None = None,
         approve: Approve = nobody,
+        pool: int = POOL,
+        optional_layers: Sequence[str] = (),
     ) -> None:
         self.registry = registry or ToolRegistry()
         self.maker = maker
         self._owns_registry = registry is None
-        self._cells = Cells(sandbox)
+        self._cells = Cells(sandbox, pool, optional_layers)
         audit = self._cells.audit
         self.broker = Broker(self, rules=rules, vault=vault, approve=approve, audit=audit)
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
@@ -163,6 +166,12 @@ class ToolFactory:
             return developers.perform(input or {}, self._caller)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
         return self._run(spec, program, input or {})
+
+    def run_tests(self, name: str) -> int:
+        """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
+        spec = self.registry.get(name)
+        self._tested(spec, describe_source(spec.source_code, spec.name))
+        return len(spec.tests)
 
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
