@@ -128,6 +128,18 @@ class Cells:
         if not in_use:
             shared.sandbox.close()
 
+    def policy_in_force(self, grants: Grants) -> Policy:
+        """Return the policy of the sandbox that is lent for these permissions."""
+        with self.lend(grants) as sandbox:
+            return sandbox.policy
+
+    def settle(self) -> None:
+        """Wait until the cells that should wait do."""
+        with self._lock:
+            shared = list(self._shared.values())
+        for each in shared:
+            each.sandbox.settle()
+
     def close(self) -> None:
         """End every call and close every sandbox; closing twice is fine."""
         with self._lock:

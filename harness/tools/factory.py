@@ -22,6 +22,7 @@ from ...policies.errors import (
     ToolTestFailed,
 )
 from ...policies.permissions import PermissionSet
+from ...policies.policy import Policy
 from ...policies.tools import Tools
 from ...runner.result import SandboxResult
 from ..calling import CALLING
@@ -292,6 +293,14 @@ class ToolFactory:
             risky=found.risky, tags=found.tags, provenance=found.provenance,
             allow_similar=allow_similar,
         )  # fmt: skip
+
+    def policy_of(self, name: str) -> Policy:
+        """Return what the cells of a made tool may do; raises ToolNotFound."""
+        return self._cells.policy_in_force(self.registry.get(name).grants)
+
+    def settle(self) -> None:
+        """Wait until all pools are full and nothing of any past call is left."""
+        self._cells.settle()
 
     def close(self) -> None:
         """End every call and close what was made for it; closing twice is fine."""

@@ -1,0 +1,198 @@
+"""What a call of a tool costs: of one on the host, of one that was made, from here and from a cell."""
+
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..harness.sandbox import Sandbox
+from ..harness.tools.factory import ToolFactory
+from ..harness.tools.registry import ToolRegistry
+from ..harness.tools.spec import ToolSpec
+from ..runner.pool import PoolSettings
+from .measuring import (
+    Contender,
+    median,
+    percentile_columns,
+    percentile_row,
+    seconds_of,
+    side_by_side,
+)
+from .report import Column, Report, Table, Verdict
+from .settings import Settings, sandbox
+
+_MS = 1000.0
+_SOURCE = "def double(n: int) -> int:\n    return n * 2"
+_EXECUTE, _BY_HAND = "`execute('1+1')`, no tool", "`execute` of the source and a call"
+_MADE, _HOST = "made tool, a fresh cell", "tool of the host"
+_INSIDE, _NESTED = "tool of the host, from a cell", "made tool, from a cell: another cell"
+_LOOP = """
+import time
+from tools import {name}
+def measured():
+    began = time.perf_counter()
+    for n in range({count}):
+        {name}(n=n)
+    return (time.perf_counter() - began) / {count}
+measured()
+"""
+_SHELVED = 10_000
+_READY = PoolSettings()
+_CLIENTS = (1, 2, 4, 8)
+
+
+def increment(n: int) -> int:
+    """Add one."""
+    return n + 1
+
+
+def measure(settings: Settings) -> Report:
+    """Return percentiles of calls in turn, calls a second, and what a large registry takes."""
+    with sandbox(settings) as outer, ToolFactory(outer) as factory:
+        factory.registry.register(increment)
+        factory.create_tool("double", "Double a number", _SOURCE, tests=[({"n": 21}, 42)])
+        with (
+            outer.sibling(factory.policy_of("double"), _READY) as bare,
+            outer.sibling(outer.policy, _READY, factory.broker) as offering,
+        ):
+            times = _latencies(settings, factory, bare, offering)
+            rates = _rates(settings, factory)
+    shelf = _shelf(settings)
+    return _report(times, rates, shelf)
+
+
+def _latencies(
+    settings: Settings, factory: ToolFactory, bare: Sandbox, offering: Sandbox
+) -> dict[str, list[float]]:
+    given = {"given": {"n": 21}}
+    by_hand = partial(bare.execute, f"{_SOURCE}\n[double(**given)]", inputs=given)
+    inside = partial(_inside, offering, "increment", settings.amount(200, 20))
+    nested = partial(_inside, offering, "double", settings.amount(20, 4))
+    return side_by_side(
+        [
+            Contender(_EXECUTE, partial(bare.execute, "1+1"), bare.settle),
+            Contender(_BY_HAND, by_hand, bare.settle),
+            Contender(_MADE, partial(factory.call, "double", {"n": 21}), factory.settle),
+            Contender(_HOST, partial(factory.call, "increment", {"n": 21})),
+            Contender(_INSIDE, inside, every=10),
+            Contender(_NESTED, nested, factory.settle, every=10),
+        ],
+        settings.amount(2000, 30),
+    )
+
+
+def _inside(offering: Sandbox, name: str, count: int) -> float:
+    """Return the seconds that one of many calls took, as the program itself counts."""
+    result = offering.execute(_LOOP.format(name=name, count=count))
+    if not result.ok:
+        raise RuntimeError(result.error)
+    return float(result.value)
+
+
+def _rates(settings: Settings, factory: ToolFactory) -> list[tuple[int, float, float]]:
+    """Return (callers at a time, calls a second of a made tool, of one of the host)."""
+    calls = settings.amount(500, 10)
+    return [
+        (
+            clients,
+            _rate(partial(factory.call, "double", {"n": 1}), clients, calls),
+            _rate(partial(factory.call, "increment", {"n": 1}), clients, calls * 10),
+        )
+        for clients in _CLIENTS
+    ]
+
+
+def _rate(call: Any, clients: int, calls: int) -> float:
+    def work() -> None:
+        for _ in range(calls):
+            call()
+
+    threads = [threading.Thread(target=work) for _ in range(clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return clients * calls / (time.perf_counter() - began)
+
+
+def _shelf(settings: Settings) -> list[tuple[str, float]]:
+    """Return what a registry of many tools takes, in milliseconds."""
+    count = 500 if settings.smoke else _SHELVED
+    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+        path = str(Path(directory, "tools.db"))
+        with ToolRegistry(path) as registry:
+            adding = seconds_of(lambda: _fill(registry, count))
+        found: list[ToolSpec] = []
+        with ToolRegistry(path) as registry:
+            loading = seconds_of(lambda: found.extend(registry.list_tools()))
+            if len(found) != count:
+                raise RuntimeError(f"{len(found)} tools instead of {count}")
+            looking = seconds_of(lambda: [registry.get(f"tool_{n}") for n in range(count)])
+    return [
+        (f"load {count:,} tools", loading * _MS),
+        ("find one by name, the first time", looking / count * _MS),
+        ("add one", adding / count * _MS),
+    ]
+
+
+def _fill(registry: ToolRegistry, count: int) -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for number in range(count):
+        registry.add(
+            ToolSpec(
+                name=f"tool_{number}",
+                description=f"Do what number {number} does with a number",
+                source_code=_SOURCE,
+                parameters=parameters,
+                function="double",
+            )
+        )
+
+
+def _report(
+    times: dict[str, list[float]],
+    rates: list[tuple[int, float, float]],
+    shelf: list[tuple[str, float]],
+) -> Report:
+    bare = median(times[_EXECUTE])
+    calls = Table(
+        title="One call",
+        columns=(Column("what"), *percentile_columns("ms", 3), Column("ratio", 2)),
+        rows=tuple(
+            (way, *percentile_row(seconds, _MS), median(seconds) / bare)
+            for way, seconds in times.items()
+        ),
+        note="Calls from a cell are counted by the program itself, many in one cell.",
+    )
+    many = Table(
+        title="Calls a second",
+        columns=(Column("callers", 0), Column(_MADE, 0), Column(_HOST, 0)),
+        rows=tuple(rates),
+    )
+    kept = Table(title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(shelf))
+    return Report(
+        name="tools",
+        title="What a call of a tool costs",
+        tables=(calls, many, kept),
+        verdicts=_verdicts(times, shelf),
+        notes=(
+            "The profile `tool`, every layer on, audit trail in a file; in turn, in one process.",
+        ),
+        samples={way: tuple(seconds) for way, seconds in times.items()},
+    )
+
+
+def _verdicts(times: dict[str, list[float]], shelf: list[tuple[str, float]]) -> tuple[Verdict, ...]:
+    ratio = median(times[_MADE]) / median(times[_EXECUTE])
+    loading = shelf[0][1]
+    return (
+        Verdict(
+            "a made tool takes less than twice as long as `1+1`", ratio < 2, f"{ratio:.2f} times"
+        ),
+        Verdict(
+            "ten thousand tools load in less than a second", loading < _MS, f"{loading:.0f} ms"
+        ),
+    )
