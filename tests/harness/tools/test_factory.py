@@ -165,6 +165,14 @@ def walk(node: Node, tags: set[str], pairs: dict[str, Pair], at: tuple[int, ...]
         factory.call("walk", given | {"node": {"value": "1"}})
 
 
+def test_large_integers_stay_whole(factory: ToolFactory) -> None:
+    factory.create_tool("power", "Raise two", "def power(n: int) -> int: return 2 ** n")
+    assert factory.call("power", {"n": 100}) == 2**100
+    source = "def power(n: int): return 2 ** n"
+    factory.create_tool("power", "Raise", source, tests=[({"n": 99}, 2**99)])
+    assert factory.registry.get("power").tests[0].expected == 2**99
+
+
 def test_an_async_function_is_awaited(factory: ToolFactory) -> None:
     source = "import asyncio\nasync def later(n: int) -> int:\n    await asyncio.sleep(0)\n    return n + 1"
     factory.create_tool("later", "Add one later", source)

@@ -71,6 +71,14 @@ def test_the_usual_arguments_are_found_right_and_wrong_ones_are_not() -> None:
         assert not check(wrong)
 
 
+def test_what_is_no_json_is_never_surely_right() -> None:
+    for value in (object(), float("nan"), float("inf"), (1,), b"x"):
+        assert compile_schema({"type": "number"}).complaints(value)
+        for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "array"}}}):
+            assert compile_schema(schema).complaints({"b": value})
+            assert compile_schema(schema).complaints({"a": [value]})
+
+
 def test_a_schema_that_is_not_simple_is_left_to_the_whole_validator() -> None:
     for schema in ({}, True, {"type": ["string", "null"]}, {"$ref": "#/x"}, {"type": "string", "pattern": "a"},
                    {"type": "object", "properties": {"x": {"anyOf": []}}}, {"type": "object", "required": "x"},

@@ -63,6 +63,9 @@ def endless() -> dict[str, Any]:
         deep(60), deep(5000), endless(), {"description": "x" * 300_000}, {"enum": [{1, 2}]},
         {"enum": [b"x"]}, {1: 2}, {"const": "\ud800"},
         {"patternProperties": {"a": {}}, "unevaluatedProperties": False},
+        {"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}},
+        {"$ref": "#/x", "x": {"$schema": "https://json-schema.org/draft/2020-12/schema"}},
+        {"properties": {f"p{n}": {} for n in range(6000)}},
     ],
 )  # fmt: skip
 def test_what_is_no_schema_or_leads_outside_is_refused(schema: Any) -> None:
@@ -123,6 +126,28 @@ def test_a_pattern_that_backtracks_is_not_given_to_re() -> None:
         compile_schema(schema).complaints({"a" * 60 + "!": 1})
 
 
+@pytest.mark.parametrize("dialect", ["draft-03", "draft-04", "draft-06", "draft-07", "draft/2019-09",
+                                     "draft/2020-12", "draft/next"])  # fmt: skip
+def test_no_dialect_brings_its_own_keywords(dialect: str) -> None:
+    """jsonschema chooses its class by `$schema`, and again wherever a reference leads to the top."""
+    schema = {
+        "$schema": f"https://json-schema.org/{dialect}/schema",
+        "properties": {"in": {"$ref": "#"}, "text": {"pattern": r"^(\w+\s?)*$"}},
+        "enum": [{"in": {"in": {"text": "a" * 60 + "!"}}, "n": n} for n in range(1000)],
+    }
+    validator = compile_schema(schema)
+    assert len(validator.complaints({"in": {"in": {"text": "a" * 60 + "!"}}, "n": 1})) == 3
+    assert validator.complaints({"in": {"in": {"text": "a"}}, "n": 1}) != ()
+
+
+def test_a_part_that_is_no_schema_is_a_complaint_where_it_is_used() -> None:
+    for part in ({"type": "integr"}, {"multipleOf": 0}, {"$schema": {}}, {"properties": 5}):
+        found = compile_schema({"$ref": "#/x", "x": part}).complaints(
+            {"a": 1} if "properties" in part else 7
+        )
+        assert len(found) == 1, part
+
+
 def test_properties_by_pattern_are_checked_and_are_not_additional() -> None:
     validator = compile_schema(
         {"patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": False}
@@ -143,7 +168,9 @@ def test_a_value_that_is_too_deep_or_no_json_is_a_complaint() -> None:
     validator = compile_schema({})
     assert validator.complaints(nest(60)) == ()
     assert len(validator.complaints(nest(70))) == 1
-    assert len(validator.complaints({"a": object()})) == 1
+    for value in (object(), (1,), b"x", {1: 2}, float("nan"), float("-inf")):
+        assert len(validator.complaints({"a": value})) == 1
+    assert validator.complaints(2**100) == ()
 
 
 def test_a_complaint_is_one_short_line() -> None:

@@ -1,0 +1,124 @@
+"""What a schema or a value has to be before anything looks at it: JSON, small, about itself only."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from ...policies.errors import ToolInvalid
+
+MAX_SCHEMA_BYTES = 256 * 1024  # the largest of 900 tools of real servers has 44 KiB
+_MAX_SCHEMA_OBJECTS = (
+    5000  # each is checked against a schema of schemas, in up to half a millisecond
+)
+_MAX_SCHEMA_DEPTH = 48
+_MAX_VALUE_DEPTH = 64
+_MAX_NODES = 1_000_000
+_SHOWN = 300
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def size_of(value: object, depth: int = _MAX_VALUE_DEPTH) -> int:
+    """Return the number of parts of `value`; 0 if it is no JSON, deeper than `depth`, or too large."""
+    level: list[object] = [value]
+    nodes = 0
+    while level:
+        nodes += len(level)
+        depth -= 1
+        if depth < -1 or nodes > _MAX_NODES or not all(map(_is_json, level)):
+            return 0
+        level = [part for each in level for part in _parts(each)]
+    return nodes
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int | list)
+
+
+def check_shape(schema: object) -> None:
+    """Raise ToolInvalid for what is too large or too deep to be a schema, or is no JSON."""
+    if not isinstance(schema, dict):
+        raise ToolInvalid("schema: must be an object")
+    if not size_of(schema, _MAX_SCHEMA_DEPTH):
+        raise ToolInvalid(f"schema: more than {_MAX_SCHEMA_DEPTH} deep, too large, or not of JSON")
+    try:
+        size = len(msgspec.json.encode(schema))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ToolInvalid(f"schema: {error}") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise ToolInvalid(f"schema: {size} bytes, more than {MAX_SCHEMA_BYTES}")
+
+
+def check_words(schema: dict[str, Any]) -> None:
+    """Raise ToolInvalid for words that lead elsewhere, wherever they stand: a pointer may lead to any
+    part of a schema, and make a schema of it."""
+    objects = list(_objects(schema))
+    if len(objects) > _MAX_SCHEMA_OBJECTS:
+        raise ToolInvalid(f"schema: more than {_MAX_SCHEMA_OBJECTS} objects")
+    anchors = {
+        each[word]
+        for each in objects
+        for word in ("$anchor", "$dynamicAnchor")
+        if isinstance(each.get(word), str)
+    }
+    has_ids = any(isinstance(each.get("$id"), str) for each in objects[1:])
+    for each in objects:
+        # jsonschema would go on there with its own keywords, and leave those of ours
+        if each is not schema and isinstance(each.get("$schema"), str):
+            raise ToolInvalid("schema: $schema stands inside; there is one, at the top")
+        if "patternProperties" in each and "unevaluatedProperties" in each:  # the same, with `re`
+            raise ToolInvalid("schema: unevaluatedProperties beside patternProperties")
+        for word in _REFERENCES:
+            if isinstance(target := each.get(word), str):
+                _check_reference(schema, target, anchors, has_ids=has_ids)
+
+
+def patterns_in(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield every pattern of a schema."""
+    for each in _objects(schema):
+        if isinstance(each.get("pattern"), str):
+            yield each["pattern"]
+        if isinstance(each.get("patternProperties"), dict):
+            yield from each["patternProperties"]
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+        waiting += _parts(each)
+
+
+def _check_reference(
+    schema: dict[str, Any], target: str, anchors: set[Any], *, has_ids: bool
+) -> None:
+    shown = ascii(target)[:_SHOWN]
+    if not target.startswith("#"):
+        raise ToolInvalid(f"schema: $ref {shown} leads outside: only `#...` is followed")
+    if has_ids or target == "#" or target[1:] in anchors:
+        return  # below another $id a pointer begins there: what it misses is found when it is used
+    part: Any = schema
+    for step in unquote(target[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict) and step in part:
+            part = part[step]
+        elif isinstance(part, list) and step.isdecimal() and int(step) < len(part):
+            part = part[int(step)]
+        else:
+            raise ToolInvalid(f"schema: $ref {shown} leads to nothing in it")
+    if not isinstance(part, dict | bool) or not target.startswith("#/"):
+        raise ToolInvalid(f"schema: $ref {shown} leads to no schema")
