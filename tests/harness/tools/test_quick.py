@@ -74,7 +74,10 @@ def test_the_usual_arguments_are_found_right_and_wrong_ones_are_not() -> None:
 def test_what_is_no_json_is_never_surely_right() -> None:
     for value in (object(), float("nan"), float("inf"), (1,), b"x"):
         assert compile_schema({"type": "number"}).complaints(value)
-        for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "array"}}}):
+        for schema in (
+            {"type": "object"},
+            {"type": "object", "properties": {"a": {"type": "array"}}},
+        ):
             assert compile_schema(schema).complaints({"b": value})
             assert compile_schema(schema).complaints({"a": [value]})
 
