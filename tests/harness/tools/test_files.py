@@ -85,11 +85,22 @@ def changed(folder: Path, **about: Any) -> None:
     (folder / "tool.json").write_text(json.dumps(found | about))
 
 
+def link(folder: Path) -> None:
+    (folder / "tool.py").rename(folder.parent / "elsewhere.py")
+    (folder / "tool.py").symlink_to(folder.parent / "elsewhere.py")
+
+
+def fifo(folder: Path) -> None:
+    (folder / "tool.py").unlink()
+    os.mkfifo(folder / "tool.py")
+    os.write(os.open(folder / "tool.py", os.O_RDWR | os.O_NONBLOCK), DOUBLE.encode())
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "no folder": lambda folder: folder.rename(folder.parent / "elsewhere"),
     "no source": lambda folder: (folder / "tool.py").unlink(),
-    "a link": lambda folder: ((folder / "tool.py").unlink(), (folder / "tool.py").symlink_to("/etc/hostname")),
-    "a FIFO": lambda folder: ((folder / "tool.py").unlink(), os.mkfifo(folder / "tool.py")),
+    "a link": link,
+    "a FIFO": fifo,
     "a directory": lambda folder: ((folder / "tool.py").unlink(), (folder / "tool.py").mkdir()),
     "too large": lambda folder: (folder / "tool.py").write_text("#" * (2 << 20)),
     "no text": lambda folder: (folder / "tool.py").write_bytes(b"\xff\xfe"),

@@ -155,7 +155,8 @@ def test_a_source_without_a_function_that_can_be_called_is_refused(source: str) 
         describe_source(source, "f")
 
 
-BOMB = "\n".join(f"A{n} = tuple[A{n + 1}, A{n + 1}]" for n in range(60)) + "\nA60 = int"
+TEN = {n: ", ".join([f"A{n + 1}"] * 10) for n in range(60)}
+BOMB = "\n".join(f"A{n} = tuple[{TEN[n]}]" for n in TEN) + "\nA60 = int"
 
 
 @pytest.mark.parametrize(

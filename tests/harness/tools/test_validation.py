@@ -73,6 +73,16 @@ def test_what_is_no_schema_or_leads_outside_is_refused(schema: Any) -> None:
         compile_schema(schema)
 
 
+@pytest.mark.parametrize("word", ["$ref", "$dynamicRef", "$recursiveRef"])
+@pytest.mark.parametrize(
+    "where", ["http://127.0.0.1:1/x", "file:///etc/passwd", "other.json", "//x/y", "urn:x"]
+)
+def test_a_reference_that_leads_outside_is_refused_for_that(word: str, where: str) -> None:
+    for schema in ({word: where}, {"items": [{word: where}]}, {"default": {"x": {word: where}}}):
+        with pytest.raises(ToolInvalid, match="leads outside"):
+            compile_schema(schema)
+
+
 def doubling(levels: int) -> dict[str, Any]:
     """Return a schema of a few lines that asks for 2^levels steps."""
     parts: dict[str, Any] = {"0": {"type": "integer"}}
