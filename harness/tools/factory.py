@@ -157,16 +157,17 @@ class ToolFactory:
         Raises ToolNotFound, ToolDenied for one that is retired, ToolArgumentsInvalid,
         ToolFailed with the result of the cell, and ToolResultInvalid.
         """
-        return self.broker.call(name, input or {}, CALLING.get() or self._caller)
+        arguments = _object(name, input)
+        return self.broker.call(name, arguments, CALLING.get() or self._caller)
 
     def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
         """Do what `call` does in a cell, for a retired tool too, without counting or asking."""
-        spec = self.registry.get(name)
-        check_arguments(spec, input or {})
+        spec, arguments = self.registry.get(name), _object(name, input)
+        check_arguments(spec, arguments)
         if developers := self.registry.developers(name):
-            return developers.perform(input or {}, self._caller)
+            return developers.perform(arguments, self._caller)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
-        return self._run(spec, program, input or {})
+        return self._run(spec, program, arguments)
 
     def run_tests(self, name: str) -> int:
         """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
@@ -313,6 +314,12 @@ class ToolFactory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _object(name: str, arguments: object) -> dict[str, Any]:
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
+    raise ToolArgumentsInvalid(f"{name}: arguments have names: give a dictionary", tool=name)
 
 
 def check_arguments(spec: ToolSpec, arguments: object) -> None:

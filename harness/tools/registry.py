@@ -1,22 +1,48 @@
 """`ToolRegistry`: where tools are kept: those of the developer while the process lives, those that were
 made in a file."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
-from ...policies.errors import ToolDenied, ToolExists, ToolNotFound
+from ...policies.errors import (
+    RegistryError,
+    ToolDenied,
+    ToolExists,
+    ToolInvalid,
+    ToolNotFound,
+)
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
 from .naming import Reference, key_of, reference
 from .spec import Tool, ToolSpec, ToolState
 from .store import Store, Usage
 
+RESERVED = ("results_read",)  # the broker answers these itself
 RETIRED_AFTER = 10  # failures in a row
 _WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
 _ALIKE_LOOKED_AT = 1000
+
+
+class _Count:
+    """Calls of one version since its counts were written."""
+
+    def __init__(self) -> None:
+        self.uses = self.failures = self.in_a_row = 0
+        self.well = False
+
+    def add(self, *, well: bool) -> None:
+        self.uses += 1
+        self.failures += not well
+        self.in_a_row = 0 if well else self.in_a_row + 1
+        self.well |= well
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.uses, self.failures, self.in_a_row)
 
 
 class ToolRegistry:
@@ -36,7 +62,7 @@ class ToolRegistry:
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
         self._all: list[ToolSpec] | None = None
         self._changes = -1
-        self._uses: dict[tuple[str, int], int] = {}  # that went well, and are not written yet
+        self._counts: dict[tuple[str, int], _Count] = {}  # that are not written yet
         self._failing: set[tuple[str, int]] = set()  # whose last call failed
 
     def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
@@ -61,6 +87,8 @@ class ToolRegistry:
         Raises ToolExists if the name is a developer's or another maker's, RegistryError.
         """
         key = key_of(spec.name)
+        if key in RESERVED:
+            raise _taken(spec.name, spec.name, "which is the broker's")
         if known := self._developers.get(key):
             raise _taken(spec.name, known.spec.name, "which is the developer's")
         with self._lock:
@@ -71,7 +99,10 @@ class ToolRegistry:
 
     def get(self, name: str) -> ToolSpec:
         """Return a tool by its name, or one version of it by `name@version`; raises ToolNotFound."""
-        wanted = reference(name)
+        try:
+            wanted = reference(name)
+        except ToolInvalid as error:
+            raise ToolNotFound(f"there is no such tool: {error.what}") from None
         key = key_of(wanted.name)
         developers = self._developers.get(key)
         if developers and wanted.version in (None, developers.spec.version):
@@ -156,43 +187,49 @@ class ToolRegistry:
     # counting
 
     def note(self, spec: ToolSpec, *, well: bool) -> None:
-        """Count a call of a made tool, which failed unless it went `well`."""
-        counted = key_of(spec.name), spec.version
+        """Count a call of a made tool, which failed unless it went `well`.
+
+        What cannot be written now is written with the next: a call must not fail of that.
+        """
         if not self._is_made(spec):
             return
+        counted = key_of(spec.name), spec.version
         with self._lock:
-            if well:
-                self._uses[counted] = self._uses.get(counted, 0) + 1
-                if self._uses[counted] < _WRITTEN_AFTER and counted not in self._failing:
-                    return
-            self._write(counted, failed=not well)
+            count = self._counts.setdefault(counted, _Count())
+            count.add(well=well)
+            if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
+                with contextlib.suppress(RegistryError):
+                    self._write(counted)
 
-    def _write(self, counted: tuple[str, int], *, failed: bool) -> None:
-        well = self._uses.pop(counted, 0)
-        self._failing = self._failing | {counted} if failed else self._failing - {counted}
-        more = Usage(well + failed, int(failed), int(failed))
-        if self._store.count(*counted, more, well=well > 0, retire_at=self._retired_after):
+    def _write(self, counted: tuple[str, int]) -> None:
+        count = self._counts[counted]
+        if self._store.count(*counted, count.usage, well=count.well, retire_at=self._retired_after):
             self._forget()
+        del self._counts[counted]
+        if count.in_a_row:
+            self._failing.add(counted)
+        else:
+            self._failing.discard(counted)
 
     def usage(self, name: str) -> Usage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""
         spec = self.get(name)
         counted = key_of(spec.name), spec.version
         with self._lock:
-            more = self._uses.get(counted, 0)
+            more = self._counts.get(counted, _Count()).uses
             known = self._store.usage(*counted)
         return known._replace(uses=known.uses + more)
 
     def flush(self) -> None:
-        """Write all counts now."""
+        """Write all counts now; raises RegistryError."""
         with self._lock:
-            for counted in list(self._uses):
-                self._write(counted, failed=False)
+            for counted in list(self._counts):
+                self._write(counted)
 
     def close(self) -> None:
-        """Write the counts and close the file; closing twice is fine."""
+        """Write the counts, if that can be, and close the file; closing twice is fine."""
         with self._lock:
-            if self._uses:
+            with contextlib.suppress(RegistryError):
                 self.flush()
             self._store.close()
 

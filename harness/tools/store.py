@@ -12,6 +12,7 @@ from .spec import ToolSpec, ToolState, hash_of
 
 _FORMAT = 1001  # other files of ours count from 1
 _MAX_SPEC_BYTES = 1024 * 1024
+_MAX_PAGES = 262_144  # of 4 KiB: a GiB
 _MAX_VERSIONS = 100_000  # of all tools together: who makes them may be a program in a loop
 _SCHEMA = """
 CREATE TABLE tools (
@@ -45,6 +46,8 @@ class Store:
         self._database = Database(path, "registry", _FORMAT, _SCHEMA)
         self._reading, self._writing = self._database.reading, self._database.writing
         self.path = self._database.path
+        with self._reading("prepare") as db:
+            db.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
 
     # reading
 

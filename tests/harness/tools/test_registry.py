@@ -69,7 +69,7 @@ def test_a_tool_is_found_however_its_name_is_separated(registry: ToolRegistry) -
     assert [each.reference for each in registry.list_tools()] == ["send.mail@2"]
 
 
-@pytest.mark.parametrize("name", ["nothing", "double@2", "double@1"])
+@pytest.mark.parametrize("name", ["nothing", "double@2", "double@1", "../double", "", "double@x"])
 def test_what_is_not_there_is_not_found(registry: ToolRegistry, name: str) -> None:
     with pytest.raises(ToolNotFound):
         registry.get(name)
@@ -173,6 +173,24 @@ def test_failures_of_several_processes_are_in_one_row(tmp_path: Path) -> None:
             (one if number % 2 else other).note(made, well=False)
         assert one.get("double").state is ToolState.RETIRED
         assert other.get("double").state is ToolState.RETIRED
+
+
+def test_a_call_does_not_fail_because_it_cannot_be_counted(tmp_path: Path) -> None:
+    with ToolRegistry(str(tmp_path / "tools.db")) as registry:
+        made = registry.add(spec("double"))
+        registry._store._database._db.execute("PRAGMA query_only = ON")
+        for well in (True, False, True):
+            registry.note(made, well=well)
+        with pytest.raises(RegistryError):
+            registry.flush()
+        registry._store._database._db.execute("PRAGMA query_only = OFF")
+        registry.note(made, well=False)
+        assert registry.usage("double") == (4, 2, 1)
+
+
+def test_what_the_broker_answers_itself_is_no_name_for_a_tool(registry: ToolRegistry) -> None:
+    with pytest.raises(ToolExists, match="broker"):
+        registry.add(spec("results.read"))
 
 
 def test_counts_are_there_after_closing(tmp_path: Path) -> None:
