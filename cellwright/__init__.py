@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from .harness.sandbox import create_sandbox as create_sandbox
     from .harness.session import Session as Session
     from .harness.tools.broker import Broker as Broker
-    from .harness.tools.runs import Runs as Runs
-    from .harness.tools.vault import Vault as Vault
-    from .harness.workspaces import Workspaces as Workspaces
-    from .policies.errors import ApprovalRequired as ApprovalRequired
     from .harness.tools.decorator import tool as tool
     from .harness.tools.factory import ToolFactory as ToolFactory
     from .harness.tools.registry import ToolRegistry as ToolRegistry
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     from .harness.tools.spec import ToolSpec as ToolSpec
     from .harness.tools.spec import ToolState as ToolState
     from .harness.tools.vault import Vault as Vault
+    from .harness.workspaces import Workspaces as Workspaces
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
