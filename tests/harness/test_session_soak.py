@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,6 @@ from cellwright import (
 from tests.conftest import policy_named, soon
 from tests.runner.test_leftovers import held, nothing_more_than, state
 
-SESSION_LANGUAGES = ("python",)  # what a session can be opened in
 SESSIONS, THREADS, REQUESTS = 20, 8, 240
 
 # Each says what it was given in every way, and leaves it: in a variable, in the environment, in a file.
@@ -41,6 +39,14 @@ PROGRAMS = {
 }  # fmt: skip
 INTERPRETERS = {"javascript": "node", "ruby": "ruby", "bash": "bash", "sh": "sh"}
 LANGUAGES = [each for each in PROGRAMS if shutil.which(INTERPRETERS.get(each, "python3"))]
+# What the request before left, in that order: in a variable, in the environment, in files.
+KEPT = {
+    "python": "print(kept, os.environ['LEFT'], *os.listdir('.'))",
+    "javascript": "console.log(kept, process.env.LEFT, ...fs.readdirSync('.'))",
+    "ruby": "puts [kept, ENV['LEFT'], *Dir.children('.')].join(' ')",
+    "bash": 'echo "$kept $LEFT" *',
+    "sh": 'echo "$kept $LEFT" *',
+}
 _NONCE = re.compile(r"nonce[0-9a-f]{16}")
 
 
@@ -70,13 +76,13 @@ class Speaker:
             said = set(_NONCE.findall(str(result.to_dict() | {"artifacts": ()})))
             assert said == {nonce}
             assert {each.data for each in result.artifacts} >= {nonce.encode()}
-            if self._stays and self._language == "python":
+            if self._stays:
                 self._check_what_was_kept(nonce)
 
     def _check_what_was_kept(self, nonce: str) -> None:
-        held = self._execute("kept, os.environ['LEFT'], os.listdir('.')", "python").value
+        held = self._execute(KEPT[self._language], self._language).stdout.split()
         assert held[:2] == [nonce, nonce]
-        made = {name for name in held[2] if name != "in"}
+        made = {name for name in held[2:] if name != "in"}
         assert f"made-{nonce}" in made
         assert self.kept is None or f"made-{self.kept}" in made
         self.kept = nonce
@@ -112,9 +118,8 @@ def _state(sandbox: Sandbox) -> dict[str, object]:
 
 
 def _opened(sandbox: Sandbox, number: int) -> tuple[Session, str]:
-    language = SESSION_LANGUAGES[number % len(SESSION_LANGUAGES)]
-    given: dict[str, Any] = {} if language == "python" else {"language": language}
-    return sandbox.session(**given), language
+    language = LANGUAGES[number % len(LANGUAGES)]
+    return sandbox.session(language=language), language
 
 
 # Come and go
