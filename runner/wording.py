@@ -76,6 +76,7 @@ def _as_json(run: Run) -> bytes:
         "stdin": len(run.stdin),
         "limit": run.value_bytes,
         "request": run.request,
+        "tools": list(run.tools),
     }
     contents = b"".join([*(file.data for file in run.files), run.stdin])
     return json.dumps(header).encode() + b"\n" + contents

@@ -15,18 +15,19 @@
   const text = (string) => (string === null ? nil : sized(0xdb, Buffer.from(string)));
   const fit = (string, bytes) => Buffer.from(string).subarray(0, bytes).toString().replace(/\ufffd+$/, "");
   const PACKET = 65536; // channel.PACKET_BYTES
+  const post = (frame) => {
+    const size = PACKET - 1; // less the mark
+    for (let start = 0; start < frame.length; start += size) {
+      const more = start + size < frame.length ? 1 : 0;
+      fs.writeSync(3, Buffer.concat([Buffer.from([more]), frame.subarray(start, start + size)]));
+    }
+  };
   const send = ({ value = null, representation = null, error = null, trace = null, well = 0xc2, code = 0 }) => {
     const frame = Buffer.concat([
       Buffer.from([0x98]), text("Finished"), value === null ? nil : sized(0xc6, value),
       text(representation), text(error), text(trace), Buffer.from([well, 0x90, 0xcc, code]),
     ]);
-    const size = PACKET - 1; // less the mark
-    for (let start = 0; start < frame.length; start += size) {
-      const more = start + size < frame.length ? 1 : 0;
-      try {
-        fs.writeSync(3, Buffer.concat([Buffer.from([more]), frame.subarray(start, start + size)]));
-      } catch { return; } // the program may have closed it
-    }
+    try { post(frame); } catch { } // the program may have closed it
   };
   const failure = (error) => {
     const isError = error instanceof Error || (error && error.stack !== undefined);
@@ -66,13 +67,69 @@
     return vm.runInThisContext(stripped(source, filename), { filename, importModuleDynamically, breakOnSigint });
   };
 
+  const receive = () => {
+    const pieces = [], packet = Buffer.alloc(PACKET + 1);
+    for (let more = 1; more === 1;) {
+      const size = fs.readSync(3, packet);
+      if (size === 0) return null;
+      more = packet[0];
+      pieces.push(Buffer.from(packet.subarray(1, size)));
+    }
+    return Buffer.concat(pieces);
+  };
+  const unpacked = (frame) => { // as much of msgpack as an Answer has
+    let at = 0;
+    const bytes = (size) => frame.subarray(at, at += size), uint = (size) => bytes(size).readUIntBE(0, size);
+    const item = () => {
+      const mark = frame[at++];
+      if (mark < 0x80) return mark;
+      if (mark >= 0x90 && mark < 0xa0) return Array.from({ length: mark & 0x0f }, item);
+      if (mark >= 0xa0 && mark < 0xc0) return bytes(mark & 0x1f).toString();
+      if (mark === 0xc0) return null;
+      if (mark >= 0xc4 && mark <= 0xc6) return bytes(uint(1 << (mark - 0xc4))).toString();
+      if (mark >= 0xcc && mark <= 0xce) return uint(1 << (mark - 0xcc));
+      return bytes(uint(1 << (mark - 0xd9))).toString();
+    };
+    return item();
+  };
+  let calls = 0;
+  const callTool = (name, args = {}) => {
+    const number = ++calls, big = Buffer.alloc(5);
+    big[0] = 0xce;
+    big.writeUInt32BE(number, 1);
+    const site = String(new Error().stack).split("\n").filter((line) => !line.includes("[eval]"))[1] ?? "";
+    const given = JSON.stringify(args);
+    if (given === undefined) throw new TypeError("the arguments of a tool must be an object");
+    post(Buffer.concat([Buffer.from([0x95]), text("Call"), big, text(String(name)), sized(0xc6, Buffer.from(given)),
+      text(site.trim().slice(0, 100))]));
+    for (;;) {
+      const frame = receive();
+      if (frame === null) throw new Error("the host has gone");
+      const [, answered, value, kind, message] = unpacked(frame);
+      if (answered !== number) continue; // to a call that was given up
+      if (kind) throw Object.assign(new Error(message), { name: "ToolError", kind });
+      return value === null ? null : JSON.parse(value);
+    }
+  };
+  const offer = (names) => {
+    if (!names.length) return;
+    const tools = {};
+    for (const name of names) {
+      const steps = name.split("."), last = steps.pop();
+      const at = steps.reduce((place, step) => (place[step] ??= {}), tools);
+      at[last] = Object.assign((args) => callTool(name, args), at[last]);
+    }
+    Object.assign(globalThis, { callTool, tools });
+  };
+
   const once = () => {
-    const { path, inputs, environment, limit } = JSON.parse(fs.readFileSync(given, "utf8"));
+    const { path, inputs, environment, limit, tools } = JSON.parse(fs.readFileSync(given, "utf8"));
     fs.unlinkSync(given);
     const failed = (error) => { send(failure(error)); process.exit(1); };
     process.on("uncaughtException", failed);
     Object.assign(process.env, environment);
     Object.assign(globalThis, inputs);
+    offer(tools);
     process.argv.splice(1, process.argv.length, path);
     const settle = (value) => process.once("beforeExit", () => send(told(value, limit)));
     try {
@@ -86,16 +143,6 @@
   let give_up = null; // ends the wait for a promise
   let stdin = null; // as a stream, once it is asked for
 
-  const receive = () => {
-    const pieces = [], packet = Buffer.alloc(PACKET + 1);
-    for (let more = 1; more === 1;) {
-      const size = fs.readSync(3, packet);
-      if (size === 0) return null;
-      more = packet[0];
-      pieces.push(Buffer.from(packet.subarray(1, size)));
-    }
-    return Buffer.concat(pieces);
-  };
   const prepare = (frame) => {
     const end = frame.indexOf(0x0a);
     const request = JSON.parse(frame.subarray(0, end).toString());
@@ -109,6 +156,7 @@
     read_from(content(request.stdin));
     Object.assign(process.env, request.environment);
     Object.assign(globalThis, request.inputs);
+    offer(request.tools);
     return request;
   };
   const read_from = (data) => { // what is opened has the lowest number that is free

@@ -66,6 +66,7 @@ class Interpreter:
             given = {
                 "path": self._source, "inputs": json.loads(run.inputs),
                 "environment": run.environment, "limit": run.value_bytes,
+                "tools": list(run.tools),
             }  # fmt: skip
             Path(_GIVEN).write_text(json.dumps(given))
             os.set_inheritable(control, True)

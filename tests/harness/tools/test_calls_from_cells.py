@@ -218,6 +218,41 @@ def test_a_thread_that_waits_for_a_tool_when_its_request_ends_is_told_so() -> No
         assert session.execute("tools.maths.times(21)").value == 42
 
 
+# in JavaScript
+
+JAVASCRIPT = """
+const said = [];
+for (const call of [() => tools.broken({n: 1}), () => callTool("maths.plus"), () => tools.maths.times({n: "x"})]) {
+  try { call(); } catch (error) { said.push(error.kind); }
+}
+[tools.maths.times({n: 4}), tools.maths.times({n: 4, by: -300}), callTool("maths.times", {n: 2 ** 40}), said];
+"""
+
+
+@pytest.mark.needs("node")
+def test_javascript_calls_tools(sandbox: Sandbox) -> None:
+    expected = [8, -1200, 2**41, ["failed", "not_found", "invalid_arguments"]]
+    result = sandbox.execute(JAVASCRIPT, "javascript")
+    assert result.value == expected, result
+    with sandbox.session(language="javascript") as session:
+        assert session.execute("const twice = (n) => tools.maths.times({n}); twice(21)").value == 42
+        assert session.execute(JAVASCRIPT.replace("const said", "var said")).value == expected
+        assert (
+            session.execute("tools.broken({n: 1})").error == "ToolError: RuntimeError: out of order"
+        )
+        assert session.execute("twice(4)").value == 8
+
+
+@pytest.mark.needs("node")
+def test_javascript_reads_long_answers() -> None:
+    tool = Tool(spec("long", parameters={}), lambda *_: {"text": "\N{SNOWMAN}" * 30_000})
+    policy = replace(policy_named("strict"), tools=Tools(result_bytes=2**20))
+    broker = Broker(Offer([tool]), rules=Tools(result_bytes=2**20))
+    with Sandbox(policy=policy, tools=broker, pool=0) as sandbox:
+        result = sandbox.execute("callTool('long').text.length", "javascript")
+    assert result.value == 30_000, result
+
+
 # what a hostile program says
 
 
