@@ -145,7 +145,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_repl(repl: argparse.ArgumentParser) -> None:
     repl.set_defaults(command=_repl, file="")
-    repl.add_argument("--language", metavar="L", default=PYTHON, help="only python")
+    repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
     repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
     repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
     repl.add_argument("--workspace", metavar="NAME", help="have its files, and keep them after")
@@ -299,16 +299,16 @@ def _repl(options: argparse.Namespace) -> int:
     from .state import state_directory
     from .typed import lines_of_stdin
 
-    if language_called(options.language) != PYTHON:
-        raise PolicyError(f"language: a session runs {PYTHON}, not {options.language}")
+    if not (language := language_called(options.language)):
+        raise PolicyError(f"language: there is no {options.language!r}")
     lines = lines_of_stdin(state_directory() / "history")
     with contextlib.closing(lines), _sandbox(options) as sandbox:
-        open_session = partial(sandbox.session, workspace=options.workspace)
-        repl = Repl(lines, open_session, PYTHON, options.output, options.timeout)
+        open_session = partial(sandbox.session, language=language, workspace=options.workspace)
+        repl = Repl(lines, open_session, language, options.output, options.timeout)
         with contextlib.closing(repl):
             if lines.interactive:
                 print(
-                    f"cellwright: {PYTHON}, {sandbox.policy.name}. :help tells more",
+                    f"cellwright: {language}, {sandbox.policy.name}. :help tells more",
                     file=sys.stderr,
                 )
             status = repl.converse()

@@ -224,6 +224,13 @@ def test_a_call_that_takes_long_is_ended_and_its_usage_told(tmp_path: Path) -> N
     assert re.search(r"cellwright: timeout \(wall_time\)", done.stderr)
 
 
+def test_other_languages_keep_their_state_too(tmp_path: Path) -> None:
+    done = piped(
+        "n=41\nfor i in 1; do \\\n  echo $((n + i)); \\\ndone\n", tmp_path, "--language", "bash"
+    )
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
 def test_a_language_without_sessions_is_wrong_usage(tmp_path: Path) -> None:
     done = piped("", tmp_path, "--language", "cobol")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
