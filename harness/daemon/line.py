@@ -23,7 +23,7 @@ from .address import check_length
 from .failures import error_of
 from .frames import VERSION, Cancel, Failure, Hello, Output, Reply, Welcome
 
-_CONNECT_SECONDS = 20  # to be accepted and welcomed: the daemon may be starting
+_CONNECT_SECONDS = 60  # to be accepted and welcomed: systemd may be starting the daemon
 _SEND_SECONDS = 60  # for the daemon to take a packet
 _CANCEL_SECONDS = 60.0  # from Cancel to what came of it
 _IDLE_SECONDS = 60.0  # the daemon hangs up much later
