@@ -51,6 +51,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="how long what runs may go on once the daemon was told to end",
     )  # fmt: skip
     parser.add_argument(
+        "--delegated", action="store_true",
+        help="make cgroups in our own, which systemd delegated (Delegate=yes); units do",
+    )  # fmt: skip
+    parser.add_argument(
         "--units", type=Path, metavar="DIR", help="write systemd units into DIR, and serve nothing"
     )
 
@@ -107,7 +111,7 @@ def _services(
     names = tuple(policy.name for policy in policies)
     if len(set(names)) < len(names):
         raise PolicyError(f"--policy: two of one name: {', '.join(names)}", "name each its own")
-    root = take_delegation()
+    root = take_delegation() if options.delegated else None
     sessions = SessionSettings(alive=options.sessions, idle_seconds=options.session_idle)
     with contextlib.ExitStack() as made:
         services = {}

@@ -28,4 +28,4 @@ def write_units(directory: Path) -> tuple[Path, ...]:
 def _command() -> str:
     """Return how to start us, as systemd splits it (systemd.service(5), "Command lines")."""
     executable = sys.executable.replace("%", "%%").replace("$", "$$")
-    return f'"{executable}" -I -m cellwright serve'
+    return f'"{executable}" -I -m cellwright serve --delegated'

@@ -1,7 +1,6 @@
 """The cgroup of a systemd service with Delegate=yes, ours to divide (systemd.resource-control(5))."""
 
 import contextlib
-import os
 from pathlib import Path
 
 from .tree import CONTROLLERS, write
@@ -11,14 +10,14 @@ _SUBGROUP = "daemon"
 
 
 def take_delegation(mount: Path = _MOUNT) -> str | None:
-    """Make the service's own cgroup ready for cells and return its directory; None if it is no
-    service's, or not delegated.
+    """Make the service's own cgroup ready for cells and return its directory; None if we are in none
+    that lets us.  To be called only where the unit delegates it: its other processes move too.
 
     This process moves into a group below it: cgroup v2 gives controllers only to the children of a
     group without processes (cgroup-v2.rst, "No Internal Process Constraint").
     """
     directory = _service(mount)
-    if directory is None or not _is_delegated(directory):
+    if directory is None:
         return None
     with contextlib.suppress(OSError):
         subgroup = directory / _SUBGROUP
@@ -42,10 +41,3 @@ def _service(mount: Path) -> Path | None:
                 parts.pop()
             return mount.joinpath(*parts) if parts else None
     return None
-
-
-def _is_delegated(directory: Path) -> bool:
-    """Tell by the mark that systemd 251 and newer set; root could write without it, and must not."""
-    with contextlib.suppress(OSError):
-        return os.getxattr(directory, "user.delegate") == b"1"
-    return False

@@ -32,7 +32,7 @@ from tests.conftest import policy_named
 if {descriptors}:
     resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
 options = argparse.Namespace(
-    socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, sessions={sessions},
+    socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
     session_idle={idle},
 )
 serve(options, [policy_named("strict"), policy_named("standard")], ServeLimits(**{limits!r}))

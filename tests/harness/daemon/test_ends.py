@@ -267,7 +267,7 @@ def test_units_are_written(tmp_path: Path) -> None:
     assert done.stdout.split() == [f"{tmp_path}/{name}" for name in units.NAMES]
     service = (tmp_path / "cellwright.service").read_text()
     assert "Delegate=yes" in service
-    assert re.search(r'^ExecStart="/.*" -I -m cellwright serve$', service, re.MULTILINE)
+    assert re.search(r'^ExecStart="/.*" -I -m cellwright serve --delegated$', service, re.MULTILINE)
 
 
 @pytest.mark.needs("systemd_analyze")
@@ -288,7 +288,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(
     assert (about_ours, done.returncode) == ([], 0)
 
 
-def test_a_delegated_cgroup_is_divided_and_another_is_left_alone(
+def test_a_delegated_cgroup_is_divided_among_daemon_and_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By files that look like cgroup v2; the tests of hosts with systemd ask the kernel."""
@@ -300,12 +300,15 @@ def test_a_delegated_cgroup_is_divided_and_another_is_left_alone(
     (service / "daemon").mkdir()
     (service / "daemon" / "cgroup.procs").touch()
     monkeypatch.setattr(delegation, "_service", lambda mount: service)
-    assert delegation.take_delegation(tmp_path) is None
-    monkeypatch.setattr(os, "getxattr", lambda path, name: b"1")
     assert delegation.take_delegation(tmp_path) == str(service)
     assert (service / "daemon" / "cgroup.procs").read_text() == "7"
     assert (service / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
 
 
-def test_who_is_no_service_has_no_delegated_cgroup() -> None:
-    assert delegation.take_delegation() is None
+def test_a_cgroup_that_does_not_let_us_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delegation, "_service", lambda mount: tmp_path / "gone")
+    assert delegation.take_delegation(tmp_path) is None
+    monkeypatch.setattr(delegation, "_service", lambda mount: None)
+    assert delegation.take_delegation(tmp_path) is None
