@@ -183,7 +183,7 @@ def _rlimits(policy: Policy, layers: tuple[str, ...], language: str) -> tuple[tu
 
 # What an interpreter has mapped, or reserves, before it runs anything. V8 reserves 640 MiB and more
 # to place its code in, and ends at once if it cannot (measured: node 18 and 20).
-_ADDRESS_SPACE = {"javascript": 1024 * MIB}
+_ADDRESS_SPACE = dict.fromkeys(("javascript", "typescript"), 1024 * MIB)
 
 
 def _path_rules(policy: Policy) -> tuple[PathRule, ...]:

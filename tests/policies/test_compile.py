@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.compile import ALWAYS, compile_policy
+from cellwright.policies.compile import ALWAYS, Runs, compile_policy
 from cellwright.policies.errors import PolicyError, Unenforceable
 from cellwright.policies.host import Host
+from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.plan import PathRule, Plan
 from cellwright.policies.policy import (
     MIB,
@@ -114,6 +115,16 @@ def test_the_fallbacks_bring_their_rlimits_and_only_then() -> None:
     limits = dict(compile_policy(Policy(optional_layers=CGROUP_LAYERS), NO_CGROUPS).rlimits)
     assert limits["NPROC"] == Limits().processes
     assert limits["AS"] >= Limits().memory_bytes
+
+
+@pytest.mark.parametrize(
+    "language", [name for name, each in LANGUAGES.items() if each.program == "node"]
+)
+def test_whatever_node_runs_has_room_for_what_v8_reserves(language: str) -> None:
+    policy = Policy(optional_layers=CGROUP_LAYERS)
+    runs = Runs(language, ("/usr/bin/node",))
+    limits = dict(compile_policy(policy, NO_CGROUPS, runs=runs).rlimits)
+    assert limits["AS"] - policy.limits.memory_bytes == 1024 * MIB
 
 
 @pytest.mark.parametrize(("abi", "asked"), [(2, 2), (3, 3), (7, 7)])
