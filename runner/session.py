@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from ..policies.errors import BusyError, CellwrightError, ClosedError, LauncherLost, SessionLost
 from ..policies.languages import PYTHON
-from ..policies.plan import Plan
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
@@ -38,12 +37,12 @@ class SessionCell:
     """A cell and the requests to it, which are served one after the other in order of arrival."""
 
     def __init__(
-        self, custody: Custody, plan: Plan, settings: SessionSettings,
-        give_back: Callable[[Custody], None],
+        self, custody: Custody, layers: tuple[str, ...], settings: SessionSettings,
+        give_back: Callable[[Custody], None], language: str = PYTHON,
     ) -> None:  # fmt: skip
         self._custody = custody
-        self.language = plan.language
-        self._layers = plan.layers
+        self._layers = layers
+        self.language = language
         self._settings = settings
         self._give_back = give_back
         self._turns = Turns(1, _WAIT_SECONDS)
@@ -262,9 +261,10 @@ class Sessions:
                 )
 
     def admit(
-        self, custody: Custody, plan: Plan, give_back: Callable[[Custody], None]
-    ) -> SessionCell:
-        session = SessionCell(custody, plan, self._settings, give_back)
+        self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None],
+        language: str = PYTHON,
+    ) -> SessionCell:  # fmt: skip
+        session = SessionCell(custody, layers, self._settings, give_back, language)
         with self._changed:
             self._alive.append(session)
             self._changed.notify_all()

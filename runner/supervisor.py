@@ -132,7 +132,8 @@ class Supervisor:
         self._require_owner()
         sessions.make_room()
         custody = self._pool.lease() or self._make()
-        return sessions.admit(custody, self.plan, self._pool.give_back)
+        plan = self.plan
+        return sessions.admit(custody, plan.layers, self._pool.give_back, plan.language)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""

@@ -72,7 +72,7 @@ def _as_json(run: Run) -> bytes:
         "code": run.code,
         "inputs": json.loads(run.inputs),
         "environment": run.environment,
-        "files": [(file.path, len(file.data)) for file in run.files],
+        "files": [(file.path, len(file.data), file.executable) for file in run.files],
         "stdin": len(run.stdin),
         "limit": run.value_bytes,
         "request": run.request,
@@ -97,6 +97,7 @@ def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
         f"_cell={run.request}\n".encode(),
         *(_make_directory(path) for path in _directories(run)),
         *(_write(f"/workspace/{file.path}", file.data) for file in run.files),
+        *(_make_executable(f"/workspace/{file.path}") for file in run.files if file.executable),
         _write(_STDIN, run.stdin) if run.stdin else b"",
         _write(source, run.code.encode()),
         "".join(exports).encode(),
@@ -116,6 +117,10 @@ def _directories(run: Run) -> list[str]:
 def _make_directory(path: str) -> bytes:
     quoted = shlex.quote(path)
     return f"[ -d {quoted} ] || mkdir -p {quoted} || _cell=${{_cell%x}}x\n".encode()
+
+
+def _make_executable(path: str) -> bytes:
+    return f"chmod 700 {shlex.quote(path)} || _cell=${{_cell%x}}x\n".encode()
 
 
 def _write(path: str, data: bytes) -> bytes:

@@ -148,10 +148,11 @@
     const request = JSON.parse(frame.subarray(0, end).toString());
     let at = end + 1;
     const content = (size) => frame.subarray(at, at += size);
-    for (const [name, size] of request.files) {
+    for (const [name, size, executable] of request.files) {
       const file = path.join("/workspace", name);
       fs.mkdirSync(path.dirname(file), { recursive: true });
       fs.writeFileSync(file, content(size));
+      if (executable) fs.chmodSync(file, 0o700);
     }
     read_from(content(request.stdin));
     Object.assign(process.env, request.environment);

@@ -70,12 +70,13 @@ lambda do |given|
     header, contents = frame.split("\n", 2)
     request = JSON.parse(header.force_encoding("UTF-8"))
     at = 0
-    request["files"].each do |name, size|
+    request["files"].each do |name, size, executable|
       path = File.join("/workspace", name)
       File.dirname(path).split("/").reduce do |above, part|
         "#{above}/#{part}".tap { |directory| Dir.mkdir(directory) unless Dir.exist?(directory) }
       end
       File.binwrite(path, contents.byteslice(at, size))
+      File.chmod(0o700, path) if executable
       at += size
     end
     input = contents.byteslice(at, request["stdin"])

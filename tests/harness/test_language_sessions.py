@@ -9,6 +9,7 @@ import pytest
 
 from cellwright import (
     AuditLog,
+    Executable,
     PolicyError,
     Sandbox,
     SandboxResult,
@@ -212,6 +213,21 @@ def test_a_shell_with_mkdir_makes_directories(commands: Sandbox, language: str) 
         session.upload("new/er/file", b"there")
         session.upload("new/er/file", b"replaced")
         assert session.download("new/er/file") == b"replaced"
+
+
+@pytest.mark.parametrize(
+    ("language", "asks"),
+    [
+        pytest.param("javascript", "console.log(require('fs').statSync('run').mode & 0o100)", marks=pytest.mark.needs("node")),
+        pytest.param("ruby", "puts File.stat('run').mode & 0o100", marks=pytest.mark.needs("ruby")),
+        ("bash", "[ -x run ] && echo 64"),
+        ("sh", "[ -x run ] && echo 64"),
+    ],
+)  # fmt: skip
+def test_a_file_may_be_executable(commands: Sandbox, language: str, asks: str) -> None:
+    with commands.session(language=language) as session:
+        for _ in range(2):  # before the interpreter is there, and by it
+            assert session.execute(asks, files={"run": Executable(b"")}).stdout == "64\n"
 
 
 def test_a_fork_replays_what_was_asked(session: Session) -> None:

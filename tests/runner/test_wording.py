@@ -59,13 +59,13 @@ def test_what_starts_an_interpreter_brings_files_and_no_variables(language: str)
 
 
 def test_json_is_one_line_and_bytes_follow_it() -> None:
-    files = (InputFile("a", b"1\n2"), InputFile("b", b""))
+    files = (InputFile("a", b"1\n2"), InputFile("b", b"", True))
     run = a_run("x\ny", files=files, stdin=b"\xff")
     header, _, contents = words(run, "ruby", 0).program.partition(b"\n")
     request = json.loads(header)
     assert (request["code"], request["files"], request["stdin"]) == (
         "x\ny",
-        [["a", 3], ["b", 0]],
+        [["a", 3, False], ["b", 0, True]],
         1,
     )
     assert contents == b"1\n2\xff"
