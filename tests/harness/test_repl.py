@@ -231,7 +231,7 @@ def test_other_languages_keep_their_state_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
-def test_a_language_without_sessions_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_language_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
     done = piped("", tmp_path, "--language", "cobol")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
