@@ -11,7 +11,7 @@ from .messages import Answer, Call
 
 OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
 _MOST_OPEN = 64
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 3.0
 
 
 class Calls:
