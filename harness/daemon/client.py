@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ...policies.errors import ClosedError, InternalError, PolicyError, SessionLost
+from ...policies.errors import ClosedError, InternalError, LaunchError, PolicyError, SessionLost
 from ...policies.permissions import PermissionSet
 from ...policies.plan import Plan
 from ...policies.policy import Limits, Policy
@@ -122,8 +122,8 @@ class AttachedSession(Session):
     def lost(self) -> str:
         try:
             self._lost = self._lost or self._asking.ask(Look(self._key), Told).lost
-        except ClosedError as error:
-            return str(error)
+        except (ClosedError, LaunchError) as error:  # nothing of it is left, or within reach
+            return error.what
         return self._lost
 
     def execute(
@@ -152,7 +152,7 @@ class AttachedSession(Session):
         """End it, for all who are attached; closing twice is fine, and so is a daemon that is gone."""
         try:
             self._asking.ask(Close(self._key), Done)
-        except (ClosedError, SessionLost):
+        except (ClosedError, LaunchError, SessionLost):
             return
 
 

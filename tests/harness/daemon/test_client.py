@@ -213,6 +213,8 @@ def test_a_daemon_that_dies_is_told_and_its_successor_serves(tmp_path: Path) -> 
             run.result()
         with pytest.raises(LaunchError, match="no daemon answers"):
             sandbox.execute("1")
+        assert "no daemon answers" in session.lost
+        session.close()
     with serving(tmp_path / "s"):
         assert sandbox.execute("6 * 7").value == 42
         with pytest.raises(SessionLost, match="the daemon knows nothing of it"):
