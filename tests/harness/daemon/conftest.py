@@ -1,4 +1,4 @@
-"""One daemon for all tests that leave it as it was."""
+"""One daemon for all tests of a module that leave it as it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from cellwright import Sandbox
 from tests.harness.daemon.daemons import Daemon, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # the tests of what is left count the processes of ours
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with serving(Path(tmp_path_factory.mktemp("daemon"), "s")) as daemon:
         yield daemon
