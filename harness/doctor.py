@@ -41,7 +41,7 @@ _IDS_AND_PEERS = (
 )
 _SYSV = "import ctypes; ctypes.CDLL(None).shmget(0x5BCA0001, 1, 0)"
 _CORE = "import resource; resource.getrlimit(resource.RLIMIT_CORE)[1]"
-_BUSY = "import time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.process_time()"
+_BUSY = "import time\nused, end = time.process_time(), time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.process_time() - used"
 _FORKS = "import os, time\nn = 0\ntry:\n    while n < 60:\n        if os.fork() == 0: time.sleep(9)\n        n += 1\nexcept OSError:\n    pass\nn"
 
 # layer, what is tried, the program, what must come of it
