@@ -1,13 +1,15 @@
 """Tools that were made, in one file: their versions, whose they are, and how often they were used."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from ...policies.errors import RegistryError, ToolExists, ToolInvalid
 from .database import Database
+from .likeness import shape_of
+from .naming import key_of
 from .spec import ToolSpec, ToolState, hash_of
 
 _FORMAT = 1001  # other files of ours count from 1
@@ -95,6 +97,24 @@ class Store:
 
     # writing
 
+    def fill(self, specs: Iterable[ToolSpec]) -> None:
+        """Store new tools, whose names nobody has, in one transaction; raises RegistryError."""
+        with self._writing("fill") as db:
+            for spec in specs:
+                key = key_of(spec.name)
+                row = (key, spec.name, spec.provenance.maker, spec.version)
+                db.execute("INSERT INTO tools (key, name, maker, latest) VALUES (?, ?, ?, ?)", row)
+                self._insert(db, key, shape_of(spec.parameters), spec)
+
+    def _insert(self, db: sqlite3.Connection, key: str, shape: str, spec: ToolSpec) -> None:
+        blob = msgspec.json.encode(spec)
+        if len(blob) > _MAX_SPEC_BYTES:
+            raise ToolInvalid(f"{len(blob)} bytes, more than {_MAX_SPEC_BYTES}", tool=spec.name)
+        db.execute(
+            "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, ?, ?, ?, ?)",
+            (key, spec.version, spec.state.value, shape, blob),
+        )
+
     def add(
         self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec]
     ) -> ToolSpec:
@@ -105,19 +125,13 @@ class Store:
         with self._writing("add to") as db:
             maker, latest = self._last(db, key, spec)
             made = finished(latest + 1)
-            blob = msgspec.json.encode(made)
-            if len(blob) > _MAX_SPEC_BYTES:
-                raise ToolInvalid(f"{len(blob)} bytes, more than {_MAX_SPEC_BYTES}", tool=spec.name)
             if db.execute("SELECT count(*) FROM versions").fetchone()[0] >= _MAX_VERSIONS:
                 raise RegistryError(f"registry {self.path} is full: {_MAX_VERSIONS} versions")
             db.execute(
                 "INSERT OR REPLACE INTO tools (key, name, maker, latest) VALUES (?, ?, ?, ?)",
                 (key, made.name, maker, made.version),
             )
-            db.execute(
-                "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, ?, ?, ?, ?)",
-                (key, made.version, made.state.value, shape, blob),
-            )
+            self._insert(db, key, shape, made)
         return made
 
     def _last(self, db: sqlite3.Connection, key: str, spec: ToolSpec) -> tuple[str, int]:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -289,21 +288,11 @@ def test_kill_9_at_any_point_loses_nothing_that_was_committed(tmp_path: Path) ->
 def test_ten_thousand_tools_are_all_there(tmp_path: Path) -> None:
     """How soon is measured by `cellwright bench tools`."""
     path = str(tmp_path / "tools.db")
-    fill(path, 10_000)
+    with contextlib.closing(Store(path)) as store:
+        store.fill(spec(f"tool_{number}") for number in range(10_000))
     with ToolRegistry(path) as registry:
         assert len(registry.list_tools()) == 10_000
         assert registry.get("tool-9999").name == "tool_9999"
-
-
-def fill(path: str, count: int) -> None:
-    with contextlib.closing(Store(path)) as store, store._writing("fill") as db:
-        for number in range(count):
-            made = spec(f"tool_{number}")
-            db.execute("INSERT INTO tools VALUES (?, ?, '', 1, 0)", (made.name, made.name))
-            db.execute(
-                "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, 1, 'draft', '', ?)",
-                (made.name, msgspec.json.encode(made)),
-            )
 
 
 # bad days
