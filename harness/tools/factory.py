@@ -13,31 +13,27 @@ from msgspec.structs import replace
 from ...policies.errors import (
     ToolArgumentsInvalid,
     ToolDenied,
-    ToolError,
     ToolExists,
     ToolFailed,
     ToolInvalid,
     ToolNotFound,
     ToolResultInvalid,
-    ToolTestFailed,
 )
 from ...policies.permissions import PermissionSet
 from ...policies.policy import Policy
 from ...policies.tools import Tools
-from ...runner.result import SandboxResult
 from ..calling import CALLING
 from ..sandbox import Sandbox
-from ..terminal import harmless
 from .approval import Approve, nobody
 from .broker import Broker
 from .cells import POOL, Cells
 from .files import Exported, read_tool, write_tool
 from .making import draft
-from .program import ARGUMENTS, program_of_call, program_of_test
+from .performing import Performer, check_arguments
+from .program import program_of_call
 from .registry import ToolRegistry
-from .schema import Described, describe_source
-from .spec import Caller, Provenance, Tool, ToolSpec, ToolState, ToolTest
-from .validation import compile_schema, is_same
+from .schema import describe_source
+from .spec import Caller, Provenance, Tool, ToolSpec, ToolState
 from .vault import Vault
 
 _REMEMBERED = 1024
@@ -75,6 +71,7 @@ class ToolFactory:
         audit = self._cells.audit
         self.broker = Broker(self, rules=rules, vault=vault, approve=approve, audit=audit)
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
+        self._performer = Performer(self._cells, self.broker, self._caller)
         self._lock = threading.Lock()
         self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
 
@@ -113,7 +110,7 @@ class ToolFactory:
                 tool=spec.name,
                 existing=other.name,
             )
-        return self.registry.add(self._tested(spec, described))
+        return self.registry.add(self._performer.try_out(spec, described))
 
     def _same(self, spec: ToolSpec) -> ToolSpec | None:
         """Return the tool that `spec` would be again, if it is there already."""
@@ -123,31 +120,6 @@ class ToolFactory:
             return None
         alike = replace(spec, created_at=known.created_at, version=known.version, state=known.state)
         return known if alike == known and known.state is not ToolState.RETIRED else None
-
-    def _tested(self, spec: ToolSpec, described: Described) -> ToolSpec:
-        for number, test in enumerate(spec.tests, 1):
-            try:
-                self._test(spec, described, test)
-            except ToolTestFailed:
-                raise
-            except ToolError as error:
-                raise ToolTestFailed(
-                    f"{spec.name}: test {number}: {error}", tool=spec.name,
-                    result=getattr(error, "result", None),
-                ) from None  # fmt: skip
-        return replace(spec, state=ToolState.TESTED) if spec.tests else spec
-
-    def _test(self, spec: ToolSpec, described: Described, test: ToolTest) -> None:
-        if test.source:
-            word = os.urandom(8).hex()
-            result = self._execute(spec, program_of_test(spec.source_code, test.source, word), {})
-            if not result.ok or result.value != word:
-                raise _failed(spec, result)
-            return
-        check_arguments(spec, test.input)
-        value = self._run(spec, program_of_call(spec.source_code, described), test.input)
-        if not is_same(value, test.expected):
-            raise ToolFailed(f"expected {_shown(test.expected)}, not {_shown(value)}")
 
     # calling
 
@@ -167,12 +139,12 @@ class ToolFactory:
         if developers := self.registry.developers(name):
             return developers.perform(arguments, self._caller)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
-        return self._run(spec, program, arguments)
+        return self._performer.run(spec, program, arguments)
 
     def run_tests(self, name: str) -> int:
         """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
         spec = self.registry.get(name)
-        self._tested(spec, describe_source(spec.source_code, spec.name))
+        self._performer.try_out(spec, describe_source(spec.source_code, spec.name))
         return len(spec.tests)
 
     def get(self, name: str) -> Tool:
@@ -207,7 +179,7 @@ class ToolFactory:
 
         def perform(arguments: dict[str, Any], caller: Caller) -> Any:
             try:
-                value = self._run(spec, program, arguments)
+                value = self._performer.run(spec, program, arguments)
             except (ToolFailed, ToolResultInvalid):
                 self.registry.note(spec, well=False)
                 raise
@@ -215,28 +187,6 @@ class ToolFactory:
             return value
 
         return Tool(spec, perform)
-
-    def _run(self, spec: ToolSpec, program: str, arguments: dict[str, Any]) -> Any:
-        """Run one call in a cell and return its value; every word of it is the guest's."""
-        result = self._execute(spec, program, {ARGUMENTS: arguments})
-        if not result.ok:
-            raise _failed(spec, result)
-        if not isinstance(result.value, list) or len(result.value) != 1:
-            raise ToolResultInvalid(
-                f"{spec.name}: the result is not of JSON, or too large", tool=spec.name
-            )
-        check_result(spec, result.value[0])
-        return result.value[0]
-
-    def _execute(self, spec: ToolSpec, program: str, inputs: dict[str, Any]) -> SandboxResult:
-        """Run a program of this tool's, which may call what its spec lists and nothing else."""
-        above = CALLING.get() or self._caller
-        token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
-        try:
-            with self._cells.lend(spec.grants, self.broker if spec.calls else None) as sandbox:
-                return sandbox.execute(program, inputs=inputs, timeout=spec.timeout)
-        finally:
-            CALLING.reset(token)
 
     # keeping
 
@@ -320,26 +270,3 @@ def _object(name: str, arguments: object) -> dict[str, Any]:
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     raise ToolArgumentsInvalid(f"{name}: arguments have names: give a dictionary", tool=name)
-
-
-def check_arguments(spec: ToolSpec, arguments: object) -> None:
-    """Raise ToolArgumentsInvalid unless the arguments are what the tool's schema says."""
-    if found := compile_schema(spec.parameters).complaints(arguments):
-        raise ToolArgumentsInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
-
-
-def check_result(spec: ToolSpec, value: object) -> None:
-    """Raise ToolResultInvalid unless the result is what the tool's schema says, if it says anything."""
-    if spec.output_schema is None:
-        return
-    if found := compile_schema(spec.output_schema).complaints(value):
-        raise ToolResultInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
-
-
-def _failed(spec: ToolSpec, result: SandboxResult) -> ToolFailed:
-    said = harmless(result.error or f"{result.status.value}, {result.reason}")
-    return ToolFailed(f"{spec.name}: {said}", tool=spec.name, result=result)
-
-
-def _shown(value: object) -> str:
-    return ascii(value)[:200]
