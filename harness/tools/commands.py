@@ -37,6 +37,10 @@ def add_tools(tools: argparse.ArgumentParser, policy: argparse.ArgumentParser) -
     every = add("list", "the tools that there are", _list, of_one=False)
     every.add_argument("--retired", action="store_true", help="those that are retired too")
     every.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    search = add("search", "find tools by what they are for", _search, of_one=False)
+    search.add_argument("query", metavar="QUERY", help="some words, or a name")
+    search.add_argument("--limit", type=int, default=5, metavar="N", help="at most so many")
+    search.add_argument("--json", action="store_true", help="one JSON object on stdout")
     show = add("show", "all that is known of a tool", _show)
     show.add_argument("--source", action="store_true", help="its source alone")
     _add_create(add("create", "make a tool of source code", _create, of_one=False))
@@ -116,6 +120,17 @@ def _list(factory: ToolFactory, options: argparse.Namespace) -> None:
     for spec in specs:
         first = spec.description.partition("\n")[0]
         print(f"{spec.reference:24} {spec.state.value:8} {harmless(first)}")
+
+
+def _search(factory: ToolFactory, options: argparse.Namespace) -> None:
+    found = factory.search(options.query, options.limit)
+    if options.json:
+        _print_json(found)
+        return
+    for each in found["tools"]:
+        print(f"{each['name']:24} {harmless(each['description'])}")
+    if hint := found.get("hint"):
+        print(f"cellwright: {harmless(hint)}", file=sys.stderr)
 
 
 def _summary(factory: ToolFactory, spec: ToolSpec) -> dict[str, Any]:

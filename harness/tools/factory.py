@@ -28,6 +28,7 @@ from .approval import Approve, nobody
 from .broker import Broker
 from .cells import POOL, Cells
 from .files import Exported, read_tool, write_tool
+from .finding import ToolSearch
 from .making import draft
 from .performing import Performer, check_arguments
 from .program import program_of_call
@@ -72,6 +73,7 @@ class ToolFactory:
         self.broker = Broker(self, rules=rules, vault=vault, approve=approve, audit=audit)
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
         self._performer = Performer(self._cells, self.broker, self._caller)
+        self._search = ToolSearch(self.registry)
         self._lock = threading.Lock()
         self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
 
@@ -193,6 +195,10 @@ class ToolFactory:
     def list_tools(self) -> list[ToolSpec]:
         """Return every tool that can be called, by name."""
         return self.registry.list_tools()
+
+    def search(self, query: str, limit: int = 5, offset: int = 0, **asked: Any) -> dict[str, Any]:
+        """Find tools by what they are for; the arguments are those of ToolSearch.search."""
+        return self._search.search(query, limit, offset, **asked)
 
     def get_tool(self, name: str) -> ToolSpec:
         """Return what is known of a tool; raises ToolNotFound."""

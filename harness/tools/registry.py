@@ -62,6 +62,7 @@ class ToolRegistry:
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
         self._all: list[ToolSpec] | None = None
         self._changes = -1
+        self._revision = 0
         self._counts: dict[tuple[str, int], _Count] = {}  # that are not written yet
         self._failing: set[tuple[str, int]] = set()  # whose last call failed
 
@@ -73,6 +74,7 @@ class ToolRegistry:
         tool = tool_of(function)
         with self._lock:
             known = self._developers.setdefault(key_of(tool.spec.name), tool)
+            self._revision += 1
         if known.spec != tool.spec:
             raise _taken(tool.spec.name, known.spec.name, "which is the developer's")
         return tool.spec
@@ -128,7 +130,14 @@ class ToolRegistry:
             self._forget()
             self._changes = changes
 
+    def revision(self) -> int:
+        """Return a number that is another one after the tools have changed, here or elsewhere."""
+        with self._lock:
+            self._forget_if_changed()
+            return self._revision
+
     def _forget(self) -> None:
+        self._revision += 1
         self._known.clear()
         self._all = None
 

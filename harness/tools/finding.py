@@ -1,0 +1,62 @@
+"""Search over the tools of one registry: the index follows what is made, changed and removed."""
+
+import threading
+from collections.abc import Collection
+from typing import Any
+
+from .documents import Document, document_of, shown
+from .fusing import Meaning
+from .registry import ToolRegistry
+from .search import Filter, SearchIndex
+from .spec import ToolOwner, ToolSpec, ToolState
+
+_KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host"}
+
+
+class ToolSearch:
+    """Finds tools that a program may be told of: retired ones are not among them.
+
+    Safe from many threads; other processes may change the registry's file.
+    """
+
+    def __init__(self, registry: ToolRegistry, meaning: Meaning | None = None) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._index = SearchIndex(meaning=meaning)
+        self._indexed: dict[str, ToolSpec] = {}
+        self._revision = -1
+
+    def search(
+        self, query: str, limit: int = 5, offset: int = 0, *, detail: str = "summary",
+        tags: Collection[str] = (), states: Collection[ToolState] = (),
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return what answers a query, the best first, as an agent reads it.
+
+        `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
+        nothing was found.  Raises PolicyError for another detail.
+        """
+        self._follow()
+        only = Filter(tags=tags, states=[state.value for state in states])
+        found = self._index.search(query, only, limit, offset)
+        told: dict[str, Any] = {"tools": [shown(each.document, detail) for each in found.matches]}
+        return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
+
+    def _follow(self) -> None:
+        """Bring the index up to what the registry has now."""
+        with self._lock:
+            revision = self._registry.revision()
+            if revision == self._revision:
+                return
+            now = {spec.name: spec for spec in self._registry.list_tools()}
+            for name in self._indexed.keys() - now.keys():
+                self._index.remove(name)
+            changed = [spec for name, spec in now.items() if self._indexed.get(name) is not spec]
+            self._index.add(*map(_document, changed))
+            self._indexed, self._revision = now, revision
+
+
+def _document(spec: ToolSpec) -> Document:
+    return document_of(
+        spec.name, spec.name, spec.description, spec.parameters,
+        tags=spec.tags, state=spec.state.value, kind=_KINDS[spec.owner],  # type: ignore[arg-type]
+    )  # fmt: skip
