@@ -72,6 +72,11 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         from .audit_commands import add_audit
 
         add_audit(audit)
+    runs = commands.add_parser("runs", help="see what waits for approval, and decide")
+    if wanted == "runs":
+        from .tools.run_commands import add_runs
+
+        add_runs(runs)
     tools = commands.add_parser("tools", help="make tools, call them, and look at them")
     tools.set_defaults(command=_tools)
     if wanted == "tools":

@@ -50,6 +50,10 @@ def add_tools(tools: argparse.ArgumentParser, policy: argparse.ArgumentParser) -
     ):
         calls = add(name, summary, command)
         calls.add_argument("input", nargs="?", metavar="INPUT", help="a JSON object; - reads it")
+    explains = add(
+        "explain", "say what the policy's rules make of a call, without calling", _explain
+    )
+    explains.add_argument("input", nargs="?", metavar="INPUT", help="a JSON object; - reads it")
     add("remove", "forget a tool and its versions", _remove)
     add("trust", "say that a tool can be relied on", _trust)
     add("retire", "take a tool back", _retire)
@@ -83,6 +87,7 @@ def _add_create(create: argparse.ArgumentParser) -> None:
 
 def carry_out(options: argparse.Namespace, policy: Policy) -> int:
     """Run one command; return its exit status."""
+    options.rules = policy.tools
     ceiling = Sandbox(policy=policy, pool=0, audit=False) if options.policy else None
     try:
         with (
@@ -178,6 +183,12 @@ def _test(factory: ToolFactory, options: argparse.Namespace) -> None:
         _print_json(factory.test_tool(options.name, _input(options)))
         return
     print(f"{factory.run_tests(options.name)} tests passed")
+
+
+def _explain(factory: ToolFactory, options: argparse.Namespace) -> None:
+    spec = factory.get_tool(options.name)
+    for line in factory.broker.explain(spec.name, _input(options), options.rules):
+        print(harmless(line))
 
 
 def _remove(factory: ToolFactory, options: argparse.Namespace) -> None:
