@@ -1,0 +1,36 @@
+"""What commands have in common: exit statuses, and the options that say what a cell may do."""
+
+import argparse
+
+import msgspec
+
+from ..policies.policy import OPTIONAL_LAYERS, Policy
+
+RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
+_CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
+
+
+def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    once = "a shipped profile or a TOML file"
+    if several:
+        more = f"{once}; may be repeated, and clients choose by name; the first unless they do"
+        parser.add_argument("--policy", action="append", metavar="P", help=more)
+    else:
+        parser.add_argument("--policy", metavar="P", help=once)
+    optional = "go on without this layer where the host lacks it; cgroup means its three"
+    parser.add_argument("--optional", action="append", default=[], metavar="LAYER", help=optional)
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    return policy_named(options.policy, options)
+
+
+def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
+    policy = Policy(name="strict")
+    if name:
+        from ..policies.loading import load_policy
+
+        policy = load_policy(name)
+    layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
+    chosen = tuple(layer for group in layers for layer in group)
+    return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))

@@ -1,0 +1,209 @@
+"""`cellwright run` and `cellwright repl`: their arguments and what they do."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..policies.errors import PolicyError
+from ..policies.languages import PYTHON, language_called, language_of_file
+from ..policies.policy import MIB
+from ..runner.capture import OnOutput
+from ..runner.result import SandboxResult
+from .options import GUEST_FAILED, RAN, add_policy, policy_of
+from .sandbox import Sandbox
+from .terminal import EventPrinter, StreamPrinter, harmless, result_line
+
+if TYPE_CHECKING:
+    from ..runner.audit.log import AuditLog
+
+_OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    run.set_defaults(command=_run)
+    source = run.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", nargs="?", metavar="FILE", help="the program; - for standard input")
+    source.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
+    run.add_argument("--language", metavar="L", help="by the file's name unless told, else python")
+    run.add_argument("--timeout", type=float, metavar="S", help="wall time, seconds")
+    run.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    run.add_argument(
+        "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
+        help="put a file into /workspace",
+    )  # fmt: skip
+    run.add_argument(
+        "--workspace", metavar="NAME", help="have the files of that name, and keep them after"
+    )
+    run.add_argument("--clean", action="store_true", help="remove it once the program completes")
+    run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
+    run.add_argument(
+        "--collect", action="append", default=[], metavar="GLOB", help="bring these files back"
+    )
+    run.add_argument(
+        "--output", metavar="DIR",
+        help=f"where to write what the program made: pictures, --collect; else {_OUTPUT}",
+    )  # fmt: skip
+    run.add_argument("--overwrite", action="store_true", help="files there too")
+    form = run.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    form.add_argument(
+        "--json-lines", action="store_true", help="output as it comes too, an object a line"
+    )
+    run.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    run.add_argument(
+        "--connect", metavar="PATH", help="use the daemon that listens there, and its policy P"
+    )
+    run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
+    add_policy(run)
+
+
+def add_repl(repl: argparse.ArgumentParser) -> None:
+    repl.set_defaults(command=_repl, file="")
+    repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
+    repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
+    repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    repl.add_argument("--workspace", metavar="NAME", help="have its files, and keep them after")
+    repl.add_argument(
+        "--output", metavar="DIR", default=_OUTPUT, help=f"where to write pictures, else {_OUTPUT}"
+    )
+    repl.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    repl.add_argument("--connect", metavar="PATH", help="use the daemon that listens there")
+    add_policy(repl)
+
+
+def _run(options: argparse.Namespace) -> int:
+    code = _read(options.file) if options.code is None else options.code
+    printer = _printer(options)
+    with _sandbox(options) as sandbox:
+        result = sandbox.execute(
+            code,
+            _language(options),
+            stdin=_read(options.stdin) if options.stdin else None,
+            files=dict(map(_file, options.files)),
+            timeout=options.timeout,
+            collect=options.collect,
+            workspace=options.workspace,
+            clean=options.clean,
+            on_output=printer,
+        )
+    if isinstance(printer, EventPrinter):
+        printer.finish()
+    return _show(result, options)
+
+
+def _repl(options: argparse.Namespace) -> int:
+    from .repl import Repl
+    from .state import state_directory
+    from .typed import lines_of_stdin
+
+    if not (language := language_called(options.language)):
+        raise PolicyError(f"language: there is no {options.language!r}")
+    lines = lines_of_stdin(state_directory() / "history")
+    with contextlib.closing(lines), _sandbox(options) as sandbox:
+        open_session = partial(sandbox.session, language=language, workspace=options.workspace)
+        repl = Repl(lines, open_session, language, options.output, options.timeout)
+        with contextlib.closing(repl):
+            if lines.interactive:
+                print(
+                    f"cellwright: {language}, {sandbox.policy.name}. :help tells more",
+                    file=sys.stderr,
+                )
+            status = repl.converse()
+    return status or (GUEST_FAILED if repl.failed and not lines.interactive else RAN)
+
+
+def _language(options: argparse.Namespace) -> str:
+    return str(options.language or language_of_file(options.file or ""))
+
+
+@contextlib.contextmanager
+def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
+    """Give the sandbox for one run, of our own cells or a daemon's."""
+    if options.connect is not None:
+        if options.memory is not None or options.optional or options.audit:
+            raise PolicyError("--connect: --memory, --optional and --audit are the daemon's to say")
+        with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
+            yield sandbox
+        return
+    policy = policy_of(options)
+    if options.memory is not None:
+        limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
+        policy = msgspec.structs.replace(policy, limits=limits)
+    with (
+        _audit(options) as audit,
+        Sandbox(
+            policy=policy,
+            spawned=options.spawned,
+            pool=0,
+            audit=audit,
+            language=language_called(_language(options)) or PYTHON,  # no other launcher is needed
+        ) as sandbox,
+    ):
+        yield sandbox
+
+
+def _printer(options: argparse.Namespace) -> OnOutput | None:
+    if options.json_lines:
+        return EventPrinter()
+    return None if options.json else StreamPrinter()
+
+
+@contextlib.contextmanager
+def _audit(options: argparse.Namespace) -> Iterator["AuditLog | bool"]:
+    """Open the trail that was asked for; without one nothing of it is imported."""
+    if options.audit is None:
+        yield False
+        return
+    from ..runner.audit.log import AuditLog
+
+    with AuditLog(path=options.audit) as log:
+        yield log
+
+
+def _show(result: SandboxResult, options: argparse.Namespace) -> int:
+    as_json = options.json or options.json_lines
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
+    elif options.verbose or not result.ok:
+        print(result_line(result), file=sys.stderr)
+    if result.artifacts and (options.output or not as_json):  # JSON has their content
+        _keep(result, options)
+    return RAN if result.ok and _is_kept(result) else GUEST_FAILED
+
+
+def _is_kept(result: SandboxResult) -> bool:
+    """Tell whether the workspace, if one was named, was kept, and say it where it was not."""
+    kept = result.workspace
+    if kept is None or kept.state != "refused":
+        return True
+    print(f"cellwright: not saved: {harmless(kept.why)}", file=sys.stderr)
+    return False
+
+
+def _keep(result: SandboxResult, options: argparse.Namespace) -> None:
+    from .keepsakes import keep
+
+    directory = options.output or _OUTPUT
+    for path in keep(result.artifacts, directory, overwrite=options.overwrite):
+        print(f"cellwright: wrote {harmless(path)}", file=sys.stderr)
+
+
+def _file(argument: str) -> tuple[str, bytes]:
+    host, _, name = argument.partition(":")
+    return name or os.path.basename(host), _read(host)
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from None
