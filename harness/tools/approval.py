@@ -1,12 +1,14 @@
 """Asking a person before a risky tool is called."""
 
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ...policies.errors import ApprovalRequired
+from ..terminal import harmless
 
 
 class Asked(NamedTuple):
@@ -32,6 +34,15 @@ def digest(tool: str, arguments: dict[str, Any]) -> str:
     """Return the hash of a call, the same however its arguments are ordered."""
     text = msgspec.json.encode([tool, arguments], order="deterministic")
     return hashlib.sha256(text).hexdigest()
+
+
+def ask_terminal(asked: Asked) -> bool:
+    """Ask whoever sits at the terminal; only `yes` is one.  For programs that have a terminal."""
+    arguments = msgspec.json.encode(asked.arguments).decode()
+    print(f"{asked.caller} wants to call {asked.tool}: {harmless(asked.reason)}", file=sys.stderr)
+    print(f"  {harmless(arguments)}", file=sys.stderr)
+    print("  yes, once, with just these arguments? ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() == "yes"
 
 
 def nobody(asked: Asked) -> bool:

@@ -35,6 +35,20 @@ def from_file(path: str) -> Source:
     return read
 
 
+def from_keyring(service: str, user: str) -> Source:
+    """Read a credential from the keyring of the desktop, by the package `keyring`, if that is there."""
+
+    def read() -> str:
+        import keyring
+
+        found: str | None = keyring.get_password(service, user)
+        if found is None:
+            raise KeyError(service)
+        return found
+
+    return read
+
+
 class Vault:
     """Names of credentials and where each comes from: text, or a function that returns it."""
 
