@@ -23,6 +23,7 @@ _MAY_GROW_MIB = 5.0
 _PATIENCE = 20.0
 _SAME = 5  # censuses in a row
 _WARM_UP = 200  # what is made once is made in the first calls
+_TIMES_FIRST = 5
 _SEED = 20260101
 
 
@@ -141,19 +142,25 @@ def _at_once(settings: Settings) -> Passed:
     hog = f"x = bytearray({2 * settings.policy.limits.memory_bytes})"
     kinds = [kind._replace(code=hog) if "memory" in kind.reasons else kind for kind in kinds]
     waits: list[float] = []
-    pool = PoolSettings(queue_seconds=600)
+    # A launcher that is replaced meanwhile may live on with cells that wait: that is another stretch.
+    pool = PoolSettings(queue_seconds=600, cells_per_launcher=10**6)
     with sandbox(settings, pool) as made, ThreadPoolExecutor(callers) as threads:
         barrier = threading.Barrier(callers)
         list(threads.map(lambda _: barrier.wait(), range(callers)))  # every thread is there
+        for _ in range(_TIMES_FIRST):  # each caller, and what it makes once (malloc's arenas)
+            list(threads.map(lambda _: _call(made, _KINDS[-1], waits), range(callers)))
         for kind in _KINDS:
             _call(made, kind, waits)
         waits.clear()
         before = _settled(made)
-        complaints = list(threads.map(lambda kind: _call(made, kind, waits), kinds))
+        # A share each, not a future for each call: those would be most of what is measured.
+        shares = [kinds[caller::callers] for caller in range(callers)]
+        told = list(threads.map(lambda share: [_call(made, each, waits) for each in share], shares))
+        complaints = [complaint for share in told for complaint in share]
         after = _settled(made, before)
     mean = sum(waits) / len(waits)
     fair = Verdict(
-        "many at once: nobody waits three times as long as the mean",
+        "many at once: nobody waits three times as long for a cell as the mean",
         max(waits) < 3 * mean,
         f"longest {max(waits):.2f} s, mean {mean:.2f} s",
     )
@@ -166,9 +173,8 @@ def _call(made: Sandbox, kind: Kind, waits: list[float]) -> str:
     """Make one call and say what is wrong with its result, if anything."""
     nonce = os.urandom(8).hex()
     code = f"print({nonce!r}, flush=True)\n{kind.code}"
-    began = time.perf_counter()
     result = _cancelled(made, code) if kind.cancelled else made.execute(code, **kind.given)
-    waits.append(time.perf_counter() - began - result.execution_time)
+    waits.append(result.phases.lease)
     if result.stdout.strip() != nonce or result.reason not in kind.reasons:
         return f"wanted {nonce} and {kind.reasons}, {_said(result)}"
     return ""
