@@ -20,11 +20,12 @@ class Asked(NamedTuple):
     caller: str
     reason: str
     run: str = ""  # that can wait for the word
+    version: str = ""  # of the tool, and the hash of its source
 
     @property
     def digest(self) -> str:
-        """What an approval is bound to: the tool and its arguments."""
-        return digest(self.tool, self.arguments)
+        """What an approval is bound to: this version of the tool, and its arguments."""
+        return digest(f"{self.tool}@{self.version}", self.arguments)
 
 
 Approve = Callable[[Asked], bool]  # True lets this one call go on

@@ -190,7 +190,10 @@ class Broker:
         )
         caller = passing.caller
         run = caller.recorder.run if caller.recorder else ""
-        asked = Asked(spec.name, spec.description, passing.arguments, caller.id, reason, run)
+        version = f"{spec.version} {spec.source_hash}"  # another may be made before there is a word
+        asked = Asked(
+            spec.name, spec.description, passing.arguments, caller.id, reason, run, version
+        )
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
         self._note("approved", passing, digest=asked.digest)

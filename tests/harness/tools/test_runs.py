@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from cellwright import AuditLog, Broker, PolicyError, RegistryError, Sandbox, SandboxStatus
+from cellwright import (
+    AuditLog,
+    Broker,
+    PolicyError,
+    RegistryError,
+    Sandbox,
+    SandboxStatus,
+    ToolFactory,
+)
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.replay import Diverged, Recorded, Replay
 from cellwright.harness.tools.runs import Runs
@@ -80,6 +88,19 @@ def test_a_word_is_for_one_call_with_just_these_arguments(runs: Runs) -> None:
             attempt = runs.resume(box, attempt.run)
     assert attempt.result.value == ["sent"] * 3
     assert MADE == [("send", "ann"), ("send", "ann"), ("send", "bob")]
+
+
+def test_a_word_is_for_the_version_that_was_asked_about(runs: Runs) -> None:
+    source = "def send(to: str) -> str:\n    return f'{word} {{to}}'"
+    with ToolFactory(approve=runs.ask) as factory, Sandbox(tools=factory.broker, pool=0) as box:
+        factory.create_tool("send", "Send it", source.format(word="kindly"), risky=True)
+        attempt = runs.start(box, "import tools\ntools.send(to='ann')")
+        runs.approve(runs.pending()[0].approval)
+        factory.create_tool("send", "Send it", source.format(word="rudely"), risky=True)
+        attempt = runs.resume(box, attempt.run)
+        assert attempt.result.status is SandboxStatus.PENDING
+        runs.approve(runs.pending()[0].approval)
+        assert runs.resume(box, attempt.run).result.value == "rudely ann"
 
 
 def test_what_is_rejected_is_an_exception_in_the_program(runs: Runs) -> None:
