@@ -214,14 +214,15 @@ class Broker:
         try:
             return tool.perform(passing.arguments | secrets, inner)
         except ToolError as error:
-            told = type(error)(redaction.text(_short(str(error))), tool=tool.spec.name)
+            told = type(error)(_short(redaction.text(str(error))), tool=tool.spec.name)
             if isinstance(told, ToolFailed) and not secrets:
                 told.result = getattr(error, "result", None)
             raise told from None
         except CellwrightError as error:
-            raise ToolFailed(redaction.text(_short(str(error))), tool=tool.spec.name) from error
+            words = _short(redaction.text(str(error)))
+            raise ToolFailed(words, tool=tool.spec.name) from (None if secrets else error)
         except Exception as error:  # noqa: BLE001 - whatever a tool raises
-            words = redaction.text(_short(f"{type(error).__name__}: {error}"))
+            words = _short(redaction.text(f"{type(error).__name__}: {error}"))
             raise ToolFailed(words, tool=tool.spec.name) from (None if secrets else error)
         finally:
             CALLING.reset(token)
@@ -235,7 +236,10 @@ class Broker:
             raise ToolResultInvalid(f"the result is not JSON: {error}", tool=spec.name) from None
         if redaction is not _NOTHING:
             text = redaction.text(text)
-            plain = json.loads(text)
+            try:
+                plain = json.loads(text)
+            except ValueError:  # what was taken out was no text: a number, or part of one
+                raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None
         if spec.output_schema:
             complaints = compile_schema(spec.output_schema).complaints(plain)
             if complaints:

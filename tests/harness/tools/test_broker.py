@@ -14,6 +14,7 @@ from cellwright import (
     ApprovalRequired,
     AuditLog,
     Broker,
+    PolicyError,
     ToolArgumentsInvalid,
     ToolBudgetExceeded,
     ToolDenied,
@@ -230,6 +231,37 @@ def test_a_credential_goes_in_and_does_not_come_out(form: str) -> None:
         assert form not in said
         assert not leaks(SECRET, said)
     assert not leaks(SECRET, str([entry.details for entry in trail.get_entries()]))
+
+
+@pytest.mark.parametrize("cut", range(1, len(SECRET)))
+def test_a_long_error_is_not_cut_within_a_credential(cut: int) -> None:
+    def fail(arguments: dict[str, Any], _: Caller) -> None:
+        raise ToolFailed("-" * (1000 - cut) + arguments["key"] + "-" * 1000)
+
+    with pytest.raises(ToolFailed) as failed:
+        broker(fail, about={"credentials": {"key": "K"}}, vault=Vault({"K": SECRET})).call(
+            "weather.get", {"city": "x"}
+        )
+    assert "[credential]".startswith(str(failed.value).strip("-."))
+
+
+def test_what_an_error_comes_from_holds_no_credential() -> None:
+    def fail(arguments: dict[str, Any], _: Caller) -> None:
+        raise PolicyError(f"bad {arguments['key']}")
+
+    with pytest.raises(ToolFailed) as failed:
+        broker(fail, about={"credentials": {"key": "K"}}, vault=Vault({"K": SECRET})).call(
+            "weather.get", {"city": "x"}
+        )
+    assert failed.value.__cause__ is None
+
+
+def test_a_credential_in_a_number_is_no_result() -> None:
+    about = {"credentials": {"key": "PIN"}}
+    with pytest.raises(ToolResultInvalid, match="credential"):
+        broker(lambda *_: {"n": 12345678}, about=about, vault=Vault({"PIN": "234567"})).call(
+            "weather.get", {"city": "x"}
+        )
 
 
 def test_nobody_else_gives_a_credential() -> None:
