@@ -214,14 +214,14 @@ class Broker:
         try:
             return tool.perform(passing.arguments | secrets, inner)
         except ToolError as error:
-            told = type(error)(_short(redaction.text(str(error))), tool=tool.spec.name)
+            told = _kind(error)(_short(redaction.text(str(error))), tool=tool.spec.name)
             if isinstance(told, ToolFailed) and not secrets:
                 told.result = getattr(error, "result", None)
             raise told from None
         except CellwrightError as error:
             words = _short(redaction.text(str(error)))
             raise ToolFailed(words, tool=tool.spec.name) from (None if secrets else error)
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises
             words = _short(redaction.text(f"{type(error).__name__}: {error}"))
             raise ToolFailed(words, tool=tool.spec.name) from (None if secrets else error)
         finally:
@@ -307,6 +307,13 @@ def _short(text: str) -> str:
     return text if len(text) <= _ERROR_CHARACTERS else text[:_ERROR_CHARACTERS] + "..."
 
 
+def _kind(error: ToolError) -> type[ToolError]:
+    """Return the nearest class of ours: one of the tool's own may be made of other arguments."""
+    kinds = type(error).__mro__
+    return next(kind for kind in kinds if kind.__module__.startswith(_OURS))
+
+
+_OURS = f"{__package__.split('.')[0]}."
 _KINDS = {
     "ToolNotFound": "not_found",
     "Pausing": "paused",

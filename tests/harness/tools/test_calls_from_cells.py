@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, Vault
+from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, ToolFailed, Vault
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
 from cellwright.policies.tools import Tools
@@ -94,6 +94,24 @@ def test_a_failed_call_that_nobody_catches_fails_the_program_and_is_no_violation
     assert result.status is SandboxStatus.FAILED
     assert result.error == "tools.ToolError: RuntimeError: out of order"
     assert result.violations == ()
+
+
+class Unusual(ToolFailed):
+    def __init__(self) -> None:
+        super().__init__("in a way of its own")
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), Unusual()])
+def test_whatever_a_tool_raises_its_program_does_not_wait(raised: BaseException) -> None:
+    def give_up(*_: Any) -> None:
+        raise raised
+
+    tool = Tool(spec("give_up", parameters={}), give_up)
+    with Sandbox(policy=policy_named("strict"), tools=[tool], pool=0) as sandbox:
+        result = sandbox.execute(
+            "import tools\ntry: tools.give_up()\nexcept tools.ToolError as error: word = error.kind\nword"
+        )
+    assert result.value == "failed"
 
 
 def test_coroutines_call_at_the_same_time() -> None:
