@@ -61,6 +61,10 @@ class _Workers:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with none: the child of a fork has no thread but its own."""
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
@@ -89,3 +93,4 @@ class _Workers:
 
 
 _WORKERS = _Workers()
+os.register_at_fork(after_in_child=_WORKERS.forget)

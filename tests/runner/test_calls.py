@@ -9,7 +9,7 @@ import pytest
 
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
-from cellwright.runner.calls import Calls
+from cellwright.runner.calls import _WORKERS, Calls
 from cellwright.runner.conversation import Conversation
 from cellwright.runner.messages import Answer, Call, Finished, encode
 from tests.conftest import soon
@@ -117,3 +117,20 @@ def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> 
     release.set()
     assert soon(lambda: len(answered) == 5)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_calls_are_answered_after_a_fork_too() -> None:
+    def answered() -> bool:
+        calls = Calls(lambda call: Answer(call.number, b"1"))
+        calls.begin(Call(1, "x", b"{}"))
+        came = channel.has_news(calls.ready, 60 if os.getpid() == parent else 5)
+        calls.close()
+        return came
+
+    parent = os.getpid()
+    assert answered()
+    soon(lambda: bool(_WORKERS._idle))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if answered() else 1)
+    assert os.waitpid(child, 0)[1] == 0
