@@ -4,7 +4,7 @@ the program never waits for a tool."""
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .channel import ProtocolError
 from .messages import Answer, Call
@@ -34,12 +34,15 @@ class Calls:
         _WORKERS.do(lambda: self._put(self._answer(call)))
 
     def take(self) -> list[Answer]:
-        """Return the answers that have come since."""
+        """Return the answers that have come since; a call is open until its answer was `sent`."""
         os.eventfd_read(self.ready)
         with self._lock:
             taken, self._answers = self._answers, []
-        self._open.difference_update(answer.number for answer in taken)
         return taken
+
+    def sent(self, numbers: Iterable[int]) -> None:
+        """Make room: who calls and does not listen has only so many answers kept."""
+        self._open.difference_update(numbers)
 
     def close(self) -> None:
         """Forget what is open: a tool that still runs will find nobody to tell."""

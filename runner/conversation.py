@@ -27,6 +27,8 @@ class Conversation:
         """`owed` is what the conversation before this one, with the same guest, left unsent."""
         self._sock = sock
         self._packets = deque((*owed, *(channel.packets(program) if program else ())))
+        self._ends: deque[tuple[int, int]] = deque()  # of answers: packets until there, its number
+        self._sent_packets = 0
         self._sent_in_part = False
         self._limits = limits
         self._on_call = on_call
@@ -49,6 +51,7 @@ class Conversation:
             while self._packets:
                 channel.send_packet(self._sock, self._packets[0])
                 self._sent_in_part = channel.has_more(self._packets.popleft())
+                self._sent_packets += 1
         except BlockingIOError:
             return True
         except OSError:  # the guest closed its end: it will not hear the rest
@@ -67,6 +70,14 @@ class Conversation:
     def answer(self, answer: Answer) -> None:
         """Have `answer` sent, behind what is still to be sent."""
         self._packets.extend(channel.packets(encode(answer)))
+        self._ends.append((self._sent_packets + len(self._packets), answer.number))
+
+    def take_sent(self) -> list[int]:
+        """Return the numbers of the answers that were sent since."""
+        sent = []
+        while self._ends and self._ends[0][0] <= self._sent_packets:
+            sent.append(self._ends.popleft()[1])
+        return sent
 
     def receive_some(self) -> None:
         """Take one packet; raises channel.ProtocolError if it is what no honest guest sends."""

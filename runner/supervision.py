@@ -153,7 +153,7 @@ class Supervision:
     # control and streams: the guest's word
 
     def _on_control(self, event: int) -> None:
-        if event & select.POLLOUT and not self._talk.send_some():
+        if event & select.POLLOUT and not self._send_some():
             self._poll.modify(self._cell.control.fileno(), _IN)
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
@@ -161,8 +161,14 @@ class Supervision:
     def _on_answers(self, _: int) -> None:
         for answer in self._calls.take() if self._calls else ():
             self._talk.answer(answer)
-        if self._talk.send_some() and self._talk.is_open:
+        if self._send_some() and self._talk.is_open:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
+
+    def _send_some(self) -> bool:
+        there_is_more = self._talk.send_some()
+        if self._calls:
+            self._calls.sent(self._talk.take_sent())
+        return there_is_more
 
     def _receive_some(self) -> None:
         try:

@@ -17,6 +17,8 @@ from .spec import Caller
 if TYPE_CHECKING:
     from ...runner.audit.spans import Span
 
+_LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer and in records
+_LONGEST_WORDS = 4000  # of a refusal
 _MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
 
 
@@ -38,12 +40,14 @@ class Offering:
 
     def answer(self, call: Call, caller: Caller) -> Answer | None:
         """Call a tool for a program; None if the program is being stopped, to go on another time."""
+        if len(call.name) > _LONGEST_NAME:
+            return _refusal(call, "not_found", "no tool has a name as long as that")
         try:
             arguments = decode_json(call.arguments)
             if not isinstance(arguments, dict):
                 raise msgspec.DecodeError("not an object")
         except msgspec.DecodeError as error:
-            return Answer(call.number, None, "invalid_arguments", f"the arguments: {error}")
+            return _refusal(call, "invalid_arguments", f"the arguments: {error}")
         if caller.recorder is None:
             return self._call(call, arguments, caller)
         try:
@@ -51,7 +55,7 @@ class Offering:
                 call, arguments, lambda: self._call(call, arguments, caller)
             )
         except CellwrightError as error:  # it cannot be recorded, so it is not made
-            return Answer(call.number, None, kind_of(error), error.what)
+            return _refusal(call, kind_of(error), error.what)
 
     def _call(self, call: Call, arguments: dict[str, Any], caller: Caller) -> Answer:
         """Return what comes of a call; whatever goes wrong is the answer."""
@@ -59,9 +63,9 @@ class Offering:
             value = self.broker.call(call.name, arguments, caller)
             return Answer(call.number, msgspec.json.encode(value))
         except CellwrightError as error:
-            return Answer(call.number, None, kind_of(error), error.what)
+            return _refusal(call, kind_of(error), error.what)
         except BaseException as error:  # noqa: BLE001 - or the program would wait for ever
-            return Answer(call.number, None, "failed", f"internal error: {type(error).__name__}")
+            return _refusal(call, "failed", f"internal error: {type(error).__name__}")
 
     def _caller(self, id: str, span: "Span | None") -> Caller:
         """Return who calls: the program, and what it works for if that is a tool itself."""
@@ -73,3 +77,8 @@ class Offering:
                 rules=narrow_tools(above.rules, self._rules),
             )  # fmt: skip
         return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter)
+
+
+def _refusal(call: Call, kind: str, words: str) -> Answer:
+    """Say no, in words that are short even where they repeat what the guest said."""
+    return Answer(call.number, None, kind, words[:_LONGEST_WORDS])

@@ -95,6 +95,9 @@ def test_as_many_calls_as_may_be_open_are_answered_at_the_same_time() -> None:
     while len(taken) < 64:
         assert channel.has_news(calls.ready, 60)
         taken |= {answer.number for answer in calls.take()}
+    with pytest.raises(channel.ProtocolError, match="at once"):
+        calls.begin(Call(64, "x", b"{}"))  # they were not sent yet
+    calls.sent(taken)
     met.set()
     calls.begin(Call(1, "x", b"{}"))  # there is room again, and its number is free
     calls.close()

@@ -310,6 +310,31 @@ def test_a_frame_that_no_honest_guest_sends_ends_the_cell(attack: str, words: st
     assert words in str(result.error)
 
 
+def test_who_does_not_listen_has_few_answers_kept() -> None:
+    made = []
+
+    def long(*_: Any) -> str:
+        made.append(1)
+        return "x" * 60_000
+
+    with Sandbox(
+        policy=policy_named("strict"), tools=[Tool(spec("long", parameters={}), long)], pool=0
+    ) as box:
+        result = box.execute(
+            f"{PRELUDE}\nfor n in range(900): sock.send(pack('Call', n, 'long', b'{{}}'))"
+        )
+    assert (result.status, result.reason) == (SandboxStatus.KILLED, "violation")
+    assert "at once" in str(result.error)
+    assert len(made) < 200
+
+
+def test_a_name_as_long_as_no_tool_has_is_not_repeated(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        f"{PRELUDE}\nsock.send(pack('Call', 1, 'x' * 60000, b'{{}}'))\nlen(sock.recv(70000)) < 200"
+    )
+    assert result.value is True
+
+
 @pytest.mark.parametrize(
     "arguments", ["b'nonsense'", "b'[1]'", "b'{' * 5", "b'[' * 60000", "b'\\xff'"]
 )
