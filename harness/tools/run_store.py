@@ -13,6 +13,7 @@ from .database import Database
 from .replay import Recorded
 
 _FORMAT = 1
+_OVER = ("completed", "failed")
 _SCHEMA = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, state TEXT NOT NULL, began REAL NOT NULL, code TEXT NOT NULL,
@@ -68,7 +69,7 @@ class RunStore:
         """Keep a new run; raises PolicyError for arguments that cannot be kept."""
         try:
             packed = msgspec.msgpack.encode(given)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PolicyError(f"an argument cannot be kept with a run: {error}") from None
         run = os.urandom(8).hex()
         with self._database.writing("add to") as db:
@@ -97,8 +98,15 @@ class RunStore:
         raise PolicyError(f"run {run} does not wait: it is {state}")
 
     def end(self, run: str, state: str) -> None:
+        """Note that a run waits or is over; what is over asks for nothing any more."""
         with self._database.writing("change") as db:
             db.execute("UPDATE runs SET state = ? WHERE run = ?", (state, run))
+            if state in _OVER:
+                db.execute(
+                    "UPDATE approvals SET state = 'expired', why = 'its run is over' "
+                    "WHERE run = ? AND state = 'pending'",
+                    (run,),
+                )
 
     # calls
 
@@ -134,6 +142,9 @@ class RunStore:
         pending, from now on if nobody had asked before."""
         self.expire()
         with self._database.writing("change") as db:
+            ended = db.execute("SELECT state FROM runs WHERE run = ?", (asked.run,)).fetchone()
+            if ended and ended[0] in _OVER:  # a tool's thread outlives a deadline
+                return "expired", "its run is over"
             found = db.execute(
                 "SELECT approval, state, why FROM approvals "
                 "WHERE run = ? AND digest = ? AND state != 'used' ORDER BY asked",

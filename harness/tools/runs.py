@@ -5,6 +5,7 @@ and every call that it made before gets the answer that it got then, without bei
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class Recorder:
         self.run = run
         self.stop = os.eventfd(0, os.EFD_CLOEXEC)
         self.is_paused = False
+        self._lock = threading.Lock()
         self._store = store
         self.replay = Replay(store.calls(run))
 
@@ -68,14 +70,22 @@ class Recorder:
         number = known.number if known else self._store.begin_call(self.run, site, key, call.name)
         answer = anew()
         if answer.kind == PAUSED:
-            self.is_paused = True
-            os.eventfd_write(self.stop, 1)
+            self._pause()
             return None
         self._store.end_call(number, answer)
         return answer
 
+    def _pause(self) -> None:
+        """Have the program stopped, unless it has ended: `stop` may be another file's by then."""
+        with self._lock:
+            if self.stop >= 0:
+                self.is_paused = True
+                os.eventfd_write(self.stop, 1)
+
     def close(self) -> None:
-        os.close(self.stop)
+        with self._lock:
+            os.close(self.stop)
+            self.stop = -1
 
 
 class Runs:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cellwright import (
+    ApprovalRequired,
     AuditLog,
     Broker,
     PolicyError,
@@ -20,11 +21,13 @@ from cellwright import (
     SandboxStatus,
     ToolFactory,
 )
+from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.replay import Diverged, Recorded, Replay
-from cellwright.harness.tools.runs import Runs
+from cellwright.harness.tools.run_store import RunStore
+from cellwright.harness.tools.runs import Recorder, Runs
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
-from cellwright.runner.messages import Answer
+from cellwright.runner.messages import Answer, Call
 from tests.conftest import policy_named
 
 ANY = {"type": "object", "properties": {"to": {}, "text": {}}}
@@ -251,6 +254,58 @@ def test_a_run_whose_process_was_killed_is_taken_up_again(runs: Runs, tmp_path: 
             runs.resume(box, run)
         assert runs.resume(box, run, abandoned=True).result.value == [1, "lived", 2]
     assert [name for name, _ in MADE] == ["die", "look"]
+
+
+def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: Runs) -> None:
+    over, refused = threading.Event(), threading.Event()
+
+    def late(asked: Asked) -> bool:
+        over.wait(60)
+        try:
+            return runs.ask(asked)
+        except ApprovalRequired as error:
+            if "its run is over" in str(error):
+                refused.set()
+            raise
+
+    broker = Broker(Offer([noted("send", risky=True)]), approve=late)
+    with Sandbox(policy=policy_named("strict"), tools=broker, pool=0) as box:
+        attempt = runs.start(box, "import tools\ntools.send(to='ann')", timeout=0.3)
+        assert attempt.result.status is SandboxStatus.TIMEOUT
+        over.set()
+        assert refused.wait(60)
+    assert runs.pending() == ()
+    assert MADE == []
+
+
+def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
+    store = RunStore(None)
+    recorder = Recorder(store, store.begin("", "python", {}))
+    number = recorder.stop
+    recorder.close()
+    other = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    assert other == number
+    call = Call(1, "send", b"{}")
+    assert recorder.answer(call, {}, lambda: Answer(1, None, "paused")) is None
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(other)
+    os.close(other)
+    store.close()
+
+
+def test_nothing_waits_for_a_run_that_is_over() -> None:
+    store = RunStore(None)
+    run = store.begin("", "python", {})
+    store.use(Asked("send", "", {}, "", "", run), 2**40)
+    assert len(store.pending()) == 1
+    store.end(run, "failed")
+    assert store.pending() == ()
+    store.close()
+
+
+def test_an_argument_that_cannot_be_kept_is_refused(runs: Runs) -> None:
+    with sandbox(runs) as box, pytest.raises(PolicyError, match="kept"):
+        runs.start(box, "1", inputs={"n": 2**70})
 
 
 def test_waiting_is_told_to_the_trail(runs: Runs) -> None:
