@@ -72,6 +72,7 @@ class Offering:
         trace = (span.traceparent or span.trace_id) if span else ""
         meter = Meter(self._rules.calls, self._rules.calls_per_second)
         if above := CALLING.get():
+            id = above.id if above.recorder else id  # of a run, which has more than one execution
             return above._replace(
                 id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
                 rules=narrow_tools(above.rules, self._rules),

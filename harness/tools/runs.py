@@ -170,7 +170,8 @@ class Runs:
 
     def _attempt(self, sandbox: Executing, stored: StoredRun) -> Attempt:
         recorder = Recorder(self._store, stored.run)
-        token = CALLING.set(Caller(id=stored.run, recorder=recorder))
+        above = CALLING.get() or Caller()  # a tool may start one: its depth and its budget hold
+        token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
         try:
             result = sandbox.execute(
                 stored.code, stored.language, cancel=recorder.stop, **stored.given

@@ -303,6 +303,34 @@ def test_nothing_waits_for_a_run_that_is_over() -> None:
     store.close()
 
 
+def test_a_tool_that_starts_runs_is_as_deep_as_it_is(runs: Runs) -> None:
+    deep = []
+
+    def again(_: dict[str, Any], caller: Caller) -> Any:
+        deep.append(caller.depth)
+        if len(deep) > 6:
+            return "no end"
+        return runs.start(box, "import tools\ntools.again()").result.error
+
+    tool = Tool(ToolSpec(name="again", owner=ToolOwner.DEVELOPER), again)
+    with Sandbox(policy=policy_named("strict"), tools=[tool], pool=0) as box:
+        box.execute("import tools\ntools.again()")
+    assert deep == [1, 2, 3, 4]
+
+
+def test_a_long_result_is_read_on_after_waiting(runs: Runs) -> None:
+    long = noted("look", "x" * 100_000)
+    broker = Broker(Offer([long, noted("send", "sent", risky=True)]), approve=runs.ask)
+    code = (
+        "import tools\nname = tools.look()['result_id']\ntools.send(to='ann')\n"
+        "tools.call_tool('results.read', {'result_id': name, 'characters': 3})['text']"
+    )
+    with Sandbox(policy=policy_named("strict"), tools=broker, pool=0) as box:
+        attempt = runs.start(box, code)
+        runs.approve(runs.pending()[0].approval)
+        assert runs.resume(box, attempt.run).result.value == '"xx'
+
+
 def test_an_argument_that_cannot_be_kept_is_refused(runs: Runs) -> None:
     with sandbox(runs) as box, pytest.raises(PolicyError, match="kept"):
         runs.start(box, "1", inputs={"n": 2**70})
