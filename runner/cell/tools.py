@@ -83,9 +83,10 @@ class Caller:
         answers: list[Answer] = []
         number = self._send(name, arguments, site, answers.append)
         try:
-            self._wait(answers)
+            self._wait(lambda: bool(answers))
         finally:
-            self._waiting.pop(number, None)
+            if number in self._waiting:
+                self._waiting[number] = _ignore
         return _value(answers[0])
 
     async def _call_later(
@@ -97,14 +98,16 @@ class Caller:
             loop.call_soon_threadsafe(lambda: future.done() or future.set_result(answer))
 
         while len(self._waiting) >= _AT_ONCE:
+            self._read_what_is_there()
             await _a_moment(loop)
         number = self._send(name, arguments, site, deliver)
         loop.add_reader(self._control, self._read_what_is_there)
         try:
             return _value(await future)
         finally:
-            self._waiting.pop(number, None)
-            if not self._waiting:
+            if number in self._waiting:  # given up; the host has it open until it has answered
+                self._waiting[number] = _ignore
+            if all(deliver is _ignore for deliver in list(self._waiting.values())):
                 loop.remove_reader(self._control)
 
     def _send(
@@ -113,8 +116,8 @@ class Caller:
         given = _ENCODE(arguments).encode()
         if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
+        self._wait(lambda: len(self._waiting) < _AT_ONCE or not self._open)
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < _AT_ONCE or not self._open)
             if not self._open:
                 raise ToolError("closed", "there is no request in which to call a tool")
             self._number += 1
@@ -123,12 +126,12 @@ class Caller:
                 self._sock.send(packet)
             return self._number
 
-    def _wait(self, answers: list[Answer]) -> None:
-        """Wait until there is one, reading for all who wait if nobody else does."""
-        while not answers:
+    def _wait(self, is_met: Callable[[], bool]) -> None:
+        """Wait until it is, reading for all who wait if nobody else does."""
+        while not is_met():
             with self._changed:
-                self._changed.wait_for(lambda: bool(answers) or not self._reading)
-                if answers:
+                self._changed.wait_for(lambda: is_met() or not self._reading)
+                if is_met():
                     return
                 self._reading = True
             self._read()
@@ -169,6 +172,10 @@ class Caller:
         poll.register(self._closing, select.POLLIN)
         poll.register(self._control, select.POLLIN)
         return self._closing not in (descriptor for descriptor, _ in poll.poll())
+
+
+def _ignore(_: Answer) -> None:
+    """Drop the answer to a call that was given up."""
 
 
 async def _a_moment(loop: Any) -> None:

@@ -149,6 +149,50 @@ def test_more_coroutines_than_may_call_at_once_wait_their_turn(sandbox: Sandbox)
     assert result.value == sum(range(300))
 
 
+def test_calls_that_are_given_up_are_no_breach() -> None:
+    release = threading.Event()
+    slow = Tool(spec("slow", parameters={}), lambda *_: release.wait(60))
+    done = Tool(spec("done", parameters={}), lambda *_: release.set())
+    code = """
+import asyncio, tools
+async def give_up(times):
+    for _ in range(times):
+        try:
+            await asyncio.wait_for(tools.slow(), 0.001)
+        except TimeoutError:
+            pass
+asyncio.run(give_up(31))
+tools.done()
+asyncio.run(give_up(70))
+[tools.slow() for _ in range(70)][-1]
+"""
+    with Sandbox(policy=policy_named("strict"), tools=[slow, done], pool=0) as box:
+        result = box.execute(code)
+        release.set()
+    assert (result.ok, result.value) == (True, True), result.error
+
+
+def test_more_calls_given_up_than_may_be_open_wait_for_room() -> None:
+    release = threading.Event()
+    slow = Tool(spec("slow", parameters={}), lambda *_: release.wait(60))
+    code = """
+import asyncio, tools
+async def main():
+    given_up = 0
+    for _ in range(70):
+        try:
+            await asyncio.wait_for(tools.slow(), 0.001)
+        except TimeoutError:
+            given_up += 1
+    return given_up
+asyncio.run(main())
+"""
+    with Sandbox(policy=policy_named("strict"), tools=[slow], pool=0) as box:
+        result = box.execute(code)
+        release.set()
+    assert (result.ok, result.value) == (True, 70), result.error
+
+
 def test_without_tools_there_is_no_such_module() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         result = sandbox.execute("import tools")
