@@ -116,15 +116,26 @@ class Caller:
         given = _ENCODE(arguments).encode()
         if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
-        self._wait(lambda: len(self._waiting) < _AT_ONCE or not self._open)
-        with self._changed:
-            if not self._open:
-                raise ToolError("closed", "there is no request in which to call a tool")
-            self._number += 1
-            self._waiting[self._number] = deliver
-            for packet in packets(encode(Call(self._number, name, given, site))):
-                self._sock.send(packet)
-            return self._number
+        while True:
+            self._wait(self._has_room)
+            with self._changed:
+                if self._has_room():  # nobody was faster
+                    return self._send_now(name, given, site, deliver)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < _AT_ONCE or not self._open
+
+    def _send_now(
+        self, name: str, given: bytes, site: str, deliver: Callable[[Answer], None]
+    ) -> int:
+        """Send a call; `_changed` is held."""
+        if not self._open:
+            raise ToolError("closed", "there is no request in which to call a tool")
+        self._number += 1
+        self._waiting[self._number] = deliver
+        for packet in packets(encode(Call(self._number, name, given, site))):
+            self._sock.send(packet)
+        return self._number
 
     def _wait(self, is_met: Callable[[], bool]) -> None:
         """Wait until it is, reading for all who wait if nobody else does."""

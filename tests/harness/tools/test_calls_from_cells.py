@@ -193,6 +193,34 @@ asyncio.run(main())
     assert (result.ok, result.value) == (True, 70), result.error
 
 
+def test_more_threads_than_may_call_at_once_wait_their_turn() -> None:
+    full, made = threading.Barrier(32, timeout=60), []
+
+    def meet(*_: Any) -> None:
+        made.append(1)
+        if len(made) <= 32:
+            full.wait()
+
+    code = """
+import sys, threading, tools
+sys.setswitchinterval(1e-6)  # threads get in each other's way wherever they can
+together = threading.Barrier(100)
+def call():
+    together.wait()
+    tools.meet()
+threads = [threading.Thread(target=call) for _ in range(100)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+len(threads)
+"""
+    policy = policy_named("strict")
+    policy = replace(policy, limits=replace(policy.limits, processes=150))
+    tool = Tool(spec("meet", parameters={}), meet)
+    with Sandbox(policy=policy, tools=[tool], pool=0) as box:
+        result = box.execute(code)
+    assert (result.ok, result.value, len(made)) == (True, 100, 100), result.error
+
+
 def test_without_tools_there_is_no_such_module() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         result = sandbox.execute("import tools")
