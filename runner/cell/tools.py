@@ -222,10 +222,17 @@ class Tool:
             raise TypeError(f"{self._name} is not a tool; there are {', '.join(dir(self))}")
         if len(positional) > len(self._parameters):
             raise TypeError(f"{self._name}() takes {', '.join(self._parameters) or 'no arguments'}")
+        arguments = {self._named(word): value for word, value in arguments.items()}
         given = dict(zip(self._parameters, positional, strict=False))
         if twice := given.keys() & arguments.keys():
             raise TypeError(f"{self._name}() got two values for {', '.join(sorted(twice))}")
         return self._caller.call(self._name, given | arguments)
+
+    def _named(self, word: str) -> str:
+        """Return the parameter that Python can only say as `word`; else what was said."""
+        parameters = self._parameters or ()
+        meant = [each for each in parameters if _identifier(each) == word]
+        return meant[0] if len(meant) == 1 and word not in parameters else word
 
     def __dir__(self) -> list[str]:
         return [name for name in self.__dict__ if not name.startswith("_")]
@@ -277,7 +284,7 @@ class Toolbox:
                 setattr(at, word, Tool(self._caller, ".".join(steps[:count])))
             at = at.__dict__[word]
         if isinstance(at, Tool):  # not a name of our own
-            at._parameters = tuple(map(_identifier, parameters))
+            at._parameters = tuple(parameters)
 
 
 def _identifier(word: str) -> str:

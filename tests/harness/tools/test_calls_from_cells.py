@@ -221,6 +221,17 @@ len(threads)
     assert (result.ok, result.value, len(made)) == (True, 100, 100), result.error
 
 
+@pytest.mark.parametrize(
+    "call", ["f('a', 'b')", "f(from_='a', user_id='b')", "f('a', user_id='b')"]
+)
+def test_a_parameter_that_python_cannot_say_gets_its_argument(call: str) -> None:
+    parameters = {"properties": {"from": {}, "user-id": {}}, "additionalProperties": False}
+    echo = Tool(spec("echo", parameters=parameters), lambda arguments, _: arguments)
+    with Sandbox(policy=policy_named("strict"), tools=[echo], pool=0) as box:
+        result = box.execute(f"import tools\nf = tools.echo\n{call}")
+    assert result.value == {"from": "a", "user-id": "b"}
+
+
 def test_without_tools_there_is_no_such_module() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         result = sandbox.execute("import tools")
