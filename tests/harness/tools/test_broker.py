@@ -169,6 +169,22 @@ def test_what_a_tool_raises_is_told_as_its_failure() -> None:
         broker(broken).call("weather.get", {"city": "x"})
 
 
+class Unusual(ToolFailed):
+    def __init__(self) -> None:
+        super().__init__("in a way of its own")
+
+
+@pytest.mark.parametrize("raised", [SystemExit("gone"), Unusual()])
+def test_a_tool_that_exits_or_raises_an_error_of_its_own_has_failed(raised: BaseException) -> None:
+    def give_up(*_: Any) -> None:
+        raise raised
+
+    trail = AuditLog()
+    with pytest.raises(ToolFailed, match=str(raised)):
+        broker(give_up, audit=trail).call("weather.get", {"city": "x"})
+    assert [entry.action for entry in trail.get_entries()] == ["call", "failed"]
+
+
 @pytest.mark.parametrize("value", [object(), float("nan"), {1: {2: object()}}, b"\xff" and object])
 def test_a_result_that_is_not_json_is_none(value: Any) -> None:
     with pytest.raises(ToolResultInvalid, match="JSON"):

@@ -394,21 +394,26 @@ def test_a_frame_that_no_honest_guest_sends_ends_the_cell(attack: str, words: st
 
 
 def test_who_does_not_listen_has_few_answers_kept() -> None:
+    """Each burst is no more than may be open; the host has time to answer it before the next."""
     made = []
 
     def long(*_: Any) -> str:
         made.append(1)
         return "x" * 60_000
 
+    attack = """
+import select
+for n in range(240):
+    sock.send(pack('Call', n, 'long', b'{}'))
+    if n % 60 == 59: select.select([], [], [], 0.3)
+"""
     with Sandbox(
         policy=policy_named("strict"), tools=[Tool(spec("long", parameters={}), long)], pool=0
     ) as box:
-        result = box.execute(
-            f"{PRELUDE}\nfor n in range(900): sock.send(pack('Call', n, 'long', b'{{}}'))"
-        )
+        result = box.execute(f"{PRELUDE}\n{attack}")
     assert (result.status, result.reason) == (SandboxStatus.KILLED, "violation")
     assert "at once" in str(result.error)
-    assert len(made) < 200
+    assert len(made) < 120
 
 
 def test_a_name_as_long_as_no_tool_has_is_not_repeated(sandbox: Sandbox) -> None:
