@@ -28,20 +28,33 @@ def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
 
 
 def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser that knows every command, and the arguments of the one that is wanted."""
     parser = argparse.ArgumentParser(
         prog="cellwright", description="a kernel-isolated cell for every call"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="run a program in a cell of its own"))
     add_repl(commands.add_parser("repl", help="type into a session"))
-    explain = commands.add_parser("explain", help="say what a policy does on this host")
+    _add_explain(commands.add_parser("explain", help="say what a policy does on this host"))
+    _add_learn(commands.add_parser("learn", help="run a program and write the policy it needs"))
+    _add_doctor(commands.add_parser("doctor", help="try every layer; say how to repair what fails"))
+    for name, (summary, add) in _ROOMS.items():
+        room = commands.add_parser(name, help=summary)
+        if wanted == name:  # each imports what the others do not need
+            add(room)
+    return parser
+
+
+def _add_explain(explain: argparse.ArgumentParser) -> None:
     explain.set_defaults(command=_explain)
     add_policy(explain)
     explain.add_argument(
         "--diff", metavar="P", help="say instead what this policy allows more or less"
     )
     explain.add_argument("--json", action="store_true", help="one JSON value on stdout")
-    learn = commands.add_parser("learn", help="run a program and write the policy that it needs")
+
+
+def _add_learn(learn: argparse.ArgumentParser) -> None:
     learn.set_defaults(command=_learn)
     learn.add_argument(
         "file", metavar="FILE", help="a Python program that you trust to look around"
@@ -50,44 +63,9 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         "-o", "--output", metavar="TOML", help="where to write the policy, else stdout"
     )
     add_policy(learn)
-    workspace = commands.add_parser("workspace", help="look at named workspaces and change them")
-    if wanted == "workspace":
-        from .workspace_commands import add_workspace
 
-        add_workspace(workspace)
-    audit = commands.add_parser("audit", help="look at an audit trail and check it")
-    if wanted == "audit":
-        from .audit_commands import add_audit
 
-        add_audit(audit)
-    runs = commands.add_parser("runs", help="see what waits for approval, and decide")
-    if wanted == "runs":
-        from .tools.run_commands import add_runs
-
-        add_runs(runs)
-    tools = commands.add_parser("tools", help="make tools, call them, and look at them")
-    tools.set_defaults(command=_tools)
-    if wanted == "tools":
-        from .tools.commands import add_tools
-
-        options = argparse.ArgumentParser(add_help=False)
-        add_policy(options)
-        add_tools(tools, options)
-    serve = commands.add_parser("serve", help="share one pool of cells among processes")
-    serve.set_defaults(command=_serve)
-    add_policy(serve, several=True)
-    if wanted == "serve":
-        from .daemon.commands import add_serve
-
-        add_serve(serve)
-    bench = commands.add_parser("bench", help="measure on this machine what cells cost")
-    bench.set_defaults(command=_bench)
-    add_policy(bench)
-    if wanted == "bench":
-        from ..benchmarks.commands import add_bench
-
-        add_bench(bench)
-    doctor = commands.add_parser("doctor", help="try every layer and say how to repair what fails")
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
     doctor.add_argument(
@@ -95,7 +73,59 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         action="store_true",
         help="print an AppArmor profile that permits user namespaces to this Python, and try nothing",
     )
-    return parser
+
+
+def _add_workspace(workspace: argparse.ArgumentParser) -> None:
+    from .workspace_commands import add_workspace
+
+    add_workspace(workspace)
+
+
+def _add_audit(audit: argparse.ArgumentParser) -> None:
+    from .audit_commands import add_audit
+
+    add_audit(audit)
+
+
+def _add_runs(runs: argparse.ArgumentParser) -> None:
+    from .tools.run_commands import add_runs
+
+    add_runs(runs)
+
+
+def _add_tools(tools: argparse.ArgumentParser) -> None:
+    from .tools.commands import add_tools
+
+    tools.set_defaults(command=_tools)
+    options = argparse.ArgumentParser(add_help=False)
+    add_policy(options)
+    add_tools(tools, options)
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    from .daemon.commands import add_serve
+
+    serve.set_defaults(command=_serve)
+    add_policy(serve, several=True)
+    add_serve(serve)
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    from ..benchmarks.commands import add_bench
+
+    bench.set_defaults(command=_bench)
+    add_policy(bench)
+    add_bench(bench)
+
+
+_ROOMS = {
+    "workspace": ("look at named workspaces and change them", _add_workspace),
+    "audit": ("look at an audit trail and check it", _add_audit),
+    "runs": ("see what waits for approval, and decide", _add_runs),
+    "tools": ("make tools, call them, and look at them", _add_tools),
+    "serve": ("share one pool of cells among processes", _add_serve),
+    "bench": ("measure on this machine what cells cost", _add_bench),
+}
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -1,10 +1,16 @@
 """What commands have in common: exit statuses, and the options that say what a cell may do."""
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..policies.policy import OPTIONAL_LAYERS, Policy
+
+if TYPE_CHECKING:
+    from ..runner.audit.log import AuditLog
 
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
 _CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
@@ -34,3 +40,15 @@ def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
     layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
     chosen = tuple(layer for group in layers for layer in group)
     return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
+
+
+@contextlib.contextmanager
+def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
+    """Open the trail that was asked for; without one nothing of it is imported."""
+    if options.audit is None:
+        yield None
+        return
+    from ..runner.audit.log import AuditLog
+
+    with AuditLog(path=options.audit) as log:
+        yield log

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,12 +14,9 @@ from ..policies.languages import PYTHON, language_called, language_of_file
 from ..policies.policy import MIB
 from ..runner.capture import OnOutput
 from ..runner.result import SandboxResult
-from .options import GUEST_FAILED, RAN, add_policy, policy_of
+from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
 from .sandbox import Sandbox
 from .terminal import EventPrinter, StreamPrinter, harmless, result_line
-
-if TYPE_CHECKING:
-    from ..runner.audit.log import AuditLog
 
 _OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
 
@@ -136,12 +132,12 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
         limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
         policy = msgspec.structs.replace(policy, limits=limits)
     with (
-        _audit(options) as audit,
+        audit_of(options) as audit,
         Sandbox(
             policy=policy,
             spawned=options.spawned,
             pool=0,
-            audit=audit,
+            audit=audit or False,
             language=language_called(_language(options)) or PYTHON,  # no other launcher is needed
         ) as sandbox,
     ):
@@ -152,18 +148,6 @@ def _printer(options: argparse.Namespace) -> OnOutput | None:
     if options.json_lines:
         return EventPrinter()
     return None if options.json else StreamPrinter()
-
-
-@contextlib.contextmanager
-def _audit(options: argparse.Namespace) -> Iterator["AuditLog | bool"]:
-    """Open the trail that was asked for; without one nothing of it is imported."""
-    if options.audit is None:
-        yield False
-        return
-    from ..runner.audit.log import AuditLog
-
-    with AuditLog(path=options.audit) as log:
-        yield log
 
 
 def _show(result: SandboxResult, options: argparse.Namespace) -> int:

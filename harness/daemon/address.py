@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -149,3 +150,12 @@ def _check_replaceable(path: Path) -> None:
         found = os.lstat(path)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
             raise PolicyError(f"{path} is there already, and no socket of ours")
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of who is at the other end (SO_PEERCRED in unix(7))."""
+    pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid), int(uid)
+
+
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid

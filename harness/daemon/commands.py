@@ -16,6 +16,7 @@ from ...policies.policy import Policy, check_limit
 from ...runner.cgroups.delegation import take_delegation
 from ...runner.pool import PoolSettings
 from ...runner.session import SessionSettings
+from ..options import audit_of
 from ..sandbox import Sandbox
 from .address import default_path, listening_at, notify, passed_by_systemd
 from .limits import ServeLimits
@@ -71,7 +72,7 @@ def serve(
     for number in _SIGNALS:  # until there is something to drain: give back what there is
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     _allow_descriptors()
-    with _listener(options) as (listener, place), _audit(options) as audit:
+    with _listener(options) as (listener, place), audit_of(options) as audit:
         server = Server(listener, _services(options, policies, audit), limits, options.drain)
         _stop_on_signals(server)
         names = ", ".join(policy.name for policy in policies)
@@ -91,17 +92,6 @@ def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]
     path = options.socket or default_path()
     with listening_at(path) as listener:
         yield listener, str(path)
-
-
-@contextlib.contextmanager
-def _audit(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
-    if options.audit is None:
-        yield None
-        return
-    from ...runner.audit.log import AuditLog
-
-    with AuditLog(path=options.audit) as log:
-        yield log
 
 
 def _services(

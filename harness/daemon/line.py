@@ -19,7 +19,7 @@ from ...policies.errors import BusyError, CellwrightError, ClosedError, LaunchEr
 from ...runner import channel
 from ...runner.capture import OnOutput
 from ...runner.messages import decode, encode
-from .address import check_length
+from .address import check_length, peer_of
 from .failures import error_of
 from .frames import VERSION, Cancel, Failure, Hello, Output, Reply, Welcome
 
@@ -30,7 +30,6 @@ _IDLE_SECONDS = 60.0  # the daemon hangs up much later
 _REPLY_BYTES = 2 << 30
 _KEPT = 16  # connections that wait for a request
 _START = 'start one: "cellwright serve"'
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Line:
@@ -237,7 +236,7 @@ def _connected(path: str) -> socket.socket:
         patience = struct.pack("ll", _CONNECT_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         sock.connect(path)
-        _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, uid = peer_of(sock)
         if uid not in (0, os.geteuid()):
             raise LaunchError(f"at {path} listens user {uid}, who is not to see what is run")
         patience = struct.pack("ll", _SEND_SECONDS, 0)

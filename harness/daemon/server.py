@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ import msgspec
 from ...policies.errors import BusyError, CellwrightError, PolicyError
 from ...runner import channel
 from ...runner.messages import decode, encode
+from .address import peer_of
 from .connection import Connection
 from .failures import failure_of
 from .frames import VERSION, Cancel, Hello, Request, Welcome
@@ -31,7 +31,6 @@ _REST_SECONDS = 0.2  # between attempts to accept without a descriptor to spare
 _LAST_SECONDS = 5.0  # from cancelling what runs to ending it
 _NEVER = float("inf")
 _SERVING, _DRAINING, _CANCELLING, _OVER = range(4)
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Server:
@@ -103,7 +102,7 @@ class Server:
 
     def _admit(self, sock: socket.socket) -> None:
         """Let in a process of our own user; root too has a daemon of its own."""
-        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = peer_of(sock)
         try:
             if uid != os.geteuid():
                 raise PolicyError(f"this daemon serves user {os.geteuid()}, not {uid}")
