@@ -10,7 +10,7 @@ from .registry import ToolRegistry
 from .search import Filter, SearchIndex
 from .spec import ToolOwner, ToolSpec, ToolState
 
-_KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host"}
+_KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER: "mcp"}
 
 
 class ToolSearch:

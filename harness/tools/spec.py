@@ -35,6 +35,7 @@ class ToolOwner(enum.Enum):
 
     DEVELOPER = "developer"  # it is code of the host, and runs there
     AGENT = "agent"  # it was made, and runs in cells
+    SERVER = "server"  # an MCP server's, and it runs there
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +104,7 @@ class ToolSpec(_Part, frozen=True):
     source_hash: str = ""
     state: ToolState = ToolState.DRAFT
     owner: ToolOwner = ToolOwner.AGENT
+    server: str = ""  # whose it is, and what its name begins with: "github" of github.create_issue
     function: str = ""
     grants: Grants = Grants()
     timeout: float = 30.0
