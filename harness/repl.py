@@ -224,11 +224,18 @@ def _used(result: SandboxResult) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[int]:
-    """Give a descriptor that Ctrl-C makes readable, instead of raising KeyboardInterrupt here."""
-    cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    before = signal.signal(signal.SIGINT, lambda number, frame: os.eventfd_write(cancel, 1))
+    """Give a descriptor that Ctrl-C makes readable, instead of raising KeyboardInterrupt here.
+
+    The interpreter's own handler writes to it, at once: one of ours would run after the system call
+    that it came just before, which waits for the program.
+    """
+    cancel, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    woken = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     try:
         yield cancel
     finally:
+        signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
         os.close(cancel)
+        os.close(written)

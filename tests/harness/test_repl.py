@@ -18,6 +18,7 @@ from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
 COMMAND = [sys.executable, "-m", "cellwright", "repl", *OPTIONS]
+_SELECT = ("23", "270") if os.uname().machine == "x86_64" else ("72",)  # select(2), pselect6(2)
 # A terminal is given to who opens it as the leader of a session; then Ctrl-C is its.
 ADOPT = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -61,6 +62,13 @@ class Screen:
         before = self._shown[:at].decode()
         self._shown = self._shown[at + len(wanted.encode()) :]
         return before
+
+    def interrupt(self) -> None:
+        """Type Ctrl-C once it is waited for a key: before that moment CPython's readline misses it."""
+        waited_for = Path(f"/proc/{self.process.pid}/syscall")
+        while waited_for.read_text().split()[0] not in _SELECT:
+            assert self.process.poll() is None
+        self.type("\x03")
 
     def tell(self, line: str) -> str:
         """Type a line at the prompt and return what is shown before the next."""
@@ -113,7 +121,7 @@ def test_ctrl_c_interrupts_the_program_and_keeps_its_state(screen: Screen) -> No
 def test_ctrl_c_at_the_prompt_forgets_what_was_typed(screen: Screen) -> None:
     screen.type("def f():\n")
     screen.until("... ")
-    screen.type("\x03")
+    screen.interrupt()
     screen.until(">>> ")
     assert screen.tell("1 + 1") == "2\n"
 
