@@ -74,11 +74,11 @@ def serve(
     _allow_descriptors()
     with _listener(options) as (listener, place), audit_of(options) as audit:
         server = Server(listener, _services(options, policies, audit), limits, options.drain)
-        _stop_on_signals(server)
         names = ", ".join(policy.name for policy in policies)
-        print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
-        notify(f"READY=1\nSTATUS=serving {names}", os.environ)
-        server.run()
+        with _stopping_on_signals(server):
+            print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
+            notify(f"READY=1\nSTATUS=serving {names}", os.environ)
+            server.run()
 
 
 @contextlib.contextmanager
@@ -116,10 +116,20 @@ def _services(
         return services
 
 
-def _stop_on_signals(server: Server) -> None:
-    """Drain at the first signal, cancel at the second."""
+@contextlib.contextmanager
+def _stopping_on_signals(server: Server) -> Iterator[None]:
+    """Drain at the first signal, cancel at the second.
+
+    The interpreter itself wakes the server: what comes just before the server waits would else be
+    handled when the wait is over.
+    """
     for number in _SIGNALS:
         signal.signal(number, lambda *_: server.stop())
+    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
 
 
 def _allow_descriptors() -> None:

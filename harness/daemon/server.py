@@ -49,7 +49,7 @@ class Server:
         self._connections: dict[int, Connection] = {}  # all of them, by descriptor
         self._running: dict[int, Connection] = {}  # those that belong to a thread
         self._returned: collections.deque[Connection] = collections.deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a signal may write, too
         self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
         self._poll = select.poll()
         self._listen_again = _NEVER
@@ -170,7 +170,7 @@ class Server:
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+            os.read(self._wake, 4096)
         while self._returned:
             connection = self._returned.popleft()
             del self._running[connection.fileno()]
@@ -240,12 +240,13 @@ class Server:
         self._threads.shutdown()
         for connection in self._connections.values():
             connection.close()
-        wake, self._wake = self._wake, -1
-        os.close(wake)
+        for end in (self._wake, self.waker):
+            os.close(end)
+        self._wake = self.waker = -1
 
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):  # it is over
-            os.eventfd_write(self._wake, 1)
+            os.write(self.waker, b"\0")
 
 
 def _refuse(sock: socket.socket, error: CellwrightError) -> None:
