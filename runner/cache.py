@@ -1,11 +1,13 @@
 """Answers that are expensive to work out, kept on disk between processes.
 
 The cache is the user's own (0700); a file that anyone else could have written is not read, and
-without a home directory nothing is kept.
+without a home directory nothing is kept.  Answers change with policies, kernels and versions, so
+the oldest go when there are many.
 """
 
 import hashlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable
@@ -16,6 +18,8 @@ import msgspec
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
+_MOST = 256  # answers, of some 16 KiB each; half as many stay
+_NAME = re.compile("[0-9a-f]{64}([.].*)?")  # an answer, or one that is being written
 
 
 def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
@@ -67,5 +71,16 @@ def _write(file: Path, value: object) -> None:
         with open(temporary, "xb") as opened:
             opened.write(msgspec.msgpack.encode(value))
         os.replace(temporary, file)
+        _make_room(file.parent)
     except OSError:  # a full or read-only disk costs time later, nothing else
         return
+
+
+def _make_room(directory: Path) -> None:
+    """Remove the oldest answers if there are many, and what was being written by who is gone."""
+    with os.scandir(directory) as entries:
+        kept = [entry for entry in entries if _NAME.fullmatch(entry.name)]
+    if len(kept) > _MOST:
+        kept.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
+        for entry in kept[: -_MOST // 2]:
+            os.unlink(entry)

@@ -133,3 +133,20 @@ def test_no_temporary_file_stays(home: Path) -> None:
     for number in range(5):
         cached(f"key {number}", Answer, counting()[1])
     assert len(list(home.iterdir())) == 5
+
+
+def test_the_oldest_go_when_there_are_many(home: Path) -> None:
+    cached("key", Answer, counting()[1])
+    stale = home / f"{'0' * 64}.123.456"  # left by who was killed while writing
+    other = home / "hosts"
+    other.mkdir()
+    for file in (stale, *(home / f"{number:064x}" for number in range(300))):
+        file.write_bytes(b"")
+        os.utime(file, (1, 1) if file != stale else (0, 0))
+    cached("another", Answer, counting()[1])
+    assert not stale.exists()
+    assert other.is_dir()
+    assert len(list(home.iterdir())) == 128 + 1
+    calls, compute = counting()
+    assert cached("key", Answer, compute) == cached("another", Answer, compute) == Answer(1)
+    assert not calls
