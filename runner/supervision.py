@@ -18,6 +18,7 @@ from .messages import Finished
 from .result import Reason, Violation
 
 _NEVER = float("inf")
+_LONGEST_WAIT_SECONDS = 86_400.0  # poll(2) counts milliseconds in an int, which ends after 24 days
 # A program of a session is asked to yield, and has this long to do so.  A signal that comes between
 # CPython's last look and the call in which it sleeps is not noticed there (one in 1,500, measured), so
 # it is asked again.
@@ -260,7 +261,8 @@ class Supervision:
 
     def _patience_milliseconds(self) -> float:
         next_check = min(self._deadline, self._cpu_check, self._rest_ends)
-        return max(0.0, next_check - time.monotonic()) * 1000 + 1
+        patience = min(next_check - time.monotonic(), _LONGEST_WAIT_SECONDS)
+        return max(0.0, patience) * 1000 + 1
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

@@ -203,6 +203,15 @@ def test_a_deaf_guest_that_never_reads_its_program_is_timed_out(cell: FakeCell) 
     reaper.join(5)
 
 
+def test_limits_may_be_longer_than_poll_can_wait(cell: FakeCell) -> None:
+    """poll(2) counts milliseconds in an int: after 24 days it says that the timeout is too large."""
+    cell.forks()
+    cell.enters()
+    cell.ends()
+    limits = msgspec.structs.replace(LIMITS, wall_seconds=1e9, cpu_seconds=1e9)
+    assert supervise(cell, limits).wait_status == 0
+
+
 def test_a_guest_that_hangs_up_may_still_end_well(cell: FakeCell) -> None:
     cell.forks()
     cell.enters()
