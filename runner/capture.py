@@ -1,6 +1,7 @@
 """One stream of a guest's output: its head and its tail are kept, the middle is counted."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ class Capture:
         self._tail_bytes = 0
         self._tail_limit = limit // 2
         self._on_output = on_output
+        self._lock = threading.Lock()  # of what is kept: others may ask while it grows
 
     def read(self) -> bool:
         """Take what is there; False at the end of the stream."""
@@ -45,12 +47,13 @@ class Capture:
             self.read()
 
     def _keep(self, data: bytes) -> None:
-        self.total_bytes += len(data)
-        if (room := self._head_limit - len(self._head)) > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._keep_last(data)
+        with self._lock:
+            self.total_bytes += len(data)
+            if (room := self._head_limit - len(self._head)) > 0:
+                self._head += data[:room]
+                data = data[room:]
+            if data:
+                self._keep_last(data)
 
     def _keep_last(self, data: bytes) -> None:
         tail = self._tail
@@ -68,14 +71,14 @@ class Capture:
 
     def text(self) -> str:
         """Return what was kept, undecodable bytes replaced, with a notice where some are missing."""
-        dropped = self.dropped_bytes
-        tail = b"".join(self._tail)
+        with self._lock:
+            dropped, head, tail = self.dropped_bytes, bytes(self._head), b"".join(self._tail)
         if not dropped:
-            return (self._head + tail).decode("utf-8", "replace")
+            return (head + tail).decode("utf-8", "replace")
         kept = min(len(tail), self._tail_limit)
         notice = f"\n[... {dropped} bytes dropped ...]\n"
         return (
-            self._head.decode("utf-8", "replace")
+            head.decode("utf-8", "replace")
             + notice
             + tail[len(tail) - kept :].decode("utf-8", "replace")
         )

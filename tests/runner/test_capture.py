@@ -1,6 +1,7 @@
 """A stream's head and tail are kept, its middle is counted."""
 
 import os
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -86,3 +87,34 @@ def test_draining_takes_what_is_left_in_the_pipe() -> None:
     assert b"".join(heard) == b"x" * 65536
     os.close(write)
     os.close(read)
+
+
+def test_what_is_kept_can_be_asked_for_while_it_grows() -> None:
+    """Every answer is of one moment: the tail goes on where the dropped middle ends."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    capture = Capture("stderr", read, 8000, None)
+    enough = threading.Event()
+
+    def fill() -> None:
+        number = 0
+        while not enough.is_set():
+            os.write(write, b"".join(b"%015d\n" % each for each in range(number, number + 250)))
+            capture.read()
+            number += 250
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    answers = set()
+    try:
+        while len(answers) < 100:
+            head, dropped, tail = capture.text().partition("\n[... ")
+            count, _, tail = tail.partition(" bytes dropped ...]\n")
+            if dropped:
+                assert int(tail[:15]) * 16 == len(head) + int(count)
+                answers.add(count)
+    finally:
+        enough.set()
+        writer.join()
+        os.close(write)
+        os.close(read)
