@@ -2,13 +2,13 @@
 
 import asyncio
 import collections
-import functools
 import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ..runner.result import SandboxResult, SandboxStatus
+from .background import Background
 from .executing import Executing
 
 _QUEUED_CHUNKS = 64  # then the guest waits: a slow reader never grows memory
@@ -56,33 +56,18 @@ class Run:
     """A started execution: read its output as it comes, cancel it, get its result."""
 
     def __init__(self, sandbox: Executing, code: str | bytes, language: str, **given: Any) -> None:
-        self._lock = threading.Lock()
-        self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
-        self._chunks = _Chunks()
-        self._result: SandboxResult | None = None
-        self._error: BaseException | None = None
-        work = functools.partial(self._work, sandbox, code, language, given)
-        self._thread = threading.Thread(target=work, name="cellwright-run", daemon=True)
-        self._thread.start()
+        self._chunks = chunks = _Chunks()
 
-    def _work(
-        self, sandbox: Executing, code: str | bytes, language: str, given: dict[str, Any]
-    ) -> None:
-        try:
-            self._result = sandbox.execute(
-                code, language, on_output=self._chunks.put, cancel=self._cancel, **given
-            )
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
-            self._error = error
-        with self._lock:
-            os.close(self._cancel)
-            self._cancel = -1
-        self._chunks.end()
+        def work(cancel: int) -> SandboxResult:
+            return sandbox.execute(code, language, on_output=chunks.put, cancel=cancel, **given)
+
+        self._background = Background("cellwright-run", work, chunks.end)
 
     @property
     def status(self) -> SandboxStatus:
         """RUNNING, or how it ended."""
-        return self._result.status if self._result else SandboxStatus.RUNNING
+        result = self._background.outcome
+        return result.status if result else SandboxStatus.RUNNING
 
     def output(self) -> Iterator[tuple[str, bytes]]:
         """Yield (stream, bytes) as they come; the guest waits for a reader that is slow."""
@@ -90,19 +75,13 @@ class Run:
 
     def cancel(self) -> None:
         """End it, if it is still running; harmless otherwise."""
-        with self._lock:
-            if self._cancel >= 0:
-                os.eventfd_write(self._cancel, 1)
+        self._background.cancel()
         self._chunks.abandon()
 
     def result(self) -> SandboxResult:
         """Wait for the end; output that nobody has read so far is in the result only."""
         self._chunks.abandon()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None  # noqa: S101 - the thread sets one or the other
-        return self._result
+        return self._background.result()
 
 
 async def aexecute(

@@ -186,7 +186,7 @@ def test_a_handle_that_is_dropped_leaves_no_descriptor_behind(strict: Sandbox) -
     for _ in range(20):
         run = strict.start("1")
         list(run.output())
-        run._thread.join(5)
+        run._background.join(5)
         del run
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
