@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .harness.isolation import IsolationBackend as IsolationBackend
     from .harness.isolation import IsolationConfig as IsolationConfig
     from .harness.isolation import ProcessIsolation as ProcessIsolation
+    from .harness.program import Program as Program
     from .harness.run import Run as Run
     from .harness.sandbox import Sandbox as Sandbox
     from .harness.sandbox import create_sandbox as create_sandbox
@@ -84,6 +85,7 @@ _HOMES = {
     "harness.isolation": (
         "ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation",
     ),
+    "harness.program": ("Program",),
     "harness.run": ("Run",),
     "harness.sandbox": ("Sandbox", "create_sandbox"),
     "harness.session": ("Session",),

@@ -148,6 +148,7 @@ def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
         settings = settings._replace(cells_per_launcher=1)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
-    if settings.running < 1 or settings.cells_per_launcher < 1:
-        raise PolicyError("pool.running and pool.cells_per_launcher must be at least 1")
+    for name in ("running", "programs", "cells_per_launcher"):
+        if getattr(settings, name) < 1:
+            raise PolicyError(f"pool.{name} must be at least 1")
     return settings

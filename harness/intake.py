@@ -1,17 +1,17 @@
 """From what a caller asks to what came of it: checked, run, and written into the trail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from ..policies.policy import Policy, Validation, check_names
 from ..policies.source.findings import Finding, Rules
-from ..runner.performance import Request, new_execution_id
+from ..runner.performance import Request, Streams, new_execution_id
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.workspace import KeptWorkspace
 from .calling import CALLING
-from .request import Rejected, check_language, make_request
+from .request import Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
@@ -54,6 +54,14 @@ class Intake:
             return replace(result, findings=findings, session_id=session_id)
         return result
 
+    def perform_program(
+        self, argv: Sequence[str], given: dict[str, Any], environment: Mapping[str, str],
+        on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],
+    ) -> SandboxResult:  # fmt: skip
+        """Check a program that is to live, have it performed, and record both."""
+        request = make_program(argv, self._policy, environment, on_streams, **given)
+        return self._recorded(request, "program", lambda _, request: perform(request), None)
+
     def record_session(self, session_id: str, action: str, why: str = "") -> None:
         """Note that a session was opened, or has ended and why."""
         if self._clerk:
@@ -78,7 +86,7 @@ class Intake:
     ) -> SandboxResult:
         if self._clerk is None:
             return perform(language, self._with_tools(request, None, session_id))
-        about = {"session_id": session_id} if session_id else {}
+        about = _about(request, session_id)
         caller = CALLING.get()
         trace_id = request.trace_id or (caller.traceparent if caller else None)
         begun = self._clerk.begin(request.code, language, request.execution_id, trace_id, **about)
@@ -95,7 +103,9 @@ class Intake:
         )
 
     def _with_tools(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
-        return self._offering.prepare(request, span, session_id) if self._offering else request
+        if self._offering is None or request.program:  # it has nothing to call them by
+            return request
+        return self._offering.prepare(request, span, session_id)
 
     def _rejected(
         self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
@@ -113,6 +123,12 @@ class Intake:
             return result
         span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
         return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+
+
+def _about(request: Request, session_id: str | None) -> dict[str, str]:
+    """Return what else a record of its start says: never an argument, which may be a secret."""
+    program = {"program": request.program.frame.arguments[0]} if request.program else {}
+    return program | ({"session_id": session_id} if session_id else {})
 
 
 def check_given(given: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from ..runner.supervisor import Supervisor
 from ..runner.supervisors import Supervisors
 from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
 from .intake import Intake, rules_of
+from .program import OnStreams, Program, Programs
 from .session import OpenSessions, Session
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class LocalCells:
         made = self.policy, spawned.executable, cgroup_root, settings, interpreters
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
+        self._programs = Programs()
         try:
             clerk = _clerk_of(self.audit, self.plan)
             offering = _offering(tools, self.policy, self.audit)
@@ -93,6 +95,17 @@ class LocalCells:
 
         return self._intake.perform(code, language, given, perform)
 
+    def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
+        def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
+            def perform(request: Request) -> SandboxResult:
+                supervisor = self._supervisors.of(PYTHON)  # whose process replaces itself
+                return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
+
+            environment = self.plan.environment
+            return self._intake.perform_program(argv, given, environment, on_streams, perform)
+
+        return self._programs.start(work)
+
     def session(self, id: str | None, given: dict[str, Any]) -> Session:
         return self._sessions.open(id, self._wanted(given), **given)
 
@@ -121,7 +134,12 @@ class LocalCells:
         self._supervisors.settle()
 
     def close(self) -> None:
+        self._programs.close()
         self._supervisors.close()
+
+
+def _once_at_rest(_: int) -> None:
+    """Have a result wait until nothing in the cell runs, for all that a program may have started."""
 
 
 def _another(

@@ -1,16 +1,17 @@
 """From what a caller passes to a checked request, or to the reason why it is refused."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ..policies.errors import PolicyError
 from ..policies.languages import language_called, language_names
-from ..policies.policy import Limits, check_names, check_variable
-from ..runner.messages import InputFile
-from ..runner.performance import Request
+from ..policies.policy import Limits, Policy, check_names, check_variable
+from ..runner.messages import Become, InputFile
+from ..runner.performance import Living, Request, Streams
 from ..runner.workspace import Executable
 from .config import with_timeout
 
@@ -39,8 +40,6 @@ def make_request(
 
     Raises Rejected for a program that cannot be run, PolicyError for arguments that make no sense.
     """
-    if trace_id is not None and not isinstance(trace_id, str):
-        raise PolicyError(f"trace_id: must be text, not {trace_id!r}")
     return Request(
         code=_source(code),
         inputs=_inputs(_mapping("inputs", inputs)),
@@ -48,9 +47,59 @@ def make_request(
         environment=_environment(_mapping("env", env)),
         stdin=None if stdin is None else as_bytes("stdin", stdin),
         limits=with_timeout(limits, timeout),
-        trace_id=trace_id,
+        trace_id=_trace_id(trace_id),
         collect=check_names("collect", collect),
     )
+
+
+def make_program(
+    argv: Sequence[str],
+    policy: Policy,
+    environment: Mapping[str, str],
+    on_streams: Callable[[Streams], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    trace_id: str | None = None,
+) -> Request:
+    """Return the request for a program that lives, whose variables are `environment` and `env`.
+
+    Raises PolicyError for arguments that make no sense, or a policy under which no program starts.
+    """
+    if not policy.processes.subprocesses:
+        hint = "processes.subprocesses allows it, and processes.execute shows what can be executed"
+        raise PolicyError(f"program: the policy {policy.name!r} lets nothing be executed", hint)
+    arguments = tuple(_argument("argv", each) for each in check_names("argv", argv))
+    given = _files(_mapping("files", files), policy.limits.workspace_bytes)
+    frame = Become(
+        (_absolute("argv[0]", arguments[0] if arguments else ""), *arguments[1:]),
+        {**environment, **_environment(_mapping("env", env))},
+        _absolute("cwd", "/workspace" if cwd is None else cwd),
+        given,
+    )
+    return Request(
+        code=shlex.join(arguments), files=given, limits=policy.limits,
+        trace_id=_trace_id(trace_id), program=Living(frame, on_streams),
+    )  # fmt: skip
+
+
+def _absolute(name: str, path: object) -> str:
+    if not (isinstance(path, str) and path.startswith("/")):
+        raise PolicyError(f"{name}: must be an absolute path, as the cell sees it, not {path!r}")
+    return _argument(name, path)
+
+
+def _argument(name: str, text: str) -> str:
+    if b"\0" in as_bytes(name, text):
+        raise PolicyError(f"{name}: {text!r} holds a NUL character")
+    return text
+
+
+def _trace_id(trace_id: object) -> str | None:
+    if trace_id is not None and not isinstance(trace_id, str):
+        raise PolicyError(f"trace_id: must be text, not {trace_id!r}")
+    return trace_id
 
 
 def _mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from ..runner.supervisor import Supervisor
 from .config import SandboxConfig
 from .executing import Executing
 from .local import LocalCells
+from .program import Program
 from .session import Session
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class _Cells(Protocol):
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
         given: dict[str, Any], /,
     ) -> SandboxResult: ...  # fmt: skip
+
+    def program(self, argv: Sequence[str], given: dict[str, Any], /) -> Program: ...
 
     def session(self, id: str | None, given: dict[str, Any], /) -> Session: ...
 
@@ -185,6 +188,22 @@ class Sandbox(Executing):
         WorkspaceError.
         """
         return self._cells.session(id, {"language": language, **given})
+
+    def program(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        files: Mapping[str, str | bytes] | None = None, trace_id: str | None = None,
+    ) -> Program:  # fmt: skip
+        """Start a program in a cell of its own and return it, to be spoken with over its streams.
+
+        `argv[0]` is its path as the cell sees it: one that the policy lets be executed.  Its variables
+        are the policy's and those of `env`, its directory is `cwd`, /workspace unless told; `files` are
+        below /workspace before it starts.  The limits of the policy are those of its whole life.
+
+        Raises PolicyError for arguments that make no sense or a policy without subprocesses, BusyError
+        if too many live, ClosedError after `close`, LaunchError if no cell could be built.
+        """
+        given = {"env": env, "cwd": cwd, "files": files, "trace_id": trace_id}
+        return self._cells.program(argv, given)
 
     @property
     def workspaces(self) -> "Workspaces":

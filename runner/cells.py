@@ -62,6 +62,14 @@ class Cell:
         self.kill_init()
         self.cgroup.kill()
 
+    def give_streams_away(self) -> tuple[int, int]:
+        """Return our ends of standard input and output, blocking from now on and the caller's."""
+        given = self.stdin, self.stdout
+        self.stdin = self.stdout = -1
+        for descriptor in given:
+            os.set_blocking(descriptor, True)
+        return given
+
     def close_stdin(self) -> None:
         self.stdin = _closed(self.stdin)
 

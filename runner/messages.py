@@ -119,6 +119,15 @@ class Start(_Frame, frozen=True):
     files: tuple[InputFile, ...]
 
 
+class Become(_Frame, frozen=True):
+    """Write these files and become `arguments[0]`, a program that is none of our languages'."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]  # all of it
+    directory: str
+    files: tuple[InputFile, ...] = ()
+
+
 # guest -> supervisor
 
 

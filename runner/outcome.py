@@ -43,11 +43,12 @@ def conclude(
     end = _end(seen, counted.oom_kills, usage, limits)
     finished = seen.finished or Finished(None, None, None, None)
     exit_code, signal_number = _exit_of(seen)
+    texts = {each.name: each.text() for each in captures}
     return SandboxResult(
         status=end.status,
         reason=end.reason,
-        stdout=captures[0].text(),
-        stderr=captures[1].text(),
+        stdout=texts.get("stdout", ""),  # none of a program whose streams were given away
+        stderr=texts["stderr"],
         value=_value(finished),
         exit_code=exit_code,
         signal=signal_number,

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from ..policies.policy import Limits
 from .calls import OnCall
 from .capture import Capture, OnOutput
 from .custody import Custody
-from .messages import InputFile, Run, encode
+from .messages import Become, InputFile, Run, encode
 from .result import Phases, SandboxResult, SandboxStatus
 from .supervision import Observation, Supervision, Work
 from .turns import NEVER as NEVER  # the execution cannot be cancelled
@@ -22,6 +23,22 @@ from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_em
 
 def new_execution_id() -> str:
     return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
+
+
+class Streams(NamedTuple):
+    """What a program that lives speaks through: two descriptors, the receiver's to close, and what
+    tells what it has written to standard error so far."""
+
+    stdin: int
+    stdout: int
+    stderr: Callable[[], str]
+
+
+class Living(NamedTuple):
+    """A program instead of source code: what to become, and who is given its streams, once."""
+
+    frame: Become
+    on_streams: Callable[[Streams], None]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +54,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     collect: tuple[str, ...] = ()  # globs of files below /workspace
     tools: dict[str, tuple[str, ...]] = {}  # that it may call: name -> names of its parameters
     on_call: OnCall | None = None  # answers its calls
+    program: Living | None = None  # takes the place of `code`, which then only describes it
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
 class Performed(NamedTuple):
     seen: Observation
-    captures: tuple[Capture, Capture]
+    captures: tuple[Capture, ...]  # of standard output, unless that was given away, and error
 
 
 class Turn(NamedTuple):
@@ -63,10 +81,7 @@ def perform(
     Raises LauncherLost.
     """
     limits = request.limits
-    captures = (
-        Capture("stdout", custody.cell.stdout, limits.output_bytes, on_output),
-        Capture("stderr", custody.cell.stderr, limits.output_bytes, on_output),
-    )
+    captures = _captures(custody, request, on_output)
     said = _words(request, turn)
     work = Work(
         said.program, said.stdin, limits, captures, cancel,
@@ -75,7 +90,22 @@ def perform(
     return Performed(Supervision(custody, work).run(), captures)
 
 
+def _captures(
+    custody: Custody, request: Request, on_output: OnOutput | None
+) -> tuple[Capture, ...]:
+    """Return what is read of the cell's output; streams that are given away are not."""
+    cell, limit = custody.cell, request.limits.output_bytes
+    stderr = Capture("stderr", cell.stderr, limit, on_output)
+    if request.program is None:
+        return Capture("stdout", cell.stdout, limit, on_output), stderr
+    custody.begin()  # somebody is about to have its streams: from now on no other cell will do
+    request.program.on_streams(Streams(*cell.give_streams_away(), stderr.text))
+    return (stderr,)
+
+
 def _words(request: Request, turn: Turn | None) -> Words:
+    if request.program:
+        return Words(encode(request.program.frame))
     stdin = request.stdin or b""
     run = Run(
         request.code, request.inputs, request.files, request.environment,

@@ -26,7 +26,8 @@ class PoolSettings(NamedTuple):
     low_water: int = 1  # parked cells that stay once nothing was asked for `idle_seconds`
     idle_seconds: float = 60.0
     memory_bytes: int = 256 * 1024 * 1024  # that parked cells hold together, as their cgroups count
-    running: int = 64  # cells in use at once
+    running: int = 64  # cells in use at once, but for those of sessions and of programs that live
+    programs: int = 32  # programs that live at once
     queue_seconds: float = 30.0  # how long a call waits to be one of them
     # The cells of one launcher have address layout and hash seed in common: so many, then a new one.
     cells_per_launcher: int = 10_000

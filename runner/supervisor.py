@@ -49,6 +49,7 @@ class Supervisor:
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
+        self._programs = Turns(settings.programs, settings.queue_seconds)  # who lives for hours
         self._pool = Pool(settings, lambda: self._make(parked=True))
 
     @property
@@ -73,12 +74,13 @@ class Supervisor:
         """
         self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
-        if not self._turns.take(cancel):
+        turns = self._programs if request.program else self._turns
+        if not turns.take(cancel):
             return called_off(request, asked_at, self.plan.layers)
         try:
             return self._execute_while_launchers_die(request, asked_at, on_output, cancel, keep)
         finally:
-            self._turns.end()
+            turns.end()
 
     def _execute_while_launchers_die(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
@@ -165,6 +167,7 @@ class Supervisor:
                 return
             self._closed = True
         self._turns.close()
+        self._programs.close()
         self._generation.close()
         self._pool.close()
 

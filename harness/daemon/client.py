@@ -1,6 +1,7 @@
 """What stands behind a `Sandbox` that connects: the cells of a daemon, over its socket."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from ...runner.capture import OnOutput
 from ...runner.performance import NEVER
 from ...runner.result import SandboxResult
 from ...runner.workspace import WorkspaceFile
+from ..program import Program
 from ..session import Session
 from ..workspaces import Workspaces
 from .arguments import packed, result_of
@@ -75,6 +77,12 @@ class DaemonsCells:
         _refuse_workspace(given)
         asking, limits = self._asking, self.policy.limits
         return asking.execute(code, language, on_output, cancel, given, limits)
+
+    def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
+        raise PolicyError(
+            "program: a daemon starts none for those who connect",
+            "make a Sandbox without connect= for it",
+        )
 
     def session(self, id: str | None, given: dict[str, Any]) -> Session:
         if id is not None and not (isinstance(id, str) and id):

@@ -10,22 +10,23 @@ import types
 from msgspec.structs import replace
 
 from ..channel import Channel, Receiver, packets
-from ..messages import Answer, Finished, InputFile, Run, Start, decode, encode
+from ..messages import Answer, Become, Finished, InputFile, Run, Start, decode, encode
 
 _RUN_BYTES = 256 * 1024 * 1024
+_Word = Run | Start | Become
 
 
 def receiver_of(sock: Channel) -> Receiver:
     return Receiver(sock, _RUN_BYTES)
 
 
-def receive(receiver: Receiver) -> Run | Start | None:
+def receive(receiver: Receiver) -> Run | Start | Become | None:
     """Wait for a program, or for word that more than one will come; None once there will be none.
 
     The answer to a call that nobody waits for any more may come first.
     """
     while frame := receiver.receive_whole():
-        received: Run | Start | Answer = decode(frame, Run | Start | Answer)
+        received: _Word | Answer = decode(frame, _Word | Answer)
         if not isinstance(received, Answer):
             return received
     return None

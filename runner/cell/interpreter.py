@@ -20,10 +20,10 @@ from typing import NoReturn
 
 from ...policies.plan import Plan
 from ..channel import Channel
-from ..messages import Finished, Run, encode
+from ..messages import Become, Finished, Run, encode
 from .evaluation import FILENAME, Program, outcome
 from .exchange import give, receive, receiver_of, report
-from .programs import Interpreter
+from .programs import Interpreter, become_program
 from .repl import converse
 from .tools import Toolbox
 
@@ -115,6 +115,8 @@ def serve(control: int) -> NoReturn:
         sock = socket.socket(fileno=control)
         receiver = receiver_of(sock)
         run = receive(receiver)
+        if isinstance(run, Become):
+            become_program(run, control)
         if run and _other:
             _other.become(run, control)
         _be_random()

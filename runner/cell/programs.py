@@ -1,4 +1,4 @@
-"""Turning the guest's process into an interpreter of another language.
+"""Turning the guest's process into an interpreter of another language, or into any other program.
 
 The process waits in its cell, confined, until a program comes; then it becomes the interpreter, so
 that only the interpreter's own start is left to be paid.
@@ -7,12 +7,13 @@ that only the interpreter's own start is left to be paid.
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from ...policies.languages import LANGUAGES, as_environment, interpreter_of
 from ...policies.plan import Plan
-from ..messages import Finished, Run, Start
+from ..messages import Become, Finished, InputFile, Run, Start
 from .exchange import report_to, write
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
@@ -45,20 +46,14 @@ class Interpreter:
         One with a harness keeps the control socket, to say what programs came to; of a shell that runs
         one program the kernel tells.
         """
-        try:
-            for file in asked.files:
-                write(file)
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others do not
-                signal.signal(number, signal.SIG_DFL)
+
+        def interpret() -> None:
             if isinstance(asked, Run):
                 self._run(asked, control)
             else:
                 self._converse(control)
-        except OSError as error:
-            text = f"{self._name} cannot start: {error.filename}: {error.strerror}"
-            report_to(control, Finished(None, None, text, None, exit_code=127))
-            os.write(2, f"{text}\n".encode())
-        os._exit(127)
+
+        _become(self._name, asked.files, interpret, control)
 
     def _run(self, run: Run, control: int) -> None:
         Path(self._source).write_text(run.code)
@@ -95,3 +90,31 @@ class Interpreter:
             os.environ.setdefault("SHELL", self._path)  # or bash asks for the user's, by a socket
         command = [self._language.program, *arguments]
         os.execve(self._path, command, dict(os.environ))  # noqa: S606 - no shell is wanted
+
+
+def become_program(asked: Become, control: int) -> NoReturn:
+    """Become the program that is asked for, with its environment and no descriptor but 0, 1 and 2;
+    exits with 127 if that fails."""
+
+    def replace() -> None:
+        os.chdir(asked.directory)
+        os.execve(asked.arguments[0], asked.arguments, asked.environment)  # noqa: S606 - as above
+
+    _become(asked.arguments[0], asked.files, replace, control)
+
+
+def _become(
+    name: str, files: tuple[InputFile, ...], replace: Callable[[], None], control: int
+) -> NoReturn:
+    """Write `files` and have this process replaced; say so if it was not."""
+    try:
+        for file in files:
+            write(file)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others do not
+            signal.signal(number, signal.SIG_DFL)
+        replace()
+    except OSError as error:
+        text = f"{name} cannot start: {error.filename}: {error.strerror}"
+        report_to(control, Finished(None, None, text, None, exit_code=127))
+        os.write(2, f"{text}\n".encode())
+    os._exit(127)

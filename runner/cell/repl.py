@@ -17,7 +17,7 @@ import types
 from typing import Any
 
 from ..channel import Channel, Receiver
-from ..messages import Finished, Run, Start
+from ..messages import Become, Finished, Run, Start
 from .evaluation import Program, outcome
 from .exchange import give, receive, report
 from .tools import Toolbox
@@ -36,7 +36,7 @@ def converse(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.enable()  # it was off for the sake of cells of single use; a session may live for hours
     session, itself = _Session(main, toolbox), os.getpid()
-    following: Run | Start | None = run
+    following: Run | Start | Become | None = run
     while isinstance(following, Run):
         finished, code = session.answer(following)
         if os.getpid() != itself:

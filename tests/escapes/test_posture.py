@@ -176,3 +176,35 @@ def test_the_guest_is_in_the_cells_cgroup_and_init_is_not(cell: Living) -> None:
     """Init shares the nursery's memory: a guest out of memory must not be its end."""
     assert "/cell-" in Path(f"/proc/{cell.guest}/cgroup").read_text()
     assert "/cell-" not in Path(f"/proc/{cell.init}/cgroup").read_text()
+
+
+# A program that took the place of the guest's process
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Living]:
+    with (
+        Sandbox(policy=policy_named("server"), pool=0) as sandbox,
+        sandbox.program(("/usr/bin/bash", "-c", "echo up; read -r line")) as living,
+    ):
+        assert os.read(living.stdout, 10) == b"up\n"
+        yield Living(sandbox, children(sandbox._supervisor.generation.launcher.pids()[2])[0])
+
+
+def test_a_program_that_lives_is_behind_the_same_layers(program: Living) -> None:
+    test_ids_and_privileges(program)
+    test_id_maps_have_one_id(program)
+    test_every_namespace_differs_from_the_hosts_and_the_launchers(program)
+    test_the_working_directory_and_root_are_the_cells(program)
+    assert Path(f"/proc/{program.guest}/comm").read_text() == "bash\n"
+
+
+def test_a_program_that_lives_has_no_descriptor_but_its_streams(program: Living) -> None:
+    directory = f"/proc/{program.guest}/fd"
+    kinds = {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
+    assert kinds == {"0": "pipe", "1": "pipe", "2": "pipe"}
+
+
+@pytest.mark.needs("cgroup")
+def test_a_program_that_lives_is_in_its_cells_cgroup(program: Living) -> None:
+    test_the_guest_is_in_the_cells_cgroup_and_init_is_not(program)

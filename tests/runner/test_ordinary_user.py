@@ -125,6 +125,32 @@ with box("strict") as sandbox:
         assert "rlimit_as" in layers
 
 
+@pytest.mark.needs("node")
+def test_node_lives_under_the_address_space_that_takes_over(readable: Path) -> None:
+    code = """
+with box("server") as sandbox, sandbox.program(("/usr/bin/node", "-e", "process.stdin.pipe(process.stdout)")) as program:
+    os.write(program.stdin, b"hello")
+    program.close_stdin()
+    tell(said=os.read(program.stdout, 100).decode(), status=program.wait(60).status.name, layers=sandbox.layers)
+"""
+    told = as_user(readable, code)
+    assert (told["said"], told["status"]) == ("hello", "COMPLETED")
+    assert "rlimit_as" in told["layers"]
+
+
+def test_a_program_lives_and_goes_as_it_does_for_root(readable: Path) -> None:
+    code = """
+with box("server") as sandbox, sandbox.program(("/usr/bin/bash", "-c", "read -r x; echo $x; id -u; read -r x")) as program:
+    os.write(program.stdin, b"hello\\n")
+    said = b""
+    while said.count(b"\\n") < 2:
+        said += os.read(program.stdout, 100)
+    program.close()
+    tell(said=said.decode(), reason=program.wait().reason)
+"""
+    assert as_user(readable, code) == {"said": "hello\n1000\n", "reason": "cancelled"}
+
+
 ESCAPES = {
     "shadow": "open('/etc/shadow').read()",
     "home": "import os; os.listdir('/root')",

@@ -382,6 +382,11 @@ def test_the_trail_is_the_daemons(tmp_path: Path) -> None:
     assert refused.execution_id in written
 
 
+def test_a_daemon_starts_no_programs_that_live_and_says_so(connected: Sandbox) -> None:
+    with pytest.raises(PolicyError, match="without connect="):
+        connected.program(("/usr/bin/cat",))
+
+
 def test_a_daemon_keeps_no_workspaces_and_says_so(connected: Sandbox) -> None:
     for attempt in (
         lambda: connected.execute("1", workspace="mine"),
