@@ -5,7 +5,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from ..policies.errors import ClosedError
@@ -75,12 +74,7 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

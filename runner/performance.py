@@ -98,7 +98,6 @@ def _captures(
     stderr = Capture("stderr", cell.stderr, limit, on_output)
     if request.program is None:
         return Capture("stdout", cell.stdout, limit, on_output), stderr
-    custody.begin()  # somebody is about to have its streams: from now on no other cell will do
     request.program.on_streams(Streams(*cell.give_streams_away(), stderr.text))
     return (stderr,)
 
