@@ -46,8 +46,10 @@ ECHO = {
     "python": (*PYTHON, "import sys\nfor line in sys.stdin: sys.stdout.write(line)"),
     "node": ("/usr/bin/node", "-e", "process.stdin.pipe(process.stdout)"),
 }
-_IN_NODE = pytest.param("node", marks=pytest.mark.needs("node"))
-SECONDS = 30
+# Where the profile shows programs; a node of the host's owner may lie elsewhere.
+NEEDS_NODE = pytest.mark.skipif(not Path("/usr/bin/node").exists(), reason="no /usr/bin/node")
+_IN_NODE = pytest.param("node", marks=NEEDS_NODE)
+SECONDS = 60
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["on demand", "parked"])
@@ -147,7 +149,7 @@ lines.on('line', line => {
 """
 
 
-@pytest.mark.needs("node")
+@NEEDS_NODE
 def test_a_server_that_speaks_json_rpc(plain: Sandbox) -> None:
     """As MCP has it over stdio: one object a line, and it leaves at the end of its input."""
     argv = ("/usr/bin/node", "server.js")
@@ -532,6 +534,11 @@ def test_whatever_it_started_is_gone_with_it(server: Sandbox) -> None:
 
 
 def test_nothing_is_left(plain: Sandbox) -> None:
+    def left() -> dict[str, object]:
+        seen = state(plain)
+        del seen["temporary files"]  # a program has none, and others on this machine may
+        return seen
+
     def ends(program: Program) -> None:
         program.close_stdin()
         program.wait(SECONDS)
@@ -553,7 +560,7 @@ def test_nothing_is_left(plain: Sandbox) -> None:
     for way in ways:
         with plain.program(ECHO["bash"]) as program:
             way(program)
-    before = state(plain)
+    before = left()
     for _ in range(5):
         for way in ways:
             program = plain.program(ECHO["bash"])
@@ -561,7 +568,7 @@ def test_nothing_is_left(plain: Sandbox) -> None:
             if way is not is_dropped:
                 program.close()
             del program
-    assert soon(lambda: state(plain) == before)
+    assert soon(lambda: left() == before)
 
 
 VICTIM = """
