@@ -6,17 +6,27 @@ import json
 import os
 import re
 import sys
+import unicodedata
 
 from ..runner.result import SandboxResult
 
-# Everything that moves a cursor, writes a title or reverses text: C0 but tab and newline, DEL, C1,
-# and the bidirectional controls (Unicode TR36, CVE-2021-42574).
-_TRICKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# What moves a cursor, writes a title, reverses text (Unicode TR36, CVE-2021-42574) or is not seen at
+# all, such as zero-width and tag characters, in which words for a model can hide.
+_TRICKS = frozenset(("Cc", "Cf", "Co", "Cs", "Zl", "Zp"))
+_UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 def harmless(text: str) -> str:
-    """Return `text` with control characters written out."""
-    return _TRICKS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """Return `text` with the characters written out that control what is shown, or are not shown:
+    those of the categories Cc, Cf, Co, Cs, Zl and Zp, but for newline and tab."""
+    return _UNUSUAL.sub(_written_out, text)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    character = match[0]
+    if character.isprintable() or unicodedata.category(character) not in _TRICKS:
+        return character
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 class StreamPrinter:
