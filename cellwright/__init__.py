@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from .policies.errors import ToolArgumentsInvalid as ToolArgumentsInvalid
     from .policies.errors import ToolBudgetExceeded as ToolBudgetExceeded
     from .policies.errors import ToolDenied as ToolDenied
+    from .policies.errors import ToolDiverged as ToolDiverged
     from .policies.errors import ToolError as ToolError
     from .policies.errors import ToolExists as ToolExists
     from .policies.errors import ToolFailed as ToolFailed
     from .policies.errors import ToolInvalid as ToolInvalid
     from .policies.errors import ToolNotFound as ToolNotFound
+    from .policies.errors import ToolOutcomeUnknown as ToolOutcomeUnknown
     from .policies.errors import ToolResultInvalid as ToolResultInvalid
     from .policies.errors import ToolTestFailed as ToolTestFailed
     from .policies.errors import Unenforceable as Unenforceable
@@ -101,7 +103,8 @@ _HOMES = {
         "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
         "ToolArgumentsInvalid", "ToolBudgetExceeded", "ToolDenied", "ToolError", "ToolExists",
-        "ToolFailed", "ToolInvalid", "ToolNotFound", "ToolResultInvalid", "ToolTestFailed",
+        "ToolFailed", "ToolDiverged", "ToolInvalid", "ToolNotFound", "ToolOutcomeUnknown",
+        "ToolResultInvalid", "ToolTestFailed",
         "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),

@@ -20,6 +20,8 @@
     │   ├── ToolBudgetExceeded   the caller has called too many, or too fast
     │   ├── ToolArgumentsInvalid the arguments are not what its schema says
     │   ├── ToolResultInvalid    the result is not what its schema says
+    │   ├── ToolDiverged         a run that was resumed calls something else than before
+    │   ├── ToolOutcomeUnknown   it was begun, and nobody knows what came of it
     │   └── ToolFailed           it was called and did not answer
     ├── RegistryError        the registry of tools cannot be opened, read or written
     └── InternalError        a bug of ours
@@ -27,11 +29,16 @@
 What untrusted code does is never an exception: it is a result.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class CellwrightError(Exception):
-    """The root of the tree; `what` says what happened, `hint` what to do about it."""
+    """The root of the tree; `what` says what happened, `hint` what to do about it.
+
+    `kind` is the word by which a program in a cell knows it, if a call of a tool ends in it.
+    """
+
+    kind: ClassVar[str] = "failed"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}\nhint: {hint}" if hint else message)
@@ -96,6 +103,8 @@ class ToolError(CellwrightError):
 class ToolNotFound(ToolError):  # noqa: N818 - like all of these, what happened
     """There is no tool of that name."""
 
+    kind = "not_found"
+
 
 class ToolInvalid(ToolError, ValueError):  # noqa: N818
     """It cannot be a tool: its name, its source or its schema."""
@@ -120,21 +129,44 @@ class ToolExists(ToolError):  # noqa: N818
 class ToolDenied(ToolError):  # noqa: N818
     """The caller may not."""
 
+    kind = "denied"
+
 
 class ToolBudgetExceeded(ToolError):  # noqa: N818
-    """The caller has called too many tools, or too fast."""
+    """The caller has called too many tools, or too fast; `times` is how often, this one included."""
+
+    kind = "budget"
+    times = 0
 
 
 class ApprovalRequired(ToolDenied):
     """A person has to approve the call, and nobody has."""
 
+    kind = "not_approved"
+
 
 class ToolArgumentsInvalid(ToolError, ValueError):  # noqa: N818
     """The arguments are not what the tool's schema says."""
 
+    kind = "invalid_arguments"
+
 
 class ToolResultInvalid(ToolError):  # noqa: N818
     """The result is not what the tool's schema says."""
+
+    kind = "invalid_result"
+
+
+class ToolDiverged(ToolError):  # noqa: N818
+    """A run that was resumed calls something else than it called at that place before."""
+
+    kind = "diverged"
+
+
+class ToolOutcomeUnknown(ToolError):  # noqa: N818
+    """The call was begun, and nobody knows what came of it; to make it again could do it twice."""
+
+    kind = "unknown"
 
 
 class ToolFailed(ToolError):  # noqa: N818

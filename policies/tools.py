@@ -51,7 +51,12 @@ class Tools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     calls: int = 1000  # of one execution, or of one request to a session
     calls_per_second: float = 1000.0
     depth: int = 4  # a tool that calls a tool that calls ...
+    argument_bytes: int = 1_048_576  # of the arguments of one call, before they are decoded
     result_bytes: int = 65_536  # of one result; a longer one is kept on the host
+    result_rows: int = 1_000_000  # items of any list in a result; what is beyond is left out
+
+
+_CAPS = ("calls", "calls_per_second", "depth", "argument_bytes", "result_bytes", "result_rows")
 
 
 class Verdict(NamedTuple):
@@ -65,10 +70,14 @@ class Verdict(NamedTuple):
 def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> Verdict:
     """Return what becomes of a call: the strictest word of all lists of rules."""
     if not tools.rules and not tools.further:
-        return _ALLOWED
+        return ALLOWED
     verdicts = [_judge(rules, name, arguments) for rules in rule_lists(tools)]
-    strictest = max(verdicts, key=lambda each: _STRICTNESS[each.effect])
-    return strictest._replace(trace=tuple(line for each in verdicts for line in each.trace))
+    trace = tuple(line for each in verdicts for line in each.trace)
+    return strictest(verdicts)._replace(trace=trace)
+
+
+def strictest(verdicts: list[Verdict]) -> Verdict:
+    return max(verdicts, key=lambda each: _STRICTNESS[each.effect])
 
 
 def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
@@ -77,7 +86,7 @@ def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
 
 
 _STRICTNESS: dict[Effect, int] = {"allow": 0, "approve": 1, "deny": 2}
-_ALLOWED = Verdict("allow", "", ())
+ALLOWED = Verdict("allow", "", ())
 
 
 def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any]) -> Verdict:
@@ -103,7 +112,7 @@ def check_tools(tools: Tools) -> None:
                 raise PolicyError(f"tools.rules: {rule.effect!r} is not one of {effects}")
             if not rule.tool:
                 raise PolicyError("tools.rules: a rule must name a tool; * means any")
-    for name in ("calls", "calls_per_second", "depth", "result_bytes"):
+    for name in _CAPS:
         value = getattr(tools, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
             raise PolicyError(f"tools.{name}: must be a number from 0 to 2^53, not {value!r}")
@@ -116,10 +125,7 @@ def narrow_tools(tools: Tools, by: Tools) -> Tools:
     return Tools(
         rules=lists[0] if lists else (),
         further=lists[1:],
-        calls=min(tools.calls, by.calls),
-        calls_per_second=min(tools.calls_per_second, by.calls_per_second),
-        depth=min(tools.depth, by.depth),
-        result_bytes=min(tools.result_bytes, by.result_bytes),
+        **{name: min(getattr(tools, name), getattr(by, name)) for name in _CAPS},
     )
 
 
@@ -130,12 +136,11 @@ def tools_exceed(tools: Tools, limit: Tools) -> tuple[str, ...]:
     same.
     """
     missing = [rules for rules in rule_lists(limit) if rules not in rule_lists(tools)]
-    caps = ("calls", "calls_per_second", "depth", "result_bytes")
     return (
         *(f"tools.rules: without {'; '.join(map(str, rules))}" for rules in missing),
         *(
             f"tools.{name}: {getattr(tools, name):g} instead of {getattr(limit, name):g}"
-            for name in caps
+            for name in _CAPS
             if getattr(tools, name) > getattr(limit, name)
         ),
     )

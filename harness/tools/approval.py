@@ -20,7 +20,7 @@ class Asked(NamedTuple):
     caller: str
     reason: str
     run: str = ""  # that can wait for the word
-    version: str = ""  # of the tool, and the hash of its source
+    version: str = ""  # of the tool: `ToolSpec.identity`
 
     @property
     def digest(self) -> str:
@@ -33,8 +33,7 @@ Approve = Callable[[Asked], bool]  # True lets this one call go on
 
 def digest(tool: str, arguments: dict[str, Any]) -> str:
     """Return the hash of a call, the same however its arguments are ordered."""
-    text = msgspec.json.encode([tool, arguments], order="deterministic")
-    return hashlib.sha256(text).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([tool, arguments], order="deterministic")).hexdigest()
 
 
 def ask_terminal(asked: Asked) -> bool:

@@ -27,7 +27,7 @@ def tool(function: Function) -> Function: ...
 @overload
 def tool(
     *, name: str | None = None, description: str | None = None, risky: bool = False,
-    calls: Sequence[str] = (), tags: Sequence[str] = (),
+    idempotent: bool = False, calls: Sequence[str] = (), tags: Sequence[str] = (),
 ) -> Callable[[Function], Function]: ...  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def tool(function: Any = None, **about: Any) -> Any:
     """Mark a function as a tool; it stays the function that it was.
 
     Its schema comes from its signature, its annotations and its docstring.  `risky` asks for approval
-    before every call.  Raises ToolInvalid for what cannot be called by name.
+    before every call, `idempotent` says that to call it twice does no more than to call it once.
+    Raises ToolInvalid for what cannot be called by name.
     """
     if function is None:
         return lambda function: tool(function, **about)
@@ -60,6 +61,7 @@ def _tool(
     name: str | None = None,
     description: str | None = None,
     risky: bool = False,
+    idempotent: bool = False,
     calls: Sequence[str] = (),
     tags: Sequence[str] = (),
 ) -> Tool:
@@ -74,6 +76,7 @@ def _tool(
         function=described.function,
         calls=tuple(calls),
         risky=risky,
+        idempotent=idempotent,
         tags=tuple(tags),
     )
     return Tool(spec, _performing(function))

@@ -39,7 +39,9 @@ from .vault import Vault
 
 _REMEMBERED = 1024
 # Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
-_UNBOUNDED = Tools(calls=2**52, calls_per_second=2**52, result_bytes=2**52)
+_UNBOUNDED = Tools(
+    calls=2**52, calls_per_second=2**52, argument_bytes=2**52, result_bytes=2**52, result_rows=2**52
+)
 
 
 class ToolFactory:
@@ -175,6 +177,10 @@ class ToolFactory:
     def specs(self) -> list[ToolSpec]:
         """Return what may be offered to a program."""
         return self.registry.list_tools()
+
+    def revision(self) -> int:
+        """Return a number that is another one once other tools are offered."""
+        return self.registry.revision()
 
     def _made(self, spec: ToolSpec) -> Tool:
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))

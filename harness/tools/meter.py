@@ -1,4 +1,4 @@
-"""How many calls of tools one caller may make, and how fast."""
+"""How many calls of tools one caller may make, and how fast; those that are refused count too."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from ...policies.errors import ToolBudgetExceeded
 class Meter:
     """Counts the calls of one execution, or of one caller on the host.  Safe from many threads.
 
-    A bucket of one second's worth of calls fills at `per_second`.
+    A bucket of one second's worth of calls fills at `per_second`; 0 lets none through.
     """
 
     def __init__(
@@ -21,28 +21,35 @@ class Meter:
         self._clock = clock
         self._lock = threading.Lock()
         self._made = 0
-        self._room = max(1.0, per_second)
+        self._most_room = self._room = max(1.0, per_second) if per_second > 0 else 0.0
         self._looked_at = clock()
+        self._refused = 0
 
     def count(self) -> None:
         """Count a call; raises ToolBudgetExceeded if it is one too many, or too soon."""
         with self._lock:
-            if self._made >= self._most:
-                raise ToolBudgetExceeded(
-                    f"{self._made} tools were called already",
-                    "tools.calls of the policy bounds them",
-                )
             self._fill()
-            if self._room < 1.0:
-                raise ToolBudgetExceeded(
-                    f"more than {self._per_second:g} calls of tools a second",
-                    "wait, or raise tools.calls_per_second of the policy",
-                )
-            self._made += 1
-            self._room -= 1.0
+            if self._made < self._most and self._room >= 1.0:
+                self._made += 1
+                self._room -= 1.0
+                return
+            self._refused += 1
+            exceeded = self._exceeded()
+            exceeded.times = self._refused
+            raise exceeded
 
     def _fill(self) -> None:
         now = self._clock()
         filled = self._room + (now - self._looked_at) * self._per_second
-        self._room = min(max(1.0, self._per_second), filled)
+        self._room = min(self._most_room, filled)
         self._looked_at = now
+
+    def _exceeded(self) -> ToolBudgetExceeded:
+        if self._made >= self._most:
+            return ToolBudgetExceeded(
+                f"{self._made} tools were called already", "tools.calls of the policy bounds them"
+            )
+        return ToolBudgetExceeded(
+            f"more than {self._per_second:g} calls of tools a second",
+            "wait, or raise tools.calls_per_second of the policy",
+        )

@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ...policies.errors import CellwrightError
+from ...policies.errors import (
+    CellwrightError,
+    InternalError,
+    ToolArgumentsInvalid,
+    ToolError,
+    ToolNotFound,
+)
 from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
 from ..calling import CALLING
-from .broker import Broker, kind_of
+from .broker import Broker
 from .meter import Meter
 from .spec import Caller
 
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from ...runner.audit.spans import Span
 
 _LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer and in records
+_REMEMBERED = 64
 _LONGEST_WORDS = 4000  # of a refusal
 _MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
 
@@ -31,41 +38,66 @@ class Offering:
     def __init__(self, broker: Broker, rules: Tools) -> None:
         self.broker = broker
         self._rules = rules
+        self._known: dict[frozenset[str] | None, tuple[int | None, dict[str, tuple[str, ...]]]] = {}
 
     def prepare(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
         """Return `request` with what its program may call, and what answers it."""
         caller = self._caller(session_id or request.execution_id, span)
-        names = dict(sorted(self.broker.offered(caller).items())[:_MOST_NAMED])
+        names = self._names(caller)
         return replace(request, tools=names, on_call=lambda call: self.answer(call, caller))
+
+    def _names(self, caller: Caller) -> dict[str, tuple[str, ...]]:
+        """Return what a program can name; looked up anew once others are offered."""
+        revision = self.broker.revision()
+        known = self._known.get(caller.tools)
+        if known and known[0] == revision is not None:
+            return known[1]
+        names = dict(sorted(self.broker.offered(caller).items())[:_MOST_NAMED])
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[caller.tools] = revision, names
+        return names
 
     def answer(self, call: Call, caller: Caller) -> Answer | None:
         """Call a tool for a program; None if the program is being stopped, to go on another time."""
+        try:
+            arguments = self._arguments(call)
+            if caller.recorder is None:
+                return self._call(call, arguments, caller)
+            return caller.recorder.answer(
+                call,
+                arguments,
+                lambda intend: self._call(call, arguments, caller._replace(intend=intend)),
+                may_be_repeated=self.broker.may_repeat(call.name),
+            )
+        except ToolError as error:  # it did not come as far as to the broker
+            return _refusal(call, self.broker.refuse(call.name[:_LONGEST_NAME], caller, error))
+        except CellwrightError as error:  # it cannot be recorded, so it is not made
+            return _refusal(call, error)
+
+    def _arguments(self, call: Call) -> dict[str, Any]:
+        """Return what the guest says, decoded, if it is bounded; raises ToolError."""
         if len(call.name) > _LONGEST_NAME:
-            return _refusal(call, "not_found", "no tool has a name as long as that")
+            raise ToolNotFound("no tool has a name as long as that")
+        most = min(self._rules.argument_bytes, self.broker.rules.argument_bytes)
+        if len(call.arguments) > most:
+            raise ToolArgumentsInvalid(f"the arguments: more than {most:.0f} bytes")
         try:
             arguments = decode_json(call.arguments)
-            if not isinstance(arguments, dict):
-                raise msgspec.DecodeError("not an object")
         except msgspec.DecodeError as error:
-            return _refusal(call, "invalid_arguments", f"the arguments: {error}")
-        if caller.recorder is None:
-            return self._call(call, arguments, caller)
-        try:
-            return caller.recorder.answer(
-                call, arguments, lambda: self._call(call, arguments, caller)
-            )
-        except CellwrightError as error:  # it cannot be recorded, so it is not made
-            return _refusal(call, kind_of(error), error.what)
+            raise ToolArgumentsInvalid(f"the arguments: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ToolArgumentsInvalid("the arguments: not an object")
+        return arguments
 
     def _call(self, call: Call, arguments: dict[str, Any], caller: Caller) -> Answer:
         """Return what comes of a call; whatever goes wrong is the answer."""
         try:
-            value = self.broker.call(call.name, arguments, caller)
-            return Answer(call.number, msgspec.json.encode(value))
+            return Answer(call.number, self.broker.call_for_json(call.name, arguments, caller))
         except CellwrightError as error:
-            return _refusal(call, kind_of(error), error.what)
+            return _refusal(call, error)
         except BaseException as error:  # noqa: BLE001 - or the program would wait for ever
-            return _refusal(call, "failed", f"internal error: {type(error).__name__}")
+            return _refusal(call, InternalError(f"internal error: {type(error).__name__}"))
 
     def _caller(self, id: str, span: "Span | None") -> Caller:
         """Return who calls: the program, and what it works for if that is a tool itself."""
@@ -80,6 +112,6 @@ class Offering:
         return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter)
 
 
-def _refusal(call: Call, kind: str, words: str) -> Answer:
+def _refusal(call: Call, error: CellwrightError) -> Answer:
     """Say no, in words that are short even where they repeat what the guest said."""
-    return Answer(call.number, None, kind, words[:_LONGEST_WORDS])
+    return Answer(call.number, None, error.kind, error.what[:_LONGEST_WORDS])

@@ -9,21 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...policies.errors import ToolDiverged
 from ...runner.messages import Answer
 
 
 class Recorded(NamedTuple):
-    """A call that was made; `answer` is None if nobody knows what came of it."""
+    """A call of before.  Without an `answer` nobody knows what came of it, if it had `begun`; if not,
+    it waited, and was not made."""
 
     number: int
     site: str
     digest: str  # of its tool and arguments
     tool: str
+    begun: bool
     answer: Answer | None
-
-
-class Diverged(Exception):  # noqa: N818 - becomes an answer
-    """The program does not call what it called before."""
 
 
 class Replay:
@@ -38,7 +37,7 @@ class Replay:
     def take(self, site: str, digest: str, tool: str) -> Recorded | None:
         """Return this call as it was made before, None if it was not.
 
-        Raises Diverged where others were made at this place and are still to come.
+        Raises ToolDiverged where others were made at this place and are still to come.
         """
         with self._lock:
             left = self._left.get(site, [])
@@ -48,7 +47,8 @@ class Replay:
                     return each
             if left:
                 expected = ", ".join(sorted({each.tool for each in left}))
-                raise Diverged(f"{site}: {tool} is called where before it was {expected}")
+                said = f"{site}: {tool} is called where before it was {expected}"
+                raise ToolDiverged(said, tool=tool)
             return None
 
     def left(self) -> tuple[str, ...]:

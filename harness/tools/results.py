@@ -2,60 +2,109 @@
 
 import json
 import os
+import sys
 import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from ...policies.errors import ToolArgumentsInvalid
+from .spec import ToolOwner, ToolSpec
 
 KEPT_BYTES = 64 * 1024 * 1024
+OF_ONE_BYTES = KEPT_BYTES // 4
 _DEEPEST = 8
 _FEW = 3  # items of an inner list that a head shows
 _SHORT = 200  # characters of an inner text
+_SLICE = 10_000
+READ_RESULT = ToolSpec(
+    name="results.read",
+    description="Read a slice of a long result, as the text of its JSON.",
+    owner=ToolOwner.DEVELOPER,
+    idempotent=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "result_id": {"type": "string"},
+            "start": {"type": "integer", "minimum": 0},
+            "characters": {"type": "integer", "minimum": 1},
+        },
+        "required": ["result_id"],
+        "additionalProperties": False,
+    },
+)
 
 
 class Kept(NamedTuple):
     owner: str  # the execution or session that may read it
     text: str
 
+    @property
+    def size(self) -> int:
+        return sys.getsizeof(self.text)
+
 
 class Results:
-    """The long results of one broker, the oldest of which go when they are too many."""
+    """The long results of one broker, the oldest of which go when they are too many: one owner's when
+    his are, everybody's when all are."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, kept_bytes: int = KEPT_BYTES, of_one_bytes: int = OF_ONE_BYTES) -> None:
         self._lock = threading.Lock()
-        self._room = kept_bytes
+        self._most, self._most_of_one = kept_bytes, of_one_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._used = 0
+        self._used_by: dict[str, int] = {}
 
     def fit(self, value: Any, text: str, limit: int, owner: str) -> Any:
-        """Return `value`, whose JSON is `text`, or what stands for it: its head and a name."""
-        if len(text) <= limit:
-            return value
-        name = self._keep(Kept(owner, text))
-        frame = {
-            "truncated": True, "characters": len(text), "result_id": name,
-            "notice": "call_tool('results.read', {'result_id': ..., 'start': 0, 'characters': 10000})",
-        }  # fmt: skip
+        """Return what stands for `value`, whose JSON is `text`: its head, and a name by which the rest
+        can be read, if it is kept."""
+        frame: dict[str, Any] = {"truncated": True, "characters": len(text)}
+        if name := self._keep(Kept(owner, text)):
+            call = "call_tool('results.read', {'result_id': ..., 'start': 0, 'characters': 10000})"
+            frame |= {"result_id": name, "notice": call}
+        else:
+            frame["notice"] = "too long to be kept: ask for less"
         return {**frame, "head": head_of(value, limit - len(json.dumps(frame)) - 16)}
 
-    def read(self, name: str, start: int, characters: int, owner: str) -> dict[str, Any]:
-        """Return a slice of a kept result's JSON; raises ToolArgumentsInvalid if it is not kept."""
+    def read(self, arguments: dict[str, Any], owner: str, limit: int) -> dict[str, Any]:
+        """Return a slice of a kept result's JSON, as `READ_RESULT` has it, of at most `limit` bytes.
+
+        Raises ToolArgumentsInvalid if it is not kept.
+        """
+        name, start = arguments["result_id"], int(arguments.get("start", 0))
         with self._lock:
             kept = self._kept.get(name)
         if kept is None or kept.owner != owner:
             raise ToolArgumentsInvalid(f"result {name!r} is not kept, or not yours")
-        text = kept.text[start : start + characters]
+        length = min(int(arguments.get("characters", _SLICE)), limit // 8)
+        text = kept.text[start : start + length]
         end = start + len(text)
         return {"text": text, "start": start, "next": end if end < len(kept.text) else None}
 
-    def _keep(self, kept: Kept) -> str:
+    def _keep(self, kept: Kept) -> str | None:
+        """Keep it under a name, if it is not too long by itself, and let the oldest go for it."""
+        if kept.size > self._most_of_one:
+            return None
         name = os.urandom(8).hex()
         with self._lock:
+            while self._used_by.get(kept.owner, 0) + kept.size > self._most_of_one:
+                self._drop(
+                    next(key for key, each in self._kept.items() if each.owner == kept.owner)
+                )
+            while self._used + kept.size > self._most:
+                self._drop(next(iter(self._kept)))
             self._kept[name] = kept
-            self._room -= len(kept.text)
-            while self._room < 0 and len(self._kept) > 1:
-                self._room += len(self._kept.popitem(last=False)[1].text)
+            self._count(kept.owner, kept.size)
         return name
+
+    def _drop(self, name: str) -> None:
+        gone = self._kept.pop(name)
+        self._count(gone.owner, -gone.size)
+
+    def _count(self, owner: str, size: int) -> None:
+        self._used += size
+        self._used_by[owner] = self._used_by.get(owner, 0) + size
+        if not self._used_by[owner]:
+            del self._used_by[owner]
 
 
 def head_of(value: Any, limit: int) -> Any:

@@ -12,7 +12,7 @@ from .approval import Asked
 from .database import Database
 from .replay import Recorded
 
-_FORMAT = 1
+_FORMAT = 2
 _OVER = ("completed", "failed")
 _SCHEMA = """
 CREATE TABLE runs (
@@ -20,8 +20,8 @@ CREATE TABLE runs (
     language TEXT NOT NULL, given BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE calls (
-    number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, site TEXT NOT NULL,
-    digest TEXT NOT NULL, tool TEXT NOT NULL, answer BLOB
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, turn INTEGER NOT NULL,
+    site TEXT NOT NULL, digest TEXT NOT NULL, tool TEXT NOT NULL, begun INTEGER NOT NULL, answer BLOB
 );
 CREATE INDEX calls_of_run ON calls (run);
 CREATE TABLE approvals (
@@ -30,7 +30,9 @@ CREATE TABLE approvals (
     state TEXT NOT NULL, why TEXT NOT NULL DEFAULT '', asked REAL NOT NULL, expires REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX approvals_of_run ON approvals (run, digest);
-CREATE TABLE grants (tool TEXT NOT NULL, left INTEGER NOT NULL, expires REAL NOT NULL)
+CREATE TABLE grants (
+    tool TEXT NOT NULL, version TEXT NOT NULL, left INTEGER NOT NULL, expires REAL NOT NULL
+)
 """
 
 
@@ -113,27 +115,38 @@ class RunStore:
     def calls(self, run: str) -> list[Recorded]:
         with self._database.reading() as db:
             rows = db.execute(
-                "SELECT number, site, digest, tool, answer FROM calls WHERE run = ? ORDER BY number",
+                "SELECT number, site, digest, tool, begun, answer FROM calls WHERE run = ? "
+                "ORDER BY turn, number",
                 (run,),
             ).fetchall()
         return [
-            Recorded(number, site, digest, tool, _answer(answer))
-            for number, site, digest, tool, answer in rows
+            Recorded(number, site, digest, tool, bool(begun), _answer(answer))
+            for number, site, digest, tool, begun, answer in rows
         ]
 
-    def begin_call(self, run: str, site: str, digest: str, tool: str) -> int:
-        """Note that a call is about to be made; return its number."""
+    def add_call(
+        self, run: str, turn: int, call: tuple[str, str, str], *, begun: bool,
+        answer: Answer | None = None,
+    ) -> int:  # fmt: skip
+        """Note a call, its (site, digest, tool), and whether it is about to be made.
+
+        Return its number.
+        """
+        row = (run, turn, *call, begun, _packed(answer))
         with self._database.writing("add to") as db:
             added = db.execute(
-                "INSERT INTO calls (run, site, digest, tool) VALUES (?, ?, ?, ?)",
-                (run, site, digest, tool),
+                "INSERT INTO calls (run, turn, site, digest, tool, begun, answer) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                row,
             )
             return int(added.lastrowid or 0)
 
-    def end_call(self, number: int, answer: Answer) -> None:
+    def change_call(self, number: int, *, begun: bool, answer: Answer | None) -> None:
         with self._database.writing("change") as db:
-            packed = msgspec.msgpack.encode(answer)
-            db.execute("UPDATE calls SET answer = ? WHERE number = ?", (packed, number))
+            db.execute(
+                "UPDATE calls SET begun = ?, answer = ? WHERE number = ?",
+                (begun, _packed(answer), number),
+            )
 
     # approvals
 
@@ -150,12 +163,12 @@ class RunStore:
                 "WHERE run = ? AND digest = ? AND state != 'used' ORDER BY asked",
                 (asked.run, asked.digest),
             ).fetchone()
-            if found is None and _take_grant(db, asked.tool):
+            if found is None and _take_grant(db, asked):
                 return "approved", "by a grant"
             if found is None:
                 row = (
                     os.urandom(8).hex(), asked.run, asked.tool, asked.digest,
-                    msgspec.msgpack.encode(asked.arguments), asked.description, asked.reason,
+                    msgspec.json.encode(asked.arguments), asked.description, asked.reason,
                     "pending", "", time.time(), expires,
                 )  # fmt: skip
                 marks = ", ".join("?" * len(row))
@@ -173,7 +186,7 @@ class RunStore:
                 "FROM approvals WHERE state = 'pending' ORDER BY asked, approval"
             ).fetchall()
         return tuple(
-            Approval(approval, run, tool, msgspec.msgpack.decode(arguments), *about)
+            Approval(approval, run, tool, msgspec.json.decode(arguments), *about)
             for approval, run, tool, arguments, *about in rows
         )
 
@@ -185,9 +198,9 @@ class RunStore:
             )
             return bool(changed.rowcount)
 
-    def grant(self, tool: str, count: int, expires: float) -> None:
+    def grant(self, tool: str, version: str, count: int, expires: float) -> None:
         with self._database.writing("add to") as db:
-            db.execute("INSERT INTO grants VALUES (?, ?, ?)", (tool, count, expires))
+            db.execute("INSERT INTO grants VALUES (?, ?, ?, ?)", (tool, version, count, expires))
 
     def expire(self) -> int:
         now = time.time()
@@ -201,13 +214,17 @@ class RunStore:
             return changed.rowcount
 
 
-def _take_grant(db: Any, tool: str) -> bool:
+def _take_grant(db: Any, asked: Asked) -> bool:
     changed = db.execute(
-        "UPDATE grants SET left = left - 1 WHERE rowid = "
-        "(SELECT rowid FROM grants WHERE tool = ? AND left > 0 ORDER BY expires LIMIT 1)",
-        (tool,),
+        "UPDATE grants SET left = left - 1 WHERE rowid = (SELECT rowid FROM grants "
+        "WHERE tool = ? AND version = ? AND left > 0 ORDER BY expires LIMIT 1)",
+        (asked.tool, asked.version),
     )
     return bool(changed.rowcount)
+
+
+def _packed(answer: Answer | None) -> bytes | None:
+    return None if answer is None else msgspec.msgpack.encode(answer)
 
 
 def _answer(packed: bytes | None) -> Answer | None:

@@ -4,31 +4,27 @@ A process cannot be kept, so what it called is: on resuming, the program starts 
 and every call that it made before gets the answer that it got then, without being made again.
 """
 
-import os
-import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from ...policies.errors import ApprovalRequired, PolicyError
-from ...runner.messages import Answer, Call
 from ...runner.result import SandboxResult, SandboxStatus
 from ..calling import CALLING
 from ..executing import Executing
-from .approval import Asked, digest
-from .replay import Diverged, Replay
+from .approval import Asked
+from .recording import PAUSED, Recorder
 from .run_store import Approval, RunStore, StoredRun
-from .spec import Caller
+from .spec import Caller, ToolSpec
 
-PAUSED = "paused"
 DAY_SECONDS = 86_400.0
-_SITE_CHARACTERS = 200
 
 
 class Pausing(ApprovalRequired):
     """The call waits for a person; its program is stopped meanwhile."""
+
+    kind = PAUSED
 
 
 class Attempt(NamedTuple):
@@ -41,51 +37,6 @@ class Attempt(NamedTuple):
     run: str
     result: SandboxResult
     unused: tuple[str, ...] = ()
-
-
-class Recorder:
-    """Answers the calls of one attempt: again what came of them before, or anew, on record."""
-
-    def __init__(self, store: RunStore, run: str) -> None:
-        self.run = run
-        self.stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self.is_paused = False
-        self._lock = threading.Lock()
-        self._store = store
-        self.replay = Replay(store.calls(run))
-
-    def answer(
-        self, call: Call, arguments: dict[str, Any], anew: Callable[[], Answer]
-    ) -> Answer | None:
-        """Return the answer to a call; None if the program is being stopped, and shall not have one."""
-        key, site = digest(call.name, arguments), call.site[:_SITE_CHARACTERS]
-        try:
-            known = self.replay.take(site, key, call.name)
-        except Diverged as diverged:
-            return Answer(call.number, None, "diverged", str(diverged))
-        if self.is_paused:
-            return None
-        if known and known.answer:
-            return replace(known.answer, number=call.number)
-        number = known.number if known else self._store.begin_call(self.run, site, key, call.name)
-        answer = anew()
-        if answer.kind == PAUSED:
-            self._pause()
-            return None
-        self._store.end_call(number, answer)
-        return answer
-
-    def _pause(self) -> None:
-        """Have the program stopped, unless it has ended: `stop` may be another file's by then."""
-        with self._lock:
-            if self.stop >= 0:
-                self.is_paused = True
-                os.eventfd_write(self.stop, 1)
-
-    def close(self) -> None:
-        with self._lock:
-            os.close(self.stop)
-            self.stop = -1
 
 
 class Runs:
@@ -113,8 +64,9 @@ class Runs:
     def resume(self, sandbox: Executing, run: str, *, abandoned: bool = False) -> Attempt:
         """Run it again, with the answers that it had.
 
-        `abandoned` says that the process in which it last ran is gone: of a call that had begun there
-        nobody knows what came, and it is made again.  Raises PolicyError if it does not wait.
+        `abandoned` says that the process in which it last ran is gone.  A call that had begun and has
+        no answer is made again if that does no harm (`ToolSpec.may_be_repeated`); else the program is
+        told that nobody knows what came of it.  Raises PolicyError if it does not wait.
         """
         self._store.expire()
         self._store.take_up(run, abandoned=abandoned)
@@ -134,9 +86,10 @@ class Runs:
         """Refuse the call: the program gets an exception.  False if it does not wait any more."""
         return self._store.decide(approval, "rejected", why)
 
-    def grant(self, tool: str, *, count: int = 1, seconds: float = DAY_SECONDS) -> None:
-        """Approve calls of `tool`, with any arguments, beforehand: so many, for so long."""
-        self._store.grant(tool, count, time.time() + seconds)
+    def grant(self, tool: ToolSpec, *, count: int = 1, seconds: float = DAY_SECONDS) -> None:
+        """Approve calls of just this version of a tool, with any arguments, beforehand: so many, for so
+        long."""
+        self._store.grant(tool.name, tool.identity, count, time.time() + seconds)
 
     def expire(self) -> int:
         """Refuse what has waited too long; return how much that was."""

@@ -11,6 +11,7 @@ from ...policies.errors import PolicyError
 from ...policies.permissions import (
     FilePermission,
     NetworkPermission,
+    PermissionLevel,
     PermissionSet,
     ProcessPermission,
 )
@@ -18,7 +19,7 @@ from ...policies.tools import Tools
 from .meter import Meter
 
 if TYPE_CHECKING:
-    from .runs import Recorder
+    from .recording import Recorder
 
 
 class ToolState(enum.Enum):
@@ -91,7 +92,8 @@ class ToolSpec(_Part, frozen=True):
 
     `parameters` and `output_schema` are JSON Schema.  `source_hash` is that of the source; `function`
     the one in it that is called.  `calls` are the only tools that it may call itself; `risky` asks for
-    approval.  `credentials` are arguments that the broker puts in.
+    approval.  `credentials` are arguments that the broker puts in.  `idempotent`: to call it twice does
+    no more than to call it once.
     """
 
     name: str
@@ -110,6 +112,7 @@ class ToolSpec(_Part, frozen=True):
     timeout: float = 30.0
     calls: tuple[str, ...] = ()
     risky: bool = False
+    idempotent: bool = False
     credentials: dict[str, str] = {}  # argument -> name in the vault; nobody else gives it
     tags: tuple[str, ...] = ()
     tests: tuple[ToolTest, ...] = ()
@@ -123,6 +126,21 @@ class ToolSpec(_Part, frozen=True):
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.version}"
+
+    @property
+    def identity(self) -> str:
+        """What a word of approval is bound to, beside the name: another version may be made before
+        there is one."""
+        return f"{self.version} {self.source_hash}"
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Tell whether a call may be made again of which nobody knows what came: it is said to be
+        idempotent, or it was made and can change nothing outside of its cell."""
+        if self.idempotent:
+            return True
+        writes = any(each.level is PermissionLevel.WRITE for each in self.grants.files)
+        return self.owner is ToolOwner.AGENT and not self.calls and not writes
 
 
 def hash_of(source: str) -> str:
@@ -144,6 +162,7 @@ class Caller(NamedTuple):
     rules: Tools = Tools()
     meter: Meter | None = None
     recorder: "Recorder | None" = None  # of a run that can wait
+    intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

@@ -1,14 +1,14 @@
 """Credentials: kept on the host, put into a call by the broker, and taken out of what comes back.
 
 They never enter a cell, a record or an error message, as far as they can be recognised: as they are,
-in JSON's escapes, in base64 and in percent-encoding.  A tool that returns one in any other form
-returns it.
+in JSON's escapes, in base64, hexadecimal and percent-encoding, small or capital.  A tool that returns
+one in any other form returns it.
 """
 
 import base64
 import json
 import os
-import urllib.parse
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -77,22 +77,43 @@ class Redaction:
     """Takes the credentials of one call out of whatever comes back from it."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
+        secrets = list(secrets)
         forms = {form for secret in secrets for form in _forms(secret)}
         self._forms = sorted(forms, key=len, reverse=True)
+        self._encoded = [re.compile(_in_percents(secret)) for secret in secrets]
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
 
     def text(self, text: str) -> str:
         for form in self._forms:
             text = text.replace(form, REDACTED)
+        if "%" in text:
+            for encoded in self._encoded:
+                text = encoded.sub(REDACTED, text)
         return text
 
 
 def _forms(secret: str) -> set[str]:
-    """Return how a secret may be written."""
+    """Return how a secret may be written, but for percent-encoding."""
     data = secret.encode()
     plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
-    encoded = {urllib.parse.quote(secret), urllib.parse.quote(secret, safe="")}
-    encoded |= {urllib.parse.quote_plus(secret), data.hex(), data.hex().upper()}
+    encoded = {data.hex(), data.hex().upper()}
     return {form for form in (*plain, *encoded, *_in_base64(data)) if len(form) >= _SHORTEST}
+
+
+def _in_percents(secret: str) -> str:
+    """Return the pattern of every way to percent-encode a secret: which bytes are, and the case of the
+    digits, is for whoever encodes to choose (RFC 3986, 2.1)."""
+    return "".join(map(_byte_in_percents, secret.encode()))
+
+
+def _byte_in_percents(byte: int) -> str:
+    escaped = "%" + "".join(f"[{digit}{digit.upper()}]" for digit in f"{byte:02x}")
+    if byte >= 0x80:
+        return escaped
+    plain = r" |\+" if byte == 0x20 else re.escape(chr(byte))
+    return f"(?:{plain}|{escaped})"
 
 
 def _in_base64(data: bytes) -> Iterable[str]:

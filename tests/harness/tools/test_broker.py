@@ -27,7 +27,7 @@ from cellwright import (
 from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.meter import Meter
-from cellwright.harness.tools.results import Results, head_of
+from cellwright.harness.tools.results import head_of
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
 from cellwright.policies.tools import ToolRule, Tools
 
@@ -112,6 +112,43 @@ def test_calls_are_counted_and_rationed() -> None:
         host.call("weather.get", {"city": "x"}, caller)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("weather.set", {}),
+        ("weather.get", {}),
+        ("weather.get", {"city": "Rome"}),
+        ("results.read", {"result_id": "x"}),
+    ],
+)
+def test_calls_that_are_refused_are_counted_too(name: str, arguments: dict[str, Any]) -> None:
+    deny = Tools(rules=(ToolRule("*", "deny", {"city": "Rome"}), ToolRule("*", "allow")))
+    host, caller = broker(rules=deny), Caller("me", meter=Meter(3, 100))
+    for _ in range(3):
+        with pytest.raises(ToolError) as refused:
+            host.call(name, arguments, caller)
+        assert not isinstance(refused.value, ToolBudgetExceeded)
+    for again in (arguments, {"city": "Bonn"}):
+        with pytest.raises(ToolBudgetExceeded, match="3 tools"):
+            host.call("weather.get", again, caller)
+
+
+def test_who_calls_beyond_his_budget_does_not_fill_the_trail() -> None:
+    trail = AuditLog()
+    host, caller = broker(audit=trail), Caller("me", meter=Meter(0, 1))
+    for _ in range(1000):
+        with pytest.raises(ToolBudgetExceeded):
+            host.call("weather.get", {"city": "x"}, caller)
+    told = [entry.details["times"] for entry in trail.get_entries()]
+    assert told == [2**n for n in range(10)]
+
+
+def test_a_rate_of_nothing_lets_nothing_through() -> None:
+    meter = Meter(100, 0)
+    with pytest.raises(ToolBudgetExceeded, match="more than 0 calls"):
+        meter.count()
+
+
 def test_many_threads_do_not_get_more_than_the_budget() -> None:
     meter = Meter(100, 1e9)
     refused = []
@@ -161,6 +198,21 @@ def test_without_anybody_to_ask_what_must_be_approved_is_refused() -> None:
         broker(rules=rules).call("weather.get", {"city": "x"})
 
 
+@pytest.mark.parametrize("number", [2**63, -(2**64), 10**40])
+def test_an_integer_of_any_size_is_asked_about_and_noted(number: int) -> None:
+    asked, trail, about = [], AuditLog(), {"parameters": {}, "risky": True}
+
+    def approve(request: Asked) -> bool:
+        asked.append((request.arguments, request.digest))
+        return True
+
+    host = broker(lambda given, _: given["n"], about=about, approve=approve, audit=trail)
+    assert host.call("weather.get", {"n": number}) == number
+    assert host.call_for_json("weather.get", {"n": number}, Caller()) == str(number).encode()
+    assert len(set(map(str, asked))) == 1
+    assert [entry.action for entry in trail.get_entries()][:3] == ["approved", "call", "returned"]
+
+
 def test_what_a_tool_raises_is_told_as_its_failure() -> None:
     def broken(_: Any, __: Any) -> None:
         raise ZeroDivisionError("by zero")
@@ -185,7 +237,13 @@ def test_a_tool_that_exits_or_raises_an_error_of_its_own_has_failed(raised: Base
     assert [entry.action for entry in trail.get_entries()] == ["call", "failed"]
 
 
-@pytest.mark.parametrize("value", [object(), float("nan"), {1: {2: object()}}, b"\xff" and object])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(), float("nan"), {1: {2: object()}}, b"\xff" and object, "\ud800", {"\udfff": 1},
+        ["a", ["\ud83d"]],
+    ],
+)  # fmt: skip
 def test_a_result_that_is_not_json_is_none(value: Any) -> None:
     with pytest.raises(ToolResultInvalid, match="JSON"):
         broker(lambda *_: value).call("weather.get", {"city": "x"})
@@ -208,6 +266,9 @@ def in_every_form(secret: str) -> list[str]:
         json.dumps(secret),
         urllib.parse.quote(secret),
         urllib.parse.quote_plus(secret),
+        urllib.parse.quote(secret).lower(),
+        urllib.parse.quote(secret, safe="").replace("%2F", "%2f"),
+        "".join(f"%{byte:02x}" for byte in data),
         data.hex(),
         *(
             base64.b64encode(b"x" * n + data + b"y" * m).decode()
@@ -346,16 +407,6 @@ def test_a_long_result_is_kept_and_read_in_slices_by_its_caller_alone() -> None:
     assert json.loads(text) == long
     with pytest.raises(ToolArgumentsInvalid, match="not yours"):
         host.call("results.read", {"result_id": short["result_id"]}, Caller("you"))
-
-
-def test_the_oldest_long_results_make_room() -> None:
-    results = Results(kept_bytes=1000)
-    names = [
-        results.fit("x" * 400, json.dumps("x" * 400), 300, "me")["result_id"] for _ in range(4)
-    ]
-    assert results.read(names[-1], 0, 5, "me")["text"] == '"xxxx'
-    with pytest.raises(ToolArgumentsInvalid, match="not kept"):
-        results.read(names[0], 0, 5, "me")
 
 
 # the trail

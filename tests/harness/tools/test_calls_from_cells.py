@@ -9,10 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, ToolFailed, Vault
+from cellwright.harness.tools import offering
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
 from cellwright.policies.tools import Tools
 from cellwright.runner import channel
+from cellwright.runner.messages import Call
 from tests.conftest import policy_named, soon
 
 NUMBERS = {
@@ -435,6 +437,99 @@ def test_arguments_that_are_none_are_refused_and_nothing_more(
     )
     assert result.value is True
     assert result.ok
+
+
+BOUNDED = """
+said = []
+for text in ('x' * 100, 'x' * 200):
+    try: said.append(len(call_tool('echo', {'text': text})))
+    except tools.ToolError as error: said.append(str(error))
+said
+"""
+
+
+@pytest.mark.parametrize(("of_policy", "of_broker"), [(150, 2**20), (2**20, 150)])
+def test_arguments_longer_than_either_side_allows_are_refused(
+    of_policy: int, of_broker: int
+) -> None:
+    echo = Tool(spec("echo", parameters={}), lambda given, _: given["text"])
+    broker = Broker(Offer([echo]), rules=Tools(argument_bytes=of_broker))
+    policy = replace(policy_named("strict"), tools=Tools(argument_bytes=of_policy))
+    with Sandbox(policy=policy, tools=broker, pool=0) as box:
+        result = box.execute(f"import tools\n{BOUNDED}")
+    assert result.value == [100, "the arguments: more than 150 bytes"]
+
+
+def test_long_arguments_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def decode(data: bytes) -> Any:
+        decoded.append(len(data))
+        return {}
+
+    monkeypatch.setattr(offering, "decode_json", decode)
+    echo = Tool(spec("echo", parameters={}), lambda *_: None)
+    answers = offering.Offering(Broker(Offer([echo])), Tools(argument_bytes=10))
+    for size in (10, 11):
+        answers.answer(Call(1, "echo", b"x" * size), Caller())
+    assert decoded == [10]
+
+
+HAMMER = """
+for n in range(1, 200):
+    sock.send(pack('Call', n, {name}, {arguments}))
+    sock.recv(70000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("'maths.times'", "b'nonsense'"),
+        ("'x' * 300", "b'{}'"),
+        ("'maths.times'", "b'{}'"),
+        ("'none'", "b'{}'"),
+    ],
+)
+def test_whatever_is_refused_counts_and_does_not_fill_the_trail(name: str, arguments: str) -> None:
+    trail = AuditLog()
+    policy = replace(policy_named("strict"), tools=Tools(calls=10))
+    with Sandbox(policy=policy, tools=Broker(Offer(TOOLS), audit=trail), pool=0) as box:
+        result = box.execute(PRELUDE + HAMMER.format(name=name, arguments=arguments))
+    assert result.ok, result
+    kinds = [entry.details["kind"] for entry in trail.get_entries(category="tool")]
+    assert kinds[:10].count("budget") == 0
+    assert kinds[10:] == ["budget"] * 8  # the 1st, 2nd, 4th ... 128th of 189
+
+
+def test_a_result_that_no_text_can_hold_is_an_invalid_one() -> None:
+    odd = Tool(spec("odd", parameters={}), lambda *_: {"x": ["\ud800"]})
+    code = (
+        "import tools\ntry: tools.odd()\nexcept tools.ToolError as error: kind = error.kind\nkind"
+    )
+    with Sandbox(policy=policy_named("strict"), tools=[odd], pool=0) as box:
+        assert box.execute(code).value == "invalid_result"
+
+
+def test_what_is_offered_is_looked_up_again_only_once_it_has_changed() -> None:
+    class Counting(Offer):
+        looked, changed = 0, 0
+
+        def specs(self) -> Any:
+            self.looked += 1
+            return super().specs()
+
+        def revision(self) -> int:
+            return self.changed
+
+    offer = Counting([TOOLS[0]])
+    code = "import tools\ndir(tools.maths)"
+    with Sandbox(policy=policy_named("strict"), tools=Broker(offer), pool=0) as box:
+        assert [box.execute(code).value for _ in range(3)] == [["times"]] * 3
+        assert offer.looked == 1
+        offer._tools["maths.while"] = TOOLS[1]
+        offer.changed += 1
+        assert box.execute(code).value == ["times", "while_"]
 
 
 def test_a_program_without_tools_that_calls_one_breaks_the_protocol() -> None:

@@ -10,23 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cellwright import (
     ApprovalRequired,
     AuditLog,
     Broker,
+    FilePermission,
+    PermissionLevel,
+    PermissionSet,
     PolicyError,
     RegistryError,
     Sandbox,
     SandboxStatus,
+    ToolDiverged,
     ToolFactory,
 )
 from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.replay import Diverged, Recorded, Replay
+from cellwright.harness.tools.recording import Recorder
+from cellwright.harness.tools.replay import Recorded, Replay
 from cellwright.harness.tools.run_store import RunStore
-from cellwright.harness.tools.runs import Recorder, Runs
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.runs import Runs
+from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec, grants_of
 from cellwright.runner.messages import Answer, Call
 from tests.conftest import policy_named
 
@@ -128,13 +134,37 @@ def test_what_nobody_decides_in_time_is_refused(tmp_path: Path) -> None:
 
 def test_a_grant_approves_so_many_calls_for_so_long(runs: Runs) -> None:
     code = "import tools\n[tools.send(to=n) for n in range(3)]"
-    runs.grant("send", count=2)
-    runs.grant("send", seconds=-1)
+    send = noted("send").spec
+    runs.grant(send, count=2)
+    runs.grant(send, seconds=-1)
     with sandbox(runs) as box:
         attempt = runs.start(box, code)
         assert attempt.result.status is SandboxStatus.PENDING
         assert [each.arguments for each in runs.pending()] == [{"to": 2}]
     assert MADE == [("send", 0), ("send", 1)]
+
+
+def test_a_grant_is_for_the_version_that_was_looked_at(runs: Runs) -> None:
+    source = "def send(to: str) -> str:\n    return f'{word} {{to}}'"
+    with ToolFactory(approve=runs.ask) as factory, Sandbox(tools=factory.broker, pool=0) as box:
+        kind = factory.create_tool("send", "Send", source.format(word="kindly"), risky=True)
+        runs.grant(kind, count=2)
+        code = "import tools\ntools.send(to='ann')"
+        assert runs.start(box, code).result.value == "kindly ann"
+        factory.create_tool("send", "Send", source.format(word="rudely"), risky=True)
+        assert runs.start(box, code).result.status is SandboxStatus.PENDING
+        older = "call_tool('send@1', {'to': 'ann'})"
+        assert runs.start(box, older).result.value == "kindly ann"
+
+
+def test_a_large_integer_waits_like_any_other(runs: Runs) -> None:
+    with sandbox(runs) as box:
+        attempt = runs.start(box, "import tools\ntools.send(to=2**70)")
+        (waiting,) = runs.pending()
+        assert waiting.arguments == {"to": 2**70}
+        assert runs.approve(waiting.approval)
+        assert runs.resume(box, attempt.run).result.value == "sent"
+    assert MADE == [("send", 2**70)]
 
 
 def test_calls_at_the_same_time_find_their_own_answers_again(runs: Runs) -> None:
@@ -235,25 +265,96 @@ runs = Runs(sys.argv[1])
 die = noted("die")
 die = Tool(die.spec, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 box = Sandbox(policy="strict", pool=0, tools=Broker(Offer([noted("look"), die])))
-runs.start(box, "import tools\\n[tools.look(), tools.die(), tools.look()]")
+runs.start(box, CODE)
+"""
+CODE = """
+import tools
+said = [tools.look()]
+try: said.append(tools.die())
+except tools.ToolError as error: said.append(error.kind)
+said + [tools.look()]
 """
 
 
-def test_a_run_whose_process_was_killed_is_taken_up_again(runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("idempotent", "told"), [(True, "lived"), (False, "unknown")])
+def test_a_call_in_which_the_process_was_killed_is_made_again_only_if_that_does_no_harm(
+    runs: Runs, tmp_path: Path, idempotent: bool, told: str
+) -> None:
     root = str(Path(__file__).parents[3])
     ended = subprocess.run(
-        [sys.executable, "-c", DIES, str(tmp_path / "runs.db"), root],
+        [sys.executable, "-c", f"CODE = {CODE!r}\n{DIES}", str(tmp_path / "runs.db"), root],
         capture_output=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": root},
     )  # fmt: skip
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     with runs._store._database.reading() as db:
         (run,) = db.execute("SELECT run FROM runs").fetchone()
-    tools = Broker(Offer([noted("look"), noted("die", "lived")]))
+    tools = Broker(Offer([noted("look"), noted("die", "lived", idempotent=idempotent)]))
     with Sandbox(policy=policy_named("strict"), pool=0, tools=tools) as box:
         with pytest.raises(PolicyError, match="it is running"):
             runs.resume(box, run)
-        assert runs.resume(box, run, abandoned=True).result.value == [1, "lived", 2]
-    assert [name for name, _ in MADE] == ["die", "look"]
+        value = runs.resume(box, run, abandoned=True).result.value
+    assert value == [1, told, 2 if idempotent else 1]
+    assert [name for name, _ in MADE] == (["die", "look"] if idempotent else ["look"])
+
+
+ONCE = """
+import tools
+def kind_of(call):
+    try: return call()[:4]
+    except tools.ToolError as error: return error.kind
+[kind_of(tools.fill), kind_of(tools.send)]
+"""
+
+
+def test_a_call_whose_answer_cannot_be_recorded_is_not_made_twice(runs: Runs) -> None:
+    """The file may not grow any more: an answer that needs pages of its own cannot be written."""
+    db = runs._store._database._db
+
+    def fill(*_: Any) -> str:
+        MADE.append(("fill", None))
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {pages}")
+        return "x" * 60_000
+
+    broker = Broker(Offer([Tool(noted("fill").spec, fill), noted("send", "sent")]))
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as box:
+        attempt = runs.start(box, ONCE)
+        assert attempt.result.value == ["unknown", "sent"]
+        db.execute("PRAGMA max_page_count = 100000")
+        with runs._store._database.writing("change") as opened:  # as if it had been killed then
+            opened.execute("UPDATE runs SET state = 'running'")
+        again = runs.resume(box, attempt.run, abandoned=True).result
+    assert again.value == ["unknown", "sent"]
+    assert [name for name, _ in MADE] == ["fill", "send"]
+
+
+def test_a_call_that_cannot_be_announced_is_not_made(runs: Runs) -> None:
+    db = runs._store._database._db
+
+    def fill(*_: Any) -> str:
+        db.execute("PRAGMA query_only = ON")
+        return "full"
+
+    broker = Broker(Offer([Tool(noted("fill").spec, fill), noted("send", "sent")]))
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as box:
+        with pytest.raises(RegistryError, match="readonly"):
+            runs.start(box, ONCE)
+        assert MADE == []
+        db.execute("PRAGMA query_only = OFF")
+        (run,) = db.execute("SELECT run FROM runs").fetchone()
+        result = runs.resume(box, run, abandoned=True).result
+    assert result.value == ["unknown", "sent"]
+    assert [name for name, _ in MADE] == ["send"]
+
+
+def test_made_tools_that_change_nothing_may_be_repeated_and_others_if_they_say_so() -> None:
+    made = ToolSpec(name="made")
+    writes = PermissionSet([FilePermission(level=PermissionLevel.WRITE, allowed_paths=("/x/*",))])
+    assert made.may_be_repeated
+    assert not replace(made, calls=("send",)).may_be_repeated
+    assert not replace(made, grants=grants_of(writes)).may_be_repeated
+    assert not noted("send").spec.may_be_repeated
+    assert noted("send", idempotent=True).spec.may_be_repeated
 
 
 def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: Runs) -> None:
@@ -286,7 +387,8 @@ def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
     other = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     assert other == number
     call = Call(1, "send", b"{}")
-    assert recorder.answer(call, {}, lambda: Answer(1, None, "paused")) is None
+    paused = Answer(1, None, "paused")
+    assert recorder.answer(call, {}, lambda _: paused, may_be_repeated=False) is None
     with pytest.raises(BlockingIOError):
         os.eventfd_read(other)
     os.close(other)
@@ -370,7 +472,7 @@ def test_the_file_is_its_owners_alone(runs: Runs, tmp_path: Path) -> None:
 
 def recorded(*calls: tuple[str, str]) -> Replay:
     return Replay(
-        Recorded(number, site, digest, "tool", Answer(0, str(number).encode()))
+        Recorded(number, site, digest, "tool", True, Answer(0, str(number).encode()))
         for number, (site, digest) in enumerate(calls)
     )
 
@@ -385,6 +487,6 @@ def test_equal_calls_get_their_answers_in_turn() -> None:
 def test_another_call_at_the_same_place_diverges_and_at_another_place_is_new() -> None:
     replay = recorded(("a:1", "x"))
     assert replay.take("a:2", "z", "tool") is None
-    with pytest.raises(Diverged):
+    with pytest.raises(ToolDiverged):
         replay.take("a:1", "z", "tool")
     assert replay.left() == ("a:1: tool",)

@@ -1,0 +1,110 @@
+"""What is taken out of results before a caller sees them: filters on the broker's way back.
+
+A filter is called with the spec of a tool and a value of JSON, a result or the words of an error, and
+returns what may be passed on, or `Filtered`, which counts by kind what was taken out.  What it raises
+ends the call, and nothing is passed on.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .leaks import find_leaks, names_no_secret, secret_named
+from .spec import ToolSpec
+
+Filter = Callable[[ToolSpec, Any], Any]
+Hits = dict[str, int]  # kind -> how many
+_LONGEST_NAME = 100
+
+
+class Filtered(NamedTuple):
+    """What a filter leaves of a value, and how often it took out what; kinds are words of its own."""
+
+    value: Any
+    hits: Hits
+
+
+def name_of(each: Filter) -> str:
+    return getattr(each, "__name__", type(each).__name__)
+
+
+class RedactSecrets:
+    """Takes out what looks like a key, a password or a token, whoever's it is (leaks.py)."""
+
+    def __call__(self, spec: ToolSpec, value: Any) -> Filtered:
+        hits: Hits = {}
+        cleaned = _without_secrets(value, hits)
+        return Filtered(cleaned if hits else value, hits)
+
+
+class CapRows:
+    """Leaves of every list the first `rows` items, and says so beside what is left."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __call__(self, spec: ToolSpec, value: Any) -> Filtered:
+        longest = _longest(value)
+        if longest <= self._rows:
+            return Filtered(value, {})
+        frame = {
+            "truncated": True, "rows": longest, "kept_rows": self._rows,
+            "notice": f"lists were cut to {self._rows} items: ask for less",
+            "head": _cut(value, self._rows),
+        }  # fmt: skip
+        return Filtered(frame, {"rows": longest - self._rows})
+
+
+def _without_secrets(value: Any, hits: Hits, key: str = "") -> Any:
+    """Return what is left of a value; `key` is the name under which it stands."""
+    if isinstance(value, str):
+        return _of_key(key, value, hits)
+    if isinstance(value, list):
+        return [_without_secrets(each, hits, key) for each in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned: dict[str, Any] = {}
+    numbers = itertools.count(2)
+    for name, each in value.items():
+        word = own = _cleaned(name, hits)
+        while own in cleaned:  # two secrets may have become the same word
+            own = f"{word} {next(numbers)}"
+        cleaned[own] = _without_secrets(each, hits, name[-_LONGEST_NAME:])
+    return cleaned
+
+
+def _of_key(key: str, value: str, hits: Hits) -> str:
+    kind = secret_named(key, value)
+    if not kind:
+        return _cleaned(value, hits, is_name=names_no_secret(key))
+    hits[kind] = hits.get(kind, 0) + 1
+    return f"[redacted {kind}]"
+
+
+def _cleaned(text: str, hits: Hits, *, is_name: bool = False) -> str:
+    """Return a text without what leaks in it; of one that is a name, such as an id or a cursor, nobody
+    asks how random it looks."""
+    leaks = find_leaks(text, at_random=not is_name)
+    if not leaks:
+        return text
+    parts, end = [], 0
+    for leak in leaks:
+        parts += [text[end : leak.start], f"[redacted {leak.kind}]"]
+        end = leak.end
+        hits[leak.kind] = hits.get(leak.kind, 0) + 1
+    return "".join([*parts, text[end:]])
+
+
+def _longest(value: Any) -> int:
+    """Return the length of the longest list."""
+    if isinstance(value, dict):
+        return max(map(_longest, value.values()), default=0)
+    if isinstance(value, list):
+        return max(len(value), max(map(_longest, value), default=0))
+    return 0
+
+
+def _cut(value: Any, rows: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(each, rows) for key, each in value.items()}
+    return [_cut(each, rows) for each in value[:rows]] if isinstance(value, list) else value

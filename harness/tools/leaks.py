@@ -1,0 +1,207 @@
+"""Finding keys, passwords and tokens in text: by the forms that well-known ones have, by the names that
+stand before them, and by how random they look.
+
+The text is hostile.  Every pattern takes time linear in it: what may repeat without end is possessive
+and begins where nothing of its own kind stands before it, or its failure is short.  Forms are those
+that the issuers document, and that gitleaks (https://github.com/gitleaks/gitleaks) collects.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from .randomness import random_words
+
+
+class Leak(NamedTuple):
+    """Where a secret stands, and of which kind it is."""
+
+    start: int
+    end: int
+    kind: str
+
+
+class _Form(NamedTuple):
+    """How secrets of one kind look: `hints` are texts one of which they hold, so that most text is
+    passed over quickly; a group `secret` is the part to take out."""
+
+    kind: str
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+    is_one: Callable[[str], bool] = lambda text: True
+
+
+def find_leaks(text: str, *, at_random: bool = True) -> list[Leak]:
+    """Return what looks like a secret, in order, none within another; `at_random` ones too."""
+    if len(text) < _SHORTEST:
+        return []
+    found = [leak for form in _FORMS for leak in _of_form(form, text)]
+    found += [*_private_keys(text), *_assignments(text)]
+    if at_random:
+        found += [Leak(*place, "random") for place in random_words(text)]
+    return _merged(sorted(found))
+
+
+def secret_named(name: str, value: str) -> str:
+    """Return the kind of secret that `name` says `value` is; empty if it says nothing of the kind."""
+    if _AUTHORIZATION.search(name) and len(value) >= _SHORTEST:
+        return "authorization"
+    return "assignment" if _NAMED.search(name) and _is_value(value) else ""
+
+
+def names_no_secret(name: str) -> bool:
+    """Tell whether `name` says of a text that it is an id, a digest or a place to go on at, which look
+    random and are needed."""
+    return bool(_NO_SECRET.search(name))
+
+
+def _merged(found: list[Leak]) -> list[Leak]:
+    kept: list[Leak] = []
+    for leak in found:
+        if kept and leak.start < kept[-1].end:
+            kept[-1] = kept[-1]._replace(end=max(leak.end, kept[-1].end))
+        else:
+            kept.append(leak)
+    return kept
+
+
+# by form
+
+_SHORTEST = 8
+_START = r"(?<![A-Za-z0-9])"
+_WORD = "[A-Za-z0-9_-]"
+
+
+def _has_digit(text: str) -> bool:
+    """Tell a key from words with dashes between them."""
+    return any(character.isdigit() for character in text)
+
+
+def _form(
+    kind: str, hints: str, pattern: str, is_one: Callable[[str], bool] = lambda text: True
+) -> _Form:
+    return _Form(kind, tuple(hints.split()), re.compile(_START + pattern), is_one)
+
+
+_FORMS = (
+    _form("aws_key", "AKIA ASIA ABIA ACCA", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}(?![A-Z0-9])"),
+    _form("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
+    _form("github_token", "github_pat_", r"github_pat_\w{22,}+"),
+    _form("gitlab_token", "glpat-", rf"glpat-{_WORD}{{20,}}+"),
+    _form("slack_token", "xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}+", _has_digit),
+    _form("slack_token", "xapp-", r"xapp-[A-Za-z0-9-]{20,}+", _has_digit),
+    _form(
+        "slack_webhook",
+        "hooks.slack.com/services/",
+        r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9/]{20,}+)",
+    ),
+    _form("google_key", "AIza", rf"AIza{_WORD}{{35}}(?!{_WORD})"),
+    _form("google_key", "GOCSPX-", rf"GOCSPX-{_WORD}{{20,}}+"),
+    _form("google_token", "ya29.", rf"ya29\.{_WORD}{{20,}}+"),
+    _form("stripe_key", "sk_live_ sk_test_ rk_live_ rk_test_",
+          r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
+    _form("webhook_secret", "whsec_", r"whsec_[A-Za-z0-9+/=]{20,}+"),
+    _form("model_key", "sk-", rf"sk-{_WORD}{{20,}}+", _has_digit),
+    _form("huggingface_token", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
+    _form("npm_token", "npm_", r"npm_[A-Za-z0-9]{36,}+"),
+    _form("pypi_token", "pypi-AgE", rf"pypi-AgE{_WORD}{{50,}}+"),
+    _form("sendgrid_key", "SG.", rf"SG\.{_WORD}{{16,32}}\.{_WORD}{{32,64}}"),
+    _form("digitalocean_token", "_v1_", r"do[oprt]_v1_[a-f0-9]{64}"),
+    _Form(
+        "jwt",
+        ("eyJ",),
+        re.compile(rf"(?<!{_WORD})eyJ{_WORD}{{8,}}+\.eyJ{_WORD}{{8,}}+\.{_WORD}*+"),
+    ),
+    _Form(
+        "url_password",
+        ("://",),
+        re.compile(r"://[^\s:/@\"'<>]{0,100}+:(?P<secret>[^\s/@\"'<>]{3,200}+)@"),
+        lambda text: not _is_placeholder(text),
+    ),
+    _Form(
+        "authorization",
+        ("uthorization", "UTHORIZATION"),
+        re.compile(
+            r"(?i:authorization)[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?i:bearer|basic|token)\s{1,3}"
+            r"(?P<secret>[A-Za-z0-9._~+/=-]{8,}+)"
+        ),
+        lambda text: not _is_placeholder(text),
+    ),
+)  # fmt: skip
+
+
+def _of_form(form: _Form, text: str) -> Iterator[Leak]:
+    if not any(hint in text for hint in form.hints):
+        return
+    for match in form.pattern.finditer(text):
+        group = "secret" if "secret" in form.pattern.groupindex else 0
+        if form.is_one(match[group]):
+            yield Leak(*match.span(group), form.kind)
+
+
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+
+def _private_keys(text: str) -> Iterator[Leak]:
+    """Yield private keys in PEM; one that has no end reaches to the end of the text."""
+    place = 0
+    while "-----BEGIN " in text and (begins := _KEY_BEGINS.search(text, place)):
+        ends = _KEY_ENDS.search(text, begins.end())
+        place = ends.end() if ends else len(text)
+        yield Leak(begins.start(), place, "private_key")
+
+
+# by the name that stands before it
+
+_NAMES = (
+    r"password|passwd|passphrase|pwd|secret|credential|api[_-]?key|access[_-]?key|account[_-]?key"
+    r"|private[_-]?key|secret[_-]?key|auth[_-]?key|(?:auth|access|refresh|bearer|api|id)[_-]?token"
+)
+_HINTS = ("passw", "passphrase", "pwd", "secret", "credential", "key", "token")
+_NAMED = re.compile(rf"(?i)(?:{_NAMES})s?$")
+_AUTHORIZATION = re.compile(r"(?i)authorization$")
+_NO_SECRET = re.compile(
+    r"(?:^|[a-z_-])(?i:ids?|u?uid|cursor|etag|hash|sha\d*|digest|checksum|nonce|ref|next|page_?token"
+    r"|next_?token|sync_?token|ur[il]|href|path|version|revision|integrity|signature)$"
+)
+_ASSIGNMENT = re.compile(
+    rf"(?i:{_NAMES})[\"']?\s{{0,3}}(?:=|:=|:|=>)\s{{0,3}}[\"']?"
+    r"(?P<secret>[^\s\"'`,;&<>(){}\[\]\\]{8,200}+)(?P<after>[(\[]?)"
+)
+_PLACEHOLDER = re.compile(
+    r"(?i)[$%*]|x{3}|\.{3}|_{3}|-{3}|.*(?:example|placeholder|changeme|redacted|your[_-])"
+    r"|(?:none|null|test|user(?:name)?|pass(?:word)?|passwd|pwd|secret|token)\d{0,3}$"
+)
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_WORDS = re.compile(r"[A-Za-z]+(?:[_-][A-Za-z]+)*")
+
+
+def _assignments(text: str) -> Iterator[Leak]:
+    small = text.lower()
+    if not any(hint in small for hint in _HINTS):
+        return
+    for match in _ASSIGNMENT.finditer(text):
+        value = match["secret"]
+        if not match["after"] and _is_assigned(value):
+            yield Leak(*match.span("secret"), "assignment")
+
+
+def _is_assigned(value: str) -> bool:
+    """Tell a secret from a word or an expression, of which text and code are full."""
+    if not _is_value(value) or _DOTTED.fullmatch(value) or "://" in value:
+        return False
+    return _has_digit(value) and any(character.isalpha() for character in value)
+
+
+def _is_value(value: str) -> bool:
+    """Tell whether what stands under the name of a secret is one, or a word in its place."""
+    if len(value) < _SHORTEST or len(set(value)) < 4 or any(map(str.isspace, value)):
+        return False
+    if _is_placeholder(value):
+        return False
+    return not _WORDS.fullmatch(value) or len(value) >= 16
+
+
+def _is_placeholder(value: str) -> bool:
+    return bool(_PLACEHOLDER.match(value[:200]))

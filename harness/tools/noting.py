@@ -1,0 +1,77 @@
+"""What the trail is told of calls: that one is made, what came of it, why it was refused."""
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import ToolBudgetExceeded, ToolError, ToolFailed, ToolResultInvalid
+from ...runner.audit.level import AuditLevel
+from ...runner.audit.spans import Span
+from .hygiene import Hits
+from .spec import Caller, Tool
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
+
+
+class Passing(NamedTuple):
+    """A call on its way."""
+
+    tool: Tool
+    arguments: dict[str, Any]
+    caller: Caller
+    span: Span
+
+
+class Noting:
+    """Writes the records of one broker; nothing where there is no trail."""
+
+    def __init__(self, audit: "AuditLog | None") -> None:
+        self._audit = audit
+
+    def approved(self, passing: Passing, digest: str) -> None:
+        self._note("approved", passing, digest=digest)
+
+    def made(self, passing: Passing) -> None:
+        """Note that a call is about to be made: of its arguments the hash and the length, never the
+        text, which may hold anything."""
+        if self._audit:
+            text = msgspec.json.encode(passing.arguments, order="deterministic")
+            digest = hashlib.sha256(text).hexdigest()
+            self._note("call", passing, arguments_sha256=digest, arguments_bytes=len(text))
+
+    def returned(self, passing: Passing, size: int, hits: Hits) -> None:
+        """Note how long the result was, and of what was taken out of it the kinds and the counts."""
+        self._note("returned", passing, result_bytes=size, **_filtered(hits))
+
+    def _note(self, action: str, passing: Passing, **details: Any) -> None:
+        if self._audit:
+            self._audit.record(
+                "tool", action, target=passing.tool.spec.name, span=passing.span,
+                caller=passing.caller.id, depth=passing.caller.depth, **details,
+            )  # fmt: skip
+
+    def refused(self, name: str, caller: Caller, span: Span, error: ToolError, hits: Hits) -> None:
+        """Note why a call was refused, or failed; of those beyond a budget the 1st, 2nd, 4th, 8th...:
+        whoever calls on must not fill the trail."""
+        if not self._audit:
+            return
+        beyond = isinstance(error, ToolBudgetExceeded)
+        times = (
+            error.times if isinstance(error, ToolBudgetExceeded) else 0
+        )  # 0: not this caller's own
+        if beyond and times & (times - 1):
+            return
+        refused = not isinstance(error, ToolFailed | ToolResultInvalid)
+        action = "refused" if refused else "failed"
+        more: dict[str, Any] = {"times": times} if beyond and times else {}
+        self._audit.record(
+            "tool", "waiting" if error.kind == "paused" else action, target=name, span=span,
+            allowed=not refused, level=AuditLevel.WARNING, caller=caller.id, kind=error.kind,
+            why=error.what, **more, **_filtered(hits),
+        )  # fmt: skip
+
+
+def _filtered(hits: Hits) -> dict[str, Any]:
+    return {"filtered": [f"{kind}: {count}" for kind, count in hits.items()]} if hits else {}

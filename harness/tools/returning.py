@@ -1,0 +1,127 @@
+"""The way back of a call: what a tool gave becomes JSON that may be told to its caller."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
+from .hygiene import CapRows, Filter, Filtered, Hits, name_of
+from .spec import ToolSpec
+from .validation import compile_schema
+from .vault import Redaction
+
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_ERROR_CHARACTERS = 1000
+
+
+class Returned(NamedTuple):
+    """A result, as JSON has it and as JSON."""
+
+    value: Any
+    data: bytes
+
+
+class Returning:
+    """Takes credentials, and what `filters` find, out of results and errors.  `hits` counts by kind."""
+
+    def __init__(self, filters: Sequence[Filter]) -> None:
+        self._filters = tuple(filters)
+
+    def result(
+        self, spec: ToolSpec, value: Any, redaction: Redaction | None, rows: float,
+        hits: Hits,
+    ) -> Returned:  # fmt: skip
+        """Return a result that holds nothing that its caller may not know.
+
+        Raises ToolResultInvalid for what is not JSON, not what the tool's schema says, holds a
+        credential where none can be taken out, or could not be filtered.
+        """
+        found = _json_of(spec, value)
+        if redaction:
+            found = _without_credentials(spec, found, redaction)
+        _check(spec, found.value)
+        filters = self._filters
+        if len(found.data) > 2 * rows:  # so many bytes a list of so many items has at least
+            filters = (CapRows(int(rows)), *filters)
+        passed = _passed(spec, found.value, filters, hits)
+        return found if passed is found.value else _json_of(spec, passed)
+
+    def error(
+        self, spec: ToolSpec, error: BaseException, redaction: Redaction | None, hits: Hits
+    ) -> ToolError:
+        """Return what may be told of what a tool raised; its cause is that, if it may be known whole.
+
+        Raises ToolResultInvalid if it could not be filtered.
+        """
+        known = isinstance(error, CellwrightError)
+        words = str(error) if known else f"{type(error).__name__}: {error}"
+        words = self._words(spec, words, redaction, hits)
+        told = _nearest(error)(words, tool=spec.name)
+        if redaction is None and not self._filters:
+            if isinstance(told, ToolFailed):
+                told.result = getattr(error, "result", None)
+            if not isinstance(error, ToolError):
+                told.__cause__ = error
+        return told
+
+    def _words(self, spec: ToolSpec, text: str, redaction: Redaction | None, hits: Hits) -> str:
+        text = redaction.text(text) if redaction else text
+        passed = _passed(spec, text, self._filters, hits)
+        if not isinstance(passed, str):
+            raise ToolResultInvalid("what it raised was withheld", tool=spec.name)
+        return passed if len(passed) <= _ERROR_CHARACTERS else passed[:_ERROR_CHARACTERS] + "..."
+
+
+def _nearest(error: BaseException) -> type[ToolError]:
+    """Return the nearest class of ours: one of the tool's own may be made of other arguments."""
+    if not isinstance(error, ToolError):
+        return ToolFailed
+    kinds = type(error).__mro__
+    return next(kind for kind in kinds if kind.__module__.startswith(_OURS))
+
+
+_OURS = f"{__package__.split('.')[0]}."
+
+
+def _json_of(spec: ToolSpec, value: Any) -> Returned:
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True)
+        return Returned(plain, _ENCODE(plain).encode())
+    except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
+        why = type(error).__name__ if isinstance(error, UnicodeError) else error
+        raise ToolResultInvalid(f"the result is not JSON: {why}", tool=spec.name) from None
+
+
+def _without_credentials(spec: ToolSpec, found: Returned, redaction: Redaction) -> Returned:
+    text = redaction.text(found.data.decode())
+    try:
+        return Returned(json.loads(text), text.encode())
+    except ValueError:  # what was taken out was no text: a number, or part of one
+        raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None
+
+
+def _check(spec: ToolSpec, value: Any) -> None:
+    if not spec.output_schema:
+        return
+    if complaints := compile_schema(spec.output_schema).complaints(value):
+        raise ToolResultInvalid("; ".join(complaints), tool=spec.name)
+
+
+def _passed(spec: ToolSpec, value: Any, filters: Sequence[Filter], hits: Hits) -> Any:
+    """Return what the filters leave of `value`; what one of them raises ends the call."""
+    for each in filters:
+        try:
+            passed = each(spec, value)
+        except Exception as error:  # noqa: BLE001 - whatever a filter of theirs raises
+            said = f"it was withheld: {name_of(each)} raised {type(error).__name__}"
+            raise ToolResultInvalid(said, tool=spec.name) from None
+        if isinstance(passed, Filtered):
+            for kind, count in passed.hits.items():
+                hits[kind] = hits.get(kind, 0) + count
+            passed = passed.value
+        elif passed is not value:
+            hits[name_of(each)] = hits.get(name_of(each), 0) + 1
+        value = passed
+    return value
