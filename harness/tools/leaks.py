@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .randomness import random_words
+from .randomness import SHORTEST_RANDOM, random_words
 
 
 class Leak(NamedTuple):
@@ -35,11 +35,16 @@ def find_leaks(text: str, *, at_random: bool = True) -> list[Leak]:
     """Return what looks like a secret, in order, none within another; `at_random` ones too."""
     if len(text) < _SHORTEST:
         return []
-    found = [leak for form in _FORMS for leak in _of_form(form, text)]
-    found += [*_private_keys(text), *_assignments(text)]
-    if at_random:
+    found: list[Leak] = []
+    if _HINTED.search(text):
+        found += [leak for form in _FORMS for leak in _of_form(form, text)]
+    if "-----BEGIN " in text:
+        found += _private_keys(text)
+    if _NAMED_SOMEHOW.search(text):
+        found += _assignments(text)
+    if at_random and len(text) >= SHORTEST_RANDOM:
         found += [Leak(*place, "random") for place in random_words(text)]
-    return _merged(sorted(found))
+    return _merged(sorted(found, key=lambda leak: leak.start)) if found else found
 
 
 def secret_named(name: str, value: str) -> str:
@@ -56,6 +61,7 @@ def names_no_secret(name: str) -> bool:
 
 
 def _merged(found: list[Leak]) -> list[Leak]:
+    """Make one of those that overlap; of two in one place the first kind is said."""
     kept: list[Leak] = []
     for leak in found:
         if kept and leak.start < kept[-1].end:
@@ -129,6 +135,8 @@ _FORMS = (
     ),
 )  # fmt: skip
 
+_HINTED = re.compile("|".join(re.escape(hint) for form in _FORMS for hint in form.hints))
+
 
 def _of_form(form: _Form, text: str) -> Iterator[Leak]:
     if not any(hint in text for hint in form.hints):
@@ -146,7 +154,7 @@ _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 def _private_keys(text: str) -> Iterator[Leak]:
     """Yield private keys in PEM; one that has no end reaches to the end of the text."""
     place = 0
-    while "-----BEGIN " in text and (begins := _KEY_BEGINS.search(text, place)):
+    while begins := _KEY_BEGINS.search(text, place):
         ends = _KEY_ENDS.search(text, begins.end())
         place = ends.end() if ends else len(text)
         yield Leak(begins.start(), place, "private_key")
@@ -158,7 +166,7 @@ _NAMES = (
     r"password|passwd|passphrase|pwd|secret|credential|api[_-]?key|access[_-]?key|account[_-]?key"
     r"|private[_-]?key|secret[_-]?key|auth[_-]?key|(?:auth|access|refresh|bearer|api|id)[_-]?token"
 )
-_HINTS = ("passw", "passphrase", "pwd", "secret", "credential", "key", "token")
+_NAMED_SOMEHOW = re.compile(r"(?i)pass[wp]|pwd|secret|credential|key|token")
 _NAMED = re.compile(rf"(?i)(?:{_NAMES})s?$")
 _AUTHORIZATION = re.compile(r"(?i)authorization$")
 _NO_SECRET = re.compile(
@@ -178,9 +186,6 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[_-][A-Za-z]+)*")
 
 
 def _assignments(text: str) -> Iterator[Leak]:
-    small = text.lower()
-    if not any(hint in small for hint in _HINTS):
-        return
     for match in _ASSIGNMENT.finditer(text):
         value = match["secret"]
         if not match["after"] and _is_assigned(value):

@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-_RUN = re.compile(r"[A-Za-z0-9+/_=-]++")
-_SHORTEST_RUN, _LONGEST_RUN = 24, 120
+_RUN = re.compile(r"[A-Za-z0-9+/_-]++={0,2}")
+SHORTEST_RANDOM, _LONGEST_RUN = 24, 120
 _LEAST_BITS = 3.9  # of a character; 24 random ones of 62 have 4.2 on average, and English has 3.5
-_ENCODED = re.compile(
-    r"(?:base64,|sha\d{1,3}[-:=]|SHA\d{1,3}[-:=]|/)$"
-)  # stands before what is none
+_ENCODED = re.compile(r"base64,$|sha\d{1,3}[:=]$", re.IGNORECASE)  # before what is none
+_DIGEST = re.compile(r"sha\d{1,3}-", re.IGNORECASE)  # what a digest begins with (W3C SRI)
+_PATH_STEPS = 3  # more slashes than that are not in base64 of this length
+_LINE, _LONG = 200, 60
 
 
 def random_words(text: str) -> Iterator[tuple[int, int]]:
@@ -22,7 +23,7 @@ def random_words(text: str) -> Iterator[tuple[int, int]]:
     """
     for match in _RUN.finditer(text):
         start, end = match.span()
-        if not _SHORTEST_RUN <= end - start <= _LONGEST_RUN:
+        if not SHORTEST_RANDOM <= end - start <= _LONGEST_RUN:
             continue
         is_encoded = _ENCODED.search(text, max(0, start - 10), start)
         if _is_random(match[0]) and not is_encoded and not _is_one_of_many(text, start, end):
@@ -31,7 +32,7 @@ def random_words(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_random(run: str) -> bool:
     run = run.strip("=-_/+")
-    if len(run) < _SHORTEST_RUN:
+    if len(run) < SHORTEST_RANDOM or run.count("/") > _PATH_STEPS or _DIGEST.match(run):
         return False
     digits = sum(map(str.isdigit, run))
     upper, lower = sum(map(str.isupper, run)), sum(map(str.islower, run))
@@ -58,11 +59,10 @@ def _bits(run: str) -> float:
 
 
 def _is_one_of_many(text: str, start: int, end: int) -> bool:
-    """Tell whether another run as long stands on the line above or below, as in wrapped base64."""
-    length = end - start
-    if length < 60:
-        return False
-    above = _RUN.fullmatch(text, max(0, start - length - 1), max(0, start - 1))
-    below = _RUN.match(text, end + 1)
-    is_line = text[end : end + 1] == "\n" or text[max(0, start - 1) : start] == "\n"
-    return is_line and bool(above or (below and below.end() - below.start() >= _SHORTEST_RUN))
+    """Tell whether it is a line, and the one above or below is a long run as well: wrapped base64."""
+    if start and text[start - 1] == "\n":
+        begins = text.rfind("\n", max(0, start - _LINE), start - 1) + 1
+        if start - 1 - begins >= _LONG and _RUN.fullmatch(text, begins, start - 1):
+            return True
+    below = _RUN.match(text, end + 1) if text[end : end + 1] == "\n" else None
+    return bool(below) and end - start >= _LONG
