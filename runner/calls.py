@@ -1,5 +1,5 @@
-"""The calls of tools that one program has open: each is answered by a thread, so that whoever watches
-the program never waits for a tool."""
+"""The calls of tools that one program has open: each is answered by a thread of its own, so that
+whoever watches the program never waits for a tool."""
 
 import os
 import queue
@@ -15,17 +15,21 @@ _IDLE_SECONDS = 3.0
 
 
 class Calls:
-    """Those of one execution.  `ready` is readable once there are answers to take."""
+    """Those of one execution.  `tell` sends an answer, and says whether that takes more than one go;
+    then `ready` becomes readable, for whoever can wait for room."""
 
-    def __init__(self, answer: OnCall) -> None:
+    def __init__(self, answer: OnCall, tell: Callable[[Answer], bool]) -> None:
         self._answer = answer
+        self._tell = tell
         self._lock = threading.Lock()
         self._open: set[int] = set()
-        self._answers: list[Answer] = []
         self.ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def begin(self, call: Call) -> None:
-        """Have `call` answered; raises ProtocolError for one that no honest guest makes."""
+        """Have `call` answered, unless the program has ended; raises ProtocolError for one that no
+        honest guest makes."""
+        if self.ready < 0:
+            return
         if call.number in self._open:
             raise ProtocolError("a call of a tool with the number of another one")
         if len(self._open) >= _MOST_OPEN:
@@ -33,27 +37,23 @@ class Calls:
         self._open.add(call.number)
         _WORKERS.do(lambda: self._put(self._answer(call)))
 
-    def take(self) -> list[Answer]:
-        """Return the answers that have come since; a call is open until its answer was `sent`."""
-        os.eventfd_read(self.ready)
-        with self._lock:
-            taken, self._answers = self._answers, []
-        return taken
-
     def sent(self, numbers: Iterable[int]) -> None:
         """Make room: who calls and does not listen has only so many answers kept."""
         self._open.difference_update(numbers)
 
     def close(self) -> None:
-        """Forget what is open: a tool that still runs will find nobody to tell."""
+        """Forget what is open: a tool that still runs will find nobody to tell.
+
+        Closing twice is fine.
+        """
         with self._lock:
-            os.close(self.ready)
-            self.ready = -1
+            if self.ready >= 0:
+                os.close(self.ready)
+                self.ready = -1
 
     def _put(self, answer: Answer | None) -> None:
         with self._lock:
-            if answer and self.ready >= 0:
-                self._answers.append(answer)
+            if answer and self.ready >= 0 and self._tell(answer):
                 os.eventfd_write(self.ready, 1)
 
 

@@ -5,6 +5,7 @@ before it is put together, it is decoded once, and a frame too many is a breach.
 """
 
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -18,7 +19,10 @@ _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
 
 class Conversation:
-    """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word."""
+    """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word.
+
+    Answers may be sent by any thread; everything else is for the one that supervises.
+    """
 
     def __init__(
         self, sock: socket.socket, program: bytes, limits: Limits,
@@ -26,6 +30,7 @@ class Conversation:
     ) -> None:  # fmt: skip
         """`owed` is what the conversation before this one, with the same guest, left unsent."""
         self._sock = sock
+        self._sending = threading.Lock()
         self._packets = deque((*owed, *(channel.packets(program) if program else ())))
         self._ends: deque[tuple[int, int]] = deque()  # of answers: packets until there, its number
         self._sent_packets = 0
@@ -47,6 +52,10 @@ class Conversation:
 
     def send_some(self) -> bool:
         """Send what there is room for; False once there is nothing left to send."""
+        with self._sending:
+            return self._send_some()
+
+    def _send_some(self) -> bool:
         try:
             while self._packets:
                 channel.send_packet(self._sock, self._packets[0])
@@ -67,16 +76,21 @@ class Conversation:
         last = next((n for n, packet in enumerate(rest) if not channel.has_more(packet)), -1)
         return rest[: last + 1]
 
-    def answer(self, answer: Answer) -> None:
-        """Have `answer` sent, behind what is still to be sent."""
-        self._packets.extend(channel.packets(encode(answer)))
-        self._ends.append((self._sent_packets + len(self._packets), answer.number))
+    def answer(self, answer: Answer) -> bool:
+        """Send `answer`, behind what is still to be sent; tell whether there is more to send, as the
+        guest takes it."""
+        packets = channel.packets(encode(answer))
+        with self._sending:
+            self._packets.extend(packets)
+            self._ends.append((self._sent_packets + len(self._packets), answer.number))
+            return self._send_some()
 
     def take_sent(self) -> list[int]:
         """Return the numbers of the answers that were sent since."""
         sent = []
-        while self._ends and self._ends[0][0] <= self._sent_packets:
-            sent.append(self._ends.popleft()[1])
+        with self._sending:
+            while self._ends and self._ends[0][0] <= self._sent_packets:
+                sent.append(self._ends.popleft()[1])
         return sent
 
     def receive_some(self) -> None:

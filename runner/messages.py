@@ -178,16 +178,21 @@ def decode_json(data: bytes) -> Any:
     Depth is counted before decoding: decoders recurse, and on the small stack of an embedder's
     thread they crash (msgspec#1033).
     """
+    try:
+        if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:  # else it cannot be deeper
+            _check_depth(data)
+        return msgspec.json.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def _check_depth(data: bytes) -> None:
     depth = deepest = 0
     for bracket in _NO_BRACKETS.sub(b"", _STRINGS.sub(b"", data)):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     if deepest > _MAX_DEPTH:
         raise msgspec.DecodeError(f"nested {deepest} deep")
-    try:
-        return msgspec.json.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from None
 
 
 _MAX_DEPTH = 64

@@ -14,7 +14,7 @@ from .capture import Capture
 from .conversation import Conversation
 from .custody import Custody
 from .listener import REST_SECONDS, Listener
-from .messages import Finished
+from .messages import Call, Finished
 from .result import Reason, Violation
 
 _NEVER = float("inf")
@@ -65,9 +65,9 @@ class Supervision:
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
         self._ending = work.ending
-        self._calls = Calls(work.on_call) if work.on_call else None
-        on_call = self._calls.begin if self._calls else None
+        on_call = self._begin_call if work.on_call else None
         self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
+        self._calls = Calls(work.on_call, self._talk.answer) if work.on_call else None
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER
@@ -79,7 +79,9 @@ class Supervision:
         for capture in work.captures:
             self._watch(capture.pipe, _IN, self._reader(capture))
         if self._calls:
-            self._watch(self._calls.ready, _IN, self._on_answers)
+            self._watch(
+                self._calls.ready, _IN, partial(self._on_waiting_answers, self._calls.ready)
+            )
         if listener := custody.listener:
             self._watch(cell.listener, _IN, partial(self._on_notification, listener))
         if work.cancel >= 0:
@@ -106,6 +108,8 @@ class Supervision:
                 if handler := self._handlers.get(descriptor):
                     handler(event)
             self._check_deadlines()
+        if self._calls:
+            self._calls.close()  # no answer is sent from here on: what is owed is known
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
@@ -159,9 +163,13 @@ class Supervision:
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
 
-    def _on_answers(self, _: int) -> None:
-        for answer in self._calls.take() if self._calls else ():
-            self._talk.answer(answer)
+    def _begin_call(self, call: Call) -> None:
+        if self._calls:
+            self._calls.sent(self._talk.take_sent())
+            self._calls.begin(call)
+
+    def _on_waiting_answers(self, descriptor: int, _: int) -> None:
+        os.eventfd_read(descriptor)
         if self._send_some() and self._talk.is_open:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
 

@@ -172,8 +172,9 @@ class Broker:
         name = passing.tool.spec.name
         if passing.tool.spec is READ_RESULT:
             return ALLOWED
-        rules = (self.rules, passing.caller.rules)
-        verdict = strictest([judge(each, name, passing.arguments) for each in rules])
+        ours = judge(self.rules, name, passing.arguments)
+        theirs = judge(passing.caller.rules, name, passing.arguments)
+        verdict = ours if ours is theirs else strictest([ours, theirs])
         if verdict.effect == "deny":
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict

@@ -86,12 +86,16 @@ def _performing(function: Callable[..., Any]) -> Perform:
     """Return what calls the function: with the types that it says, and a result that is JSON."""
 
     @cache
-    def hints() -> dict[str, Any]:  # evaluated at the first call: they may name what comes later
-        return hints_of(function)
+    def hints() -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Evaluate at the first call: they may name what comes later."""
+        found = hints_of(function)
+        return found, tuple(name for name, hint in found.items() if hint is Caller)
 
     def perform(arguments: dict[str, Any], caller: Caller) -> Any:
-        given = {name: _typed(name, value, hints()) for name, value in arguments.items()}
-        given |= {name: caller for name, hint in hints().items() if hint is Caller}
+        types, callers = hints()
+        given = {name: _typed(name, value, types) for name, value in arguments.items()}
+        for name in callers:
+            given[name] = caller
         try:
             result = function(**given)
             if asyncio.iscoroutine(result):

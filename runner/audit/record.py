@@ -12,6 +12,7 @@ where hash is SHA-256, or HMAC-SHA-256 under a key, of all that stands before `,
 import hashlib
 import hmac
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -66,8 +67,18 @@ def _written_out(match: re.Match[str]) -> str:
 
 def plain_details(details: dict[str, Any]) -> dict[str, Any]:
     """Return `details` with every text plain, numbers as they are, and nothing nested."""
-    kept = list(details.items())[:_DETAILS_LIMIT]
-    return {plain(name, 64): _plain_value(value) for name, value in kept}
+    kept = details.items() if len(details) <= _DETAILS_LIMIT else _first(details)
+    return {_plain_name(name): _plain_value(value) for name, value in kept}
+
+
+def _first(details: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(details.items())[:_DETAILS_LIMIT]
+
+
+@lru_cache(maxsize=256)
+def _plain_name(name: str) -> str:
+    """Return the name of a detail, which is a word of ours as a rule."""
+    return plain(name, 64)
 
 
 def _plain_value(value: object) -> object:

@@ -2,8 +2,10 @@
 
 import os
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
+_W3C_ID = re.compile(r"[0-9a-f]{32}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
@@ -22,7 +24,7 @@ class Span(NamedTuple):
     @property
     def traceparent(self) -> str | None:
         """The header by which to pass the trace on; None if the trace's id is not one of W3C's."""
-        if not re.fullmatch(r"[0-9a-f]{32}", self.trace_id):
+        if not _W3C_ID.fullmatch(self.trace_id):
             return None
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
@@ -32,10 +34,17 @@ def span_of(given: str | None) -> Span:
     in a new one."""
     if not given:
         return Span(os.urandom(16).hex(), new_span_id())
+    trace_id, parent_id, sampled = _parsed(given)
+    return Span(trace_id, new_span_id(), parent_id, sampled)
+
+
+@lru_cache(maxsize=256)
+def _parsed(given: str) -> tuple[str, str, bool]:
+    """Return trace, parent and whether it is sampled: the same for every call of one execution."""
     match = _TRACEPARENT.fullmatch(given)
     if match and match[1].strip("0") and match[2].strip("0"):
-        return Span(match[1], new_span_id(), match[2], sampled=bool(int(match[3], 16) & 1))
-    return Span(given, new_span_id())
+        return match[1], match[2], bool(int(match[3], 16) & 1)
+    return given, "", True
 
 
 def new_span_id() -> str:

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
@@ -78,6 +79,16 @@ def test_mutated_frames_are_calls_breaches_or_nothing_and_leave_nothing() -> Non
     assert grew < 256 * 1024
 
 
+def keeping(told: list[int], *, is_full: bool = False) -> Callable[[Answer], bool]:
+    """Return what is told of answers, and says that they wait for room if it `is_full`."""
+
+    def tell(answer: Answer) -> bool:
+        told.append(answer.number)
+        return is_full
+
+    return tell
+
+
 def test_as_many_calls_as_may_be_open_are_answered_at_the_same_time() -> None:
     meeting, met = threading.Barrier(64, timeout=60), threading.Event()
 
@@ -86,18 +97,17 @@ def test_as_many_calls_as_may_be_open_are_answered_at_the_same_time() -> None:
             meeting.wait()
         return Answer(call.number, b"1")
 
-    calls = Calls(answer)
+    told: list[int] = []
+    calls = Calls(answer, keeping(told))
     for number in range(64):
         calls.begin(Call(number, "x", b"{}"))
     with pytest.raises(channel.ProtocolError, match="at once"):
         calls.begin(Call(64, "x", b"{}"))
-    taken: set[int] = set()
-    while len(taken) < 64:
-        assert channel.has_news(calls.ready, 60)
-        taken |= {answer.number for answer in calls.take()}
+    assert soon(lambda: len(told) == 64)
+    assert sorted(told) == list(range(64))
     with pytest.raises(channel.ProtocolError, match="at once"):
         calls.begin(Call(64, "x", b"{}"))  # they were not sent yet
-    calls.sent(taken)
+    calls.sent(told)
     met.set()
     calls.begin(Call(1, "x", b"{}"))  # there is room again, and its number is free
     calls.close()
@@ -113,18 +123,31 @@ def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> 
         return Answer(call.number, b"1")
 
     before = len(os.listdir("/proc/self/fd"))
-    calls = Calls(answer)
+    told: list[int] = []
+    calls = Calls(answer, keeping(told))
     for number in range(5):
         calls.begin(Call(number, "x", b"{}"))
     calls.close()
+    calls.close()
+    calls.begin(Call(9, "x", b"{}"))
     release.set()
     assert soon(lambda: len(answered) == 5)
+    assert told == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_answer_that_has_to_wait_for_room_wakes_who_can_wait() -> None:
+    told: list[int] = []
+    calls = Calls(lambda call: Answer(call.number, b"1"), keeping(told, is_full=True))
+    calls.begin(Call(1, "x", b"{}"))
+    assert channel.has_news(calls.ready, 60)
+    assert told == [1]
+    calls.close()
 
 
 def test_calls_are_answered_after_a_fork_too() -> None:
     def answered() -> bool:
-        calls = Calls(lambda call: Answer(call.number, b"1"))
+        calls = Calls(lambda call: Answer(call.number, b"1"), keeping([], is_full=True))
         calls.begin(Call(1, "x", b"{}"))
         came = channel.has_news(calls.ready, 60 if os.getpid() == parent else 5)
         calls.close()
