@@ -4,7 +4,6 @@ import base64
 import hashlib
 import random
 import string
-import subprocess
 import uuid
 
 import pytest
@@ -14,6 +13,7 @@ from cellwright.harness.tools.randomness import random_words
 from tests.conftest import ROOT
 
 CHANCE = random.Random(7)
+CODE = ("policies", "runner", "harness", "benchmarks")
 
 
 def made_of(alphabet: str, length: int) -> str:
@@ -110,18 +110,13 @@ def test_what_only_looks_like_a_secret_is_left(text: str) -> None:
     assert find_leaks(text) == []
 
 
-def test_our_own_files_hold_none_but_what_is_known() -> None:
-    """Half a million words of code and prose: what is found in them is found for nothing."""
-    names = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.toml", "*.js", "*.rb"], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    ).stdout.split()  # fmt: skip
-    paths = [ROOT / name for name in names] or sorted(ROOT.glob("[a-z]*/**/*.py"))
-    texts = [path.read_text() for path in paths if path.name != "test_leaks.py"]
+def test_our_own_code_holds_next_to_none() -> None:
+    """A hundred thousand words in which whatever is found is found for nothing."""
+    paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    texts = [path.read_text() for path in paths]
     found = [text[leak.start : leak.end] for text in texts for leak in find_leaks(text)]
-    words = sum(len(text.split()) for text in texts)
-    assert words > 100_000
-    assert len(found) <= words // 50_000, found
+    assert sum(len(text.split()) for text in texts) > 50_000
+    assert len(found) <= 5, found
 
 
 def test_random_keys_are_found_and_names_are_not() -> None:
