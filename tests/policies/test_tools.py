@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cellwright.policies.errors import PolicyError
 from cellwright.policies.policy import Policy, check_policy
-from cellwright.policies.tools import ToolRule, Tools, judge, narrow_tools
+from cellwright.policies.tools import ToolRule, Tools, judge, narrow_tools, tools_exceed
 
 DENY_SHOUTING = ToolRule("mail.*", "deny", {"text": "*!!!*"}, "we do not shout")
 MAIL = Tools(rules=(DENY_SHOUTING, ToolRule("mail.send", "approve"), ToolRule("mail.*", "allow")))
@@ -70,6 +70,19 @@ def test_narrowed_rules_are_as_strict_as_each(
     both = narrow_tools(Tools(rules=some), Tools(rules=others))
     words = [judge(Tools(rules=rules), *call).effect for rules in (some, others)]
     assert judge(both, *call).effect == max(words, key=STRICTNESS.index)
+
+
+@pytest.mark.parametrize(
+    "cap", ["calls", "calls_per_second", "depth", "argument_bytes", "result_bytes", "result_rows"]
+)
+def test_the_smaller_cap_holds_and_the_larger_is_told(cap: str) -> None:
+    small, large = Tools(**{cap: 2}), Tools(**{cap: 3})
+    for both in (narrow_tools(small, large), narrow_tools(large, small)):
+        assert getattr(both, cap) == 2
+    assert tools_exceed(large, small) == (f"tools.{cap}: 3 instead of 2",)
+    assert tools_exceed(small, large) == ()
+    with pytest.raises(PolicyError, match=cap):
+        check_policy(Policy(tools=Tools(**{cap: -1})))
 
 
 @pytest.mark.parametrize(

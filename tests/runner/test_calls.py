@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.calls import _WORKERS, Calls
 from cellwright.runner.conversation import Conversation
-from cellwright.runner.messages import Answer, Call, Finished, encode
+from cellwright.runner.messages import Answer, Call, Finished, decode, encode
 from tests.conftest import soon
 
 FRAMES = [
@@ -143,6 +144,38 @@ def test_an_answer_that_has_to_wait_for_room_wakes_who_can_wait() -> None:
     assert channel.has_news(calls.ready, 60)
     assert told == [1]
     calls.close()
+
+
+def test_answers_of_many_threads_come_whole_and_once() -> None:
+    """Each is longer than a packet, and the guest takes them while they are sent."""
+    ours, theirs = channel.pair()
+    ours.setblocking(False)
+    theirs.settimeout(60)
+    talk = Conversation(ours, b"", Limits(), lambda _: None)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads get in each other's way wherever they can
+
+    def tell(first: int) -> None:
+        for number in range(first, first + 20):
+            talk.answer(Answer(number, b"x" * 100_000))
+
+    threads = [threading.Thread(target=tell, args=(20 * n,)) for n in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        receiver, numbers, sent = channel.Receiver(theirs, 1 << 20), [], []
+        while len(numbers) < 160:
+            talk.send_some()
+            if channel.has_news(theirs.fileno(), 0.01) and (frame := receiver.receive()):
+                numbers.append(decode(frame, Answer).number)
+            sent += talk.take_sent()
+    finally:
+        sys.setswitchinterval(before)
+        for thread in threads:
+            thread.join()
+    assert sorted(numbers) == sorted(sent + talk.take_sent()) == list(range(160))
+    ours.close()
+    theirs.close()
 
 
 def test_calls_are_answered_after_a_fork_too() -> None:
