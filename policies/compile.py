@@ -1,10 +1,11 @@
 """Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
 
+import os
 from typing import Any, NamedTuple
 
 from .errors import Unenforceable
 from .host import Host
-from .languages import LANGUAGES, PYTHON
+from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
@@ -76,7 +77,7 @@ def compile_policy(
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
-        environment=_ENVIRONMENT | _for_libraries(policy) | policy.environment,
+        environment=_environment(policy, runs),
         python_path=policy.python.path,
         preload=policy.python.preload,
         loopback=policy.network.loopback,
@@ -131,6 +132,13 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
         Bind(path=path, writable=path in write, executable=path in execute)
         for path in shown_paths(policy)
     )
+
+
+def _environment(policy: Policy, runs: Runs) -> dict[str, str]:
+    variables = _ENVIRONMENT | _for_libraries(policy)
+    if runs.language in LANGUAGES and LANGUAGES[runs.language].is_shell:
+        variables["PATH"] += ":" + os.path.dirname(TOOL_CLIENT)
+    return variables | policy.environment
 
 
 def _for_libraries(policy: Policy) -> dict[str, str]:

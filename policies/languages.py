@@ -27,6 +27,9 @@ class Language(NamedTuple):
 
 
 PYTHON = "python"
+TOOL_CLIENT = (
+    "/dev/bin/cellwright-call"  # the cell's own, for shells; no policy shows a path in /dev
+)
 # SHELLOPTS and BASHOPTS switch on what traces and sources; ENV is read by an interactive sh, too.
 _SHELLS_START_UP = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS")
 _LIBUVS = ("io_uring_setup",)  # since 1.45, for every event loop
@@ -37,7 +40,10 @@ LANGUAGES = {
         is_shell=True, start_up=_SHELLS_START_UP,
     ),
     "javascript": Language("node", "nodejs", ".js", ";", quiet=_LIBUVS),
-    "ruby": Language("ruby", "ruby", ".rb", "nil", ("--disable-gems",)),
+    "ruby": Language(
+        "ruby", "ruby", ".rb", "nil",
+        ("--disable-gems", "--external-encoding=UTF-8"),  # no locale is shown
+    ),
     "sh": Language(
         "sh", "dash", ".sh", ":", (), ("+m", "-i"), is_shell=True, start_up=_SHELLS_START_UP
     ),

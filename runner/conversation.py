@@ -18,6 +18,11 @@ from .messages import Answer, Call, Finished, decode, encode
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
 
+def most_heard(limits: Limits) -> int:
+    """Return of how many bytes a guest's longest word may be."""
+    return limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
+
+
 class Conversation:
     """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word.
 
@@ -37,8 +42,7 @@ class Conversation:
         self._sent_in_part = False
         self._limits = limits
         self._on_call = on_call
-        most = limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
-        self._receiver = channel.Receiver(sock, most)
+        self._receiver = channel.Receiver(sock, most_heard(limits))
         self.finished: Finished | None = None
         self.is_open = True
 

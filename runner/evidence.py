@@ -1,4 +1,4 @@
-"""What a refused call was about, in words: for the record only, never for a decision.
+"""What a refused call was about, in words: for the record, never for a decision about what the guest may.
 
 The memory of the caller is read while it waits, but others who share that memory may change it, and
 everything in it is the guest's choice.

@@ -1,7 +1,8 @@
 """Reading the memory of a thread that waits in a system call.
 
 Whatever is read is the guest's choice, and another thread may change it meanwhile: good for the
-record, never for a decision.  A host that forbids it (no ptrace right over the guest) reads nothing.
+record, never for a decision about what the guest may (doors.py asks only what it wants).  A host that
+forbids it (no ptrace right over the guest) reads nothing.
 """
 
 import os

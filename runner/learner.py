@@ -6,7 +6,7 @@ from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.seccomp import number_of
 from ..policies.syscalls import Rule, syscall_table
-from . import evidence
+from .evidence import OpenAttempt
 from .guest_memory import text_at
 from .kernel.notifications import Notification
 from .listener import Listener
@@ -26,8 +26,7 @@ class Learner(Listener):
         self._lessons = lessons
         self._grants = _grants()
 
-    def _look_at_open(self, notification: Notification) -> None:
-        attempt = evidence.open_attempt(self._watched[notification.number], notification)
+    def _look_at_open(self, notification: Notification, attempt: OpenAttempt) -> None:
         path = os.path.normpath(attempt.path)
         why = self._shown.why_not(path, attempt.flags)
         if not why or not os.path.exists(path):

@@ -8,9 +8,12 @@ many is slowed down instead.
 """
 
 import errno
+from collections.abc import Callable
 
 from ..policies.plan import Plan
 from . import evidence
+from .doors import DOOR
+from .evidence import OpenAttempt
 from .kernel import notifications
 from .kernel.notifications import Notification
 from .result import Violation
@@ -34,6 +37,8 @@ class Listener:
         self._opens = 0
         self._noted: dict[tuple[str, tuple[str, ...]], Violation] = {}
         self._counts: dict[tuple[str, tuple[str, ...]], int] = {}
+        # While tools can be called: takes an open of DOOR, with its flags.
+        self.on_door: Callable[[Notification, int], None] | None = None
         notifications.wake_in_sync(descriptor)
 
     def answer(self) -> None:
@@ -42,8 +47,7 @@ class Listener:
         if notification is None:
             return
         if notification.number in self._watched:
-            self._look_at_open(notification)
-            self._let_go_on(notification)
+            self._hear_of_open(notification)
         else:
             self._refuse(notification)
 
@@ -67,13 +71,19 @@ class Listener:
         self._left = self._limit
         return taken
 
-    def _look_at_open(self, notification: Notification) -> None:
+    def _hear_of_open(self, notification: Notification) -> None:
         self._opens += 1
-        call = self._watched[notification.number]
-        attempt = evidence.open_attempt(call, notification)
+        attempt = evidence.open_attempt(self._watched[notification.number], notification)
+        if self.on_door and attempt.path == DOOR:
+            self.on_door(notification, attempt.flags)
+        else:
+            self._look_at_open(notification, attempt)
+            self._let_go_on(notification)
+
+    def _look_at_open(self, notification: Notification, attempt: OpenAttempt) -> None:
         if rule := self._shown.why_not(attempt.path, attempt.flags):
             words = (evidence.quoted(attempt.name), evidence.flag_names(attempt.flags))
-            self._note(notification, call, words, rule)
+            self._note(notification, self._watched[notification.number], words, rule)
 
     def _let_go_on(self, notification: Notification) -> None:
         notifications.let_go_on(self._descriptor, notification)

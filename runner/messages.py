@@ -132,10 +132,10 @@ class Become(_Frame, frozen=True):
 
 
 class Call(_Frame, frozen=True):
-    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, and `site`
-    says where in the program the call stands."""
+    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, from 0 up
+    (below are those that come through a door), and `site` says where in the program the call stands."""
 
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0)]
     name: str
     arguments: bytes
     site: str = ""

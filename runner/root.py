@@ -6,8 +6,10 @@ root covers anything, so no path is resolved through what was mounted a moment a
 """
 
 import os
+from pathlib import Path
 
-from ..policies.plan import Bind
+from ..policies.languages import LANGUAGES, TOOL_CLIENT
+from ..policies.plan import Bind, Plan
 from .kernel import mounts
 from .messages import Boot
 
@@ -27,6 +29,7 @@ _LINKS = (
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
 )
+_CLIENT = Path(__file__).with_name("cell").joinpath("call.sh").read_text()  # while it can be read
 _HARD = mounts.NOSUID | mounts.NODEV
 
 Source = tuple[int, str, bool]  # a detached mount, its place, whether it is a directory
@@ -47,6 +50,7 @@ def enter_new_root(boot: Boot) -> None:
         mounts.attach_making(mount, _STAGING + path, is_directory=is_directory)
     _hide((*boot.hidden, *boot.plan.hidden))
     _write_texts()
+    _write_client(boot.plan)
     _make_links((*_LINKS, *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
     # allows those only while a whole /proc is mounted somewhere (mount_too_revealing).
@@ -94,6 +98,15 @@ def _write_texts() -> None:
     for path, text in _TEXTS.items():
         with open(_STAGING + path, "x") as file:
             file.write(text)
+
+
+def _write_client(plan: Plan) -> None:
+    """Have a shell's programs, and what these start, find the command that calls tools."""
+    if plan.program and LANGUAGES[plan.language].is_shell:
+        os.makedirs(os.path.dirname(_STAGING + TOOL_CLIENT))
+        with open(_STAGING + TOOL_CLIENT, "x") as file:
+            file.write(f"#!{plan.program}\n{_CLIENT}")
+            os.fchmod(file.fileno(), 0o555)
 
 
 def _make_links(links: tuple[tuple[str, str], ...]) -> None:

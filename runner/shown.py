@@ -2,13 +2,15 @@
 
 import os
 
+from ..policies.languages import TOOL_CLIENT
 from ..policies.policy import lies_in
 from ..policies.probes import FILES, TREES
 from .messages import Boot
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(
-    ["/", "/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr", "/dev/shm", "/dev/fd"]  # noqa: S108
+    [TOOL_CLIENT, os.path.dirname(TOOL_CLIENT)]
+    + ["/", "/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr", "/dev/shm", "/dev/fd"]  # noqa: S108
     + [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     + [f"/dev/{name}" for name in ("stdin", "stdout", "stderr")]
     + [f"/etc/{name}" for name in ("passwd", "group", "hosts", "nsswitch.conf")]

@@ -11,10 +11,11 @@ from ..policies.policy import Limits
 from . import channel
 from .calls import Calls, OnCall
 from .capture import Capture
-from .conversation import Conversation
+from .conversation import Conversation, most_heard
 from .custody import Custody
+from .doors import Doors
 from .listener import REST_SECONDS, Listener
-from .messages import Call, Finished
+from .messages import Answer, Call, Finished
 from .result import Reason, Violation
 
 _NEVER = float("inf")
@@ -67,25 +68,26 @@ class Supervision:
         self._ending = work.ending
         on_call = self._begin_call if work.on_call else None
         self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
-        self._calls = Calls(work.on_call, self._talk.answer) if work.on_call else None
+        self._calls = Calls(work.on_call, self._tell) if work.on_call else None
+        self._doors = self._let_doors_open(self._calls) if self._calls else None
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._deadline = self._cpu_check = self._rest_ends = _NEVER
         self._sent_at = 0.0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
-        self._watch(cell.control.fileno(), _IN, self._on_control)
-        self._watch(cell.status.fileno(), _IN, self._on_status)
+        self.watch(cell.control.fileno(), _IN, self._on_control)
+        self.watch(cell.status.fileno(), _IN, self._on_status)
         for capture in work.captures:
-            self._watch(capture.pipe, _IN, self._reader(capture))
+            self.watch(capture.pipe, _IN, self._reader(capture))
         if self._calls:
-            self._watch(
+            self.watch(
                 self._calls.ready, _IN, partial(self._on_waiting_answers, self._calls.ready)
             )
         if listener := custody.listener:
-            self._watch(cell.listener, _IN, partial(self._on_notification, listener))
+            self.watch(cell.listener, _IN, partial(self._on_notification, listener))
         if work.cancel >= 0:
-            self._watch(work.cancel, _IN, lambda _: self._cancel(work.cancel))
+            self.watch(work.cancel, _IN, lambda _: self._cancel(work.cancel))
 
     def run(self) -> Observation:
         """Have the program run and watch until it has ended.
@@ -98,6 +100,9 @@ class Supervision:
         try:
             return self._run()
         finally:
+            if self._doors and self._custody.listener:
+                self._custody.listener.on_door = None
+                self._doors.close()
             if self._calls:
                 self._calls.close()
 
@@ -130,12 +135,12 @@ class Supervision:
         self._deadline = now + self._limits.wall_seconds
         self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
         if self._stays and self._talk.speaks_first():
-            self._complain("spoke before it was asked")
+            self.complain("spoke before it was asked")
         elif self._talk.send_some():  # a long program goes in as the guest takes it
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
         if self._stdin:
-            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+            self.watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
         else:
             self._cell.close_stdin()
 
@@ -144,11 +149,11 @@ class Supervision:
             return True
         return self._custody.wait_status is not None or self._custody.reaped is not None
 
-    def _watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
+    def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, events)
 
-    def _unwatch(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int) -> None:
         if self._handlers.pop(descriptor, None):
             self._poll.unregister(descriptor)
 
@@ -168,8 +173,25 @@ class Supervision:
             self._calls.sent(self._talk.take_sent())
             self._calls.begin(call)
 
+    def _let_doors_open(self, calls: Calls) -> Doors | None:
+        """Hear programs that cannot speak on the control channel, where the kernel tells of opens."""
+        listener = self._custody.listener
+        if listener is None:
+            return None
+        doors = Doors(self._cell.listener, most_heard(self._limits), calls, self)
+        listener.on_door = doors.knock
+        return doors
+
+    def _tell(self, answer: Answer) -> bool:
+        """Send an answer, in the thread that has it; one for a door waits for ours."""
+        if self._doors and answer.number < 0:
+            return self._doors.keep(answer)
+        return self._talk.answer(answer)
+
     def _on_waiting_answers(self, descriptor: int, _: int) -> None:
         os.eventfd_read(descriptor)
+        if self._doors:
+            self._doors.send_kept()
         if self._send_some() and self._talk.is_open:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
 
@@ -183,9 +205,9 @@ class Supervision:
         try:
             self._talk.receive_some()
         except channel.ProtocolError as error:
-            self._complain(f"broke the control protocol: {error}")
+            self.complain(f"broke the control protocol: {error}")
         if not self._talk.is_open:
-            self._unwatch(self._cell.control.fileno())
+            self.unwatch(self._cell.control.fileno())
 
     def _hear_the_last(self) -> None:
         """Hear a last word that came together with the end; one that makes no sense is no word, and
@@ -195,24 +217,24 @@ class Supervision:
         try:
             self._talk.drain()
         except channel.ProtocolError as error:
-            self._complain(f"broke the control protocol: {error}")
+            self.complain(f"broke the control protocol: {error}")
 
     def _on_notification(self, listener: Listener, event: int) -> None:
         if not event & _IN:  # POLLHUP: nothing runs under the filter any more
-            self._unwatch(self._cell.listener)
+            self.unwatch(self._cell.listener)
             return
         listener.answer()
         if listener.is_flooded:
-            self._complain(f"attempted more than {self._limits.violations} refused calls")
+            self.complain(f"attempted more than {self._limits.violations} refused calls")
         elif listener.needs_rest():
             self._poll.modify(self._cell.listener, 0)
             self._rest_ends = time.monotonic() + REST_SECONDS
 
     def _cancel(self, descriptor: int) -> None:
-        self._unwatch(descriptor)  # it stays readable
+        self.unwatch(descriptor)  # it stays readable
         self._end_or_interrupt("cancelled")
 
-    def _complain(self, complaint: str) -> None:
+    def complain(self, complaint: str) -> None:
         self._complaint = self._complaint or complaint
         self._end("violation")
 
@@ -225,14 +247,14 @@ class Supervision:
         except BrokenPipeError:  # the guest does not want it
             self._stdin = self._stdin[:0]
         if not self._stdin or event & select.POLLERR:
-            self._unwatch(self._cell.stdin)
+            self.unwatch(self._cell.stdin)
             if not self._ending:
                 self._cell.close_stdin()
 
     def _reader(self, capture: Capture) -> Callable[[int], None]:
         def read(_: int) -> None:
             if not capture.read():
-                self._unwatch(capture.pipe)
+                self.unwatch(capture.pipe)
             if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:
                 self._end("output")
 
@@ -259,7 +281,7 @@ class Supervision:
         self._cell.interrupt(group=self._asked > 1 or bool(self._ending))
         if self._ending:
             self._stdin = memoryview(bytes(self._stdin) + self._ending)
-            self._watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+            self.watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
 
     def _end(self, cause: Reason) -> None:
         """Kill the cell because of `cause`, unless the program has ended already."""

@@ -12,7 +12,7 @@ import re
 import shlex
 from typing import NamedTuple
 
-from ..policies.languages import LANGUAGES, PYTHON, as_environment
+from ..policies.languages import LANGUAGES, PYTHON, TOOL_CLIENT, as_environment
 from .messages import InputFile, Run, Start, encode
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
@@ -101,6 +101,7 @@ def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
         _write(_STDIN, run.stdin) if run.stdin else b"",
         _write(source, run.code.encode()),
         "".join(exports).encode(),
+        f"command . {TOOL_CLIENT}\n".encode() if run.tools else b"",
         # $? is what the program before left.
         f"_cell() {{ return {last_exit_code}; }}\n".encode() if last_exit_code else b"",
         f"case $_cell in *x) false;; *) {'_cell; ' if last_exit_code else ''}".encode(),

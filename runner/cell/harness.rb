@@ -7,15 +7,18 @@ lambda do |given|
   control = IO.for_fd(3, "r+b", autoclose: false)
   control.sync = true
   text = ->(string) { string.nil? ? "\xC0".b : [0xDB, string.bytesize].pack("CN") + string.b }
-  send = lambda do |value: nil, representation: nil, error: nil, trace: nil, well: false, code: 0|
-    bytes = value.nil? ? "\xC0".b : [0xC6, value.bytesize].pack("CN") + value.b
-    frame = "\x98".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
-    frame += [well ? 0xC3 : 0xC2, 0x90, 0xCC, code & 0xFF].pack("C*")
+  post = lambda do |frame|
     size = packet - 1 # less the mark
     (0...frame.bytesize).step(size) do |start|
       more = start + size < frame.bytesize ? "\x01" : "\x00"
       control.syswrite(more.b + frame.byteslice(start, size))
     end
+  end
+  send = lambda do |value: nil, representation: nil, error: nil, trace: nil, well: false, code: 0|
+    bytes = value.nil? ? "\xC0".b : [0xC6, value.bytesize].pack("CN") + value.b
+    frame = "\x98".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
+    frame += [well ? 0xC3 : 0xC2, 0x90, 0xCC, code & 0xFF].pack("C*")
+    post[frame]
   rescue SystemCallError, IOError
     nil # the program may have closed it
   end
@@ -35,6 +38,129 @@ lambda do |given|
     STDERR.write(trace) rescue nil
     { error: fit["#{error.class}: #{error.message}", 1000], trace: fit[trace, 50_000], code: 1 }
   end
+
+  held = "".b # a frame that has come in part: who waited for the rest may have given up
+  keep = lambda do # takes a packet; returns the frame if it is whole
+    piece = control.sysread(packet + 1)
+    held << piece.byteslice(1..)
+    next unless piece.getbyte(0).zero?
+
+    held.tap { held = "".b }
+  end
+  unpacked = lambda do |frame| # as much of msgpack as an Answer has
+    at = 0
+    bytes = ->(size) { frame.byteslice((at += size) - size, size).force_encoding("UTF-8") }
+    uint = ->(size) { bytes[size].bytes.reduce(0) { |sum, byte| (sum << 8) | byte } }
+    item = lambda do
+      case mark = uint[1]
+      when 0..0x7F then mark
+      when 0x90..0x9F then Array.new(mark & 0x0F) { item[] }
+      when 0xA0..0xBF then bytes[mark & 0x1F]
+      when 0xC0 then nil
+      when 0xC4..0xC6 then bytes[uint[1 << (mark - 0xC4)]]
+      when 0xCC..0xCE then uint[1 << (mark - 0xCC)]
+      else bytes[uint[1 << (mark - 0xD9)]]
+      end
+    end
+    item[]
+  end
+  # Timeouts, Thread#raise and SIGINT come while an answer is waited for, never while one is read: what
+  # was read would be lost, and what comes next be taken for it.
+  undisturbed = lambda do |work|
+    before, waits, owed = nil, false, false
+    interrupt = -> { before.respond_to?(:call) ? before.call(Signal.list["INT"]) : raise(Interrupt, "") }
+    settle = -> { owed, was_owed = false, owed; interrupt[] if was_owed && before != "IGNORE" }
+    wait = lambda do |sources|
+      waits = true
+      settle[]
+      Thread.handle_interrupt(Object => :immediate) { IO.select(sources)[0] }
+    ensure
+      waits = false
+    end
+    handle = -> { Thread.handle_interrupt(Object => :never) { work[wait] } }
+    next handle[] unless Thread.current == Thread.main # SIGINT comes there
+
+    begin
+      before = trap("INT") { owed = true; settle[] if waits }
+      handle[]
+    ensure
+      trap("INT", before || "DEFAULT")
+      settle[]
+    end
+  end
+  names = []
+  number = 0
+  turn = Mutex.new
+  hangup = nil # a pipe that is readable once nobody may wait any more; none while nobody may call
+  process = Process.pid
+  tool_error = Class.new(StandardError) do
+    attr_reader :kind
+
+    def initialize(kind, message)
+      @kind = kind
+      super(message)
+    end
+  end
+  call = lambda do |name, arguments|
+    raise tool_error.new("closed", "only the program's first process can call tools") if Process.pid != process
+
+    arguments = JSON.generate(arguments).b
+    site = caller_locations.find { |place| place.path != "-e" }.to_s[0, 100]
+    answer = turn.synchronize do
+      raise tool_error.new("closed", "there is no request in which to call a tool") unless hangup
+
+      undisturbed[lambda do |wait|
+        mine = number += 1
+        post["\x95".b + text["Call"] + [0xCE, mine].pack("CN") + text[name] +
+             [0xC6, arguments.bytesize].pack("CN") + arguments + text[site]]
+        loop do
+          raise tool_error.new("closed", "the program has ended") if wait[[control, hangup[0]]].include?(hangup[0])
+
+          frame = keep[]
+          answer = frame && unpacked[frame]
+          break answer if answer && answer[1] == mine # others were given up
+        end
+      end]
+    end
+    raise tool_error.new(*answer[3..]) unless answer[3].empty?
+
+    answer[2] && JSON.parse(answer[2])
+  end
+  # Beside a way to call it by its name, a tool is what its name says, step by step.
+  place = Class.new(BasicObject) do
+    define_method(:initialize) { |prefix| @prefix = prefix }
+    define_method(:inspect) { "<tools #{names.select { |name| name.start_with?(@prefix) }.join(', ')}>" }
+    define_method(:method_missing) do |word, given = nil, **named|
+      name = "#{@prefix}#{word}"
+      leads_on = names.any? { |each| each.start_with?("#{name}.") }
+      if names.include?(name) && (given || !named.empty? || !leads_on)
+        call[name, (given || {}).merge(named)]
+      elsif leads_on
+        place.new("#{name}.")
+      else
+        ::Kernel.raise ::NoMethodError, "there is no tool #{name}; there are #{names.join(', ')}"
+      end
+    end
+    define_method(:respond_to_missing?) { |*| true }
+  end
+  offer = lambda do |offered|
+    next if offered.empty?
+
+    names.replace(offered)
+    hangup = IO.pipe
+    next if Object.const_defined?(:Tools)
+
+    tools = Class.new(place) { define_method(:call) { |name, given = {}, **named| call[name.to_s, given.merge(named)] } }
+    Object.const_set(:Tools, tools.new(""))
+    Object.const_set(:ToolError, tool_error)
+  end
+  take_back = lambda do
+    next unless hangup
+
+    hangup[1].close
+    turn.synchronize { hangup = hangup.each { |side| side.close unless side.closed? } && nil }
+  end
+
   main = TOPLEVEL_BINDING
   give = lambda do |request|
     ENV.update(request["environment"])
@@ -46,6 +172,7 @@ lambda do |given|
     File.unlink(given)
     $PROGRAM_NAME = request["path"]
     give[request]
+    offer[request["tools"]]
     begin
       value = main.eval(File.read(request["path"]), request["path"])
       $stdout.flush
@@ -59,11 +186,9 @@ lambda do |given|
   end
 
   receive = lambda do
-    frame = "".b
     loop do
-      piece = control.sysread(packet + 1)
-      frame << piece.byteslice(1..)
-      break frame if piece.getbyte(0).zero?
+      frame = keep[]
+      break frame if frame&.start_with?("{") # and is no answer to a call that was given up
     end
   end
   prepare = lambda do |frame|
@@ -83,6 +208,7 @@ lambda do |given|
     File.binwrite("/tmp/cell.stdin", input) unless input.empty?
     STDIN.reopen(input.empty? ? "/dev/null" : "/tmp/cell.stdin")
     give[request]
+    offer[request["tools"]]
     request
   end
   # Ignored but while a program runs: SIGINT never interrupts what is done in between.
@@ -109,6 +235,7 @@ lambda do |given|
     send[well: true] # it has started
     loop do
       finished = answer[receive[]]
+      take_back[]
       [$stdout, $stderr].each { |stream| stream.flush rescue nil }
       send[**finished]
     end

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ...policies.languages import LANGUAGES, as_environment, interpreter_of
+from ...policies.languages import LANGUAGES, TOOL_CLIENT, as_environment, interpreter_of
 from ...policies.plan import Plan
 from ..messages import Become, Finished, InputFile, Run, Start
 from .exchange import report_to, write
@@ -38,6 +38,7 @@ class Interpreter:
         self._name = plan.language
         self._path = plan.program
         self._source = _SOURCE + LANGUAGES[plan.language].suffix
+        self._first = ""  # what bash reads before the program
         self._harness = _HARNESSES.get(interpreter_of(plan.language), "")
 
     def become(self, asked: Run | Start, control: int) -> NoReturn:
@@ -68,7 +69,18 @@ class Interpreter:
             self._execute(*self._with_harness(_GIVEN))
         os.environ.update(run.environment)
         os.environ.update(as_environment(run.inputs))
-        self._execute(*self._language.arguments, self._source)
+        self._execute(*self._language.arguments, *self._source_of(run))
+
+    def _source_of(self, run: Run) -> tuple[str, ...]:
+        """Return what names the program, behind the command that calls tools if it has any.
+
+        Only bash has a variable for that; it keeps the program from running as part of another, whose
+        traps would see it fail twice.
+        """
+        if not run.tools:
+            return (self._source,)
+        self._first = TOOL_CLIENT if self._name == "bash" else ""
+        return (self._source,) if self._first else ("-c", f'. {TOOL_CLIENT}\n. "$0"', self._source)
 
     def _converse(self, control: int) -> None:
         if self._harness:
@@ -86,6 +98,8 @@ class Interpreter:
     def _execute(self, *arguments: str) -> None:
         for name in self._language.start_up:
             os.environ.pop(name, None)
+        if self._first:
+            os.environ["BASH_ENV"] = self._first
         if self._language.is_shell:
             os.environ.setdefault("SHELL", self._path)  # or bash asks for the user's, by a socket
         command = [self._language.program, *arguments]

@@ -9,12 +9,15 @@ from typing import NamedTuple
 _RECV = 0xC0502100  # _IOWR('!', 0, struct seccomp_notif)
 _SEND = 0xC0182101  # _IOWR('!', 1, struct seccomp_notif_resp)
 _ID_VALID = 0x40082102  # _IOW('!', 2, __u64)
+_ADD_DESCRIPTOR = 0x40182103  # _IOW('!', 3, struct seccomp_notif_addfd)
 _SET_FLAGS = 0x40082104  # _IOW('!', 4, __u64), Linux 6.6
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
+_AND_ANSWER = 2  # SECCOMP_ADDFD_FLAG_SEND, Linux 5.14: it is what the call returns
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _ID = struct.Struct("=Q")
+_DESCRIPTOR = struct.Struct("=QIIII")
 _NOTHING = bytes(_NOTIFICATION.size)
 
 
@@ -64,6 +67,19 @@ def refuse(listener: int, notification: Notification, number: int) -> None:
 def let_go_on(listener: int, notification: Notification) -> None:
     """Have the kernel execute the call as if nobody had listened."""
     _send(listener, _RESPONSE.pack(notification.id, 0, 0, _CONTINUE))
+
+
+def answer_with(listener: int, notification: Notification, descriptor: int, flags: int) -> bool:
+    """Have the call return a copy of `descriptor`, with `flags` of O_CLOEXEC and none; False if whoever
+    made it is gone.  Raises OSError if it may have no more descriptors."""
+    wanted = _DESCRIPTOR.pack(notification.id, _AND_ANSWER, descriptor, 0, flags)
+    try:
+        fcntl.ioctl(listener, _ADD_DESCRIPTOR, wanted)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
 
 
 def _send(listener: int, response: bytes) -> None:

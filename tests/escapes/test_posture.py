@@ -3,11 +3,13 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cellwright import Sandbox
+from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("root")
@@ -144,6 +146,48 @@ def test_the_descriptors_are_these_and_no_others(cell: Living) -> None:
     # The launcher's socket and its /proc; an init's shares the table, and nothing can get at it.
     assert len(kinds(cell.init)) <= 3
     assert kinds(cell.init) == kinds(cell.nursery)
+
+
+def descriptors_of(sandbox: Sandbox, language: str, program: str) -> dict[int, str]:
+    """Return what the guest's process has open while `program`, which has said so, goes on."""
+    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    run = sandbox.start(program, language)
+    next(run.output())
+    (guest,) = children(launcher)
+    try:
+        directory = f"/proc/{guest}/fd"
+        opened = {int(n): os.readlink(f"{directory}/{n}") for n in os.listdir(directory)}
+        return {n: name.partition(":")[0] for n, name in opened.items()}
+    finally:
+        run.cancel()
+        run.result()
+
+
+@pytest.mark.parametrize("language", ["bash", "sh"])
+def test_tools_bring_a_shell_no_descriptor_until_it_calls(language: str) -> None:
+    """Then it has one: a socket, whose other end the supervisor holds."""
+    waits = "echo up; while :; do :; done"
+    tools = [Tool(ToolSpec(name="x", owner=ToolOwner.DEVELOPER), lambda *_: None)]
+    shell = partial(Sandbox, policy=policy_named("strict"), pool=0, language=language)
+    with shell() as plain, shell(tools=tools) as box:
+        without, given = (descriptors_of(each, language, waits) for each in (plain, box))
+        calling = descriptors_of(box, language, f"exec 7<>/dev/tools; {waits}")
+    own = {n: kind for n, kind in without.items() if not kind.startswith("/tmp/cell.")}
+    assert own == dict.fromkeys(range(3), "pipe")
+    assert {n: kind for n, kind in given.items() if not kind.startswith("/tmp/cell.")} == own
+    assert calling == given | {7: "socket"}
+
+
+def test_tools_bring_a_shells_root_the_command_and_nothing_else() -> None:
+    tools = [Tool(ToolSpec(name="x", owner=ToolOwner.DEVELOPER), lambda *_: None)]
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=tools) as box:
+        result = box.execute(
+            "cd /dev; printf '%s ' * bin/*; [ -w bin/cellwright-call ] || echo; : >bin/x", "bash"
+        )
+    *devices, command = result.stdout.split()
+    assert devices == sorted((*DEVICES, "bin", "fd", "shm", "stderr", "stdin", "stdout"))
+    assert command == "bin/cellwright-call"
+    assert "Read-only file system" in result.stderr
 
 
 def test_nothing_of_the_environment_or_the_checkout_shows(cell: Living) -> None:

@@ -45,6 +45,14 @@ def test_a_program_prints(sandbox: Sandbox, language: str) -> None:
     assert result.violations == ()
 
 
+@RUBY
+def test_ruby_reads_and_writes_utf_8(sandbox: Sandbox) -> None:
+    """It asks the locale, of which no file is shown."""
+    program = "# \N{SNOWMAN}\nputs 'é'\n[$stdin.read, 'é'.length, File.read('f').valid_encoding?]"
+    result = sandbox.execute(program, "ruby", stdin="\N{SNOWMAN}", files={"f": "é"})
+    assert (result.stdout, result.value) == ("é\n", ["\N{SNOWMAN}", 1, True]), result
+
+
 EXITS = {"javascript": "process.exit(7)", "ruby": "exit 7", "bash": "exit 7", "sh": "exit 7"}
 
 

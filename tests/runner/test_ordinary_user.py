@@ -77,6 +77,22 @@ def as_user(readable: Path, code: str) -> dict[str, Any]:
     return told
 
 
+def test_a_shell_calls_tools(readable: Path) -> None:
+    """Its supervisor may read the memory of its cells, and so sees which file is opened."""
+    told = as_user(
+        readable,
+        """
+from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+policy = msgspec.structs.replace(load_policy("strict"), optional_layers=tuple(LOST))
+echo = Tool(ToolSpec(name="echo", owner=ToolOwner.DEVELOPER), lambda given, _: given)
+with Sandbox(policy=policy, tools=[echo], pool=0) as sandbox:
+    result = sandbox.execute("cellwright-call nobody", "sh")
+tell(status=result.exit_code, stderr=result.stderr)
+""",
+    )
+    assert told == {"status": 3, "stderr": "not_found: there is no tool 'nobody'\n"}
+
+
 def test_without_leave_the_sandbox_refuses_and_names_exactly_the_caps(readable: Path) -> None:
     told = as_user(
         readable,

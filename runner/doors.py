@@ -1,0 +1,209 @@
+"""Calls of tools by programs that cannot read packets, a shell's above all.
+
+Such a program opens DOOR.  There is no such file: the kernel tells the supervisor of every open, and
+the answer to this one is a stream socket of its own (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ADDFD).
+It takes one call and brings the answer, so that processes that call at the same time, or die of it,
+are nothing to each other.  That DOOR was meant is read from the guest's memory: who changes it
+meanwhile gets a socket that it had only to ask for.
+
+What comes in is hostile: limited before it is put together, taken apart once, and more than one call
+is a breach.
+"""
+
+import errno
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from .calls import Calls
+from .channel import PACKET_BYTES, ProtocolError
+from .kernel import notifications
+from .kernel.notifications import Notification
+from .messages import Answer, Call
+
+DOOR = "/dev/tools"
+_AT_ONCE = 32  # as many as an honest guest calls at once on the control channel
+_MOST_WAITING = 256  # a cell may have as many processes, each in an open; the dead are counted out
+_TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each
+
+
+class Watcher(Protocol):
+    """Whose poll loop this is part of."""
+
+    def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None: ...
+
+    def unwatch(self, descriptor: int) -> None: ...
+
+    def complain(self, complaint: str) -> None:
+        """End the cell: it has done what no honest guest does."""
+
+
+class _Door:
+    """One that is open: `socket` until somebody hangs up, `asked` once the call is whole."""
+
+    def __init__(self, number: int, sock: socket.socket) -> None:
+        self.number = number
+        self.socket: socket.socket | None = sock
+        self.hears = True  # until the guest has said all that it will
+        self.heard = bytearray()
+        self.texts = 0
+        self.asked = False
+        self.left = memoryview(b"")  # of the answer
+
+
+class Doors:
+    """Those of one request."""
+
+    def __init__(self, listener: int, most_bytes: int, calls: Calls, watcher: Watcher) -> None:
+        self._listener = listener
+        self._most_bytes = most_bytes
+        self._calls = calls
+        self._watcher = watcher
+        self._count = 0
+        self._open: dict[int, _Door] = {}  # by the number of the call, which is below 0
+        self._waiting: deque[tuple[Notification, int]] = deque()
+        self._kept: deque[Answer] = deque()
+
+    def knock(self, notification: Notification, flags: int) -> None:
+        """Let in whoever opens DOOR, once there is room; its open(2) takes as long."""
+        if len(self._waiting) >= _MOST_WAITING:
+            living = (each for each in self._waiting if self._is_waiting(each[0]))
+            self._waiting = deque(living)
+        if len(self._waiting) >= _MOST_WAITING:
+            notifications.refuse(self._listener, notification, errno.EAGAIN)
+            return
+        self._waiting.append((notification, flags))
+        self._let_in()
+
+    def keep(self, answer: Answer) -> bool:
+        """Take an answer, from any thread, for who watches to send; True, as there is one then."""
+        self._kept.append(answer)
+        return True
+
+    def send_kept(self) -> None:
+        """Have what was kept sent to those who called; it is dropped if nobody listens."""
+        while self._kept:
+            self._answer(self._kept.popleft())
+
+    def _answer(self, answer: Answer) -> None:
+        door = self._open[answer.number]
+        text = answer.message.encode(errors="replace") if answer.kind else answer.value or b"null"
+        door.left = memoryview(b"%b\n%b\n" % (answer.kind.encode(), text))
+        self._send(door)
+
+    def close(self) -> None:
+        """Hang up, and let nobody in any more."""
+        for notification, _ in self._waiting:
+            notifications.refuse(self._listener, notification, errno.ENXIO)
+        self._waiting.clear()
+        for door in self._open.values():
+            self._hang_up(door)
+        self._open.clear()
+
+    def _is_waiting(self, notification: Notification) -> bool:
+        return notifications.is_waiting(self._listener, notification)
+
+    def _let_in(self) -> None:
+        while self._waiting and len(self._open) < _AT_ONCE:
+            self._let_in_one(*self._waiting.popleft())
+
+    def _let_in_one(self, notification: Notification, flags: int) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # this process has no descriptor left
+            notifications.refuse(self._listener, notification, errno.EAGAIN)
+            return
+        with theirs:
+            if not self._hand_over(notification, theirs.fileno(), flags & os.O_CLOEXEC):
+                ours.close()
+                return
+        ours.setblocking(False)
+        self._count += 1
+        door = self._open[-self._count] = _Door(-self._count, ours)
+        self._watch(door)
+
+    def _hand_over(self, notification: Notification, descriptor: int, flags: int) -> bool:
+        try:
+            return notifications.answer_with(self._listener, notification, descriptor, flags)
+        except OSError as error:  # the guest has no descriptor left
+            notifications.refuse(self._listener, notification, error.errno or errno.EMFILE)
+            return False
+
+    def _watch(self, door: _Door) -> None:
+        """Wait for what can come next; that the guest has closed its end is told in any case."""
+        if door.socket:
+            events = (select.POLLIN if door.hears else 0) | (select.POLLOUT if door.left else 0)
+            self._watcher.watch(door.socket.fileno(), events, partial(self._on_event, door))
+
+    def _on_event(self, door: _Door, event: int) -> None:
+        if door.left and event & select.POLLOUT:
+            self._send(door)
+        if door.socket and door.hears and event & ~select.POLLOUT:
+            try:
+                self._receive(door, door.socket)
+            except ProtocolError as error:
+                self._watcher.complain(f"broke the protocol of {DOOR}: {error}")
+        if event & select.POLLHUP and not door.hears:
+            self._hang_up(door)
+
+    def _receive(self, door: _Door, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if data:
+            self._hear(door, data)
+            return
+        door.hears = False
+        self._watch(door)  # it may have closed one direction, and wait for the answer
+        if not door.asked:
+            self._hang_up(door)
+            self._forget(door)
+
+    def _hear(self, door: _Door, data: bytes) -> None:
+        if sum(len(each.heard) for each in self._open.values()) + len(data) > self._most_bytes:
+            raise ProtocolError(f"calls of more than {self._most_bytes} bytes together")
+        door.texts += data.count(b"\0")
+        if door.asked or door.texts > _TEXTS:
+            raise ProtocolError("more than one call")
+        door.heard += data
+        if door.texts == _TEXTS:
+            self._ask(door)
+
+    def _ask(self, door: _Door) -> None:
+        site, name, arguments, rest = bytes(door.heard).split(b"\0")
+        if rest:
+            raise ProtocolError("more than one call")
+        door.asked, door.heard = True, bytearray()
+        texts = (name.decode(errors="replace"), arguments, site.decode(errors="replace"))
+        self._calls.begin(Call(door.number, *texts))
+
+    def _send(self, door: _Door) -> None:
+        try:
+            while door.socket and door.left:
+                door.left = door.left[door.socket.send(door.left) :]
+        except BlockingIOError:
+            self._watch(door)
+            return
+        except OSError:  # whoever called does not listen any more
+            pass
+        self._calls.sent([door.number])
+        self._hang_up(door)
+        self._forget(door)
+
+    def _hang_up(self, door: _Door) -> None:
+        if door.socket:
+            self._watcher.unwatch(door.socket.fileno())
+            door.socket.close()
+            door.socket = None
+
+    def _forget(self, door: _Door) -> None:
+        """Give its place to another; a call that was made has it until it is answered."""
+        del self._open[door.number]
+        self._let_in()
