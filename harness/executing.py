@@ -1,9 +1,9 @@
 """What a sandbox and a session have in common: one way to execute, three to call it, and an end."""
 
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
 
+from ..policies.closing import Closing
 from ..policies.languages import PYTHON
 from ..runner.capture import OnOutput
 from ..runner.performance import NEVER
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-class Executing(ABC):
+class Executing(Closing):
     """Executes programs until it is closed; a context manager."""
 
     @property
@@ -45,14 +45,3 @@ class Executing(ABC):
         from .run import Run
 
         return Run(self, code, language or self.language, **given)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -11,9 +11,8 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from ..policies.closing import Closing
 from ..policies.errors import PolicyError, WorkspaceError
 from ..policies.policy import MIB, check_limit
 from ..runner.performance import NEVER
@@ -144,7 +143,7 @@ class Workspaces:
             )
 
 
-class OpenWorkspace:
+class OpenWorkspace(Closing):
     """A workspace that nobody else uses until it is closed; `kept` says what became of it."""
 
     def __init__(self, store: Workspaces, name: str, lock: int) -> None:
@@ -207,17 +206,6 @@ class OpenWorkspace:
             with contextlib.suppress(OSError):  # the directory may be gone
                 os.unlink(self._store.directory / f".{self.name}.lock")
             os.close(lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def workspaces_of(given: Workspaces | str | os.PathLike[str] | None) -> Workspaces:

@@ -1,4 +1,5 @@
-"""What a refused call was about, in words: for the record, never for a decision about what the guest may.
+"""What a refused call was about, in words: for the record, never for a decision on what a guest may.
+
 
 The memory of the caller is read while it waits, but others who share that memory may change it, and
 everything in it is the guest's choice.

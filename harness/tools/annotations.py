@@ -3,11 +3,10 @@
 import ast
 from typing import Any
 
-import msgspec
+from .declarations import Declaration, declared, last_name, literal
 
 _MAX_DEPTH = 24
 _MAX_PARTS = 2000  # of all annotations: an alias of two aliases of two ... doubles with every line
-_MAX_DEFAULT_BYTES = 1024
 Schema = dict[str, Any]
 _PLAIN: dict[str, Schema] = {
     "int": {"type": "integer"},
@@ -35,7 +34,6 @@ _LISTS = (
 _SETS = ("set", "frozenset", "Set", "FrozenSet", "AbstractSet", "MutableSet")
 _DICTS = ("dict", "Dict", "Mapping", "MutableMapping", "OrderedDict", "defaultdict", "DefaultDict")
 _THROUGH = ("Final", "Required", "NotRequired", "ReadOnly", "ClassVar", "Awaitable")
-_ENUMS = ("Enum", "IntEnum", "StrEnum")
 _NO_MEMBER = ast.Constant(value=None)
 
 
@@ -71,8 +69,8 @@ class Annotations:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return self._any_of(_either(node))
         if isinstance(node, ast.Subscript):
-            return self._subscript(_last_name(node.value), _elements(node.slice), node)
-        return self._name(_last_name(node))
+            return self._subscript(last_name(node.value), _elements(node.slice), node)
+        return self._name(last_name(node))
 
     def _quoted(self, value: object) -> Schema:
         if value is None:
@@ -101,7 +99,7 @@ class Annotations:
         if name in self._aliases or not inside:
             return {}
         if name == "Literal":
-            return _enumeration([_literal(each) for each in inside])
+            return _enumeration([literal(each) for each in inside])
         if name == "Optional":
             return self._any_of([inside[0], _NO_MEMBER])
         if name == "Union":
@@ -136,65 +134,32 @@ class Annotations:
         return found[0] if len(found) == 1 else {"anyOf": found}
 
     def _annotated(self, inside: list[ast.expr]) -> Schema:
-        said = [_literal(each) for each in inside[1:]]
+        said = [literal(each) for each in inside[1:]]
         text = next((each for each in said if isinstance(each, str)), None)
         return self.schema(inside[0]) | ({"description": text} if text else {})
 
     # classes of the source
 
     def _class(self, node: ast.ClassDef) -> Schema:
-        bases = {_last_name(base) for base in node.bases}
+        declaration = declared(node)
         self.has_objects = True
-        if not bases.isdisjoint(_ENUMS):
-            return _enumeration(_members(node))
-        if "NamedTuple" in bases:
-            return self._tuple([each.annotation for each in _fields(node).values()])
-        if "TypedDict" in bases or "dataclass" in map(_decorator, node.decorator_list):
-            return self._object(node, is_typed_dict="TypedDict" in bases)
-        return {}
+        if declaration.kind == "enumeration":
+            return _enumeration(declaration.members)
+        if declaration.kind == "tuple":
+            return self._tuple([*declaration.fields.values()])
+        return self._object(node.name, declaration) if declaration.kind == "object" else {}
 
-    def _object(self, node: ast.ClassDef, *, is_typed_dict: bool) -> Schema:
-        if node.name not in self.definitions:
-            schema = self.definitions[node.name] = {"type": "object"}  # it may hold itself
-            fields = _fields(node)
-            schema["properties"] = {
-                name: self.schema(each.annotation) for name, each in fields.items()
-            }
-            needed = _is_required_key if is_typed_dict else _has_no_default
-            total = not any(_is_not_total(each) for each in node.keywords)
-            schema["required"] = [name for name, each in fields.items() if needed(each, total)]
+    def _object(self, name: str, declaration: Declaration) -> Schema:
+        if name not in self.definitions:
+            schema = self.definitions[name] = {"type": "object"}  # it may hold itself
+            fields = declaration.fields.items()
+            schema["properties"] = {field: self.schema(node) for field, node in fields}
+            schema["required"] = declaration.required
             schema["additionalProperties"] = False
-        return {"$ref": f"#/$defs/{node.name}"}
+        return {"$ref": f"#/$defs/{name}"}
 
 
 _GROUPS = {"list": _LISTS, "set": _SETS, "dict": _DICTS, "tuple": ("tuple", "Tuple")}
-
-
-def with_default(schema: Schema, node: ast.expr) -> Schema:
-    """Return the schema of a parameter with its default; `x: int = None` takes null too."""
-    default = default_of(node)
-    if default == {"default": None} and schema and {"type": "null"} not in schema.get("anyOf", ()):
-        schema = {"anyOf": [schema, {"type": "null"}]}
-    return schema | default
-
-
-def default_of(node: ast.expr) -> Schema:
-    """Return {"default": value} if the value of a parameter is a small one of JSON, else nothing."""
-    try:
-        value = ast.literal_eval(node)
-        short = len(msgspec.json.encode(value)) <= _MAX_DEFAULT_BYTES
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):
-        return {}
-    return {"default": value} if short and _is_plain(value) else {}
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether a value is one of JSON: no bytes, no tuples, no sets."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (str, int, float, bool)
 
 
 def _is_alias(node: ast.stmt) -> bool:
@@ -220,51 +185,6 @@ def _either(node: ast.expr) -> list[ast.expr]:
 
 def _elements(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
-
-
-def _last_name(node: ast.expr) -> str:
-    """Return `Optional` of `Optional` and of `typing.Optional`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _decorator(node: ast.expr) -> str:
-    return _last_name(node.func if isinstance(node, ast.Call) else node)
-
-
-def _fields(node: ast.ClassDef) -> dict[str, ast.AnnAssign]:
-    return {
-        each.target.id: each
-        for each in node.body
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-    }
-
-
-def _members(node: ast.ClassDef) -> list[Any]:
-    return [_literal(each.value) for each in node.body if isinstance(each, ast.Assign)]
-
-
-def _has_no_default(node: ast.AnnAssign, _: bool) -> bool:
-    return node.value is None
-
-
-def _is_required_key(node: ast.AnnAssign, total: bool) -> bool:
-    kind = _last_name(node.annotation.value) if isinstance(node.annotation, ast.Subscript) else ""
-    return kind == "Required" or (total and kind != "NotRequired")
-
-
-def _is_not_total(node: ast.keyword) -> bool:
-    return (
-        node.arg == "total" and isinstance(node.value, ast.Constant) and node.value.value is False
-    )
-
-
-def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _literal(node.operand)
-        return -value if type(value) in (int, float) else None
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _enumeration(values: list[Any]) -> Schema:

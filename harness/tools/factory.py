@@ -2,22 +2,19 @@
 of its own."""
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from ...policies.closing import Closing
 from ...policies.errors import (
     ToolArgumentsInvalid,
     ToolDenied,
     ToolExists,
-    ToolFailed,
     ToolInvalid,
     ToolNotFound,
-    ToolResultInvalid,
 )
 from ...policies.permissions import PermissionSet
 from ...policies.policy import Policy
@@ -35,16 +32,16 @@ from .program import program_of_call
 from .registry import ToolRegistry
 from .schema import describe_source
 from .spec import Caller, Provenance, Tool, ToolSpec, ToolState
+from .stock import Stock
 from .vault import Vault
 
-_REMEMBERED = 1024
 # Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
 _UNBOUNDED = Tools(
     calls=2**52, calls_per_second=2**52, argument_bytes=2**52, result_bytes=2**52, result_rows=2**52
 )
 
 
-class ToolFactory:
+class ToolFactory(Closing):
     """Tools made at run time.  Safe from many threads.
 
     Their cells have the permissions that each was made with, none unless told, under the profile
@@ -72,12 +69,12 @@ class ToolFactory:
         self._owns_registry = registry is None
         self._cells = Cells(sandbox, pool, optional_layers)
         audit = self._cells.audit
-        self.broker = Broker(self, rules=rules, vault=vault, approve=approve, audit=audit)
+        self._stock = Stock(self.registry)
+        self.broker = Broker(self._stock, rules=rules, vault=vault, approve=approve, audit=audit)
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
         self._performer = Performer(self._cells, self.broker, self._caller)
+        self._stock.performer = self._performer
         self._search = ToolSearch(self.registry)
-        self._lock = threading.Lock()
-        self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
 
     # making
 
@@ -153,48 +150,15 @@ class ToolFactory:
 
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
-        spec = self.registry.get(name)
-        if developers := self.registry.developers(name):
-            return developers
-        if spec.state is ToolState.RETIRED:
-            raise ToolDenied(
-                f"{spec.name} is retired: it failed too often, or was taken back",
-                "make a new version of it, or call an older one by name@version",
-                tool=spec.name,
-            )
-        key = spec.reference, spec.state, spec.source_hash
-        with self._lock:
-            if known := self._tools.get(key):
-                self._tools.move_to_end(key)
-                return known
-        made = self._made(spec)
-        with self._lock:
-            self._tools[key] = made
-            if len(self._tools) > _REMEMBERED:
-                self._tools.popitem(last=False)
-        return made
+        return self._stock.get(name)
 
     def specs(self) -> list[ToolSpec]:
         """Return what may be offered to a program."""
-        return self.registry.list_tools()
+        return self._stock.specs()
 
     def revision(self) -> int:
         """Return a number that is another one once other tools are offered."""
-        return self.registry.revision()
-
-    def _made(self, spec: ToolSpec) -> Tool:
-        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
-
-        def perform(arguments: dict[str, Any], caller: Caller) -> Any:
-            try:
-                value = self._performer.run(spec, program, arguments)
-            except (ToolFailed, ToolResultInvalid):
-                self.registry.note(spec, well=False)
-                raise
-            self.registry.note(spec, well=True)
-            return value
-
-        return Tool(spec, perform)
+        return self._stock.revision()
 
     # keeping
 
@@ -270,12 +234,6 @@ class ToolFactory:
         self._cells.close()
         if self._owns_registry:
             self.registry.close()
-
-    def __enter__(self) -> "ToolFactory":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _object(name: str, arguments: object) -> dict[str, Any]:

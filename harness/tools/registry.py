@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ...policies.closing import Closing
 from ...policies.errors import (
     RegistryError,
     ToolDenied,
@@ -15,6 +16,7 @@ from ...policies.errors import (
     ToolInvalid,
     ToolNotFound,
 )
+from .counting import Counted, Counts
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
 from .naming import Reference, key_of, reference
@@ -23,29 +25,10 @@ from .store import Store, Usage
 
 RESERVED = ("results_read",)  # the broker answers these itself
 RETIRED_AFTER = 10  # failures in a row
-_WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
 _ALIKE_LOOKED_AT = 1000
 
 
-class _Count:
-    """Calls of one version since its counts were written."""
-
-    def __init__(self) -> None:
-        self.uses = self.failures = self.in_a_row = 0
-        self.well = False
-
-    def add(self, *, well: bool) -> None:
-        self.uses += 1
-        self.failures += not well
-        self.in_a_row = 0 if well else self.in_a_row + 1
-        self.well |= well
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(self.uses, self.failures, self.in_a_row)
-
-
-class ToolRegistry:
+class ToolRegistry(Closing):
     """Tools by name.  Safe from many threads, and its file from many processes.
 
     Without `path` it is in memory.  A developer's tool is never shadowed: of two tools with one
@@ -56,15 +39,13 @@ class ToolRegistry:
     def __init__(self, path: str | None = None, *, retired_after: int = RETIRED_AFTER) -> None:
         """Open or make the file at `path`; raises RegistryError."""
         self._store = Store(path)
-        self._retired_after = retired_after
         self._lock = threading.RLock()
         self._developers: dict[str, Tool] = {}
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
         self._all: list[ToolSpec] | None = None
         self._changes = -1
         self._revision = 0
-        self._counts: dict[tuple[str, int], _Count] = {}  # that are not written yet
-        self._failing: set[tuple[str, int]] = set()  # whose last call failed
+        self._counts = Counts(self._store, retired_after)
 
     def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
         """Add a tool of the developer's: a function, marked with `@tool` or not.
@@ -200,40 +181,20 @@ class ToolRegistry:
 
         What cannot be written now is written with the next: a call must not fail of that.
         """
-        if not self._is_made(spec):
-            return
-        counted = key_of(spec.name), spec.version
-        with self._lock:
-            count = self._counts.setdefault(counted, _Count())
-            count.add(well=well)
-            if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
-                with contextlib.suppress(RegistryError):
-                    self._write(counted)
-
-    def _write(self, counted: tuple[str, int]) -> None:
-        count = self._counts[counted]
-        if self._store.count(*counted, count.usage, well=count.well, retire_at=self._retired_after):
-            self._forget()
-        del self._counts[counted]
-        if count.in_a_row:
-            self._failing.add(counted)
-        else:
-            self._failing.discard(counted)
+        if self._is_made(spec):
+            with self._lock:
+                self._forget_if(self._counts.note(_counted(spec), well=well))
 
     def usage(self, name: str) -> Usage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""
         spec = self.get(name)
-        counted = key_of(spec.name), spec.version
         with self._lock:
-            more = self._counts.get(counted, _Count()).uses
-            known = self._store.usage(*counted)
-        return known._replace(uses=known.uses + more)
+            return self._counts.usage(_counted(spec))
 
     def flush(self) -> None:
         """Write all counts now; raises RegistryError."""
         with self._lock:
-            for counted in list(self._counts):
-                self._write(counted)
+            self._forget_if(self._counts.write_all())
 
     def close(self) -> None:
         """Write the counts, if that can be, and close the file; closing twice is fine."""
@@ -242,14 +203,16 @@ class ToolRegistry:
                 self.flush()
             self._store.close()
 
-    def __enter__(self) -> "ToolRegistry":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _forget_if(self, retired: bool) -> None:
+        if retired:
+            self._forget()
 
     def _is_made(self, spec: ToolSpec) -> bool:
         return key_of(spec.name) not in self._developers
+
+
+def _counted(spec: ToolSpec) -> Counted:
+    return key_of(spec.name), spec.version
 
 
 def _taken(name: str, existing: str, whose: str) -> ToolExists:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ...policies.closing import Closing
 from ...policies.errors import ApprovalRequired, PolicyError
 from ...runner.result import SandboxResult, SandboxStatus
 from ..calling import CALLING
@@ -39,7 +40,7 @@ class Attempt(NamedTuple):
     unused: tuple[str, ...] = ()
 
 
-class Runs:
+class Runs(Closing):
     """Runs in one file, and the approvals that they wait for.  Several processes may use it.
 
     Give `ask` to the Broker as its `approve`.  What nobody decides within `wait_seconds` is refused.
@@ -114,12 +115,6 @@ class Runs:
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._store.close()
-
-    def __enter__(self) -> "Runs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _attempt(self, sandbox: Executing, stored: StoredRun) -> Attempt:
         recorder = Recorder(self._store, stored.run)

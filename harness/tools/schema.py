@@ -10,7 +10,8 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from ...policies.source.parsing import TooDeep, parse
-from .annotations import Annotations, Schema, with_default
+from .annotations import Annotations, Schema
+from .defaults import with_default
 from .docstrings import Said, read_docstring
 from .naming import key_of
 from .spec import Caller

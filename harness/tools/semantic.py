@@ -5,13 +5,11 @@ folder is one as sentence-transformers keeps a BERT in, all-MiniLM-L6-v2 say: `c
 `tokenizer.json`, `model.safetensors`.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
 import mmap
-import sqlite3
 import threading
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ...policies.errors import PolicyError
+from .memory import Memory
 
 Floats = npt.NDArray[np.float32]
 _MAX_TOKENS = 256  # what MiniLM was trained on; a tool says what it does within them
@@ -143,7 +142,7 @@ class Vectors:
         self._ids: list[str] = []
         self._places: dict[str, int] = {}
         self._rows: Floats = np.zeros((0, encoder.size), np.float32)
-        self._cache = _Cache(cache, encoder) if cache else None
+        self._cache = _Remembering(cache, encoder) if cache else None
 
     def add(self, texts: dict[str, str]) -> None:
         vectors = self._encoded([*texts.values()])
@@ -185,45 +184,29 @@ class Vectors:
         return self._cache.encoded(texts) if self._cache else self._encoder.encode(texts)
 
 
-class _Cache:
-    """Vectors in a file, by a digest of model and text: another model never gets this one's."""
+class _Remembering:
+    """Encodes a text once for each model: another model never gets this one's vectors."""
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False)
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB) "
-                "WITHOUT ROWID"
-            )
-        except sqlite3.Error as error:
-            raise PolicyError(f"cannot use {path} to remember vectors: {error}") from error
+        self._memory = Memory(path)
 
     def encoded(self, texts: list[str]) -> Floats:
-        keys = [self._key(text) for text in texts]
-        with self._lock:
-            known = {key: vector for key in keys if (vector := self._known(key)) is not None}
-            new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-            made = dict(zip(new, self._encoder.encode([*new.values()]), strict=True))
-            self._remember(made)
+        keys = {self._key(text): text for text in texts}
+        known = {
+            key: np.frombuffer(data, "<f4").astype(np.float32)
+            for key, data in self._memory.recall(keys).items()
+            if len(data) == 4 * self._encoder.size
+        }
+        new = {key: text for key, text in keys.items() if key not in known}
+        made = dict(zip(new, self._encoder.encode([*new.values()]), strict=True))
+        self._memory.keep({key: vector.astype("<f4").tobytes() for key, vector in made.items()})
         found = known | made
-        return np.stack([found[key] for key in keys]) if keys else self._encoder.encode([])
-
-    def _remember(self, made: dict[bytes, Floats]) -> None:
-        rows = [(key, vector.astype("<f4").tobytes()) for key, vector in made.items()]
-        # What cannot be remembered - no room, another process writes - is encoded again.
-        with contextlib.suppress(sqlite3.OperationalError), self._file:
-            self._file.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+        rows = [found[self._key(text)] for text in texts]
+        return np.stack(rows) if rows else self._encoder.encode([])
 
     def _key(self, text: str) -> bytes:
         return hashlib.sha256(f"{self._encoder.digest} {_sound(text)}".encode()).digest()
-
-    def _known(self, key: bytes) -> Floats | None:
-        row = self._file.execute("SELECT vector FROM vectors WHERE text = ?", (key,)).fetchone()
-        if row is None or len(row[0]) != 4 * self._encoder.size:
-            return None
-        return np.frombuffer(row[0], "<f4").astype(np.float32)
 
 
 def _tensors(path: Path) -> dict[str, Floats]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from ...policies.closing import Closing
 from ...policies.errors import AuditError, PolicyError
 from .file import Durability
 from .level import AuditLevel
@@ -24,7 +25,7 @@ _NAME_LIMIT = 128
 _NO_SPAN = Span()
 
 
-class AuditLog:
+class AuditLog(Closing):
     """Remembers the last `max_entries` events and, with `path`, appends every one to a file.
 
     `on_entry` is called with each; what it raises, the caller gets.  `level` is the least that is
@@ -152,12 +153,6 @@ class AuditLog:
             if self._trail and not self._closed:
                 self._closed = True
                 self._trail.close()
-
-    def __enter__(self) -> "AuditLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _put(self, fields: dict[str, Any], owed: bool) -> bool:
         if self._trail is None:

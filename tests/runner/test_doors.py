@@ -34,7 +34,7 @@ class Loop:
         self.breaches: list[str] = []
         self.theirs: list[socket.socket] = []
         self.refused: list[int] = []
-        self.calls = Calls(answer)
+        self.calls = Calls(answer, lambda answer: self.doors.keep(answer))
         self.watch(self.calls.ready, select.POLLIN, self._on_answers)
         self.doors = Doors(-1, MOST, self.calls, self)
 
@@ -71,8 +71,8 @@ class Loop:
             each.close()
 
     def _on_answers(self, _: int) -> None:
-        for answer in self.calls.take():
-            self.doors.answer(answer)
+        os.eventfd_read(self.calls.ready)
+        self.doors.send_kept()
 
 
 @pytest.fixture

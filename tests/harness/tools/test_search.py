@@ -206,7 +206,13 @@ def test_nothing_is_left_of_documents_that_were_removed(index: SearchIndex) -> N
     for document in CATALOGUE:
         index.remove(document.id)
     assert len(index) == 0
-    assert index._names == index._facets == index._postings._tiers == index._postings._words == {}
+    assert (
+        index._shelf._names
+        == index._shelf._facets
+        == index._postings._tiers
+        == index._postings._words
+        == {}
+    )
 
 
 QUERIES = ("mail messages", "find code", "run tests", "list the tables of a database", "text words")
@@ -266,7 +272,7 @@ def test_hostile_queries_and_descriptions_are_bounded(index: SearchIndex, text: 
     found.hint.encode()
     assert len(found.hint) < 1000
     index.add(document_of("hostile", "x", text * 10, {"properties": {text: {"description": text}}}))
-    assert len(index._postings._words[index._numbers["hostile"]]) < 5000
+    assert len(index._postings._words[index._shelf.number("hostile")]) < 5000
     assert ids(index.search("find symbol"))[0] == "serena/find_symbol"
     index.remove("hostile")
 

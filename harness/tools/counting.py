@@ -1,0 +1,71 @@
+"""How often versions of made tools were called, and failed: what is written now, and what later."""
+
+import contextlib
+
+from ...policies.errors import RegistryError
+from .store import Store, Usage
+
+_WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
+Counted = tuple[str, int]  # the key of a name, and a version
+
+
+class _Count:
+    """Calls of one version since its counts were written."""
+
+    def __init__(self) -> None:
+        self.uses = self.failures = self.in_a_row = 0
+        self.well = False
+
+    def add(self, *, well: bool) -> None:
+        self.uses += 1
+        self.failures += not well
+        self.in_a_row = 0 if well else self.in_a_row + 1
+        self.well |= well
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.uses, self.failures, self.in_a_row)
+
+
+class Counts:
+    """Those of one store.  Failures are written at once, uses after 256; the caller has the lock."""
+
+    def __init__(self, store: Store, retired_after: int) -> None:
+        self._store = store
+        self._retired_after = retired_after
+        self._unwritten: dict[Counted, _Count] = {}
+        self._failing: set[Counted] = set()  # whose last call failed
+
+    def note(self, counted: Counted, *, well: bool) -> bool:
+        """Count a call; tell whether the version was retired by that.
+
+        What cannot be written now is written with the next.
+        """
+        count = self._unwritten.setdefault(counted, _Count())
+        count.add(well=well)
+        if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
+            with contextlib.suppress(RegistryError):
+                return self._write(counted)
+        return False
+
+    def write_all(self) -> bool:
+        """Write all counts; tell whether a version was retired by that.  Raises RegistryError."""
+        retired = [self._write(counted) for counted in list(self._unwritten)]
+        return any(retired)
+
+    def usage(self, counted: Counted) -> Usage:
+        """Return what was written and, of uses, what was not yet."""
+        known = self._store.usage(*counted)
+        return known._replace(uses=known.uses + self._unwritten.get(counted, _Count()).uses)
+
+    def _write(self, counted: Counted) -> bool:
+        count = self._unwritten[counted]
+        retired = self._store.count(
+            *counted, count.usage, well=count.well, retire_at=self._retired_after
+        )
+        del self._unwritten[counted]
+        if count.in_a_row:
+            self._failing.add(counted)
+        else:
+            self._failing.discard(counted)
+        return retired

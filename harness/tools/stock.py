@@ -1,0 +1,73 @@
+"""The tools of a registry as they are called: a developer's as it is, a made one with what runs it."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from ...policies.errors import ToolDenied, ToolFailed, ToolResultInvalid
+from .performing import Performer
+from .program import program_of_call
+from .registry import ToolRegistry
+from .schema import describe_source
+from .spec import Caller, Tool, ToolSpec, ToolState
+
+_REMEMBERED = 1024
+
+
+class Stock:
+    """A broker's catalogue; safe from many threads.  Calls of made tools are counted.
+
+    `performer` has to be there before the first call: it needs the broker, which needs this.
+    """
+
+    performer: Performer
+
+    def __init__(self, registry: ToolRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
+
+    def get(self, name: str) -> Tool:
+        """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
+        spec = self._registry.get(name)
+        if developers := self._registry.developers(name):
+            return developers
+        if spec.state is ToolState.RETIRED:
+            raise ToolDenied(
+                f"{spec.name} is retired: it failed too often, or was taken back",
+                "make a new version of it, or call an older one by name@version",
+                tool=spec.name,
+            )
+        key = spec.reference, spec.state, spec.source_hash
+        with self._lock:
+            if known := self._tools.get(key):
+                self._tools.move_to_end(key)
+                return known
+        made = self._made(spec)
+        with self._lock:
+            self._tools[key] = made
+            if len(self._tools) > _REMEMBERED:
+                self._tools.popitem(last=False)
+        return made
+
+    def specs(self) -> list[ToolSpec]:
+        """Return what may be offered to a program."""
+        return self._registry.list_tools()
+
+    def revision(self) -> int:
+        """Return a number that is another one once other tools are offered."""
+        return self._registry.revision()
+
+    def _made(self, spec: ToolSpec) -> Tool:
+        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+
+        def perform(arguments: dict[str, Any], caller: Caller) -> Any:
+            try:
+                value = self.performer.run(spec, program, arguments)
+            except (ToolFailed, ToolResultInvalid):
+                self._registry.note(spec, well=False)
+                raise
+            self._registry.note(spec, well=True)
+            return value
+
+        return Tool(spec, perform)
