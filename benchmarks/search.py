@@ -43,6 +43,10 @@ def measure(settings: Settings) -> Report:
     asked = questions(settings.data) if settings.data else None
     tables, verdicts = _found(asked, settings) if asked else ((), ())
     times, cost = _times(index, documents, asked, settings)
+    if asked and settings.model:
+        from .meaning import cost_of_meaning  # numpy is an extra
+
+        tables = (*tables, cost_of_meaning(settings.model, asked, settings.amount(200, 5)))
     change = _change(index, documents, building, settings)
     return Report(
         name="search", title="Search over tools", tables=(*tables, times, change),

@@ -23,6 +23,7 @@ class Asked(NamedTuple):
     rarities: dict[str, int]
     telling: dict[str, int]
     demand: int
+    names_it: bool  # it is no sentence, but a few words for what is looked for
 
 
 def asked_for(query: str, postings: Postings) -> Asked:
@@ -39,16 +40,18 @@ def asked_for(query: str, postings: Postings) -> Asked:
     rarest = heapq.nsmallest(_MAX_WORDS, rarities, key=lambda word: (-rarities[word], word))
     kept = {word: rarities[word] for word in rarest}
     telling = {word: rarity for word, rarity in kept.items() if not word.isdigit()}
-    return Asked(query, kept, telling, _demand(query, sum(telling.values()), postings))
+    names_it = len(query[:MAX_CHARACTERS].split()) <= _KEYWORDS
+    demand = _demand(sum(telling.values()), postings, names_it=names_it)
+    return Asked(query, kept, telling, demand, names_it)
 
 
-def _demand(query: str, worth: int, postings: Postings) -> int:
+def _demand(worth: int, postings: Postings, *, names_it: bool) -> int:
     """Return how much of a query's worth a document must have to answer it.
 
     Half of it, where the query names what it looks for.  Of a sentence, half as much as a word
     is worth that no document has: more than any word that many have.
     """
-    if len(query[:MAX_CHARACTERS].split()) <= _KEYWORDS:
+    if names_it:
         return (worth + 1) // 2
     return (postings.rarity("") + 1) // 2
 

@@ -14,14 +14,16 @@ from .documents import Document
 from .fusing import Meaning, fuse
 from .postings import Postings
 from .shelf import Filter, Shelf
-from .words import MAX_CHARACTERS, words
+from .words import MAX_CHARACTERS, apart, words
 
 __all__ = ["MAX_FOUND", "Filter", "Found", "Match", "SearchIndex"]
 
 MAX_FOUND = 200  # how far pages reach; who has not found it by then should ask otherwise
 _EXTRA = 8  # results asked for beyond a page, because some may not answer the query
-_NEAR = 50  # documents that words, and that meaning, put forward for one order of both
-_MEANS_IT = 0.3  # cosine from which a text answers a query that shares no word with it
+_NEAR = 100  # documents that words, and that meaning, put forward for one order of both
+# Cosine from which a text answers a query that shares no word with it.  Of a sentence, less: most of it
+# is about the case at hand.
+_MEANS_IT_IN_WORDS, _MEANS_IT = 0.3, 0.25
 _FURTHER = 4  # how many times as many documents are looked at, if most do not answer
 _ALL = Filter()
 
@@ -142,17 +144,26 @@ class SearchIndex:
         return ordered[:count]
 
     def _fused(self, meaning: Meaning, asked: Asked, allowed: Set[int] | None) -> list[int]:
-        """Return what words and what meaning put forward, in one order, if either answers."""
+        """Return what words and what meaning put forward, in one order, if one of it answers.
+
+        The others need half as much for it, of words or of meaning.
+        """
         ids = None if allowed is None else {self._shelf.id(number) for number in allowed}
         nearest = dict(meaning.nearest(asked.query[:MAX_CHARACTERS], _NEAR, ids))
         spoken = [self._shelf.id(number) for number in self._best(asked, allowed, _NEAR)]
         fused = [self._shelf.number(id) for id in fuse((spoken, list(nearest)))]
         covered = self._postings.covered(fused, asked.telling)
-        return [
-            number for number in fused
-            if covered[number] >= asked.demand
-            or nearest.get(self._shelf.id(number), 0.0) >= _MEANS_IT
-        ]  # fmt: skip
+        near = _MEANS_IT_IN_WORDS if asked.names_it else _MEANS_IT
+        shares = {
+            number: max(
+                covered[number] / max(1, asked.demand),
+                nearest.get(self._shelf.id(number), 0.0) / near,
+            )
+            for number in fused
+        }
+        if all(share < 1 for share in shares.values()):
+            return []
+        return [number for number in fused if shares[number] >= 0.5]
 
     def _hint(self, query: str, allowed: Set[int] | None) -> str:
         """Say why nothing was found, and what to do."""
@@ -173,6 +184,6 @@ def _fields(document: Document) -> tuple[list[str], ...]:
 
 
 def _text(document: Document) -> str:
-    """Return what a document means, for who understands texts."""
-    parameters = ", ".join(each.name for each in document.parameters)
-    return f"{document.full_name}: {document.description} ({parameters})"[:MAX_CHARACTERS]
+    """Return what a document means, for who understands texts: names are words there."""
+    parameters = ", ".join(apart(each.name) for each in document.parameters)
+    return f"{apart(document.full_name)}: {document.description} ({parameters})"[:MAX_CHARACTERS]

@@ -16,6 +16,7 @@ _MAX_KNOWN = 50_000  # words remembered, so that each is stemmed once
 _RUNS = re.compile(r"[^\W\d_]+|\d+")
 # HTTPServer -> HTTP Server; readFile -> read File.
 _HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_JOINTS, _CAMELS = re.compile(r"[_./-]+"), re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # Cf: bidirectional and zero-width characters, tags; Cs: halves of a pair; Zl, Zp: they break lines.
 _UNSEEN = frozenset({"Cf", "Cs", "Cc", "Co", "Zl", "Zp"})
@@ -62,6 +63,11 @@ def alternatives(text: str) -> list[Alternatives]:
 def squeezed(name: str) -> str:
     """Return a name without case and separators: `find symbol` is `find_symbol` is `FindSymbol`."""
     return "".join(_RUNS.findall(fold(name))).lower()
+
+
+def apart(name: str) -> str:
+    """Return a name as words, for people's models to read: `find_symbol` and `findSymbol` are two."""
+    return _CAMELS.sub(" ", _JOINTS.sub(" ", name[:MAX_CHARACTERS]))
 
 
 def fold(text: str) -> str:

@@ -1,0 +1,50 @@
+"""What it costs to know what texts mean: a sentence encoder, a catalogue of vectors, a query."""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..harness.tools.search import SearchIndex
+from ..harness.tools.semantic import Encoder, Vectors
+from .catalogues import Questions
+from .measuring import median
+from .report import Column, Table, Value
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def cost_of_meaning(model: Path, asked: Questions, queries: int) -> Table:
+    """Return seconds of the processor, of all threads of the process."""
+    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+        cache = Path(directory, "vectors.db")
+        encoder = Encoder(model)
+        index: list[SearchIndex] = []
+
+        def fill() -> None:
+            index.append(SearchIndex(asked.documents, Vectors(encoder, cache)))
+
+        texts = itertools.cycle(text for text, _ in asked.questions)
+        rows: tuple[tuple[Value, ...], ...] = (
+            ("the model is read", _seconds(lambda: Encoder(model))),
+            (f"{len(asked.documents)} tools are encoded, and kept in a file", _seconds(fill)),
+            ("the same from that file", _seconds(fill)),
+            (
+                "a question is encoded and compared, p50",
+                median([_seconds(lambda: index[0].search(next(texts))) for _ in range(queries)]),
+            ),
+        )
+    threads = os.environ.get(_THREADS, "as many as it likes")
+    return Table(
+        title=f"Meaning, with these threads of the linear algebra ({_THREADS}): {threads}",
+        columns=(Column("what"), Column("processor, s", 3)),
+        rows=rows,
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
