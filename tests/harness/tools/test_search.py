@@ -454,13 +454,27 @@ def test_what_is_far_in_words_and_meaning_is_not_found() -> None:
     assert '"currency"' in found.hint
 
 
+def test_once_one_answers_half_as_near_is_near_enough_for_the_others() -> None:
+    near = [("mail/send-mail", 0.31), ("ci/run_tests", 0.16), ("pdf", 0.14)]
+    index = SearchIndex(CATALOGUE, Meanings({"drop a line": near}))
+    assert ids(index.search("drop a line")) == ["mail/send-mail", "ci/run_tests"]
+
+
+def test_a_sentence_may_be_a_little_further_from_what_answers_it() -> None:
+    near = [("mail/send-mail", 0.26)]
+    sentence = "would you drop my dear old aunt a line"
+    index = SearchIndex(CATALOGUE, Meanings({"drop a line": near, sentence: near}))
+    assert ids(index.search("drop a line")) == []
+    assert ids(index.search(sentence)) == ["mail/send-mail"]
+
+
 def test_meaning_keeps_to_filters_and_learns_and_forgets() -> None:
     meanings = Meanings({"drop a line": [("mail/send-mail", 0.7), ("pdf", 0.6)]})
     index = SearchIndex(CATALOGUE, meanings)
     assert ids(index.search("drop a line", Filter(kinds=("skill",)))) == ["pdf"]
     assert {*meanings.known} == {document.id for document in CATALOGUE}
     assert meanings.known["sqlite/read_query"] == (
-        "sqlite.read_query: Execute a SELECT query on the SQLite database (query)"
+        "sqlite read query: Execute a SELECT query on the SQLite database (query)"
     )
     index.remove("pdf")
     assert "pdf" not in meanings.known
