@@ -265,6 +265,7 @@ def test_the_dead_do_not_wait(make: Callable[..., Loop], monkeypatch: pytest.Mon
     for number in range(2000):
         loop.doors.knock(Notification(number, 1, 1, ()), 0)
         assert len(loop.doors._waiting) <= 256
+    assert not loop.refused
     alive.update(range(3000))
     for number in range(2000, 2300):
         loop.doors.knock(Notification(number, 1, 1, ()), 0)

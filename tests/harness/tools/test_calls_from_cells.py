@@ -383,6 +383,7 @@ def pack(*parts):
         ("sock.send(pack('Answer', 1, b'1', '', ''))", "Answer"),
         ("sock.send(pack('Call', 'x', 'slow', b'{}'))", "int"),
         ("sock.send(pack('Call', 1))", "length"),
+        ("sock.send(b'\\0\\x95\\xa4Call\\xff\\xa4slow\\xc4\\x02{}\\xa0')", "int"),  # -1: a door's
     ],
 )
 def test_a_frame_that_no_honest_guest_sends_ends_the_cell(attack: str, words: str) -> None:
