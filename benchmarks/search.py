@@ -29,7 +29,7 @@ from .settings import Settings
 Finder = Callable[[str, int], Sequence[str]]  # query and count to ids
 
 _COUNTS = (1, 5, 10)
-_WORDS_REACH, _MEANING_REACHES = (0.64, 0.87, 0.92), (0.70, 0.93, 0.96)
+_WORDS_REACH, _MEANING_REACHES = (0.64, 0.87, 0.92), (0.65, 0.93, 0.97)
 _MILLISECOND = 1e-3
 _UNKNOWN = ("zymurgy", "convert zymurgy", "list quokkas", "book a numdah")
 

@@ -81,9 +81,7 @@ class Supervision:
         for capture in work.captures:
             self.watch(capture.pipe, _IN, self._reader(capture))
         if self._calls:
-            self.watch(
-                self._calls.ready, _IN, partial(self._on_waiting_answers, self._calls.ready)
-            )
+            self.watch(self._calls.ready, _IN, partial(self._on_waiting_answers, self._calls.ready))
         if listener := custody.listener:
             self.watch(cell.listener, _IN, partial(self._on_notification, listener))
         if work.cancel >= 0:

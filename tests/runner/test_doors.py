@@ -34,7 +34,7 @@ class Loop:
         self.breaches: list[str] = []
         self.theirs: list[socket.socket] = []
         self.refused: list[int] = []
-        self.calls = Calls(answer, lambda answer: self.doors.keep(answer))
+        self.calls = Calls(answer, self._keep)
         self.watch(self.calls.ready, select.POLLIN, self._on_answers)
         self.doors = Doors(-1, MOST, self.calls, self)
 
@@ -69,6 +69,9 @@ class Loop:
         self.calls.close()
         for each in self.theirs:
             each.close()
+
+    def _keep(self, answer: Answer) -> bool:
+        return self.doors.keep(answer)
 
     def _on_answers(self, _: int) -> None:
         os.eventfd_read(self.calls.ready)
