@@ -110,6 +110,14 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     add_serve(serve)
 
 
+def _add_mcp(mcp: argparse.ArgumentParser) -> None:
+    from .mcp.serving.commands import add_mcp
+
+    mcp.set_defaults(command=_mcp)
+    add_policy(mcp)
+    add_mcp(mcp)
+
+
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     from ..benchmarks.commands import add_bench
 
@@ -124,6 +132,7 @@ _ROOMS = {
     "runs": ("see what waits for approval, and decide", _add_runs),
     "tools": ("make tools, call them, and look at them", _add_tools),
     "serve": ("share one pool of cells among processes", _add_serve),
+    "mcp": ("serve a model's tools by the Model Context Protocol", _add_mcp),
     "bench": ("measure on this machine what cells cost", _add_bench),
 }
 
@@ -169,6 +178,12 @@ def _serve(options: argparse.Namespace) -> int:
 
     serve(options, [policy_named(name, options) for name in options.policy or [None]])
     return RAN
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    from .mcp.serving.commands import serve
+
+    return serve(options, policy_of(options))
 
 
 def _tools(options: argparse.Namespace) -> int:

@@ -211,13 +211,17 @@ class Sandbox(Executing):
         return self._cells.workspaces
 
     def sibling(
-        self, policy: Policy, pool: PoolSettings, tools: "Broker | None" = None
-    ) -> "Sandbox":
+        self, policy: Policy, pool: PoolSettings, tools: "Broker | None" = None,
+        sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+    ) -> "Sandbox":  # fmt: skip
         """Return another sandbox of the same interpreter, cgroups, source checks and trail."""
         if self._alike is None:
             raise PolicyError("connect: a daemon makes no cells for other policies than its own")
         alike: dict[str, Any] = self._alike
-        return Sandbox(policy=policy, pool=pool, audit=self.audit or False, tools=tools, **alike)
+        return Sandbox(
+            policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
+            **alike,
+        )  # fmt: skip
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False

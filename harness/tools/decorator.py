@@ -55,6 +55,11 @@ def tool_of(function: Callable[..., Any] | Tool) -> Tool:
     return found if isinstance(found, Tool) else _tool(function)
 
 
+def is_marked(function: object) -> bool:
+    """Tell whether something is a function that was marked as a tool."""
+    return isinstance(getattr(function, _MARK, None), Tool)
+
+
 def _tool(
     function: Callable[..., Any],
     *,

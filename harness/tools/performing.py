@@ -13,7 +13,7 @@ from ...policies.errors import (
     ToolTestFailed,
 )
 from ...runner.result import SandboxResult
-from ..calling import CALLING
+from ..calling import CALLING, CANCEL
 from ..terminal import harmless
 from .broker import Broker
 from .cells import Cells
@@ -73,7 +73,9 @@ class Performer:
         token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
         try:
             with self._cells.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
-                return sandbox.execute(program, inputs=inputs, timeout=spec.timeout)
+                return sandbox.execute(
+                    program, inputs=inputs, timeout=spec.timeout, cancel=CANCEL.get()
+                )
         finally:
             CALLING.reset(token)
 

@@ -110,6 +110,15 @@ class RunStore:
                     (run,),
                 )
 
+    def forget(self, run: str | None) -> None:
+        """Remove a run, or each that is over, with its calls and what was asked for it."""
+        with self._database.writing("remove from") as db:
+            gone = [(run,)] if run else db.execute(
+                f"SELECT run FROM runs WHERE state IN {_OVER}"  # noqa: S608 - words of ours
+            ).fetchall()  # fmt: skip
+            for table in ("calls", "approvals", "runs"):
+                db.executemany(f"DELETE FROM {table} WHERE run = ?", gone)  # noqa: S608 - of three
+
     # calls
 
     def calls(self, run: str) -> list[Recorded]:

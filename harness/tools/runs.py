@@ -92,6 +92,10 @@ class Runs(Closing):
         long."""
         self._store.grant(tool.name, tool.identity, count, time.time() + seconds)
 
+    def forget(self, run: str | None = None) -> None:
+        """Remove all that is known of a run, which then cannot be resumed; or of each that is over."""
+        self._store.forget(run)
+
     def expire(self) -> int:
         """Refuse what has waited too long; return how much that was."""
         return self._store.expire()

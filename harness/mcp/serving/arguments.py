@@ -1,0 +1,112 @@
+"""What clients pass, a struct for each tool: read strictly, and the source of the schemas they see."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ....policies.errors import PolicyError
+
+NEW = "new"
+_MAX_NAMES = 20
+_MAX_FILES = 1000
+
+# A bound that is told costs tokens in every conversation; one that is not holds all the same.
+_UNTOLD = (
+    "title", "maxLength", "maxItems", "minItems", "maxProperties", "propertyNames", "minimum",
+    "maximum", "exclusiveMinimum",
+)  # fmt: skip
+_MAY_BE_EMPTY = ("default", "required")
+
+_Name = Annotated[str, Meta(max_length=256)]
+_Id = Annotated[str, Meta(max_length=64)]
+_Path = Annotated[str, Meta(max_length=1024)]
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of one call."""
+
+
+class SearchTools(Arguments, frozen=True):
+    query: Annotated[str, Meta(max_length=4096)]
+    limit: Annotated[int, Meta(ge=1, le=50)] = 5
+
+
+class DescribeTools(Arguments, frozen=True):
+    names: Annotated[list[_Name], Meta(min_length=1, max_length=_MAX_NAMES)]
+
+
+class RunCode(Arguments, frozen=True):
+    code: str
+    language: _Name = "python"
+    session: Annotated[_Id, Meta(description='"new", or the id of one; else a fresh cell')] = ""
+    files: Annotated[
+        dict[_Path, str],
+        Meta(max_length=_MAX_FILES, description="path -> text, put in place first"),
+    ] = {}
+    collect: Annotated[
+        list[_Path], Meta(max_length=64, description="globs of files to return")
+    ] = []
+    timeout: Annotated[float, Meta(gt=0, description="seconds")] | UnsetType = UNSET
+
+
+class CallTool(Arguments, frozen=True):
+    name: _Name
+    arguments: dict[str, Any] = {}
+
+
+class CreateTool(Arguments, frozen=True):
+    name: _Name
+    source_code: Annotated[str, Meta(description="Python that defines a function of that name")]
+    description: str = ""
+    tests: Annotated[
+        list[str], Meta(max_length=64, description="programs that assert, run after the source")
+    ] = []
+    calls: Annotated[list[_Name], Meta(max_length=64, description="tools that it may call")] = []
+
+
+class Sessions(Arguments, frozen=True):
+    close: Annotated[_Id, Meta(description="id of one to end first")] = ""
+
+
+class ListFiles(Arguments, frozen=True):
+    session: _Id
+
+
+class DownloadFile(Arguments, frozen=True):
+    session: _Id
+    path: _Path
+
+
+class UploadFile(Arguments, frozen=True):
+    session: _Id
+    path: _Path
+    text: str | UnsetType = UNSET
+    base64: str | UnsetType = UNSET
+
+
+def read_arguments(kind: type[Arguments], given: dict[str, Any] | None) -> Arguments:
+    """Return what a client passed; raises PolicyError naming what is wrong, and where."""
+    try:
+        return msgspec.convert(given or {}, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise PolicyError(f"arguments: {error}") from None
+
+
+def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of a struct, without what no reader needs."""
+    _, components = msgspec.json.schema_components([kind])
+    schema = components[kind.__name__]
+    schema.pop("description", None)  # that of the struct is for who reads the code
+    return _lean(schema)
+
+
+def _lean(schema: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no model needs: the titles, the bounds, and defaults that are empty."""
+    lean = {key: value for key, value in schema.items() if key not in _UNTOLD}
+    for key in ("items", "additionalProperties"):
+        if isinstance(lean.get(key), dict):
+            lean[key] = _lean(lean[key])
+    if "properties" in lean:
+        lean["properties"] = {name: _lean(each) for name, each in lean["properties"].items()}
+    return {key: value for key, value in lean.items() if value or key not in _MAY_BE_EMPTY}

@@ -1,0 +1,71 @@
+"""`sessions`, `list_files`, `download_file`, `upload_file`: what is open, and what lies there."""
+
+import base64
+import binascii
+import mimetypes
+
+from msgspec import UNSET
+
+from ....policies.errors import PolicyError, WorkspaceError
+from ....runner.workspace import Artifact
+from .answers import Downloaded, FileList, Listed, Uploaded, answered, block_of
+from .arguments import DownloadFile, ListFiles, Sessions, UploadFile
+from .conversation import Outcome
+from .owners import Owner
+from .sessions import OwnedSessions
+
+_DOWNLOAD_BYTES = 8 * 1024 * 1024
+_UNLISTED = "here sessions are known by their ids only"
+
+
+def sessions(open_sessions: OwnedSessions, owner: Owner, asked: Sessions) -> Outcome:
+    """End a session if one is named, and list the others."""
+    if asked.close:
+        open_sessions.close(owner, asked.close)
+    if not owner.may_list:
+        return answered(Listed(sessions=[], hint=_UNLISTED))
+    listed = open_sessions.of(owner)
+    return answered(
+        Listed(sessions=[{"id": each.id, "language": each.language} for each in listed])
+    )
+
+
+def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFiles) -> Outcome:
+    """List the files of a session."""
+    files = open_sessions.get(owner, asked.session).files()
+    return answered(FileList(files={file.path: file.size_bytes for file in files}))
+
+
+def download_file(open_sessions: OwnedSessions, owner: Owner, asked: DownloadFile) -> Outcome:
+    """Give a file: as a picture if it is one, else as a resource."""
+    session = open_sessions.get(owner, asked.session)
+    sizes = {file.path: file.size_bytes for file in session.files()}
+    if sizes.get(asked.path, 0) > _DOWNLOAD_BYTES:
+        raise WorkspaceError(
+            f"{asked.path}: {sizes[asked.path]} bytes, and {_DOWNLOAD_BYTES} go into one answer",
+            "have a program cut it into parts",
+        )
+    data = session.download(asked.path)
+    mime = mimetypes.guess_type(f"/{asked.path}")[0] or "application/octet-stream"
+    artifact = Artifact(asked.path, mime, data)
+    return answered(
+        Downloaded(path=asked.path, bytes=len(data)), [block_of(artifact, asked.session)]
+    )
+
+
+def upload_file(open_sessions: OwnedSessions, owner: Owner, asked: UploadFile) -> Outcome:
+    """Put a file into a session."""
+    data = _content(asked)
+    open_sessions.get(owner, asked.session).upload(asked.path, data)
+    return answered(Uploaded(path=asked.path, bytes=len(data)))
+
+
+def _content(asked: UploadFile) -> bytes:
+    if (asked.text is UNSET) == (asked.base64 is UNSET):
+        raise PolicyError("upload_file: give text or base64, one of them")
+    if asked.base64 is UNSET:
+        return str(asked.text).encode("utf-8", "replace")
+    try:
+        return base64.b64decode(str(asked.base64), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PolicyError(f"base64: {error}") from None

@@ -1,0 +1,70 @@
+"""The server from its first word to its last, over a pipe or over HTTP."""
+
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from mcp.server import Server
+
+from ...tools.runs import Runs
+from .http import PATH, app_of, listening, serve_http
+from .owners import PIPE
+from .pipes import serve_pipes
+from .place import Place
+from .server import Serving
+from .sessions import OwnedSessions
+from .workshop import Workshops
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run(
+    workshops: Workshops, sessions: OwnedSessions, runs: Runs, place: Place | None,
+    *, open_world: bool = False,
+) -> None:  # fmt: skip
+    """Serve until the client at the other end of the pipe closes it, or a signal comes.
+
+    `open_world` tells clients that some of what can be called acts outside this host.
+    """
+    server = Serving(workshops, sessions, runs, open_world=open_world).server()
+    if place is None:
+        workshops.of(PIPE.client)  # whoever is there will want it at once
+        anyio.run(_until_signalled, lambda ending: serve_pipes(server))
+        return
+    anyio.run(_until_signalled, lambda ending: _over_http(server, sessions, place, ending))
+
+
+async def _until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> None:
+    """Serve to the end; a signal ends a pipe at once, and HTTP in its order."""
+    ending = anyio.Event()
+
+    async def listen(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            async for _ in signals:
+                ending.set()
+                scope.cancel()
+
+    async with anyio.create_task_group() as beside:
+        beside.start_soon(listen, beside.cancel_scope)
+        await serve(ending)
+        beside.cancel_scope.cancel()
+
+
+async def _over_http(
+    server: Server[Any], sessions: OwnedSessions, place: Place, ending: anyio.Event
+) -> None:
+    with listening(place.host, place.port) as listener:
+        app = app_of(server, place.tokens, place.hosts, place.origins, sessions.close_all)
+        host, port, *_ = listener.getsockname()
+        shown = f"[{host}]" if ":" in host else host
+        _say(f"cellwright: serving MCP at http://{shown}:{port}{PATH}")
+        if place.made:
+            _say(f"cellwright: token {place.made}")
+        with anyio.CancelScope(shield=True):
+            await serve_http(app, listener, ending)
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
