@@ -63,6 +63,7 @@ class CreateTool(Arguments, frozen=True):
         list[str], Meta(max_length=64, description="programs that assert, run after the source")
     ] = []
     calls: Annotated[list[_Name], Meta(max_length=64, description="tools that it may call")] = []
+    allow_similar: bool = False
 
 
 class Sessions(Arguments, frozen=True):

@@ -112,8 +112,9 @@ def _go_on(
 def create(workshop: Workshop, asked: CreateTool) -> Outcome:
     """Make a tool that may do nothing beyond what every cell may."""
     spec = workshop.factory.create_tool(
-        asked.name, asked.description, asked.source_code, tests=asked.tests, calls=asked.calls
-    )
+        asked.name, asked.description, asked.source_code, tests=asked.tests, calls=asked.calls,
+        allow_similar=asked.allow_similar,
+    )  # fmt: skip
     return answered(
         Created(
             name=spec.name, version=spec.version, state=spec.state.value, parameters=spec.parameters

@@ -100,7 +100,7 @@ class Programs:
 
 
 class Heard(Executing):
-    """Executes as another does, in the hearing of a request: its output is told, and it ends with it."""
+    """Executes as another does, for a request: its output is told, and it ends with it."""
 
     def __init__(self, executing: Executing, line: Line) -> None:
         self._executing = executing
