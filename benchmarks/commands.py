@@ -37,6 +37,7 @@ BENCHMARKS = {
     "audit": "what the audit trail costs",
     "daemon": "what it costs to share a pool through a daemon",
     "tools": "what a call of a tool costs",
+    "mcp": "what a program costs a client of the MCP server",
     "validation": "what a source check costs",
     "search": "how much of what is asked for is found among tools, and what a query costs",
     "stream": "bytes of output a second, as they come",

@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +88,9 @@ def newer_node() -> str:
     return str(node) if os.access(node, os.X_OK) and node.is_file() else ""
 
 
+NODE_MODULES = Path(sys.prefix, "node", "node_modules")  # scripts/setup installed it there
+INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
@@ -100,6 +104,7 @@ _NEEDS = {
     "shared": SHARED.is_dir,
     "node": lambda: shutil.which("node") is not None,
     "newer_node": lambda: bool(newer_node()),
+    "inspector": lambda: bool(newer_node()) and INSPECTOR.is_file(),
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,

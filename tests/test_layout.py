@@ -172,7 +172,8 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     names = {"python-prctl": "prctl", "opentelemetry-api": "opentelemetry"}
     declared = {names.get(each, each) for each in distributions}
     used = {
-        each.split("/")[0] for path in MODULES for each in imports_of(path)
+        "mcp" if each.split("/")[0] in _SDK else each.split("/")[0]
+        for path in MODULES for each in imports_of(path)
         if each.split("/")[0] not in sys.stdlib_module_names
         and each.split("/")[0] not in (*FOLDERS, "cellwright")
     }  # fmt: skip

@@ -96,8 +96,8 @@ def approver(runs: Runs) -> Callable[[Asked], bool]:
         word, above = WORD.get(), CALLING.get()
         if word is None or above is not None:  # above: a tool calls, which would be called again
             raise ApprovalRequired(
-                f"{asked.tool} has to be approved by a person, who cannot be asked from here: call it by "
-                "call_tool, or from run_code without a session, not from a tool, of a client that "
+                f"{asked.tool} has to be approved by a person, who cannot be asked from here: call it "
+                "by call_tool, or from run_code without a session, not from a tool, of a client that "
                 "knows elicitation",
                 tool=asked.tool,
             )

@@ -148,7 +148,7 @@ def test_nothing_of_what_is_over_is_kept(server: Inside, era: str) -> None:
     drive(at(server.server, era, Person("decline")), body)
     with server.runs._store._database.reading() as db:
         for table in ("runs", "calls", "approvals"):
-            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table  # noqa: S608
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
 
 
 # What a client of the protocol without handshakes brings back

@@ -21,7 +21,15 @@ from cellwright.policies.errors import PolicyError
 from cellwright.runner.audit.verification import read
 from tests.conftest import soon
 from tests.harness.mcp.serving.servers import (
-    BOUND_SECONDS, ERAS, Http, call, drive, failing, over_http, tools_file, yes,
+    BOUND_SECONDS,
+    ERAS,
+    Http,
+    call,
+    drive,
+    failing,
+    over_http,
+    tools_file,
+    yes,
 )  # fmt: skip
 from tests.harness.mcp.serving.test_pipes import ENDLESS, HELLO, ends_in
 

@@ -19,7 +19,15 @@ from cellwright.harness.mcp.serving.pipes import Lines, Text
 from cellwright.runner.audit.verification import read
 from tests.conftest import ROOT, soon
 from tests.harness.mcp.serving.servers import (
-    BOUND_SECONDS, COMMAND, OPTIONS, call, drive, environment, piped, tools_file, yes,
+    BOUND_SECONDS,
+    COMMAND,
+    OPTIONS,
+    call,
+    drive,
+    environment,
+    piped,
+    tools_file,
+    yes,
 )  # fmt: skip
 from tests.runner.test_leftovers import cgroups_of, descendants
 

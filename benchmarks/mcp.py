@@ -1,0 +1,166 @@
+"""What a program costs a client of our MCP server, beside a tool of the SDK's that does nothing.
+
+Both servers are processes behind a pipe, spoken to by the same few lines, so that no client's own work
+is in the numbers.  The SDK is imported by the servers only.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from .measuring import (
+    Contender,
+    median,
+    percentile,
+    percentile_columns,
+    percentile_row,
+    side_by_side,
+)
+from .programs import SUM
+from .report import Column, Report, Table, Verdict
+from .settings import Settings, sandbox
+
+_MS = 1000.0
+_ECHO = "a tool that gives back what it got, of the SDK alone"
+_RUN, _SESSION = "`run_code` of `1+1`, a fresh cell", "`run_code` of `1+1`, in a session"
+_SEARCH, _TOOL = "`search_tools`", "`run_code` of a program that calls a made tool"
+_OWN = "`execute('1+1')`, no protocol"
+_ECHO_SERVER = """
+import anyio
+from mcp import types
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+
+async def list_tools(context, params):
+    return types.ListToolsResult(tools=[types.Tool(name="echo", input_schema={"type": "object"})])
+
+async def call_tool(context, params):
+    text = types.TextContent(type="text", text=str(params.arguments))
+    return types.CallToolResult(content=[text], structured_content=params.arguments)
+
+async def main():
+    server = Server("echo", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with stdio_server() as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
+
+anyio.run(main)
+"""
+_HELLO = {
+    "protocolVersion": "2025-11-25", "capabilities": {},
+    "clientInfo": {"name": "bench", "version": "1"},
+}  # fmt: skip
+_DOUBLE = "def double(n: int) -> int:\n    return n * 2"
+_PROGRAM = "import tools\ntools.double(21)"
+
+
+class Peer:
+    """A server behind a pipe, and the least that one has to say to it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin
+        assert process.stdout
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._id = 0
+
+    def greet(self) -> None:
+        self.ask("initialize", _HELLO)
+        self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        """Return what a tool gives; raises RuntimeError if that is an error."""
+        result = self.ask("tools/call", {"name": name, "arguments": arguments})
+        if result.get("isError"):
+            raise RuntimeError(str(result["content"]))
+        found: dict[str, Any] = result["structuredContent"]
+        return found
+
+    def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self._id += 1
+        self._send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
+        while True:
+            answer = json.loads(self._stdout.readline())
+            if answer.get("id") == self._id:
+                found: dict[str, Any] = answer["result"]
+                return found
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._stdin.write(json.dumps(message).encode() + b"\n")
+        self._stdin.flush()
+
+
+@contextlib.contextmanager
+def served(*command: str) -> Iterator[Peer]:
+    """Give a server that has been greeted, and end it after."""
+    process = subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        peer = Peer(process)
+        peer.greet()
+        yield peer
+    finally:
+        process.communicate()
+
+
+def measure(settings: Settings) -> Report:
+    """Return percentiles of calls in turn."""
+    layers = settings.policy.optional_layers
+    optional = [part for layer in layers for part in ("--optional", layer)]
+    with (
+        served("-I", "-c", _ECHO_SERVER) as echo,
+        served("-I", "-m", "cellwright", "mcp", *optional) as ours,
+        sandbox(settings, audit=False) as own,
+    ):
+        ours.call("create_tool", name="double", source_code=_DOUBLE)
+        session = ours.call("run_code", code=SUM.source, session="new")["session"]
+        run = partial(ours.call, "run_code", code=SUM.source)
+        times = side_by_side(
+            [
+                Contender(_OWN, partial(own.execute, SUM.source), own.settle),
+                Contender(_ECHO, partial(echo.call, "echo", code=SUM.source)),
+                Contender(_SEARCH, partial(ours.call, "search_tools", query="double")),
+                Contender(_RUN, run),
+                Contender(_SESSION, partial(run, session=session)),
+                Contender(_TOOL, partial(ours.call, "run_code", code=_PROGRAM)),
+            ],
+            settings.amount(1000, 30),
+        )
+    return _report(times)
+
+
+def _report(times: dict[str, list[float]]) -> Report:
+    bare = median(times[_ECHO])
+    table = Table(
+        title="One call over a pipe",
+        columns=(Column("what"), *percentile_columns("ms"), Column("ratio", 2)),
+        rows=tuple(
+            (way, *percentile_row(seconds, _MS), median(seconds) / bare)
+            for way, seconds in times.items()
+        ),
+        note="The ratio is to the tool that does nothing: the rest of its time is the protocol's.",
+    )
+    return Report(
+        name="mcp",
+        title="What a program costs a client of the MCP server",
+        tables=(table,),
+        verdicts=(_verdict(times),),
+        notes=("Default policy, every layer on, no audit trail; in turn, each server a process.",),
+        samples={way: tuple(seconds) for way, seconds in times.items()},
+    )
+
+
+def _verdict(times: dict[str, list[float]]) -> Verdict:
+    """Compare quiet moments: a call of ours wakes five processes, one after the other, and beside
+    busy neighbours each of them waits."""
+    quiet, bare = percentile(times[_RUN], 0.1), percentile(times[_ECHO], 0.1)
+    ratio = quiet / bare
+    return Verdict(
+        "in a quiet moment a program in a fresh cell takes less than six times as long as a tool "
+        "that does nothing",
+        ratio < 6,
+        f"{ratio:.2f} times",
+    )

@@ -1,0 +1,83 @@
+"""Parts that need no client: who may have how much, and on whose behalf."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mcp import MCPError
+
+from cellwright import Sandbox
+from cellwright.harness.mcp.serving.gate import BUSY, Gate
+from cellwright.harness.mcp.serving.owners import CLIENT, PIPE, Owner, owner_of
+from cellwright.harness.mcp.serving.sessions import Limits, OwnedSessions
+from cellwright.policies.errors import BusyError, SessionLost
+from tests.conftest import policy_named
+
+ANN, BOB, CAT = (Owner(name, name) for name in ("ann", "bob", "cat"))
+
+
+def test_requests_are_let_in_while_there_is_room() -> None:
+    gate = Gate(most=3, most_of_one=2)
+    with gate.room_for(ANN), gate.room_for(ANN):
+        with pytest.raises(MCPError) as refused, gate.room_for(ANN):
+            pass
+        assert refused.value.error.code == BUSY
+        with gate.room_for(BOB), pytest.raises(MCPError, match="too many"), gate.room_for(CAT):
+            pass
+        with gate.room_for(CAT):
+            pass
+    with gate.room_for(ANN), gate.room_for(ANN):
+        pass
+
+
+def context(version: str, **headers: str) -> Any:
+    request = SimpleNamespace(scope={CLIENT: "ann"}, headers=headers)
+    return SimpleNamespace(request=request, protocol_version=version)
+
+
+def test_who_asks_is_known_from_the_channel() -> None:
+    legacy, modern = "2025-11-25", "2026-07-28"
+    header = {"mcp-session-id": "0123"}
+    owner = owner_of(context(legacy, **header))
+    assert (owner.client, owner.may_list) == ("ann", True)
+    assert owner.id.startswith("ann/")
+    assert "0123" not in owner.id  # it is a secret, and owners stand in trails
+    assert owner.id != owner_of(context(legacy, **{"mcp-session-id": "0124"})).id
+    assert owner_of(context(modern, **header)) == Owner("ann", "ann", may_list=False)
+    assert owner_of(SimpleNamespace(request=None, protocol_version=modern)) == PIPE  # type: ignore[arg-type]
+    with pytest.raises(KeyError):  # whom nobody let in
+        owner_of(SimpleNamespace(request=SimpleNamespace(scope={}), protocol_version=legacy))  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("userns")
+def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
+    limits = Limits(of_one=2, of_all=3)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        first = sessions.open(ANN, sandbox, "python")
+        sessions.open(ANN, sandbox, "python")
+        with pytest.raises(BusyError, match="2 sessions are open already"):
+            sessions.open(ANN, sandbox, "python")
+        sessions.open(BOB, sandbox, "python")
+        with pytest.raises(BusyError, match="of all clients"):
+            sessions.open(BOB, sandbox, "python")
+        assert not first.lost  # nobody's was ended to make room
+        with pytest.raises(SessionLost):
+            sessions.close(BOB, first.id)
+        sessions.close(ANN, first.id)
+        sessions.open(BOB, sandbox, "python")
+        assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 2, 0]
+        sessions.close_all(BOB.id)
+        assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 0, 0]
+
+
+@pytest.mark.needs("userns")
+def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
+    limits = Limits(of_one=1)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        with pytest.raises(ValueError, match="cobol"):
+            sessions.open(ANN, sandbox, "cobol")
+        sessions.open(ANN, sandbox, "python")
