@@ -121,6 +121,24 @@ def test_a_tool_that_calls_a_risky_one_cannot_wait(server: Inside, era: str) -> 
     assert (PAID, person.asked) == ([], [])
 
 
+def test_a_tool_of_the_host_that_calls_a_risky_one_cannot_wait(server: Inside, era: str) -> None:
+    person, name = yes(), f"hosts_{era[:4]}"
+
+    def through(to: str) -> str:
+        broker = server.workshops.of("pipe").broker
+        return str(broker.call("pay", {"to": to, "amount": 1}))
+
+    through.__name__ = name
+    server.workshops.registry.register(through)
+
+    async def body(client: Client) -> None:
+        said = await failing(client, "call_tool", name=name, arguments={"to": "ann"})
+        assert "cannot be asked from here" in said
+
+    drive(at(server.server, era, person), body)
+    assert (PAID, person.asked) == ([], [])
+
+
 def test_a_person_sees_what_would_be_done_without_its_tricks(server: Inside) -> None:
     person = Person("decline")
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import httpx2
+import psutil
 import pytest
 from mcp import Client
 from mcp_types.version import LATEST_MODERN_VERSION
@@ -32,6 +33,7 @@ from tests.harness.mcp.serving.servers import (
     yes,
 )  # fmt: skip
 from tests.harness.mcp.serving.test_pipes import ENDLESS, HELLO, ends_in
+from tests.runner.test_leftovers import cgroups_of, descendants
 
 ANN, BOB = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"
 
@@ -382,6 +384,44 @@ def test_a_token_is_made_where_none_is_given(monkeypatch: pytest.MonkeyPatch) ->
         drive(http.connected(token, "legacy"), body)
         http.process.terminate()
         assert http.process.wait(BOUND_SECONDS) == 0
+
+
+@userns
+def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    trail = tmp_path / "trail"
+    file = tokens_in(tmp_path, ANN)
+    below: list[int] = []
+    with over_http("--token-file", file, "--audit", str(trail)) as http:
+
+        async def main() -> None:
+            begun = anyio.Event()
+
+            async def hear(*_: object) -> None:
+                begun.set()
+
+            async def run(era: str) -> None:
+                with contextlib.suppress(Exception):
+                    async with http.connected(ANN, era)() as client:
+                        await client.call_tool(
+                            "run_code", {"code": ENDLESS}, progress_callback=hear
+                        )
+
+            with anyio.fail_after(BOUND_SECONDS):
+                async with anyio.create_task_group() as beside:
+                    for era in ERAS:
+                        begun = anyio.Event()
+                        beside.start_soon(run, era)
+                        await begun.wait()
+                    below.extend(descendants(http.process.pid))
+                    http.process.terminate()
+                    assert await anyio.to_thread.run_sync(http.process.wait, BOUND_SECONDS) == 0
+                    beside.cancel_scope.cancel()
+
+        anyio.run(main)
+        assert below
+        assert soon(lambda: not [pid for pid in below if psutil.pid_exists(pid)])
+        assert cgroups_of(http.process.pid) == set()
+        assert ends_in(trail) == ["cancelled", "cancelled"]
 
 
 def tokens_in(tmp_path: Path, text: str) -> str:
