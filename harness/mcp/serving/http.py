@@ -16,6 +16,7 @@ from starlette.responses import Response
 from .owners import CLIENT, owner_id
 from .pipes import LINE_BYTES
 from .tokens import Tokens
+from .weights import Weights
 from .work import GONE
 
 Scope = MutableMapping[str, Any]
@@ -38,6 +39,7 @@ class Door:
         self._app = app
         self._tokens = tokens
         self._on_end = on_end
+        self._weights = Weights()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with 401 before a byte of its body is read, or pass it on."""
@@ -49,9 +51,13 @@ class Door:
             refusal = Response("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
             return
-        gone = anyio.Event()
-        scope.update({CLIENT: client, GONE: gone, "user": _user(client)})
-        await self._app(scope, _heard(receive, gone), self._watched(scope, send))
+        with self._weights.held(client, _length(scope)) as fits:
+            if not fits:
+                await Response("too much is asked at once\n", 503)(scope, receive, send)
+                return
+            gone = anyio.Event()
+            scope.update({CLIENT: client, GONE: gone, "user": _user(client)})
+            await self._app(scope, _heard(receive, gone), self._watched(scope, send))
 
     def _watched(self, scope: Scope, send: Send) -> Send:
         """Have a conversation that its client has ended be forgotten here too."""
@@ -85,6 +91,14 @@ def _header(scope: Scope, name: bytes) -> str:
     """Return a header, empty if it is not there, or there twice."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else ""
+
+
+def _length(scope: Scope) -> int:
+    """Return how long a body is; one that does not say may be as long as any."""
+    told = _header(scope, b"content-length")
+    if told.isdigit():
+        return min(int(told), LINE_BYTES)  # a longer one is refused before it is read
+    return LINE_BYTES if _header(scope, b"transfer-encoding") else 0
 
 
 def app_of(

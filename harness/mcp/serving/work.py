@@ -3,7 +3,7 @@
 import codecs
 import os
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
@@ -47,8 +47,7 @@ class Desk:
                 os.close(stop)
         if error:
             raise error
-        assert value is not None or error is None  # noqa: S101 - one or the other
-        return value  # type: ignore[return-value] # as above
+        return cast("T", value)
 
 
 async def _attended(

@@ -146,6 +146,29 @@ def test_a_body_is_bounded_and_read_of_who_is_welcome_only(place: Place) -> None
     assert post(place, large, b"") == 401
 
 
+@userns
+def test_bodies_that_are_much_together_are_refused_before_they_are_read(place: Place) -> None:
+    """Nine of 16 MiB that say so and do not come: one more than one client may have."""
+    held = []
+    try:
+        for _ in range(8):
+            connection = http.client.HTTPConnection(
+                place.http.base.removeprefix("http://"), timeout=30
+            )
+            connection.putrequest("POST", "/mcp")
+            connection.putheader("Authorization", BEARER)
+            connection.putheader("Content-Length", str(16 << 20))
+            connection.endheaders(b"{")
+            held.append(connection)
+        assert soon(lambda: post(place, {"Authorization": BEARER}, b"{}") == 503)
+        other = {"Authorization": f"Bearer {BOB}"}
+        assert post(place, other, json.dumps(HELLO).encode()) == 200
+    finally:
+        for connection in held:
+            connection.close()
+    assert soon(lambda: post(place, {"Authorization": BEARER}, json.dumps(HELLO).encode()) == 200)
+
+
 GARBAGE = [b"", b"{", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"jsonrpc":"2.0"}', b"1" * 5000,
            b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\\ud800"}}']  # fmt: skip
 

@@ -8,8 +8,11 @@ from mcp import MCPError
 
 from cellwright import Sandbox
 from cellwright.harness.mcp.serving.gate import BUSY, Gate
+from cellwright.harness.mcp.serving.http import _length
 from cellwright.harness.mcp.serving.owners import CLIENT, PIPE, Owner, owner_of
+from cellwright.harness.mcp.serving.pipes import LINE_BYTES
 from cellwright.harness.mcp.serving.sessions import Limits, OwnedSessions
+from cellwright.harness.mcp.serving.weights import Weights
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import policy_named
 
@@ -28,6 +31,33 @@ def test_requests_are_let_in_while_there_is_room() -> None:
             pass
     with gate.room_for(ANN), gate.room_for(ANN):
         pass
+
+
+def test_bodies_are_held_while_there_is_room() -> None:
+    weights = Weights(most=30, most_of_one=20)
+    with weights.held("ann", 20) as first, weights.held("ann", 1) as second:
+        assert (first, second) == (True, False)
+        with weights.held("bob", 10) as third, weights.held("cat", 1) as fourth:
+            assert (third, fourth) == (True, False)
+        with weights.held("cat", 10) as fifth:
+            assert fifth
+    with weights.held("ann", 20) as again:
+        assert again
+
+
+@pytest.mark.parametrize(
+    ("headers", "length"),
+    [
+        ({}, 0),
+        ({"content-length": "7"}, 7),
+        ({"content-length": "9" * 30}, LINE_BYTES),
+        ({"content-length": "-1", "transfer-encoding": "chunked"}, LINE_BYTES),
+        ({"transfer-encoding": "chunked"}, LINE_BYTES),
+    ],
+)
+def test_a_body_counts_for_what_it_may_be(headers: dict[str, str], length: int) -> None:
+    found = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert _length({"headers": found}) == length
 
 
 def context(version: str, **headers: str) -> Any:
