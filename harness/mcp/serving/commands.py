@@ -2,10 +2,11 @@
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ....policies.errors import PolicyError
 from ....policies.policy import Policy, check_limit
@@ -65,26 +66,19 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace, policy: Policy) -> int:
     """Serve until the client closes its end, or a signal; raises PolicyError."""
+    if importlib.util.find_spec("mcp") is None:
+        raise PolicyError("the extra `mcp` is not installed", "pip install 'cellwright[mcp]'")
     check_limit("--sessions", options.sessions, whole=True)
     check_limit("--session-idle", options.session_idle)
     limits = Limits(of_all=options.sessions, idle_seconds=options.session_idle)
     place = _place_of(options)
-    spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
     _log_to_stderr()
-    run = _imported()
+    spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
+    from .running import run
+
     with _workshops(options, policy, limits, spawned) as (workshops, runs):
         run(workshops, OwnedSessions(limits), runs, place)
     return RAN
-
-
-def _imported() -> Callable[..., None]:
-    """Import the SDK, or say how to have it; raises PolicyError."""
-    try:
-        from .running import run
-    except ModuleNotFoundError as error:
-        hint = "pip install 'cellwright[mcp]'"
-        raise PolicyError(f"the extra `mcp` is not installed: {error.name}", hint) from None
-    return run
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Parts that need no client: who may have how much, and on whose behalf."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from cellwright.harness.mcp.serving.pipes import LINE_BYTES
 from cellwright.harness.mcp.serving.sessions import Limits, OwnedSessions
 from cellwright.harness.mcp.serving.weights import Weights
 from cellwright.policies.errors import BusyError, SessionLost
-from tests.conftest import policy_named
+from tests.conftest import ROOT, policy_named, soon
 
 ANN, BOB, CAT = (Owner(name, name) for name in ("ann", "bob", "cat"))
 
@@ -111,3 +113,27 @@ def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
         with pytest.raises(ValueError, match="cobol"):
             sessions.open(ANN, sandbox, "cobol")
         sessions.open(ANN, sandbox, "python")
+
+
+@pytest.mark.needs("userns")
+def test_a_session_that_nobody_uses_is_ended() -> None:
+    limits = Limits(idle_seconds=0.05)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        session = sessions.open(ANN, sandbox, "python")
+        assert soon(lambda: sessions.of(ANN) == [])
+        assert "idle" in session.lost
+
+
+def test_without_the_sdk_the_command_says_how_to_have_it() -> None:
+    code = (
+        "import sys; sys.modules['mcp'] = None\n"
+        "from cellwright.harness.cli import main\nsys.exit(main(['mcp']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cellwright[mcp]" in done.stderr
