@@ -105,6 +105,7 @@ _NEEDS = {
     "node": lambda: shutil.which("node") is not None,
     "newer_node": lambda: bool(newer_node()),
     "inspector": lambda: bool(newer_node()) and INSPECTOR.is_file(),
+    "tsc": (NODE_MODULES / "typescript" / "bin" / "tsc").is_file,
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,
