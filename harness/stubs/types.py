@@ -1,0 +1,170 @@
+"""The types of a tool's arguments and result, as Python and TypeScript both have them.
+
+Data only: `reading.py` makes them of JSON Schema, `python.py` and `typescript.py` write them down.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Word: TypeAlias = Literal["any", "none", "bool", "int", "float", "str"]
+Scalar: TypeAlias = str | int | bool | None
+
+
+class _Part(msgspec.Struct, frozen=True):
+    pass
+
+
+class Plain(_Part, frozen=True):
+    """A type that has a name in every language."""
+
+    word: Word
+
+
+class Literals(_Part, frozen=True):
+    """One of a few values."""
+
+    values: tuple[Scalar, ...]
+
+
+class ListOf(_Part, frozen=True):
+    item: "Type"
+
+
+class TupleOf(_Part, frozen=True):
+    """A list whose first items have types of their own; `rest` is that of further ones."""
+
+    items: "tuple[Type, ...]"
+    rest: "Type | None"
+
+
+class MapOf(_Part, frozen=True):
+    """An object with any keys."""
+
+    value: "Type"
+
+
+class Either(_Part, frozen=True):
+    members: "tuple[Type, ...]"
+
+
+class Named(_Part, frozen=True):
+    """A type that stands in `Described.definitions`."""
+
+    name: str
+
+
+Type: TypeAlias = Plain | Literals | ListOf | TupleOf | MapOf | Either | Named
+
+
+class Field(_Part, frozen=True):
+    """A property; `wire` is its name, whatever that is, and `default` JSON in words."""
+
+    wire: str
+    type: Type
+    required: bool
+    description: str = ""
+    default: str = ""
+
+
+class Record(_Part, frozen=True):
+    """An object with known keys."""
+
+    fields: tuple[Field, ...]
+    description: str = ""
+
+
+class Described(_Part, frozen=True):
+    """A tool, as far as who calls it has to know it.
+
+    `more` tells that there may be arguments beside `parameters`.  Names in `definitions` are ASCII
+    identifiers, and no reserved word of either language.
+    """
+
+    name: str
+    description: str
+    parameters: tuple[Field, ...]
+    more: bool
+    result: Type
+    definitions: dict[str, Record | Type]
+
+
+ANY = Plain("any")
+NONE = Plain("none")
+
+
+def either(members: list[Type]) -> Type:
+    """Return what is one of `members`: each once, and anything if one of them is that."""
+    flat = [each for member in members for each in _members(member)]
+    if ANY in flat or not flat:
+        return ANY
+    values = [each.values for each in flat if isinstance(each, Literals)]
+    others: list[Type] = [each for each in flat if not isinstance(each, Literals)]
+    if values:
+        others.insert(0, literals([value for group in values for value in group]))
+    unique = tuple({repr(each): each for each in others}.values())
+    return unique[0] if len(unique) == 1 else Either(unique)
+
+
+def literals(values: list[Scalar]) -> Literals:
+    """Return one of `values`, each once: True is not 1."""
+    return Literals(tuple({repr(value): value for value in values}.values()))
+
+
+def _members(type: Type) -> tuple[Type, ...]:
+    return type.members if isinstance(type, Either) else (type,)
+
+
+def types_of(definition: Record | Type) -> list[Type]:
+    """Return the types that a definition says itself."""
+    if isinstance(definition, Record):
+        return [field.type for field in definition.fields]
+    return [definition]
+
+
+def names_in(type: Type) -> list[str]:
+    """Return the names that stand in a type, each as often as it does."""
+    if isinstance(type, Named):
+        return [type.name]
+    return [name for part in _parts(type) for name in names_in(part)]
+
+
+def says_only_itself(name: str, definitions: dict[str, Record | Type]) -> bool:
+    """Tell whether nothing but names stands between a definition and itself: no type is like that."""
+    waiting, seen = [name], set[str]()
+    while waiting:
+        definition = definitions[waiting.pop()]
+        parts = () if isinstance(definition, Record) else _members(definition)
+        names = [each.name for each in parts if isinstance(each, Named)]
+        if name in names:
+            return True
+        waiting += [each for each in names if each not in seen]
+        seen.update(names)
+    return False
+
+
+def in_order(definitions: dict[str, Record | Type]) -> dict[str, Record | Type]:
+    """Return definitions, each behind those that it names, as far as they do not name each other."""
+    ordered: dict[str, Record | Type] = {}
+    begun: set[str] = set()
+    waiting = list(reversed(definitions))
+    while waiting:
+        name = waiting[-1]
+        names = [each for type in types_of(definitions[name]) for each in names_in(type)]
+        new = [each for each in names if each not in begun] if name not in begun else []
+        begun.add(name)
+        if new:
+            waiting += reversed(new)
+        else:
+            ordered.setdefault(waiting.pop(), definitions[name])
+    return ordered
+
+
+def _parts(type: Type) -> tuple[Type, ...]:
+    if isinstance(type, TupleOf):
+        return (*type.items, *((type.rest,) if type.rest else ()))
+    if isinstance(type, ListOf):
+        return (type.item,)
+    if isinstance(type, MapOf):
+        return (type.value,)
+    return type.members if isinstance(type, Either) else ()

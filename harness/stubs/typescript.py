@@ -1,0 +1,119 @@
+"""TypeScript declarations and JavaScript modules, from the same types as Python's stubs.
+
+Text is put together here, of three things only: words of ours, identifiers in ASCII, and texts and
+numbers in JSON's quotes.  Comments cannot be ended by what stands in them.
+"""
+
+import json
+from collections.abc import Container, Iterable
+
+from .names import ascii_identifier
+from .types import (
+    Described,
+    Either,
+    Field,
+    ListOf,
+    Literals,
+    MapOf,
+    Plain,
+    Record,
+    Scalar,
+    TupleOf,
+    Type,
+)
+
+_WORDS = {
+    "any": "any", "none": "null", "bool": "boolean", "int": "number", "float": "number",
+    "str": "string",
+}  # fmt: skip
+# What JavaScript keeps for itself, beside what Python does.
+_RESERVED = frozenset({
+    "arguments", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "eval",
+    "export", "extends", "false", "function", "implements", "instanceof", "interface", "let", "new",
+    "null", "package", "private", "protected", "public", "static", "super", "switch", "this", "throw",
+    "true", "typeof", "var", "void",
+})  # fmt: skip
+
+
+def function_name(word: str, taken: Container[str] = ()) -> str:
+    return ascii_identifier(word if word not in _RESERVED else f"{word}_", taken)
+
+
+def declaration(described: Described, name: str) -> str:
+    """Return the `.d.ts` of a tool."""
+    parts = [_definition(name, each) for name, each in described.definitions.items()]
+    more = "  [key: string]: any;\n" if described.more else ""
+    parts.append(f"export interface Arguments {{\n{_fields(described.parameters)}{more}}}\n")
+    optional = "" if any(field.required for field in described.parameters) else "?"
+    head = f"{name}(args{optional}: Arguments): {written(described.result)}"
+    parts.append(f"{comment(described.description)}export declare function {head};\n")
+    return "\n".join(parts)
+
+
+def module(described: Described, name: str) -> str:
+    """Return the `.mjs` of a tool; its arguments go as they are, under their wire names."""
+    call = f"globalThis.callTool({quoted(described.name)}, args)"
+    return f"export const {name} = (args = {{}}) => {call};\n"
+
+
+def index(names: Iterable[tuple[str, bool]]) -> str:
+    """Return a module, and its declaration, that has all of a folder's."""
+    return "".join(
+        f'export {{ {name} }} from "./{name}.mjs";\n'
+        if is_tool
+        else f'export * as {name} from "./{name}/index.mjs";\n'
+        for name, is_tool in names
+    )
+
+
+def _definition(name: str, each: Record | Type) -> str:
+    if isinstance(each, Record):
+        return f"{comment(each.description)}export interface {name} {{\n{_fields(each.fields)}}}\n"
+    return f"export type {name} = {written(each)};\n"
+
+
+def _fields(fields: Iterable[Field]) -> str:
+    return "".join(map(_field, fields))
+
+
+def _field(field: Field) -> str:
+    said = [field.description, f"Default: {field.default}" if field.default else ""]
+    optional = "" if field.required else "?"
+    key = field.wire if ascii_identifier(field.wire) == field.wire else quoted(field.wire)
+    return (
+        f"{comment(' '.join(filter(None, said)), '  ')}  {key}{optional}: {written(field.type)};\n"
+    )
+
+
+def written(type: Type) -> str:
+    """Return a type in TypeScript's words."""
+    if isinstance(type, Plain):
+        return _WORDS[type.word]
+    if isinstance(type, Literals):
+        return " | ".join(map(quoted, type.values))
+    if isinstance(type, ListOf):
+        return f"Array<{written(type.item)}>"
+    if isinstance(type, TupleOf):
+        items = [f"({written(each)})?" for each in type.items]  # there may be fewer
+        rest = [f"...Array<{written(type.rest)}>"] if type.rest else []
+        return f"[{', '.join([*items, *rest])}]"
+    if isinstance(type, MapOf):
+        return f"{{ [key: string]: {written(type.value)} }}"
+    if isinstance(type, Either):
+        return " | ".join(map(written, type.members))
+    return type.name
+
+
+def quoted(value: Scalar) -> str:
+    return json.dumps(value)
+
+
+def comment(text: str, indent: str = "") -> str:
+    """Return a text as a comment of its own lines; nothing in it ends it."""
+    if not text:
+        return ""
+    lines = text.replace("*/", "*\\/").split("\n")
+    if len(lines) == 1:
+        return f"{indent}/** {lines[0]} */\n"
+    inside = "".join(f"{indent} * {line}".rstrip() + "\n" for line in lines)
+    return f"{indent}/**\n{inside}{indent} */\n"
