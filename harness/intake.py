@@ -85,13 +85,14 @@ class Intake:
         self, request: Request, language: str, perform: Perform, session_id: str | None
     ) -> SandboxResult:
         if self._clerk is None:
-            return perform(language, self._with_tools(request, None, session_id))
+            return perform(language, self._with_tools(request, language, None, session_id))
         about = _about(request, session_id)
         caller = CALLING.get()
         trace_id = request.trace_id or (caller.traceparent if caller else None)
         begun = self._clerk.begin(request.code, language, request.execution_id, trace_id, **about)
         try:
-            result = perform(language, self._with_tools(request, begun.span, session_id))
+            given = self._with_tools(request, language, begun.span, session_id)
+            result = perform(language, given)
         except BaseException as error:
             self._clerk.lose(request.execution_id, begun, error)
             raise
@@ -102,10 +103,12 @@ class Intake:
             audited=self._clerk.end(result, begun),
         )
 
-    def _with_tools(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
+    def _with_tools(
+        self, request: Request, language: str, span: "Span | None", session_id: str | None
+    ) -> Request:
         if self._offering is None or request.program:  # it has nothing to call them by
             return request
-        return self._offering.prepare(request, span, session_id)
+        return self._offering.prepare(request, language, span, session_id)
 
     def _rejected(
         self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()

@@ -1,7 +1,7 @@
 """What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ..runner.performance import Request
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
 from ..runner.session import SessionSettings
+from ..runner.shelf import Shelf
 from ..runner.spawn import Spawned, interpreter
 from ..runner.supervisor import Supervisor
 from ..runner.supervisors import Supervisors
@@ -55,18 +56,19 @@ class LocalCells:
         sessions, language = check_sessions(sessions), _language(language)
         interpreters = check_interpreters(interpreters)
         self.audit = _audit_log(config, audit)
+        offering = _offering(tools, self.policy, self.audit)
+        shelf = offering.shelf if offering else _no_shelf
         spawned = spawned or Spawned(python or interpreter())
         self.supervisor = Supervisor(
             self.policy, spawned, cgroup_root, settings,
-            language=language, interpreter=_interpreter(interpreters, language),
+            language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
         )  # fmt: skip
-        made = self.policy, spawned.executable, cgroup_root, settings, interpreters
+        made = self.policy, spawned.executable, cgroup_root, settings, interpreters, shelf
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
         self._programs = Programs()
         try:
             clerk = _clerk_of(self.audit, self.plan)
-            offering = _offering(tools, self.policy, self.audit)
             self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
             self._sessions = OpenSessions(self._supervisors, self._intake)
         except BaseException:
@@ -144,14 +146,18 @@ def _once_at_rest(_: int) -> None:
 
 def _another(
     policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], language: str,
+    interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None], language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language, which fewer cells wait for."""
     settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
-        language=language, interpreter=_interpreter(interpreters, language),
+        language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
     )  # fmt: skip
+
+
+def _no_shelf(_: str) -> None:
+    """Cells have no files about tools where there are no tools."""
 
 
 def _interpreter(interpreters: Mapping[str, str], language: str) -> str:

@@ -80,6 +80,18 @@ def strictest(verdicts: list[Verdict]) -> Verdict:
     return max(verdicts, key=lambda each: _STRICTNESS[each.effect])
 
 
+def may_allow(tools: Tools, name: str) -> bool:
+    """Tell whether there are arguments with which `name` could be called, as far as rules go."""
+    return all(_may_allow(rules, name) for rules in rule_lists(tools))
+
+
+def _may_allow(rules: tuple[ToolRule, ...], name: str) -> bool:
+    for rule in rules:
+        if fnmatch.fnmatchcase(name, rule.tool) and (rule.effect != "deny" or not rule.arguments):
+            return rule.effect != "deny"
+    return False
+
+
 def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
     """Return every list of rules that has to allow a call."""
     return tuple(rules for rules in (tools.rules, *tools.further) if rules)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import LauncherLost, LaunchError
+from ..policies.errors import LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import Plan
-from ..policies.policy import Policy
+from ..policies.policy import Policy, lies_in
 from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
@@ -23,6 +23,7 @@ from .messages import Boot
 from .plans import plan_for
 from .probe import probe_host
 from .runtime import Runtime, find_runtime
+from .shelf import PLACE, Shelf
 from .shown import Shown
 from .spawn import Spawned
 
@@ -36,16 +37,20 @@ class Generation:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
+        shelf: Shelf | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
-        `interpreter` is the path of that of `language`, where it is not in the usual places.
+        `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
+        what is on the `shelf`.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
         """
         self._policy = policy
         self._lessons = lessons
+        self._shelf = shelf
+        self._shelved: int | None = None  # where what cells see is written
         self._program: Program | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
@@ -68,11 +73,12 @@ class Generation:
             self.plan: Plan = plan_for(policy, host, learning=learning, program=self._program)
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
-            self.launcher.boot(self.boot)
+            self._shelved = self.launcher.boot(self.boot)
+            if shelf and self._shelved is not None:
+                shelf.admit(self._shelved)
             self.tree.admit(self.launcher.pids(), self.boot.host_uid)
         except BaseException:
-            self.launcher.close()
-            self.tree.close()
+            self._take_down()
             raise
 
     def _boot_frame(self, runtime: Runtime) -> Boot:
@@ -86,7 +92,11 @@ class Generation:
         if self._program:
             files, links = (*files, *self._program.files), (*links, *self._program.links)
         uid = os.geteuid() or unused_id(os.getpid())
-        return Boot(self.plan, files, links, runtime.hidden, uid)
+        if self._shelf and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
+            raise PolicyError(
+                f"the policy shows {PLACE}, where cells have the files about their tools"
+            )
+        return Boot(self.plan, files, links, runtime.hidden, uid, self._shelf is not None)
 
     def make(self, *, parked: bool = False) -> Custody:
         """Return a cell that waits for its program; raises LaunchError, LauncherLost.
@@ -168,5 +178,10 @@ class Generation:
             self._leftovers = [each for each in self._leftovers if not each.remove()]
             last = self._retired and not self._living
         if last:
-            self.launcher.close()
-            self.tree.close()
+            self._take_down()
+
+    def _take_down(self) -> None:
+        self.launcher.close()
+        self.tree.close()
+        if self._shelf and self._shelved is not None:
+            self._shelf.dismiss(self._shelved)

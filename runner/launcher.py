@@ -25,7 +25,7 @@ from .cell.guest import Guest, become_guest
 from .inits import Init, Inits, Nursery
 from .kernel import mounts, processes
 from .kernel import privileges as kernel
-from .messages import Boot, Ended, Failed, Fork, Forked, Reaped, Status, decode, encode
+from .messages import Boot, Ended, Failed, Fork, Forked, Mounted, Reaped, Status, decode, encode
 from .root import enter_new_root
 
 _CONTROL = 3
@@ -52,7 +52,7 @@ def main(own_paths: int) -> NoReturn:
         pid = os.fork()
         if pid:
             _keep(pid, sock, boot.host_uid)
-        site = _settle(boot)
+        site = _settle(boot, sock)
         inits = _part_from_nursery(site)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan)
@@ -104,12 +104,15 @@ def _enter_user_namespace() -> None:
     os.close(proc)
 
 
-def _settle(boot: Boot) -> Site:
+def _settle(boot: Boot, sock: socket.socket) -> Site:
     """Build the shared root, give up root, and become single-minded."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     root = _is_root()
-    enter_new_root(boot)
+    shelf = enter_new_root(boot)
+    if shelf is not None:  # before any process is forked that could have it too
+        channel.send(sock, encode(Mounted()), (shelf,))
+        os.close(shelf)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if root and os.getuid() == 0:
         privileges.become(boot.host_uid)

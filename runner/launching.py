@@ -13,7 +13,7 @@ from typing import NoReturn
 from ..policies.errors import LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
-from .messages import Boot, Failed, Fork, Forked, decode, encode
+from .messages import Boot, Failed, Fork, Forked, Mounted, decode, encode
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
@@ -33,18 +33,24 @@ class Launcher:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
-    def boot(self, boot: Boot) -> None:
-        """Send what its cells share and wait until it is ready; raises LaunchError."""
+    def boot(self, boot: Boot) -> int | None:
+        """Send what its cells share and wait until it is ready; return the directory in which files of
+        its shelf are written, if it has one.  Raises LaunchError."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(self._sock, encode(boot))
-        answer = self._receive_answer()
+        answer, shelf = self._receive_answer()
+        if isinstance(answer, Mounted):
+            answer, _ = self._receive_answer()
         if isinstance(answer, Forked):
             self._require_power_over_cells()
-            return
+            return shelf
+        if shelf is not None:
+            os.close(shelf)
         if answer is None:
             self._say_why_it_ended()
         self.close()
-        raise LaunchError(f"the launcher cannot set up: {answer.message}", _HINT)
+        words = getattr(answer, "message", "it said something else")
+        raise LaunchError(f"the launcher cannot set up: {words}", _HINT)
 
     def _require_power_over_cells(self) -> None:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
@@ -67,14 +73,16 @@ class Launcher:
         self.close()
         raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
-    def _receive_answer(self) -> Forked | Failed | None:
+    def _receive_answer(self) -> tuple[Forked | Mounted | Failed | None, int | None]:
+        """Return what it says, and the descriptor beside it."""
         if not channel.has_news(self._sock.fileno(), _BOOT_SECONDS):
-            return Failed(0, f"no answer within {_BOOT_SECONDS:g} s")
+            return Failed(0, f"no answer within {_BOOT_SECONDS:g} s"), None
         try:
-            frame = self._sock.recv(channel.PACKET_BYTES)
+            frame, received = channel.receive_with_descriptors(self._sock)
         except ConnectionResetError:
-            return None
-        return decode(frame[1:], Forked | Failed) if frame else None
+            return None, None
+        answer = decode(frame, Forked | Mounted | Failed) if frame else None
+        return answer, received[0] if received else None
 
     def fork(self, cell: Cell, *, parked: bool) -> None:
         """Have it make `cell`; what comes of it arrives on the cell's status channel."""

@@ -29,6 +29,7 @@ class Boot(_Frame, frozen=True):
     links: tuple[tuple[str, str], ...]  # (path, what it points to)
     hidden: tuple[str, ...]  # directories that must look empty
     host_uid: int  # whom to become, if started as root
+    tools: bool = False  # there is a shelf; it is handed over in a Mounted frame of its own
 
 
 class Fork(_Frame, frozen=True):
@@ -46,7 +47,8 @@ class Forked(_Frame, frozen=True):
 
 
 class Mounted(_Frame, frozen=True):
-    """The cell has its own file systems; comes with /workspace."""
+    """The cell has its own file systems; comes with /workspace.  Of a launcher: it has a shelf; comes
+    with the writable mount of it."""
 
 
 class Listening(_Frame, frozen=True):

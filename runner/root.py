@@ -12,6 +12,7 @@ from ..policies.languages import LANGUAGES, TOOL_CLIENT
 from ..policies.plan import Bind, Plan
 from .kernel import mounts
 from .messages import Boot
+from .shelf import PLACE
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -30,15 +31,17 @@ _LINKS = (
     ("/dev/stderr", "/proc/self/fd/2"),
 )
 _CLIENT = Path(__file__).with_name("cell").joinpath("call.sh").read_text()  # while it can be read
+_SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
 
 Source = tuple[int, str, bool]  # a detached mount, its place, whether it is a directory
 
 
-def enter_new_root(boot: Boot) -> None:
+def enter_new_root(boot: Boot) -> int | None:
     """Build the root and make it ours; the host's own file system is then out of reach.
 
-    The calling process needs CAP_SYS_ADMIN over its mount namespace.
+    Return a descriptor through which the shelf can be written, if there is one.  The calling process
+    needs CAP_SYS_ADMIN over its mount namespace.
     """
     mounts.make_private()
     sources = _open_sources(boot)
@@ -48,6 +51,7 @@ def enter_new_root(boot: Boot) -> None:
         os.makedirs(_STAGING + place, exist_ok=True)
     for mount, path, is_directory in sources:
         mounts.attach_making(mount, _STAGING + path, is_directory=is_directory)
+    shelf = _put_up_shelf() if boot.tools else None
     _hide((*boot.hidden, *boot.plan.hidden))
     _write_texts()
     _write_client(boot.plan)
@@ -58,6 +62,7 @@ def enter_new_root(boot: Boot) -> None:
     mounts.attach(proc, _STAGING + "/proc")
     mounts.pivot_into(_STAGING)
     mounts.make_read_only("/")
+    return shelf
 
 
 def _open_sources(boot: Boot) -> list[Source]:
@@ -68,6 +73,20 @@ def _open_sources(boot: Boot) -> list[Source]:
     libraries = [_open_source(path, _HARD | mounts.RDONLY) for path in needed]
     devices = mounts.NOSUID | mounts.NOEXEC
     return shown + libraries + [_open_source(f"/dev/{name}", devices) for name in _DEVICES]
+
+
+def _put_up_shelf() -> int:
+    """Mount a filesystem twice: read-only where cells see it, and writable nowhere but behind the
+    descriptor that is returned."""
+    place, attributes = _STAGING + PLACE, _HARD | mounts.NOEXEC
+    os.mkdir(place, 0o755)
+    mounts.attach(mounts.new_filesystem("tmpfs", attributes, **_SHELF), place)
+    writable = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    shown = mounts.clone_tree(place)
+    mounts.restrict(shown, attributes | mounts.RDONLY)
+    mounts.detach(place)  # the descriptor keeps it
+    mounts.attach(shown, place)
+    return writable
 
 
 def _attributes(bind: Bind) -> int:

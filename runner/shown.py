@@ -6,6 +6,7 @@ from ..policies.languages import TOOL_CLIENT
 from ..policies.policy import lies_in
 from ..policies.probes import FILES, TREES
 from .messages import Boot
+from .shelf import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(
@@ -31,7 +32,7 @@ class Shown:
 
     def __init__(self, boot: Boot) -> None:
         shown = [bind.path for bind in boot.plan.binds] + list(boot.files)
-        shown += [link for link, _ in boot.links]
+        shown += [link for link, _ in boot.links] + ([PLACE] if boot.tools else [])
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents
         self._trees = (*_OWN, *(f"{path}/" for path in shown))

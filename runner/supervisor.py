@@ -20,6 +20,7 @@ from .performance import NEVER, Request, called_off, look_at_files, perform, pha
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .session import SessionCell, Sessions
+from .shelf import Shelf
 from .spawn import Spawned
 from .supervision import Observation
 from .turns import Turns
@@ -34,7 +35,7 @@ class Supervisor:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
-        language: str = PYTHON, interpreter: str = "",
+        language: str = PYTHON, interpreter: str = "", shelf: Shelf | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -44,7 +45,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._closed = False
         self._lessons = lessons
-        self._runs = language, interpreter
+        self._runs = language, interpreter, shelf
         self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher

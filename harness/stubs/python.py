@@ -103,6 +103,15 @@ def signature(described: Described, name: str) -> str:
     return head.rpartition(":\n")[0]
 
 
+def description(described: Described, name: str) -> str:
+    """Return what a tool's stub says to who reads it: its types and its function, without the call."""
+    function = _function(described, name)
+    function.body = [*function.body[:1], ast.Expr(ast.Constant(...))]
+    if not (isinstance(function.body[0], ast.Expr)):
+        del function.body[0]
+    return _written(ast.Module([*_definitions(described), function], []))
+
+
 def _written(tree: ast.Module) -> str:
     """Return the source of `tree`, and of nothing else."""
     text = ast.unparse(ast.fix_missing_locations(tree))
@@ -174,17 +183,22 @@ def _text(description: str, lines: list[str], indent: str = "    ") -> list[ast.
 
 
 def _types(described: Described, function: ast.FunctionDef) -> list[ast.stmt]:
-    definitions: list[ast.stmt] = []
-    unknown = set(described.definitions)
-    for name, each in described.definitions.items():
-        definitions += _definition(name, each, unknown, described.definitions)
-        unknown.discard(name)
+    definitions = _definitions(described)
     used = {name for node in (*definitions, function) for name in _names(node)}
     needed = [name for name in _TYPING if name in used]
     imports: list[ast.stmt] = [_import("typing", needed)] if needed else []
     if not imports and not definitions:
         return []
     return [ast.If(_name("TYPE_CHECKING"), [*imports, *definitions], [])]
+
+
+def _definitions(described: Described) -> list[ast.stmt]:
+    definitions: list[ast.stmt] = []
+    unknown = set(described.definitions)
+    for name, each in described.definitions.items():
+        definitions += _definition(name, each, unknown, described.definitions)
+        unknown.discard(name)
+    return definitions
 
 
 def _definition(

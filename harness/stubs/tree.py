@@ -81,6 +81,15 @@ def described(spec: ToolSpec) -> Described:
     return _described(_key(spec))
 
 
+def paths(specs: Iterable[ToolSpec], language: str = "python") -> dict[str, str]:
+    """Return the names by which programs find tools below `tools`."""
+    word = typescript.function_name if language == "typescript" else identifier
+    return {
+        entry.spec.name: ".".join(entry.path)
+        for each in walk(specs, word) if isinstance(each, Folder) for entry in each.tools
+    }  # fmt: skip
+
+
 def walk(
     specs: Iterable[ToolSpec], word: Callable[[str, set[str]], str] = identifier
 ) -> Iterator[Entry | Folder]:

@@ -66,6 +66,15 @@ def index(names: Iterable[tuple[str, bool]]) -> str:
     )
 
 
+def signature(described: Described, name: str) -> str:
+    """Return how a tool is called, in one line."""
+    fields = [
+        f"{_key(field)}{'' if field.required else '?'}: {written(field.type)}"
+        for field in described.parameters
+    ]
+    return f"{name}({{ {', '.join(fields)} }}): {written(described.result)}"
+
+
 def _definition(name: str, each: Record | Type) -> str:
     if isinstance(each, Record):
         return f"{comment(each.description)}export interface {name} {{\n{_fields(each.fields)}}}\n"
@@ -77,12 +86,14 @@ def _fields(fields: Iterable[Field]) -> str:
 
 
 def _field(field: Field) -> str:
-    said = [field.description, f"Default: {field.default}" if field.default else ""]
+    default = f"Default: {field.default}" if field.default else ""
+    said = comment(" ".join(filter(None, (field.description, default))), "  ")
     optional = "" if field.required else "?"
-    key = field.wire if ascii_identifier(field.wire) == field.wire else quoted(field.wire)
-    return (
-        f"{comment(' '.join(filter(None, said)), '  ')}  {key}{optional}: {written(field.type)};\n"
-    )
+    return f"{said}  {_key(field)}{optional}: {written(field.type)};\n"
+
+
+def _key(field: Field) -> str:
+    return field.wire if ascii_identifier(field.wire) == field.wire else quoted(field.wire)
 
 
 def written(type: Type) -> str:

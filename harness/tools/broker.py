@@ -16,9 +16,10 @@ from ...policies.errors import (
     ToolDenied,
     ToolError,
 )
-from ...policies.tools import ALLOWED, Tools, Verdict, judge, strictest
+from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
 from ..calling import CALLING
+from ..stubs.discovery import Discovery
 from .approval import Approve, Asked, nobody
 from .catalogue import Catalogue as Catalogue
 from .catalogue import Offer as Offer
@@ -61,6 +62,8 @@ class Broker:
         self._noting = Noting(audit)
         self._returning = Returning(filters)
         self._results = Results()
+        own = [Tool(READ_RESULT, self._read), *Discovery(self._shown).tools()]
+        self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))
 
     def call(self, name: str, arguments: dict[str, Any], caller: Caller | None = None) -> Any:
@@ -118,7 +121,10 @@ class Broker:
 
     def offered(self, caller: Caller) -> dict[str, tuple[str, ...]]:
         """Return the tools that `caller` can name, and the names of their parameters."""
-        specs = self._tools.specs() if caller.tools is None else self._named(caller.tools)
+        return self.names_of(self.specs(caller))
+
+    def names_of(self, specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
+        """Return the names of tools, and of what there always is, with those of their parameters."""
         return {
             spec.name: tuple(spec.parameters.get("properties", ()))
             for spec in (*specs, READ_RESULT)
@@ -137,6 +143,17 @@ class Broker:
         except ToolError:
             return True
 
+    def specs(self, caller: Caller) -> Iterable[ToolSpec]:
+        """Return the tools that are offered to `caller`, whatever the rules say."""
+        return self._tools.specs() if caller.tools is None else self._named(caller.tools)
+
+    def _shown(self, caller: Caller) -> list[ToolSpec]:
+        return [spec for spec in self.specs(caller) if self.may_call(spec.name, caller)]
+
+    def may_call(self, name: str, caller: Caller) -> bool:
+        """Tell whether the rules let `caller` call a tool, with whatever arguments."""
+        return may_allow(self.rules, name) and may_allow(caller.rules, name)
+
     def _named(self, names: Iterable[str]) -> list[ToolSpec]:
         """Return the specs of those of `names` that can be called."""
         found = []
@@ -148,11 +165,11 @@ class Broker:
     # the gates
 
     def _tool(self, name: str) -> Tool:
-        return Tool(READ_RESULT, self._read) if name == READ_RESULT.name else self._tools.get(name)
+        return self._own[name] if name in self._own else self._tools.get(name)
 
     def _find(self, name: str, caller: Caller) -> Tool:
         tool = self._tool(name)
-        if tool.spec is READ_RESULT:
+        if name in self._own:
             return tool
         if caller.tools is not None and tool.spec.name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
@@ -170,7 +187,7 @@ class Broker:
 
     def _judge(self, passing: Passing) -> Verdict:
         name = passing.tool.spec.name
-        if passing.tool.spec is READ_RESULT:
+        if name in self._own:
             return ALLOWED
         ours = judge(self.rules, name, passing.arguments)
         theirs = judge(passing.caller.rules, name, passing.arguments)

@@ -1,16 +1,25 @@
 """Search over the tools of one registry: the index follows what is made, changed and removed."""
 
 import threading
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
 from .documents import Document, document_of, shown
 from .fusing import Meaning
-from .registry import ToolRegistry
-from .search import Filter, SearchIndex
+from .search import Filter, Found, SearchIndex
 from .spec import ToolOwner, ToolSpec, ToolState
 
 _KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER: "mcp"}
+
+
+class Source(Protocol):
+    """What is searched; a ToolRegistry, for one."""
+
+    def revision(self) -> int:
+        """Return a number that is another one after the tools have changed."""
+
+    def list_tools(self) -> Sequence[ToolSpec]:
+        """Return what may be found, each with a name of its own."""
 
 
 class ToolSearch:
@@ -19,7 +28,7 @@ class ToolSearch:
     Safe from many threads; other processes may change the registry's file.
     """
 
-    def __init__(self, registry: ToolRegistry, meaning: Meaning | None = None) -> None:
+    def __init__(self, registry: Source, meaning: Meaning | None = None) -> None:
         self._registry = registry
         self._lock = threading.Lock()
         self._index = SearchIndex(meaning=meaning)
@@ -35,11 +44,15 @@ class ToolSearch:
         `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
         nothing was found.  Raises PolicyError for another detail.
         """
-        self._follow()
         only = Filter(tags=tags, states=[state.value for state in states])
-        found = self._index.search(query, only, limit, offset)
+        found = self.find(query, only, limit, offset)
         told: dict[str, Any] = {"tools": [shown(each.document, detail) for each in found.matches]}
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
+
+    def find(self, query: str, only: Filter, limit: int, offset: int = 0) -> Found:
+        """Return what answers a query, by its name in `id`."""
+        self._follow()
+        return self._index.search(query, only, limit, offset)
 
     def _follow(self) -> None:
         """Bring the index up to what the registry has now."""
@@ -56,7 +69,14 @@ class ToolSearch:
 
 
 def _document(spec: ToolSpec) -> Document:
+    server = server_of(spec)
     return document_of(
-        spec.name, spec.name, spec.description, spec.parameters,
-        tags=spec.tags, state=spec.state.value, kind=_KINDS[spec.owner],  # type: ignore[arg-type]
+        spec.name, spec.name.removeprefix(f"{server}."), spec.description, spec.parameters,
+        server=server, tags=spec.tags, state=spec.state.value,
+        kind=_KINDS[spec.owner],  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def server_of(spec: ToolSpec) -> str:
+    """Return whose a tool is, as its name says: `github` of github.create_issue."""
+    return spec.name.partition(".")[0] if "." in spec.name else ""

@@ -12,10 +12,13 @@ from ...policies.errors import (
     ToolError,
     ToolNotFound,
 )
+from ...policies.languages import PYTHON
 from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
+from ...runner.shelf import Shelf
 from ..calling import CALLING
+from ..stubs.laying import Stubs
 from .broker import Broker
 from .meter import Meter
 from .spec import Caller
@@ -27,6 +30,9 @@ _LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer
 _REMEMBERED = 64
 _LONGEST_WORDS = 4000  # of a refusal
 _MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
+_MOST_BESIDE_STUBS = 32  # of more the guest finds all as files, when it imports them
+
+_Names = dict[str, tuple[str, ...]]
 
 
 class Offering:
@@ -38,25 +44,41 @@ class Offering:
     def __init__(self, broker: Broker, rules: Tools) -> None:
         self.broker = broker
         self._rules = rules
-        self._known: dict[frozenset[str] | None, tuple[int | None, dict[str, tuple[str, ...]]]] = {}
+        self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
+        self._stubs = Stubs(lambda name: broker.may_call(name, Caller(rules=rules)))
 
-    def prepare(self, request: Request, span: "Span | None", session_id: str | None) -> Request:
+    def shelf(self, language: str) -> Shelf:
+        """Return what cells of `language` see of the tools as files."""
+        return self._stubs.shelf(language)
+
+    def prepare(
+        self, request: Request, language: str, span: "Span | None", session_id: str | None
+    ) -> Request:
         """Return `request` with what its program may call, and what answers it."""
         caller = self._caller(session_id or request.execution_id, span)
-        names = self._names(caller)
+        names = self._names(caller, language)
         return replace(request, tools=names, on_call=lambda call: self.answer(call, caller))
 
-    def _names(self, caller: Caller) -> dict[str, tuple[str, ...]]:
-        """Return what a program can name; looked up anew once others are offered."""
+    def _names(self, caller: Caller, language: str) -> _Names:
+        """Return what a program can name; looked up, and laid out, anew once others are offered."""
         revision = self.broker.revision()
-        known = self._known.get(caller.tools)
+        known = self._known.get((caller.tools, language))
         if known and known[0] == revision is not None:
             return known[1]
-        names = dict(sorted(self.broker.offered(caller).items())[:_MOST_NAMED])
+        names = self._named(caller, language)
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        self._known[caller.tools] = revision, names
+        self._known[caller.tools, language] = revision, names
         return names
+
+    def _named(self, caller: Caller, language: str) -> _Names:
+        specs = list(self.broker.specs(caller))
+        most = _MOST_NAMED
+        if caller.tools is None:  # else it may call a few, which are not for all cells to see
+            self._stubs.follow(language, specs)
+            most = _MOST_BESIDE_STUBS if language == PYTHON else most
+        few = specs if len(specs) <= most else specs[:_MOST_NAMED] if language != PYTHON else []
+        return dict(sorted(self.broker.names_of(few).items()))
 
     def answer(self, call: Call, caller: Caller) -> Answer | None:
         """Call a tool for a program; None if the program is being stopped, to go on another time."""

@@ -23,7 +23,8 @@ from .naming import Reference, key_of, reference
 from .spec import Tool, ToolSpec, ToolState
 from .store import Store, Usage
 
-RESERVED = ("results_read",)  # the broker answers these itself
+# The broker answers these itself.
+RESERVED = ("results_read", "tools_search", "tools_browse", "tools_describe")
 RETIRED_AFTER = 10  # failures in a row
 _ALIKE_LOOKED_AT = 1000
 

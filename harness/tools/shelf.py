@@ -14,12 +14,14 @@ _JOINTS, _PUNCTUATION = "_-.", "\"'`()[]{}<>,;:!?."
 
 
 class Filter(NamedTuple):
-    """Which documents may be found: all that have one of each that is given, and all of `tags`."""
+    """Which documents may be found: all that have one of each that is given, and all of `tags`; of
+    `ids`, where they are given, none means none."""
 
     server: str | None = None
     tags: Collection[str] = ()
     states: Collection[str] = ()
     kinds: Collection[str] = ()
+    ids: Collection[str] | None = None
 
 
 class Shelf:
@@ -74,6 +76,8 @@ class Shelf:
     def allowed(self, only: Filter) -> Set[int] | None:
         """Return which documents a filter lets through; None: all."""
         sets = [self._facets.get(("tag", tag), set()) for tag in only.tags]
+        if only.ids is not None:
+            sets.append({self._numbers[id] for id in only.ids if id in self._numbers})
         if only.server is not None:
             sets.append(self._facets.get(("server", only.server), set()))
         for facet, values in (("state", only.states), ("kind", only.kinds)):

@@ -17,8 +17,14 @@ from typing import Any
 
 from ..channel import Channel, Receiver, has_news, packets
 from ..messages import Answer, Call, Run, decode, encode
+from .finding import UNSET, finding, given
+from .stubs import PLACE, Package, install
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+_FILES = tuple(  # of ours, between the program and us
+    os.path.join(os.path.dirname(__file__), name) for name in ("finding.py", "stubs.py")
+)
+_NOT_THE_PROGRAM = (__file__, *_FILES, f"{PLACE}/")  # what stands between it and us
 _AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
 
 
@@ -198,7 +204,7 @@ async def _a_moment(loop: Any) -> None:
 def _site() -> str:
     """Return where in the program we are being called."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_code.co_filename == __file__:
+    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
         frame = frame.f_back
     return f"{frame.f_code.co_filename[-100:]}:{frame.f_lineno}"
 
@@ -247,14 +253,17 @@ class Toolbox:
     def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
         self._caller = Caller(sock, control, receiver)
         self._module: types.ModuleType | None = None
+        self._named: dict[str, tuple[str, ...]] = {}
 
     def open(self, run: Run, main: types.ModuleType) -> None:
         """Let the program of `run` import and call its tools."""
         if not run.tools:
             return
         if self._module is None:
-            self._module = self._made(run.tools)
+            self._module = self._made()
             sys.modules["tools"] = self._module
+            install()
+        self._name(self._module, run.tools)
         main.__dict__["call_tool"] = self._module.__dict__["call_tool"]
         self._caller.open()
 
@@ -263,25 +272,38 @@ class Toolbox:
         if self._module and self._caller.is_ours():
             self._caller.close()
 
-    def _made(self, tools: Mapping[str, tuple[str, ...]]) -> types.ModuleType:
-        module = types.ModuleType("tools", __doc__)
+    def _made(self) -> types.ModuleType:
+        module = Package("tools", __doc__)
+        module.__path__ = [PLACE]
 
         def call_tool(name: str, args: Mapping[str, Any] | None = None) -> Any:
             """Call a tool by its name; in a coroutine, await it."""
             return self._caller.call(name, args or {})
 
-        module.__dict__.update(ToolError=ToolError, call_tool=call_tool)
-        linecache.cache[__file__] = (0, None, [], __file__)  # or tracebacks would try to open it
+        module.__dict__.update(ToolError=ToolError, call_tool=call_tool, UNSET=UNSET, given=given)
+        module.__dict__.update(finding(call_tool))
+        for file in (__file__, *_FILES):
+            linecache.cache[file] = (0, None, [], file)  # or tracebacks would try to open it
+        return module
+
+    def _name(self, module: types.ModuleType, tools: Mapping[str, tuple[str, ...]]) -> None:
+        """Give tools their names in the module; those of the request before are others, maybe."""
+        if tools == self._named:
+            return
+        for name in self._named:
+            word = _identifier(name.partition(".")[0])
+            if isinstance(module.__dict__.get(word), Tool):
+                delattr(module, word)
         for name, parameters in tools.items():
             self._place(module, name, parameters)
-        return module
+        self._named = dict(tools)
 
     def _place(self, at: Any, name: str, parameters: tuple[str, ...]) -> None:
         steps = name.split(".")
         for count, step in enumerate(steps, 1):
             word = _identifier(step)
             if word not in at.__dict__:
-                setattr(at, word, Tool(self._caller, ".".join(steps[:count])))
+                at.__dict__[word] = Tool(self._caller, ".".join(steps[:count]))
             at = at.__dict__[word]
         if isinstance(at, Tool):  # not a name of our own
             at._parameters = tuple(parameters)

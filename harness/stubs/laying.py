@@ -1,0 +1,45 @@
+"""Keeps what cells see of their tools as files the same as what their broker offers."""
+
+import threading
+from collections.abc import Callable
+
+from ...policies.languages import PYTHON, interpreter_of
+from ...runner.shelf import Shelf
+from ..tools.spec import ToolSpec
+
+_NODE = interpreter_of("javascript")
+
+
+class Stubs:
+    """The shelves of one sandbox: all languages but Node's see stubs in Python.  Safe from many
+    threads."""
+
+    def __init__(self, may_call: Callable[[str], bool]) -> None:
+        self._may_call = may_call
+        self._lock = threading.Lock()
+        self._shelves: dict[bool, Shelf] = {}
+        self._laid: dict[bool, list[ToolSpec]] = {}
+
+    def shelf(self, language: str) -> Shelf:
+        """Return the one that cells of `language` see."""
+        with self._lock:
+            return self._shelves.setdefault(_is_node(language), Shelf())
+
+    def follow(self, language: str, specs: list[ToolSpec]) -> None:
+        """Lay out what may be called of `specs`, if they are others than before.
+
+        Nothing is rendered before a program of the language runs.
+        """
+        if self._laid.get(_is_node(language)) == specs:  # quick: the same objects are equal
+            return
+        from .tree import python_tree, typescript_tree  # for who has tools, and then once
+
+        tree = typescript_tree if _is_node(language) else python_tree
+        shelf = self.shelf(language)
+        with self._lock:
+            shelf.lay(tree(spec for spec in specs if self._may_call(spec.name)))
+            self._laid[_is_node(language)] = specs
+
+
+def _is_node(language: str) -> bool:
+    return language != PYTHON and interpreter_of(language) == _NODE

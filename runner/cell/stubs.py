@@ -1,0 +1,92 @@
+"""`tools` as a package: a tool's stub, which the host laid out as a file, is found when it is imported.
+
+`tools.SERVER.TOOL` is the function, however it was imported; its module is in sys.modules.
+"""
+
+import importlib
+import os
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from typing import Any
+
+PLACE = "/tools"  # shelf.PLACE
+
+
+class Package(types.ModuleType):
+    """`tools`, or what names of tools begin with."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system puts every module into its package: the function in it is what is meant.
+        if type(value) is types.ModuleType and value.__name__ == f"{self.__name__}.{name}":
+            value = value.__dict__.get(name, value)
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        for word in () if name.startswith("__") else (name, f"{name}_"):
+            if _file_of(f"{self.__name__}.{word}"):
+                importlib.import_module(f"{self.__name__}.{word}")
+                return self.__dict__[word]
+        raise AttributeError(f"{self.__name__} has no {name!r}; there are {', '.join(dir(self))}")
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the tool that has the package's own name."""
+        own = self.__dict__.get(self.__name__.rpartition(".")[2])
+        if not callable(own):
+            raise TypeError(f"{self.__name__} is not a tool; there are {', '.join(dir(self))}")
+        return own(*arguments, **named)
+
+    def __dir__(self) -> list[str]:
+        own = [name for name, value in self.__dict__.items() if callable(value) or name == "UNSET"]
+        return sorted({*(name for name in own if name[:1] != "_"), *_listed(self.__name__)})
+
+
+class Finder:
+    """Finds `tools.` anything, for sys.meta_path; everything else is left to others."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = _file_of(name)
+        if not file:
+            return None
+        inside = [os.path.dirname(file)] if file.endswith("__init__.py") else None
+        loader = _Loader(name, file)
+        return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+
+
+class _Loader(SourceFileLoader):
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return None if spec.submodule_search_locations is None else Package(spec.name)
+
+    def get_code(self, fullname: str) -> Any:
+        """Compile the source; there is no cache, and nowhere to put one."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def install() -> None:
+    """Have stubs found, once; nothing is looked for now."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
+
+
+def _file_of(name: str) -> str:
+    """Return the file of a module, empty if it is none of ours."""
+    top, _, rest = name.partition(".")
+    if top != "tools" or not rest:
+        return ""
+    stem = f"{PLACE}/{rest.replace('.', '/')}"
+    files = (f"{stem}/__init__.py", f"{stem}.py")
+    return next((file for file in files if os.path.isfile(file)), "")
+
+
+def _listed(name: str) -> list[str]:
+    """Return what is laid out for a package."""
+    try:
+        names = os.listdir(f"{PLACE}/{name.partition('.')[2].replace('.', '/')}")
+    except OSError:
+        return []
+    return [each.removesuffix(".py") for each in names if not each.startswith("_")]
