@@ -89,7 +89,7 @@ def test_whatever_parameters_are_called_each_keeps_its_wire_name(
     assert len(set(said)) == len(said)
 
 
-def _everywhere(text: str) -> ToolSpec:
+def everywhere(text: str) -> ToolSpec:
     """Return a tool that has `text` wherever a schema has one."""
     inner = {
         "type": "object", "description": text, "title": text, "required": [text],
@@ -107,16 +107,16 @@ def _everywhere(text: str) -> ToolSpec:
 
 
 @pytest.mark.slow
-def test_type_checkers_accept_hostile_texts_everywhere(tmp_path: Path) -> None:
-    files = python_tree([_everywhere(text) for text in HOSTILE])
+def test_type_checkers_accept_hostile_textseverywhere(tmp_path: Path) -> None:
+    files = python_tree([everywhere(text) for text in HOSTILE])
     assert len([path for path in files if "__init__" not in path]) >= len(HOSTILE)
     assert mypy(files, tmp_path) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.needs("tsc")
-def test_tsc_accepts_hostile_texts_everywhere(tmp_path: Path) -> None:
-    assert tsc(typescript_tree([_everywhere(text) for text in HOSTILE]), tmp_path) == ""
+def test_tsc_accepts_hostile_textseverywhere(tmp_path: Path) -> None:
+    assert tsc(typescript_tree([everywhere(text) for text in HOSTILE]), tmp_path) == ""
 
 
 @settings(max_examples=25)
@@ -155,7 +155,7 @@ def test_fields_and_records_say_what_they_are() -> None:
     """The properties above would hold of a reader that understood nothing."""
     from cellwright.harness.stubs.tree import described
 
-    known = described(_everywhere("from"))
+    known = described(everywhere("from"))
     assert [field.wire for field in known.parameters] == ["from", "x", "y"]
     assert all(isinstance(each, Field) for each in known.parameters)
     assert any(isinstance(each, Record) for each in known.definitions.values())
