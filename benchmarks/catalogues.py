@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..harness.tools.documents import Document, document_of
+from ..harness.tools.spec import ToolOwner, ToolSpec
 from ..policies.errors import PolicyError
 
 _ASKED, _ANSWERS, _TOOLS = "bfcl_live_multiple.jsonl.gz", "bfcl_ans.jsonl.gz", "mcp-catalogue"
@@ -55,6 +56,28 @@ def questions(data: Path) -> Questions:
         for name, each in functions.items()
     )
     return Questions(tuple(documents), tuple(asked))
+
+
+def tool_specs(data: Path | None) -> list[ToolSpec]:
+    """Return the tools of the MCP servers of `data`, or made up, as a registry has them."""
+    listed = sorted((data / _TOOLS).glob("*.json")) if data else []
+    servers = [json.loads(path.read_bytes()) for path in listed]
+    return [
+        ToolSpec(
+            name=f"{each['server']}.{tool['name']}", description=tool.get("description") or "",
+            parameters=tool["inputSchema"], output_schema=tool.get("outputSchema"),
+            server=each["server"], owner=ToolOwner.SERVER,
+        )
+        for each in servers for tool in each["tools"]
+    ] or [_made_up_spec(each) for each in _made_up()]  # fmt: skip
+
+
+def _made_up_spec(each: Document) -> ToolSpec:
+    properties = {part.name: {"description": part.description} for part in each.parameters}
+    return ToolSpec(
+        name=each.full_name, description=each.description,
+        parameters={"type": "object", "properties": properties}, owner=ToolOwner.SERVER,
+    )  # fmt: skip
 
 
 def catalogue(count: int, data: Path | None) -> tuple[Document, ...]:

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "mcp": "what a program costs a client of the MCP server",
     "validation": "what a source check costs",
     "search": "how much of what is asked for is found among tools, and what a query costs",
+    "tokens": "what a model reads of tools, and what many tools cost a request",
     "stream": "bytes of output a second, as they come",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
@@ -60,7 +61,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="little of everything, ratios only")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where peers-setup installed")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="questions and tools, for search")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="for search and tokens")
     parser.add_argument("--model", type=Path, metavar="DIR", help="a sentence encoder, for search")
     parser.add_argument("--plain", action="store_true", help="plain tables, even with rich")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number")
