@@ -107,7 +107,7 @@ def everywhere(text: str) -> ToolSpec:
 
 
 @pytest.mark.slow
-def test_type_checkers_accept_hostile_textseverywhere(tmp_path: Path) -> None:
+def test_mypy_accepts_hostile_texts_everywhere(tmp_path: Path) -> None:
     files = python_tree([everywhere(text) for text in HOSTILE])
     assert len([path for path in files if "__init__" not in path]) >= len(HOSTILE)
     assert mypy(files, tmp_path) == ""
@@ -115,21 +115,15 @@ def test_type_checkers_accept_hostile_textseverywhere(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("tsc")
-def test_tsc_accepts_hostile_textseverywhere(tmp_path: Path) -> None:
+def test_tsc_accepts_hostile_texts_everywhere(tmp_path: Path) -> None:
     assert tsc(typescript_tree([everywhere(text) for text in HOSTILE]), tmp_path) == ""
 
 
-@settings(max_examples=25)
-@given(st.lists(st.tuples(texts, schemas, schemas), min_size=1, max_size=3))
-@pytest.mark.slow
-def test_hidden_characters_do_not_come_out(made: list[tuple[str, Any, Any]]) -> None:
-    specs = [
-        tool(f"s{n}", description=d, parameters=p, output_schema=o)
-        for n, (d, p, o) in enumerate(made)
-    ]
-    for tree in (python_tree(specs), typescript_tree(specs)):
-        for text in tree.values():
-            assert not set(text) & set("\u202e\u200b\u2028\x00\r\U000e0041")
+def test_hidden_characters_do_not_come_out() -> None:
+    specs = [everywhere(text) for text in HOSTILE]
+    for files in (python_tree(specs), typescript_tree(specs)):
+        for text in files.values():
+            assert not set(text) & set("\u202e\u200b\u2028\x00\r\U000e0041\ud800")
 
 
 def test_what_is_huge_or_deep_is_cut() -> None:
