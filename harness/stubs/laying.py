@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from ...policies.languages import PYTHON, interpreter_of
+from ...policies.languages import LANGUAGES, interpreter_of
 from ...runner.shelf import Shelf
 from ..tools.spec import ToolSpec
 
@@ -42,4 +42,4 @@ class Stubs:
 
 
 def _is_node(language: str) -> bool:
-    return language != PYTHON and interpreter_of(language) == _NODE
+    return language in LANGUAGES and interpreter_of(language) == _NODE
