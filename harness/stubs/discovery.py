@@ -121,7 +121,7 @@ def _spec(
     }  # fmt: skip
     return ToolSpec(
         name=f"tools.{name}", description=description, parameters=parameters,
-        owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED,
+        owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED, idempotent=True,
     )  # fmt: skip
 
 
