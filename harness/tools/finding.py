@@ -4,7 +4,7 @@ import threading
 from collections.abc import Collection
 from typing import Any
 
-from .documents import Document, document_of, shown
+from .documents import Document, Kind, document_of, shown
 from .fusing import Meaning
 from .registry import ToolRegistry
 from .search import Filter, SearchIndex
@@ -29,14 +29,17 @@ class ToolSearch:
     def search(
         self, query: str, limit: int = 5, offset: int = 0, *, detail: str = "summary",
         tags: Collection[str] = (), states: Collection[ToolState] = (),
+        kinds: Collection[Kind] = (), server: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Return what answers a query, the best first, as an agent reads it.
 
-        `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
+        `kinds` are made, host and mcp; `server` is one whose tools are looked at alone.  `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
         nothing was found.  Raises PolicyError for another detail.
         """
         self._follow()
-        only = Filter(tags=tags, states=[state.value for state in states])
+        only = Filter(
+            server=server, tags=tags, states=[state.value for state in states], kinds=kinds
+        )
         found = self._index.search(query, only, limit, offset)
         told: dict[str, Any] = {"tools": [shown(each.document, detail) for each in found.matches]}
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
@@ -56,7 +59,8 @@ class ToolSearch:
 
 
 def _document(spec: ToolSpec) -> Document:
+    name = spec.name.removeprefix(f"{spec.server}.") if spec.server else spec.name
     return document_of(
-        spec.name, spec.name, spec.description, spec.parameters,
+        spec.name, name, spec.description, spec.parameters, server=spec.server,
         tags=spec.tags, state=spec.state.value, kind=_KINDS[spec.owner],  # type: ignore[arg-type]
     )  # fmt: skip
