@@ -33,7 +33,8 @@ class ToolSearch:
     ) -> dict[str, Any]:  # fmt: skip
         """Return what answers a query, the best first, as an agent reads it.
 
-        `kinds` are made, host and mcp; `server` is one whose tools are looked at alone.  `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
+        `kinds` are made, host and mcp; `server` is one whose tools alone are looked at.
+        `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
         nothing was found.  Raises PolicyError for another detail.
         """
         self._follow()
