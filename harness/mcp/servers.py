@@ -43,6 +43,7 @@ class ServerStatus(NamedTuple):
     state: State
     place: str
     sandboxed: bool
+    remote: bool
     tools: int
     dropped: tuple[str, ...]
     drift: Drift
@@ -229,7 +230,7 @@ class McpServers:
         count, dropped, drift = self._book.summary(config.name)
         return ServerStatus(
             config.name, _state(config, upstream), config.place,
-            config.sandboxed and not config.url, count, dropped, drift,
+            config.sandboxed and not config.url, bool(config.url), count, dropped, drift,
             upstream.error if upstream else "", upstream.starts if upstream else 0,
             connection.protocol if connection else "", connection.link.pid if connection else 0,
         )  # fmt: skip
