@@ -16,6 +16,8 @@ from .variables import Expanded, expand
 MAX_FILE_BYTES = 1024 * 1024
 _TABLES = ("mcpServers", "mcp_servers", "servers")  # what Claude, Codex and VS Code call it
 _LONGEST_SECONDS = 86_400.0
+_OF_A_CELL = ("policy", "read", "write", "execute")
+_OF_A_PROCESS = ("args", "env", "cwd", *_OF_A_CELL)
 _Protocol = Literal["auto", "legacy", "2026-07-28"]
 
 
@@ -37,6 +39,7 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     policy: str = ""
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    execute: tuple[str, ...] = ()
     trusted: bool = False
     risky: bool | tuple[str, ...] = ()
     approved: tuple[str, ...] = ()
@@ -46,9 +49,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One server.  `command` with `args`, `env` and `cwd` starts it; `url` with `headers` reaches it.
 
     `timeout` is for a call, `connect_timeout` until its tools are known, both in seconds.  `sandboxed`
-    starts it in a cell, under `policy` (a profile or a TOML file), with `read` and `write` shown to
-    it.  `risky` and `approved` are globs over its tools' own names: calls of the former have to be
-    approved; the latter not, whatever the server says of them.  `trusted`: what it says of them is
+    starts it in a cell, under `policy` (a profile or a TOML file), with `read`, `write` and `execute`
+    shown to it.  `risky` and `approved` are globs over its tools' own names: calls of the former have
+    to be approved; of the latter not, whatever the server says.  `trusted`: what it says of them is
     believed.  `secrets` were put into headers.
     """
 
@@ -67,6 +70,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    execute: tuple[str, ...] = ()
     trusted: bool = False
     risky: tuple[str, ...] = ()
     approved: tuple[str, ...] = ()
@@ -150,14 +154,15 @@ def _check(written: _Written) -> None:
         raise PolicyError("either command or url is needed")
     if written.type and (written.type == "stdio") != bool(written.command):
         raise PolicyError(f"type: {written.type} does not go with what else is said")
-    elsewhere = ("args", "env", "cwd", "policy", "read", "write") if written.url else ("headers",)
+    elsewhere = _OF_A_PROCESS if written.url else ("headers",)
     for key in elsewhere:
         if getattr(written, key):
             raise PolicyError(f"{key}: means nothing beside {'url' if written.url else 'command'}")
     if written.url and not written.url.startswith(("http://", "https://", "${")):
         raise PolicyError("url: must begin with https:// or http://")
-    if not written.sandboxed and (written.policy or written.read or written.write):
-        raise PolicyError("policy, read and write are about its cell: sandboxed is false")
+    for key in _OF_A_CELL:
+        if not written.sandboxed and getattr(written, key):
+            raise PolicyError(f"{key}: is about its cell, and sandboxed is false")
     for key in ("timeout", "connect_timeout"):
         if not 0 < getattr(written, key) <= _LONGEST_SECONDS:
             raise PolicyError(f"{key}: must be seconds, more than 0 and at most a day")

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from ..tools.vault import Vault
 from .config import ServerConfig
 from .peers import Peer
-from .pipes import MAX_LINE_BYTES, Tail, Violation, pipe_streams
+from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
 from .sieve import Sieve
 from .variables import from_vault
 
@@ -24,18 +25,19 @@ class Link:
     """One way to one server, while it lasts; `secrets` are those that it was opened with."""
 
     def __init__(
-        self, streams: TransportStreams, secrets: tuple[str, ...] = (), pid: int = 0
-    ) -> None:
+        self, streams: TransportStreams, secrets: tuple[str, ...] = (), pid: int = 0,
+        tail: Tail | None = None,
+    ) -> None:  # fmt: skip
         self.sieve = Sieve(*streams)
         self.secrets = secrets
         self.pid = pid
         self.patient = False  # it has done nothing wrong, and may end by itself
-        self.tail = Tail()
+        self._tail = tail or Tail()
 
     @property
     def why(self) -> str:
         """Return why it ended, in the server's last words if it had any."""
-        last = self.tail.text.strip().rpartition("\n")[2][-300:]
+        last = self._tail.text.strip().rpartition("\n")[2][-300:]
         return f"{self.sieve.why}, after {last!a}" if last else self.sieve.why
 
     async def __aenter__(self) -> Any:
@@ -55,20 +57,41 @@ def open_link(
 @contextlib.asynccontextmanager
 async def _over_pipes(config: ServerConfig, vault: Vault, launch: Launch) -> AsyncIterator[Link]:
     env, secrets = _filled(config.env, vault)
-    peer = launch(config, env)
+    peers: list[Peer] = []
     link: Link | None = None
     try:
-        async with pipe_streams(peer.stdin, peer.stdout) as streams:
-            link = Link(streams, secrets, peer.pid)
+        await _launch(config, env, launch, peers)
+        tail = Tail()
+        ending = _ending(peers[0], tail)
+        async with pipe_streams(peers[0].stdin, peers[0].stdout, ending) as streams:
+            link = Link(streams, secrets, peers[0].pid, tail)
             async with anyio.create_task_group() as tasks:
-                if peer.errors >= 0:
-                    tasks.start_soon(link.tail.follow, peer.errors)
+                if peers[0].errors >= 0:
+                    tasks.start_soon(tail.follow, peers[0].errors)
                 yield link
                 tasks.cancel_scope.cancel()
     finally:
+        patient = link is not None and link.patient
         with anyio.CancelScope(shield=True):  # it takes some seconds at most
-            patient = link is not None and link.patient
-            await anyio.to_thread.run_sync(lambda: peer.close(patient=patient))
+            for peer in peers:
+                await anyio.to_thread.run_sync(partial(peer.close, patient=patient))
+
+
+async def _launch(
+    config: ServerConfig, env: Mapping[str, str], launch: Launch, peers: list[Peer]
+) -> None:
+    """Put a server that was started into `peers`, even if nobody waits for it any more."""
+    if config.sandboxed:  # to build a cell takes a while
+        await anyio.to_thread.run_sync(lambda: peers.append(launch(config, env)))
+    else:  # a process ends with the thread that started it: with this one
+        peers.append(launch(config, env))
+
+
+def _ending(peer: Peer, tail: Tail) -> AtEnd:
+    async def ask() -> None:
+        tail.text = await anyio.to_thread.run_sync(peer.said, abandon_on_cancel=True)
+
+    return tail.end if peer.errors >= 0 else ask
 
 
 @contextlib.asynccontextmanager

@@ -27,6 +27,9 @@ class Peer(Protocol):
     def stdout(self) -> int: ...
     @property
     def errors(self) -> int: ...
+    def said(self) -> str:
+        """Return what it wrote to its standard error, where that is no descriptor of ours."""
+
     def close(self, *, patient: bool) -> None:
         """End it and leave nothing of it; a `patient` one lets it end by itself for some seconds."""
 
@@ -59,6 +62,9 @@ class PlainProcess:
         self.pid = self._process.pid
         streams = (self._process.stdin, self._process.stdout, self._process.stderr)
         self.stdin, self.stdout, self.errors = (each.fileno() for each in streams if each)
+
+    def said(self) -> str:
+        return ""
 
     def close(self, *, patient: bool) -> None:
         """SIGKILL to all of its session; before that, if patient, its input ends, then SIGTERM."""

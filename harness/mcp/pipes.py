@@ -6,7 +6,7 @@ for: pipes of a process, of a program in a cell, or a socket.
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -18,8 +18,10 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_PARTS = 200_000  # of one message: each becomes an object of some hundred bytes
 _READ_BYTES = 65_536
 _KEPT_ERRORS = 4096
+_LAST_WORDS_SECONDS = 0.5
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+AtEnd = Callable[[], Awaitable[None]]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
@@ -28,17 +30,21 @@ class Violation(Exception):  # noqa: N818 - what happened
 
 
 @contextlib.asynccontextmanager
-async def pipe_streams(to_server: int, from_server: int) -> AsyncIterator[TransportStreams]:
+async def pipe_streams(
+    to_server: int, from_server: int, at_end: AtEnd
+) -> AsyncIterator[TransportStreams]:
     """Give the streams of a conversation; the descriptors stay the caller's, who closes them after.
 
-    Whatever is no message comes out as an exception, which sessions skip: servers print banners.
+    `at_end` is awaited, for half a second at most, before the session learns that nothing more comes:
+    a server's last words are on their way then.  Whatever is no message comes out as an exception,
+    which sessions skip: servers print banners.
     """
     for descriptor in (to_server, from_server):
         os.set_blocking(descriptor, False)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks, read_stream, write_stream:
-        tasks.start_soon(_read, from_server, incoming)
+        tasks.start_soon(_read, from_server, incoming, at_end)
         tasks.start_soon(_write, to_server, outgoing)
         try:
             yield read_stream, write_stream
@@ -46,12 +52,14 @@ async def pipe_streams(to_server: int, from_server: int) -> AsyncIterator[Transp
             tasks.cancel_scope.cancel()
 
 
-async def _read(descriptor: int, incoming: Incoming) -> None:
+async def _read(descriptor: int, incoming: Incoming, at_end: AtEnd) -> None:
     async with incoming:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             try:
                 async for line in _lines(descriptor):
                     await incoming.send(_parsed(line))
+                with anyio.move_on_after(_LAST_WORDS_SECONDS):
+                    await at_end()
             except Violation as violation:
                 await incoming.send(violation)
 
@@ -109,13 +117,17 @@ class Tail:
     """The end of what a server writes to its standard error."""
 
     def __init__(self) -> None:
-        self._kept = b""
-
-    @property
-    def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        self.text = ""
+        self._ended = anyio.Event()
 
     async def follow(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
+        kept = b""
         while data := await _some(descriptor):
-            self._kept = (self._kept + data)[-_KEPT_ERRORS:]
+            kept = (kept + data)[-_KEPT_ERRORS:]
+            self.text = kept.decode("utf-8", "replace")
+        self._ended.set()
+
+    async def end(self) -> None:
+        """Wait until nobody can write there any more."""
+        await self._ended.wait()

@@ -8,6 +8,12 @@ from tests.conftest import ROOT
 
 _PLACE = ROOT / ".servers"
 _NODE = _PLACE / "node_modules" / "@modelcontextprotocol"
+# Who started us made the repository; in a cell somebody else looks at it.
+_ANYBODYS = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+}
 NAMES = ("everything", "files", "git", "memory", "sqlite", "time")
 
 
@@ -16,7 +22,8 @@ def configured(folder: Path, *names: str, sandboxed: bool) -> dict[str, Any]:
     every = {
         "everything": _node("everything"),
         "files": _node("filesystem", str(folder), write=[str(folder)]),
-        "git": _python("git", "--repository", str(folder / "repository"), write=[str(folder)]),
+        "git": _python("git", "--repository", str(folder / "repository"), write=[str(folder)])
+        | {"env": _ANYBODYS},
         "memory": _node("memory", write=[str(folder)])
         | {"env": {"MEMORY_FILE_PATH": f"{folder}/memory.jsonl"}},
         "sqlite": _python("sqlite", "--db-path", str(folder / "data.db"), write=[str(folder)]),
@@ -28,6 +35,12 @@ def configured(folder: Path, *names: str, sandboxed: bool) -> dict[str, Any]:
             each.pop("read", None)
             each.pop("write", None)
     return {"mcpServers": chosen}
+
+
+def open_up(folder: Path) -> None:
+    """Let cells write there: those that root starts are an ordinary user's."""
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o777 if each.is_dir() else 0o666)
 
 
 def _node(package: str, *arguments: str, **said: Any) -> dict[str, Any]:

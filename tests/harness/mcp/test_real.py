@@ -14,7 +14,7 @@ from cellwright.harness.tools.broker import Broker
 from tests.conftest import policy_named
 
 from .conftest import processes_of
-from .real import configured, make_repository
+from .real import configured, make_repository, open_up
 
 pytestmark = [pytest.mark.needs("mcp_servers", "cgroup"), pytest.mark.slow]
 
@@ -115,7 +115,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
 @contextmanager
 def offered(folder: Path, *names: str, **options: Any) -> Iterator[tuple[McpServers, Sandbox]]:
     """Give servers, and a sandbox whose programs may call them."""
-    given = configured(folder, *names, sandboxed=options.pop("sandboxed", False))
+    given = configured(folder, *names, sandboxed=options.pop("sandboxed", True))
     with McpServers(given, pins=folder.parent / "pins.json", **options) as servers:
         broker = Broker(servers, approve=lambda asked: True)
         with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as sandbox:
@@ -129,19 +129,21 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     make_repository(folder / "repository")
     (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    open_up(folder)
     yield folder
     assert processes_of(folder) == []
 
 
+@pytest.mark.parametrize("sandboxed", [True, False], ids=["in a cell", "on the host"])
 @pytest.mark.parametrize("server", CALLS)
-def test_every_tool_is_called_from_a_cell(folder: Path, server: str) -> None:
+def test_every_tool_is_called_from_a_cell(folder: Path, server: str, sandboxed: bool) -> None:
     def filled(text: str) -> str:
         return text.replace("{0}", str(folder))
 
     expected = [(f"{server}.{name}", filled(words)) for name, _, words in CALLS[server]]
     arguments = [json.loads(filled(json.dumps(each))) for _, each, _ in CALLS[server]]
     names = [name for name, _ in expected]
-    with offered(folder, server) as (servers, sandbox):
+    with offered(folder, server, sandboxed=sandboxed) as (servers, sandbox):
         calls = list(zip(names, arguments, strict=True))
         result = sandbox.execute(PROGRAM, inputs={"calls": calls}, timeout=60)
         assert result.ok, result.error
