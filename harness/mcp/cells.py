@@ -15,6 +15,7 @@ from .config import ServerConfig
 
 PROFILE = "server"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
+_FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
 _GRACE_SECONDS = 2.0  # to exit after its input ended
 
 
@@ -74,6 +75,11 @@ def policy_of(config: ServerConfig, command: str) -> Policy:
 
 
 def _command(config: ServerConfig, env: Mapping[str, str]) -> str:
+    if (program := os.path.basename(config.command)) in _FETCHERS:
+        raise LaunchError(
+            f"server {config.name}: {program} fetches what it runs, and cells have no network",
+            "install the server and name its own program, or say sandboxed: false",
+        )
     found = shutil.which(config.command, path=env.get("PATH", _PATH))
     if found is None:
         raise LaunchError(

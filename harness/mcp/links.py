@@ -18,6 +18,9 @@ from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
 from .sieve import Sieve
 from .variables import from_vault
 
+# What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node and others write it.
+_NO_NETWORK = ("EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "Temporary failure in name resolution",
+               "Name or service not known", "Network is unreachable")  # fmt: skip
 Launch = Callable[[ServerConfig, Mapping[str, str]], Peer]
 
 
@@ -31,14 +34,18 @@ class Link:
         self.sieve = Sieve(*streams)
         self.secrets = secrets
         self.pid = pid
+        self.in_cell = False
         self.patient = False  # it has done nothing wrong, and may end by itself
         self._tail = tail or Tail()
 
     @property
     def why(self) -> str:
         """Return why it ended, in the server's last words if it had any."""
-        last = self._tail.text.strip().rpartition("\n")[2][-300:]
-        return f"{self.sieve.why}, after {last!a}" if last else self.sieve.why
+        said = self._tail.text
+        last = said.strip().rpartition("\n")[2][-300:]
+        words = f"{self.sieve.why}, after {last!a}" if last else self.sieve.why
+        no_network = self.in_cell and any(each in said for each in _NO_NETWORK)
+        return f"{words}; cells have no network" if no_network else words
 
     async def __aenter__(self) -> Any:
         return self.sieve, self.sieve.writer
@@ -65,6 +72,7 @@ async def _over_pipes(config: ServerConfig, vault: Vault, launch: Launch) -> Asy
         ending = _ending(peers[0], tail)
         async with pipe_streams(peers[0].stdin, peers[0].stdout, ending) as streams:
             link = Link(streams, secrets, peers[0].pid, tail)
+            link.in_cell = config.sandboxed
             async with anyio.create_task_group() as tasks:
                 if peers[0].errors >= 0:
                     tasks.start_soon(tail.follow, peers[0].errors)

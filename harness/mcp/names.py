@@ -15,7 +15,7 @@ from ...policies.errors import PolicyError
 
 MAX_SERVER = 24
 _MAX_NAME = 64
-_OTHERS = re.compile(r"[^a-z0-9_-]+")
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]+")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(r"[_-]+")
 _RESERVED = ("results", "tools")  # the broker's own, and the module that programs import
@@ -26,7 +26,7 @@ def server_name(name: object) -> str:
 
     Raises PolicyError for one of which nothing is left, that is too long, or ours.
     """
-    small = _small(name.lower()).strip("_-") if isinstance(name, str) else ""
+    small = _small(name).strip("_-") if isinstance(name, str) and name.isascii() else ""
     if not small or len(small) > MAX_SERVER or small in _RESERVED:
         raise PolicyError(
             f"{ascii(name)[:80]} is no name of a server",
@@ -55,13 +55,12 @@ def tool_names(server: str, wires: Iterable[str]) -> dict[str, str]:
 
 
 def _mapped(wire: str) -> str:
-    apart = _HUMPS.sub("_", wire)
-    small = _small(apart.lower())
+    small = _small(_HUMPS.sub("_", wire))
     return small if small.strip("_-") else f"tool_{_hash(wire)}"
 
 
 def _small(text: str) -> str:
-    return _OTHERS.sub("_", text)
+    return _OTHERS.sub("_", text).lower()  # in this order: KELVIN SIGN would become a k
 
 
 def _fitted(server: str, name: str, wire: str) -> str:

@@ -77,7 +77,7 @@ def call(request):
     if name == "env":
         return text(json.dumps(dict(os.environ)))
     if name == "where":
-        return text(json.dumps([os.getpid(), os.getcwd(), os.path.exists("/etc/passwd")]))
+        return text(json.dumps([os.getpid(), os.getcwd(), os.path.exists("/etc/shadow")]))
     if name == "die":
         sys.stderr.write("Traceback\nit is broken\n")
         sys.stderr.flush()
