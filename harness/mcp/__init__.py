@@ -1,1 +1,1 @@
-"""The Model Context Protocol.  Modules here import the SDK, in half a second; others must not."""
+"""The Model Context Protocol: servers of others whose tools we call, and the server that we are."""

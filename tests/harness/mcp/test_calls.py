@@ -118,7 +118,7 @@ def test_a_server_in_a_cell_sees_what_it_is_shown(
     pid, where, sees_shadow = json.loads(cell.call("where"))
     assert (pid < 100, where, sees_shadow) == (True, "/workspace", False)
     variables = json.loads(cell.call("env"))
-    assert variables.keys() - {"LC_CTYPE"} == {"PATH", "HOME"}
+    assert variables.keys() - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "TMPDIR", "TZ"}
     assert cell.servers.status()[0].sandboxed
     with pytest.raises(ToolFailed, match="after 'it is broken'"):
         cell.call("die")
