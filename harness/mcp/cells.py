@@ -40,9 +40,9 @@ class CellPeer:
         self.stdin, self.stdout = self._program.stdin, self._program.stdout
 
     def said(self) -> str:
-        """Return what it wrote to its standard error, once it has ended or half a second later."""
+        """Return what it wrote to its standard error, once it has ended or a second later."""
         try:
-            return self._program.wait(0.5).stderr
+            return self._program.wait(1).stderr
         except (TimeoutError, LaunchError):
             return self._program.stderr
 

@@ -18,7 +18,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_PARTS = 200_000  # of one message: each becomes an object of some hundred bytes
 _READ_BYTES = 65_536
 _KEPT_ERRORS = 4096
-_LAST_WORDS_SECONDS = 0.5
+_LAST_WORDS_SECONDS = 2.0
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 AtEnd = Callable[[], Awaitable[None]]
@@ -35,7 +35,7 @@ async def pipe_streams(
 ) -> AsyncIterator[TransportStreams]:
     """Give the streams of a conversation; the descriptors stay the caller's, who closes them after.
 
-    `at_end` is awaited, for half a second at most, before the session learns that nothing more comes:
+    `at_end` is awaited, for two seconds at most, before the session learns that nothing more comes:
     a server's last words are on their way then.  Whatever is no message comes out as an exception,
     which sessions skip: servers print banners.
     """

@@ -20,6 +20,7 @@ from .links import Launch, Link, open_link
 
 State = Literal["configured", "starting", "ready", "failed", "disabled"]
 _BACK_OFF_SECONDS = 0.5  # after the second failure in a row, then twice as long, up to
+_PROOF_SECONDS = 5.0
 _LONGEST_BACK_OFF = 60.0
 _LONGEST_WORDS = 1000
 
@@ -72,12 +73,22 @@ class Upstream:
                 result = await connection.call(wire, arguments, on_progress)
         except TimeoutError:
             if sieve.heard == heard:
-                sieve.end(f"it said nothing for {timeout:g} s")
+                self._group.start_soon(self._prove_alive, connection)
             raise ToolFailed(f"{self.config.name} did not answer within {timeout:g} s") from None
         except Exception as error:  # noqa: BLE001 - whatever the SDK makes of what a server sends
             raise self._told(error, connection.link) from None
         self._failures = 0
         return result, secrets
+
+    async def _prove_alive(self, connection: Connection) -> None:
+        """End a connection on which nothing is heard, whatever is asked."""
+        sieve = connection.link.sieve
+        heard = sieve.heard
+        with contextlib.suppress(Exception):  # an answer all the same, or the end
+            with anyio.move_on_after(min(self.config.timeout, _PROOF_SECONDS)):
+                await connection.list_tools()
+        if sieve.heard == heard:
+            sieve.end("it does not answer any more")
 
     async def refresh(self) -> None:
         """Ask for its tools again, within the time for connecting; raises ToolFailed."""
