@@ -92,6 +92,17 @@ def call(request):
 
         while True:
             time.sleep(60)
+    if name == "deaf":
+        import signal
+        import subprocess
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        program = "import time; print(flush=True); time.sleep(600)"
+        argv = (sys.executable, "-I", "-S", "-c", program, str(STATE))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            answer(request, text("two"))
+            child.wait()
     if name == "lie":
         return text("{}", structuredContent={"n": "no number"})
     if name == "break_promise":

@@ -121,8 +121,11 @@ def test_many_threads_call_at_once(connect: Any) -> None:
     assert sorted(results) == list(range(16))
 
 
-def test_too_long_an_answer_fails_and_the_next_call_is_answered(connect: Any) -> None:
-    broker = Broker(connect("auto"))
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])  # it answers in JSON, or as an event
+def test_too_long_an_answer_fails_and_the_next_call_is_answered(
+    connect: Any, protocol: str
+) -> None:
+    broker = Broker(connect(protocol))
     with pytest.raises(ToolFailed):
         broker.call("sdk.long", {"size": 5_000_000})
     assert broker.call("sdk.add", {"a": 1, "b": 1}) == {"result": 2}

@@ -122,6 +122,14 @@ def test_closing_does_not_wait_for_a_server_that_is_silent(serve: Serve) -> None
     assert processes_of(fake.folder) == []
 
 
+def test_a_server_that_will_not_end_is_killed_with_what_it_started(serve: Serve) -> None:
+    fake = serve("deaf", "echo")
+    assert fake.call("deaf") == "two"
+    assert len(processes_of(fake.folder)) == 2
+    fake.servers.close()
+    assert processes_of(fake.folder) == []
+
+
 # floods
 
 
@@ -178,11 +186,16 @@ def test_a_huge_list_is_cut_and_what_is_left_out_is_told(serve: Serve) -> None:
 # lies
 
 
-@pytest.mark.parametrize("name", ["lie", "break_promise"])
-def test_a_result_that_is_not_what_the_schema_says_is_invalid(serve: Serve, name: str) -> None:
-    fake = serve(tool(name, outputSchema=NUMBER))
-    with pytest.raises(ToolResultInvalid):
-        fake.call(name)
+def test_a_result_that_is_not_what_the_schema_says_is_invalid(serve: Serve) -> None:
+    fake = serve(tool("lie", outputSchema=NUMBER))
+    with pytest.raises(ToolResultInvalid, match="not of type 'integer'"):
+        fake.call("lie")
+
+
+def test_text_is_no_structured_content_even_if_the_schema_would_take_it(serve: Serve) -> None:
+    fake = serve(tool("break_promise", outputSchema={"type": "string"}))
+    with pytest.raises(ToolResultInvalid, match="promises structured content"):
+        fake.call("break_promise")
 
 
 def test_a_result_that_is_none_is_invalid_and_the_server_goes_on(serve: Serve) -> None:
