@@ -17,7 +17,8 @@ from ..tools.approval import Approve, ask_terminal, nobody
 from ..tools.spec import ToolSpec
 
 if TYPE_CHECKING:
-    from .servers import McpServers, ServerStatus
+    from .servers import McpServers
+    from .status import ServerStatus
 
 _WELL, _FAILED, _DIFFERS = 0, 1, 1
 Command = Callable[["McpServers", argparse.Namespace], int]

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio.to_thread
 
@@ -23,34 +23,8 @@ from .launching import launch_server
 from .links import Launch
 from .pins import Drift, Pins
 from .room import Room
-from .upstream import Means, State, Upstream
-
-
-class Progressed(NamedTuple):
-    """How far a call has come: `done` of `total`, if that is known, and in words."""
-
-    tool: str
-    done: float
-    total: float | None
-    message: str
-
-
-class ServerStatus(NamedTuple):
-    """What is known of a server now: `tools` can be called, `dropped` cannot, `drift` has to be
-    pinned first."""
-
-    name: str
-    state: State
-    place: str
-    sandboxed: bool
-    remote: bool
-    tools: int
-    dropped: tuple[str, ...]
-    drift: Drift
-    error: str
-    starts: int
-    protocol: str
-    pid: int
+from .status import Progressed, ServerStatus, state_of
+from .upstream import Means
 
 
 class McpServers:
@@ -59,8 +33,9 @@ class McpServers:
 
     `servers` are a file (JSON or TOML), what was parsed of one, or ServerConfigs.  `pins` is where
     definitions are pinned, `vault` has the credentials that headers and env name, `elicit` is asked
-    what servers ask, `on_progress` is told how calls go on; both must be quick or they hold others
-    up.  With a `registry` the tools are among its tools too.  `launch` starts a server.
+    what servers ask, in a thread of its own, `on_progress` is told how calls go on, and must be quick
+    or it holds others up.  With a `registry` the tools are among its tools too.  `launch` starts a
+    server.
 
     It is a Catalogue: `Broker(servers)`.  Close it, or use it as a context manager.
     """
@@ -138,7 +113,7 @@ class McpServers:
         return self._status(config, self._open_room())
 
     def difference(self, server: str) -> str:
-        """Return how a server's tools differ from those that are pinned, for a person; "" if not."""
+        """Return how its tools differ from those that are pinned, for a person; "" if they do not."""
         self._ask(self._config(server).name)
         return self._book.difference(server)
 
@@ -229,17 +204,11 @@ class McpServers:
         connection = upstream.connection if upstream else None
         count, dropped, drift = self._book.summary(config.name)
         return ServerStatus(
-            config.name, _state(config, upstream), config.place,
+            config.name, state_of(config, upstream), config.place,
             config.sandboxed and not config.url, bool(config.url), count, dropped, drift,
             upstream.error if upstream else "", upstream.starts if upstream else 0,
             connection.protocol if connection else "", connection.link.pid if connection else 0,
         )  # fmt: skip
-
-
-def _state(config: ServerConfig, upstream: Upstream | None) -> State:
-    if config.disabled:
-        return "disabled"
-    return upstream.state if upstream else "configured"
 
 
 def _close(rooms: list[Room]) -> None:

@@ -153,9 +153,9 @@ class ToolFactory:
 
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
+        spec = self.registry.get(name)
         if here := self.registry.developers(name) or self.registry.served(name):
             return here
-        spec = self.registry.get(name)
         if spec.state is ToolState.RETIRED:
             raise ToolDenied(
                 f"{spec.name} is retired: it failed too often, or was taken back",
