@@ -61,7 +61,6 @@ class McpServers:
 
     # what a broker and a registry ask
 
-    @property
     def revision(self) -> int:
         """Return a number that is another one after the tools have changed."""
         return self._book.revision

@@ -48,7 +48,6 @@ class _Count:
 class Served(Protocol):
     """Tools of servers, which come and go; a registry only knows where they are."""
 
-    @property
     def revision(self) -> int:
         """Return a number that is another one after they changed."""
 
@@ -179,7 +178,7 @@ class ToolRegistry:
 
     def revision(self) -> int:
         """Return a number that is another one after the tools have changed, here or elsewhere."""
-        served = sum(each.revision for each in tuple(self._served))
+        served = sum(each.revision() for each in tuple(self._served))
         with self._lock:
             self._forget_if_changed()
             return self._revision + served
