@@ -68,6 +68,7 @@ def _add_learn(learn: argparse.ArgumentParser) -> None:
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    doctor.add_argument("--servers", metavar="FILE", help="look at these MCP servers too")
     doctor.add_argument(
         "--apparmor",
         action="store_true",
@@ -102,6 +103,12 @@ def _add_tools(tools: argparse.ArgumentParser) -> None:
     add_tools(tools, options)
 
 
+def _add_servers(servers: argparse.ArgumentParser) -> None:
+    from .mcp.commands import add_servers
+
+    add_servers(servers)
+
+
 def _add_serve(serve: argparse.ArgumentParser) -> None:
     from .daemon.commands import add_serve
 
@@ -131,6 +138,7 @@ _ROOMS = {
     "audit": ("look at an audit trail and check it", _add_audit),
     "runs": ("see what waits for approval, and decide", _add_runs),
     "tools": ("make tools, call them, and look at them", _add_tools),
+    "servers": ("look at MCP servers, and pin their tools", _add_servers),
     "serve": ("share one pool of cells among processes", _add_serve),
     "mcp": ("serve a model's tools by the Model Context Protocol", _add_mcp),
     "bench": ("measure on this machine what cells cost", _add_bench),
@@ -207,5 +215,9 @@ def _doctor(options: argparse.Namespace) -> int:
     from .doctor import examine, report
 
     findings = examine()
+    if options.servers:
+        from .mcp.findings import findings_of
+
+        findings += findings_of(options.servers)
     report(findings, as_json=options.json)
     return OURS if any(finding.verdict == "FAIL" for finding in findings) else RAN

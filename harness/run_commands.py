@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,10 @@ from ..runner.result import SandboxResult
 from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
 from .sandbox import Sandbox
 from .terminal import EventPrinter, StreamPrinter, harmless, result_line
+
+if TYPE_CHECKING:
+    from ..runner.audit.log import AuditLog
+    from .tools.broker import Broker
 
 _OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
 
@@ -55,12 +60,14 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--connect", metavar="PATH", help="use the daemon that listens there, and its policy P"
     )
+    run.add_argument("--servers", metavar="FILE", help="MCP servers whose tools it may call")
+    run.add_argument("--pins", metavar="FILE", help="where those tools are pinned")
     run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
     add_policy(run)
 
 
 def add_repl(repl: argparse.ArgumentParser) -> None:
-    repl.set_defaults(command=_repl, file="")
+    repl.set_defaults(command=_repl, file="", servers=None)
     repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
     repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
     repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
@@ -122,8 +129,9 @@ def _language(options: argparse.Namespace) -> str:
 def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
     """Give the sandbox for one run, of our own cells or a daemon's."""
     if options.connect is not None:
-        if options.memory is not None or options.optional or options.audit:
-            raise PolicyError("--connect: --memory, --optional and --audit are the daemon's to say")
+        if options.memory is not None or options.optional or options.audit or options.servers:
+            words = "--connect: --memory, --optional, --audit and --servers are the daemon's to say"
+            raise PolicyError(words)
         with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
             yield sandbox
         return
@@ -133,15 +141,30 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
         policy = msgspec.structs.replace(policy, limits=limits)
     with (
         audit_of(options) as audit,
+        _tools(options, audit) as tools,
         Sandbox(
             policy=policy,
             spawned=options.spawned,
             pool=0,
             audit=audit or False,
+            tools=tools,
             language=language_called(_language(options)) or PYTHON,  # no other launcher is needed
         ) as sandbox,
     ):
         yield sandbox
+
+
+@contextlib.contextmanager
+def _tools(options: argparse.Namespace, audit: "AuditLog | None") -> Iterator["Broker | None"]:
+    """Give a broker for the tools of servers, if there are any; else nothing of it is imported."""
+    if options.servers is None:
+        yield None
+        return
+    from .mcp.commands import asking, opened
+    from .tools.broker import Broker
+
+    with opened(options) as servers:
+        yield Broker(servers, audit=audit, approve=asking())
 
 
 def _printer(options: argparse.Namespace) -> OnOutput | None:

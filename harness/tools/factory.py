@@ -137,8 +137,8 @@ class ToolFactory(Closing):
         """Do what `call` does in a cell, for a retired tool too, without counting or asking."""
         spec, arguments = self.registry.get(name), _object(name, input)
         check_arguments(spec, arguments)
-        if developers := self.registry.developers(name):
-            return developers.perform(arguments, self._caller)
+        if here := self.registry.developers(name) or self.registry.served(name):
+            return here.perform(arguments, self._caller)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
         return self._performer.run(spec, program, arguments)
 
@@ -191,13 +191,13 @@ class ToolFactory(Closing):
         return len(own)
 
     def _is_own(self, spec: ToolSpec) -> bool:
-        return not self.registry.developers(spec.name) and spec.provenance.maker == self.maker
+        return self.registry.is_made(spec) and spec.provenance.maker == self.maker
 
     def export_tool(self, name: str, directory: str | os.PathLike[str]) -> Path:
         """Write a made tool into a new folder below `directory`, and return its path."""
         spec = self.registry.get(name)
-        if self.registry.developers(name):
-            raise ToolDenied(f"{spec.name} is the developer's: it has no source", tool=spec.name)
+        if not self.registry.is_made(spec):
+            raise ToolDenied(f"{spec.name} was not made: it has no source", tool=spec.name)
         return write_tool(spec, Path(directory))
 
     def import_tool(

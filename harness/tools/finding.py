@@ -4,7 +4,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from .documents import Document, document_of, shown
+from .documents import Document, Kind, document_of, shown
 from .fusing import Meaning
 from .search import Filter, Found, SearchIndex
 from .spec import ToolOwner, ToolSpec, ToolState
@@ -38,13 +38,17 @@ class ToolSearch:
     def search(
         self, query: str, limit: int = 5, offset: int = 0, *, detail: str = "summary",
         tags: Collection[str] = (), states: Collection[ToolState] = (),
+        kinds: Collection[Kind] = (), server: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Return what answers a query, the best first, as an agent reads it.
 
+        `kinds` are made, host and mcp; `server` is one whose tools alone are looked at.
         `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
         nothing was found.  Raises PolicyError for another detail.
         """
-        only = Filter(tags=tags, states=[state.value for state in states])
+        only = Filter(
+            server=server, tags=tags, states=[state.value for state in states], kinds=kinds
+        )
         found = self.find(query, only, limit, offset)
         told: dict[str, Any] = {"tools": [shown(each.document, detail) for each in found.matches]}
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})

@@ -4,7 +4,7 @@ made in a file."""
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from .counting import Counted, Counts
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
 from .naming import Reference, key_of, reference
-from .spec import Tool, ToolSpec, ToolState
+from .spec import Tool, ToolOwner, ToolSpec, ToolState
 from .store import Store, Usage
 
 # The broker answers these itself.
@@ -29,12 +29,29 @@ RETIRED_AFTER = 10  # failures in a row
 _ALIKE_LOOKED_AT = 1000
 
 
+class Served(Protocol):
+    """Tools of servers, which come and go; a registry only knows where they are."""
+
+    def revision(self) -> int:
+        """Return a number that is another one after they changed."""
+
+    def owns(self, name: str) -> bool:
+        """Tell whether a name is, or would be, that of one of them."""
+
+    def get(self, name: str) -> Tool:
+        """Return one of them; raises a ToolError if it cannot be called."""
+
+    def specs(self) -> list[ToolSpec]:
+        """Return all that can be called."""
+
+
 class ToolRegistry(Closing):
     """Tools by name.  Safe from many threads, and its file from many processes.
 
     Without `path` it is in memory.  A developer's tool is never shadowed: of two tools with one
-    name his is meant.  A made tool that fails `retired_after` times in a row, with no call between
-    that went well, is retired.  Uses are written to the file now and then, failures at once.
+    name his is meant, then a server's.  A made tool that fails `retired_after` times in a row, with
+    no call between that went well, is retired.  Uses are written to the file now and then, failures
+    at once.
     """
 
     def __init__(self, path: str | None = None, *, retired_after: int = RETIRED_AFTER) -> None:
@@ -42,6 +59,7 @@ class ToolRegistry(Closing):
         self._store = Store(path)
         self._lock = threading.RLock()
         self._developers: dict[str, Tool] = {}
+        self._served: list[Served] = []
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
         self._all: list[ToolSpec] | None = None
         self._changes = -1
@@ -65,16 +83,42 @@ class ToolRegistry(Closing):
         """Return the developer's tool of that name, if there is one."""
         return self._developers.get(key_of(reference(name).name))
 
+    def attach(self, served: Served) -> None:
+        """Have the tools of servers among these until they are detached."""
+        with self._lock:
+            self._served.append(served)
+            self._forget()
+
+    def detach(self, served: Served) -> None:
+        """Have them no more."""
+        with self._lock:
+            self._served = [each for each in self._served if each is not served]
+            self._forget()
+
+    def served(self, name: str) -> Tool | None:
+        """Return the tool of a server of that name, unless the name is a developer's.
+
+        Raises what a server's catalogue does for one that it has and that cannot be called.
+        """
+        named = reference(name).name
+        if key_of(named) not in self._developers:
+            for each in tuple(self._served):
+                if each.owns(named):
+                    return each.get(named)
+        return None
+
     def add(self, spec: ToolSpec) -> ToolSpec:
         """Keep a tool that was made, as the next version of its name, and return that.
 
-        Raises ToolExists if the name is a developer's or another maker's, RegistryError.
+        Raises ToolExists if the name is a developer's, a server's or another maker's, RegistryError.
         """
         key = key_of(spec.name)
         if key in RESERVED:
             raise _taken(spec.name, spec.name, "which is the broker's")
         if known := self._developers.get(key):
             raise _taken(spec.name, known.spec.name, "which is the developer's")
+        if any(each.owns(spec.name) for each in tuple(self._served)):
+            raise _taken(spec.name, spec.name, "which is a server's")
         with self._lock:
             self._forget()
             return self._store.add(
@@ -91,6 +135,8 @@ class ToolRegistry(Closing):
         developers = self._developers.get(key)
         if developers and wanted.version in (None, developers.spec.version):
             return developers.spec
+        if served := self.served(name):
+            return served.spec
         found = None if developers else self._made(key, wanted)
         if found is None:
             raise ToolNotFound(f"there is no tool {wanted}", tool=wanted.name)
@@ -114,9 +160,10 @@ class ToolRegistry(Closing):
 
     def revision(self) -> int:
         """Return a number that is another one after the tools have changed, here or elsewhere."""
+        served = sum(each.revision() for each in tuple(self._served))
         with self._lock:
             self._forget_if_changed()
-            return self._revision
+            return self._revision + served
 
     def _forget(self) -> None:
         self._revision += 1
@@ -126,6 +173,8 @@ class ToolRegistry(Closing):
     def list_tools(self, *, retired: bool = False) -> list[ToolSpec]:
         """Return the latest version of every tool, by name; `retired` ones only if asked for."""
         made = {key_of(spec.name): spec for spec in self._latest()}
+        for each in tuple(self._served):
+            made |= {key_of(spec.name): spec for spec in each.specs()}
         made |= {key: tool.spec for key, tool in self._developers.items()}
         wanted = (spec for spec in made.values() if retired or spec.state is not ToolState.RETIRED)
         return sorted(wanted, key=lambda spec: spec.name)
@@ -140,7 +189,7 @@ class ToolRegistry(Closing):
     def versions(self, name: str) -> list[ToolSpec]:
         """Return every version of a tool, the oldest first; raises ToolNotFound."""
         spec = self.get(name)
-        return self._store.versions(key_of(spec.name)) if self._is_made(spec) else [spec]
+        return self._store.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
 
     def alike(self, spec: ToolSpec) -> ToolSpec | None:
         """Return another tool that does the same, as far as shape and description tell."""
@@ -157,8 +206,8 @@ class ToolRegistry(Closing):
         Raises ToolNotFound, and ToolDenied if it is the developer's or another maker's.
         """
         spec = self.get(name)
-        if not self._is_made(spec):
-            raise ToolDenied(f"{spec.name} is the developer's", tool=spec.name)
+        if not self.is_made(spec):
+            raise ToolDenied(f"{spec.name} is {_whose(spec)}", tool=spec.name)
         if maker not in (None, spec.provenance.maker):
             raise ToolDenied(f"{spec.name} was made by another agent", tool=spec.name)
         with self._lock:
@@ -168,8 +217,8 @@ class ToolRegistry(Closing):
     def set_state(self, name: str, state: ToolState) -> ToolSpec:
         """Trust a made tool, retire it, or take that back; return it.  Raises ToolNotFound."""
         spec = self.get(name)
-        if not self._is_made(spec):
-            raise ToolDenied(f"{spec.name} is the developer's, and trusted", tool=spec.name)
+        if not self.is_made(spec):
+            raise ToolDenied(f"{spec.name} is {_whose(spec)}", tool=spec.name)
         with self._lock:
             self._forget()
             self._store.set_state(key_of(spec.name), spec.version, state)
@@ -182,7 +231,7 @@ class ToolRegistry(Closing):
 
         What cannot be written now is written with the next: a call must not fail of that.
         """
-        if self._is_made(spec):
+        if self.is_made(spec):
             with self._lock:
                 self._forget_if(self._counts.note(_counted(spec), well=well))
 
@@ -208,8 +257,13 @@ class ToolRegistry(Closing):
         if retired:
             self._forget()
 
-    def _is_made(self, spec: ToolSpec) -> bool:
-        return key_of(spec.name) not in self._developers
+    def is_made(self, spec: ToolSpec) -> bool:
+        """Tell whether a tool is kept here, rather than being the developer's or a server's."""
+        return key_of(spec.name) not in self._developers and spec.owner is not ToolOwner.SERVER
+
+
+def _whose(spec: ToolSpec) -> str:
+    return "a server's" if spec.owner is ToolOwner.SERVER else "the developer's, and trusted"
 
 
 def _counted(spec: ToolSpec) -> Counted:

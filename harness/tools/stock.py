@@ -1,4 +1,5 @@
-"""The tools of a registry as they are called: a developer's as it is, a made one with what runs it."""
+"""The tools of a registry as they are called: a developer's or a server's as it is, a made one with
+what runs it."""
 
 import threading
 from collections import OrderedDict
@@ -30,8 +31,8 @@ class Stock:
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
         spec = self._registry.get(name)
-        if developers := self._registry.developers(name):
-            return developers
+        if here := self._registry.developers(name) or self._registry.served(name):
+            return here
         if spec.state is ToolState.RETIRED:
             raise ToolDenied(
                 f"{spec.name} is retired: it failed too often, or was taken back",

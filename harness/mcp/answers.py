@@ -1,0 +1,81 @@
+"""What comes of a call: the value that a program gets, or the failure that it sees."""
+
+import json
+from typing import Any
+
+from mcp.types import (
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from ...policies.errors import ToolFailed, ToolResultInvalid
+from ..tools.spec import ToolSpec
+from ..tools.vault import Redaction
+from .definitions import shown
+
+_MOST_BLOCKS = 10_000
+
+
+def value_of(result: CallToolResult, spec: ToolSpec, secrets: tuple[str, ...] = ()) -> Any:
+    """Return the structured content, if there is any; else the text of the one block of text, else a
+    list of blocks, text as it is.
+
+    Text is never parsed: what a value is must not depend on what is in it.  Raises ToolFailed for
+    what the tool says is an error, ToolResultInvalid if it promised structured content.
+    """
+    if result.is_error:
+        raise ToolFailed(_redacted(_words(result), secrets), tool=spec.name)
+    if result.structured_content is not None:
+        return _without(result.structured_content, secrets, spec)
+    if spec.output_schema is not None:
+        raise ToolResultInvalid(
+            f"{spec.name}: its schema promises structured content, and there is none",
+            tool=spec.name,
+        )
+    blocks = [_block(each) for each in result.content[:_MOST_BLOCKS]]
+    alone = blocks[0] if len(blocks) == 1 and isinstance(blocks[0], str) else blocks
+    return _without(alone if blocks else None, secrets, spec)
+
+
+def _block(block: ContentBlock) -> Any:
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent() | AudioContent():
+            return {"type": block.type, "mime_type": block.mime_type, "data": block.data}
+        case ResourceLink():
+            return {"type": "resource_link", "uri": str(block.uri), "name": block.name}
+        case EmbeddedResource(resource=inside):
+            what = {"type": "resource", "uri": str(inside.uri), "mime_type": inside.mime_type}
+            if isinstance(inside, TextResourceContents):
+                return what | {"text": inside.text}
+            return what | {"data": inside.blob}
+
+
+def _words(result: CallToolResult) -> str:
+    texts = [each.text for each in result.content if isinstance(each, TextContent)]
+    return shown(" ".join(texts)) or "it failed, and did not say why"
+
+
+def _redacted(text: str, secrets: tuple[str, ...]) -> str:
+    return Redaction(secrets).text(text) if secrets else text
+
+
+def _without(value: Any, secrets: tuple[str, ...], spec: ToolSpec) -> Any:
+    """Return `value` in which no credential of the connection stands."""
+    if not secrets:
+        return value
+    text = json.dumps(value)
+    clean = Redaction(secrets).text(text)
+    if clean == text:
+        return value
+    try:
+        return json.loads(clean)
+    except ValueError:  # what was taken out was no text: a number, or part of one
+        raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None

@@ -1,0 +1,174 @@
+"""`Book`: the tools of all servers that can be called now, and why others cannot.
+
+What is pinned is known without a server.  What a server lists is compared with that; only what is the
+same stays.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
+
+from ...policies.errors import ToolDenied, ToolInvalid, ToolNotFound
+from ..tools.naming import key_of
+from ..tools.spec import Tool, ToolSpec
+from .config import ServerConfig
+from .connection import Listing
+from .definitions import Definition, check, spec_of
+from .names import tool_names
+from .pins import Drift, Pins, difference, drift_of
+
+
+class _Page(NamedTuple):
+    """What is known of one server's tools: `tools` by name, and `drifted` names."""
+
+    tools: dict[str, Tool]
+    drifted: frozenset[str] = frozenset()
+    drift: Drift = Drift()
+    dropped: tuple[str, ...] = ()
+    pinned: Mapping[str, Definition] = MappingProxyType({})
+    listed: Mapping[str, Definition] | None = None
+
+
+class Book:
+    """Safe from many threads."""
+
+    def __init__(
+        self, configs: Iterable[ServerConfig], pins: Pins, tool: Callable[[ToolSpec], Tool]
+    ) -> None:
+        """Take up what is pinned; raises RegistryError."""
+        self._pins = pins
+        self._tool = tool
+        self._lock = threading.RLock()
+        self._pages: dict[str, _Page] = {}
+        self._keys: dict[str, Tool] = {}
+        self.revision = 0
+        for config in configs:
+            if not config.disabled and (pinned := pins.of(config)) is not None:
+                self._put(config, _Page(self._tools(config, pinned, pinned), pinned=pinned))
+
+    def knows(self, server: str) -> bool:
+        return server in self._pages
+
+    def take(self, config: ServerConfig, listing: Listing) -> None:
+        """Compare what a server lists with what is pinned, or pin it if nothing is."""
+        with self._lock:
+            pinned = self._pins.of(config)
+            now, dropped = listing
+            if pinned is None:
+                now, worse = _checked(now)
+                pinned, dropped = now, (*dropped, *worse)
+                self._pins.pin(config, now.values())
+            self._compare(config, pinned, now, dropped)
+
+    def pin(self, config: ServerConfig) -> Drift:
+        """Pin what was last listed; return what that changes."""
+        with self._lock:
+            page = self._pages[config.name]
+            now, worse = _checked(page.listed or {})
+            self._pins.pin(config, now.values())
+            self._compare(config, now, now, (*page.dropped, *worse))
+        return page.drift
+
+    def _compare(
+        self, config: ServerConfig, pinned: Mapping[str, Definition], now: Mapping[str, Definition],
+        dropped: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        drift = drift_of(pinned, now)
+        same = {
+            wire: each for wire, each in now.items() if wire not in (*drift.added, *drift.changed)
+        }
+        drifted = {
+            *(
+                name
+                for name, wire in tool_names(config.name, pinned).items()
+                if wire in drift.changed
+            ),
+            *tool_names(config.name, drift.added),
+        }
+        tools = self._tools(config, pinned, same)
+        page = _Page(tools, frozenset(drifted) - tools.keys(), drift, dropped, pinned, now)
+        self._put(config, page)
+
+    def _tools(
+        self, config: ServerConfig, pinned: Mapping[str, Definition], same: Mapping[str, Definition]
+    ) -> dict[str, Tool]:
+        """Return those of `same`, under the names that they have among all that are pinned."""
+        names = tool_names(config.name, pinned)
+        return {
+            name: self._tool(spec_of(same[wire], name, config))
+            for name, wire in names.items() if wire in same
+        }  # fmt: skip
+
+    def _put(self, config: ServerConfig, page: _Page) -> None:
+        with self._lock:
+            old = self._pages.get(config.name)
+            if old and old.tools.keys() == page.tools.keys():
+                known = old.tools  # the very same objects, if they are: indexes compare those
+                page = page._replace(tools={
+                    name: known[name] if known[name].spec == tool.spec else tool
+                    for name, tool in page.tools.items()
+                })  # fmt: skip
+            self._pages[config.name] = page
+            self._keys = {
+                key_of(name): tool for each in self._pages.values()
+                for name, tool in each.tools.items()
+            }  # fmt: skip
+            if old is None or old.tools != page.tools:
+                self.revision += 1
+
+    # asking
+
+    def find(self, key: str) -> Tool | None:
+        """Return the tool whose name is that key, as names without separators are compared."""
+        return self._keys.get(key)
+
+    def get(self, name: str) -> Tool:
+        """Return a tool; raises ToolNotFound, and ToolDenied for one that has to be pinned first."""
+        try:
+            tool = self._keys.get(key_of(name))
+        except ToolInvalid as error:
+            raise ToolNotFound(f"there is no such tool: {error.what}") from None
+        return tool or self._refuse(name)
+
+    def check(self, spec: ToolSpec) -> None:
+        """Raise ToolDenied or ToolNotFound unless a tool is still what it was when it was looked up."""
+        tool = self._keys.get(key_of(spec.name))
+        if tool is None or tool.spec.source_hash != spec.source_hash:
+            self._refuse(spec.name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        server = name.lower().partition(".")[0]
+        page = self._pages.get(server)
+        if page and name.lower() in page.drifted:
+            raise ToolDenied(
+                f"{name} is not what was pinned", f"look at it: cellwright servers diff {server}",
+                tool=name,
+            )  # fmt: skip
+        raise ToolNotFound(f"there is no tool {name!r}", tool=name)
+
+    def specs(self) -> list[ToolSpec]:
+        with self._lock:
+            tools = [tool for page in self._pages.values() for tool in page.tools.values()]
+        return sorted((tool.spec for tool in tools), key=lambda spec: spec.name)
+
+    def difference(self, server: str) -> str:
+        page = self._pages[server]
+        return difference(page.pinned, page.listed or {})
+
+    def summary(self, server: str) -> tuple[int, tuple[str, ...], Drift]:
+        page = self._pages.get(server, _Page({}))
+        return len(page.tools), page.dropped, page.drift
+
+
+def _checked(found: Mapping[str, Definition]) -> tuple[dict[str, Definition], tuple[str, ...]]:
+    """Return those whose schemas are schemas, and why others are left out."""
+    good: dict[str, Definition] = {}
+    bad: list[str] = []
+    for wire, each in found.items():
+        try:
+            check(each)
+            good[wire] = each
+        except ToolInvalid as error:
+            bad.append(f"{wire!a}: {error.what}")
+    return good, tuple(bad)

@@ -1,0 +1,114 @@
+"""Servers in cells: each in its own, which shows it what its configuration names and nothing else."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ...policies.errors import LaunchError
+from ...policies.loading import load_policy
+from ...policies.policy import Policy
+from ..sandbox import Sandbox
+from .config import ServerConfig
+
+PROFILE = "server"
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
+_GRACE_SECONDS = 2.0  # to exit after its input ended
+
+
+class CellPeer:
+    """A server in a cell; it has the variables that it was given, a PATH and a HOME, and no others."""
+
+    pid = 0  # its cell's own business
+    errors = -1
+
+    def __init__(self, config: ServerConfig, env: Mapping[str, str]) -> None:
+        """Start it; raises LaunchError, PolicyError, Unenforceable."""
+        command = _command(config, env)
+        variables = {"PATH": _PATH, "HOME": "/workspace", **env}
+        self._sandbox = Sandbox(policy=policy_of(config, command), pool=0, audit=False)
+        try:
+            self._program = self._sandbox.program(
+                [command, *config.args], env=variables, cwd=config.cwd or None
+            )
+        except BaseException:
+            self._sandbox.close()
+            raise
+        self.stdin, self.stdout = self._program.stdin, self._program.stdout
+
+    def said(self) -> str:
+        """Return what it wrote to its standard error, once it has ended or a second later."""
+        try:
+            return self._program.wait(1).stderr
+        except (TimeoutError, LaunchError):
+            return self._program.stderr
+
+    def close(self, *, patient: bool) -> None:
+        """Kill it and whatever it started; before that, if patient, its input ends."""
+        with self._sandbox, self._program:
+            if patient:
+                self._program.close_stdin()
+                try:
+                    self._program.wait(_GRACE_SECONDS)
+                except (TimeoutError, LaunchError):
+                    return
+
+
+def policy_of(config: ServerConfig, command: str) -> Policy:
+    """Return what the cell of a server may do: the profile, and what it is shown."""
+    policy = load_policy(config.policy or PROFILE)
+    filesystem, processes = policy.filesystem, policy.processes
+    execute = (*processes.execute, *config.execute, *_needed_by(command, processes.execute))
+    return replace(
+        policy,
+        name=f"{policy.name} for {config.name}",
+        filesystem=replace(
+            filesystem,
+            read=_together(filesystem.read, config.read),
+            write=_together(filesystem.write, config.write),
+        ),
+        processes=replace(processes, execute=_together(execute)),
+    )
+
+
+def _command(config: ServerConfig, env: Mapping[str, str]) -> str:
+    if (program := os.path.basename(config.command)) in _FETCHERS:
+        raise LaunchError(
+            f"server {config.name}: {program} fetches what it runs, and cells have no network",
+            "install the server and name its own program, or say sandboxed: false",
+        )
+    found = shutil.which(config.command, path=env.get("PATH", _PATH))
+    if found is None:
+        raise LaunchError(
+            f"server {config.name}: there is no program {config.command!r}",
+            "install it, or give its whole path as command",
+        )
+    return os.path.abspath(found)
+
+
+def _needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what has to be executable for `command` to be: its virtual environment, with the Python
+    that this was made from, or itself."""
+    if any(Path(command).is_relative_to(each) for each in shown):
+        return ()
+    environment = Path(command).parent.parent
+    if not (environment / "pyvenv.cfg").is_file():
+        return (command,)
+    base = _base_of(environment)
+    return (str(environment), *((base,) if base not in ("", "/usr", "/usr/local") else ()))
+
+
+def _base_of(environment: Path) -> str:
+    """Return the prefix of the Python that an environment belongs to (PEP 405: `home` is its bin)."""
+    for line in (environment / "pyvenv.cfg").read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            return str(Path(value.strip()).parent)
+    return ""
+
+
+def _together(*paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for each in paths for path in each))

@@ -1,0 +1,146 @@
+"""A way to a server: a process and its pipes, or HTTP; with limits, whichever it is."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import httpx2
+from mcp.client._transport import TransportStreams
+from mcp.client.streamable_http import streamable_http_client
+
+from ..tools.vault import Vault
+from .config import ServerConfig
+from .peers import Peer
+from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
+from .sieve import Sieve
+from .variables import from_vault
+
+# What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node and others write it.
+_NO_NETWORK = ("EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "Temporary failure in name resolution",
+               "Name or service not known", "Network is unreachable")  # fmt: skip
+Launch = Callable[[ServerConfig, Mapping[str, str]], Peer]
+
+
+class Link:
+    """One way to one server, while it lasts; `secrets` are those that it was opened with."""
+
+    def __init__(
+        self, streams: TransportStreams, secrets: tuple[str, ...] = (), pid: int = 0,
+        tail: Tail | None = None,
+    ) -> None:  # fmt: skip
+        self.sieve = Sieve(*streams)
+        self.secrets = secrets
+        self.pid = pid
+        self.in_cell = False
+        self.patient = False  # it has done nothing wrong, and may end by itself
+        self._tail = tail or Tail()
+
+    @property
+    def why(self) -> str:
+        """Return why it ended, in the server's last words if it had any."""
+        said = self._tail.text
+        last = said.strip().rpartition("\n")[2][-300:]
+        words = f"{self.sieve.why}, after {last!a}" if last else self.sieve.why
+        no_network = self.in_cell and any(each in said for each in _NO_NETWORK)
+        return f"{words}; cells have no network" if no_network else words
+
+    async def __aenter__(self) -> Any:
+        return self.sieve, self.sieve.writer
+
+    async def __aexit__(self, *_: object) -> None:
+        """Whoever opened it closes it."""
+
+
+def open_link(
+    config: ServerConfig, vault: Vault, launch: Launch
+) -> "contextlib.AbstractAsyncContextManager[Link]":
+    """Return a way to a server, to be entered and left in one task; raises LaunchError, ToolFailed."""
+    return _over_http(config, vault) if config.url else _over_pipes(config, vault, launch)
+
+
+@contextlib.asynccontextmanager
+async def _over_pipes(config: ServerConfig, vault: Vault, launch: Launch) -> AsyncIterator[Link]:
+    env, secrets = _filled(config.env, vault)
+    peers: list[Peer] = []
+    link: Link | None = None
+    try:
+        await _launch(config, env, launch, peers)
+        tail = Tail()
+        ending = _ending(peers[0], tail)
+        async with pipe_streams(peers[0].stdin, peers[0].stdout, ending) as streams:
+            link = Link(streams, secrets, peers[0].pid, tail)
+            link.in_cell = config.sandboxed
+            async with anyio.create_task_group() as tasks:
+                if peers[0].errors >= 0:
+                    tasks.start_soon(tail.follow, peers[0].errors)
+                yield link
+                tasks.cancel_scope.cancel()
+    finally:
+        patient = link is not None and link.patient
+        with anyio.CancelScope(shield=True):  # it takes some seconds at most
+            for peer in peers:
+                await anyio.to_thread.run_sync(partial(peer.close, patient=patient))
+
+
+async def _launch(
+    config: ServerConfig, env: Mapping[str, str], launch: Launch, peers: list[Peer]
+) -> None:
+    """Put a server that was started into `peers`, even if nobody waits for it any more."""
+    if config.sandboxed:  # to build a cell takes a while
+        await anyio.to_thread.run_sync(lambda: peers.append(launch(config, env)))
+    else:  # a process ends with the thread that started it: with this one
+        peers.append(launch(config, env))
+
+
+def _ending(peer: Peer, tail: Tail) -> AtEnd:
+    async def ask() -> None:
+        tail.text = await anyio.to_thread.run_sync(peer.said, abandon_on_cancel=True)
+
+    return tail.end if peer.errors >= 0 else ask
+
+
+@contextlib.asynccontextmanager
+async def _over_http(config: ServerConfig, vault: Vault) -> AsyncIterator[Link]:
+    headers, secrets = _filled(config.headers, vault)
+    http = httpx2.AsyncClient(
+        transport=_Bounded(), headers=headers, trust_env=False,  # no proxy or netrc unasked
+        timeout=httpx2.Timeout(config.connect_timeout, read=None),
+    )  # fmt: skip
+    opened = streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES)
+    async with http, opened as streams:
+        yield Link(streams, (*secrets, *config.secrets))
+
+
+def _filled(values: Mapping[str, str], vault: Vault) -> tuple[dict[str, str], tuple[str, ...]]:
+    filled = {key: from_vault(value, vault) for key, value in values.items()}
+    secrets = tuple(value for each in filled.values() for value in each.values)
+    return {key: each.text for key, each in filled.items()}, secrets
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Answers of bounded length; those that are streams of events have a limit to each event."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = _Short(response.stream)
+        return response
+
+
+class _Short(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        room = MAX_LINE_BYTES
+        async for chunk in self._stream:
+            room -= len(chunk)
+            if room < 0:
+                raise Violation(f"it sent an answer of more than {MAX_LINE_BYTES} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,61 @@
+"""`Room`: the one thread on which all servers are attended to."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.from_thread import start_blocking_portal
+
+from ...policies.errors import ClosedError
+from .config import ServerConfig
+from .upstream import Means, Upstream
+
+_Result = TypeVar("_Result")
+_Arguments = TypeVarTuple("_Arguments")
+
+
+class Room:
+    """An event loop in a thread of its own, and every server's Upstream on it."""
+
+    def __init__(self, configs: Iterable[ServerConfig], means: Means) -> None:
+        self.process = os.getpid()  # a fork has no threads: it needs a room of its own
+        self.upstreams: dict[str, Upstream] = {}
+        self._means = means
+        self._stack = ExitStack()
+        self._portal = self._stack.enter_context(
+            start_blocking_portal("asyncio", name="cellwright-servers")
+        )
+        self._stop = self._portal.call(anyio.Event)
+        self._done, _ = self._portal.start_task(self._attend, tuple(configs))
+
+    async def _attend(
+        self, configs: tuple[ServerConfig, ...], *, task_status: TaskStatus[None]
+    ) -> None:
+        async with anyio.create_task_group() as group:
+            self.upstreams = {each.name: Upstream(each, self._means, group) for each in configs}
+            task_status.started()
+            await self._stop.wait()
+            for upstream in self.upstreams.values():
+                upstream.stop()
+
+    def begin(
+        self, work: Callable[[*_Arguments], Awaitable[_Result]], *arguments: *_Arguments
+    ) -> "Future[_Result]":
+        """Begin work on the loop; cancelling the future cancels it."""
+        try:
+            return self._portal.start_task_soon(work, *arguments)
+        except RuntimeError:
+            raise ClosedError("these servers were closed") from None
+
+    def close(self) -> None:
+        """End every server and the thread; those that wait for one get an error."""
+        if self.process != os.getpid():
+            return
+        with self._stack:
+            self._portal.call(self._stop.set)
+            self._done.result()
+            self._portal.call(self._portal.stop, True)  # whoever still waits is cancelled

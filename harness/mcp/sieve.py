@@ -1,0 +1,158 @@
+"""What is done to every message before the SDK sees it, whatever the transport.
+
+Servers may not flood; of a list of tools the session is given names and schemas of those that can be
+tools, so that one bad tool does not take the others along, and no output schema, because it would check
+results against it without a bound: the broker does that.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from mcp.client._transport import ReadStream, WriteStream
+from mcp.shared.message import SessionMessage
+from mcp.types import JSONRPCRequest, JSONRPCResponse
+
+from ...policies.errors import ToolInvalid
+from .definitions import Definition, definition_of
+from .pipes import Violation
+
+MESSAGES_AT_ONCE = 2000  # beyond one for each request
+MESSAGES_PER_SECOND = 500.0
+_MOST_IN_A_PAGE = 2000
+DEFINITIONS = "cellwright/definitions"  # where a page carries them, in its _meta
+_Received = SessionMessage | Exception
+
+
+class Sieve:
+    """Both streams of one conversation.  `why` says why it is over, if that is the server's doing."""
+
+    def __init__(
+        self, read: ReadStream[_Received], write: WriteStream[SessionMessage],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._read = read
+        self._write = write
+        self._clock = clock
+        self._room = float(MESSAGES_AT_ONCE)
+        self._listings: set[str | int] = set()
+        self.heard = clock()  # when the last message came
+        self.why = ""
+        self.ended = anyio.Event()
+
+    # reading
+
+    async def receive(self) -> _Received:
+        try:
+            item = await self._read.receive()
+            self._count()
+        except anyio.EndOfStream:
+            self.end("it closed the connection")
+            raise
+        except Violation as violation:
+            self.end(str(violation))
+            raise anyio.EndOfStream from None
+        if isinstance(item, Violation):
+            self.end(str(item))
+            raise anyio.EndOfStream
+        return self._sifted(item) if isinstance(item, SessionMessage) else item
+
+    def end(self, why: str) -> None:
+        """Note why there is nothing more to be had; the first reason counts."""
+        self.why = self.why or why
+        self.ended.set()
+
+    def _count(self) -> None:
+        now = self._clock()
+        filled = self._room + (now - self.heard) * MESSAGES_PER_SECOND
+        self._room = min(max(self._room, MESSAGES_AT_ONCE), filled) - 1
+        self.heard = now
+        if self._room < 0:
+            raise Violation(f"it floods: more than {MESSAGES_PER_SECOND:g} messages a second")
+
+    def _sifted(self, received: SessionMessage) -> SessionMessage:
+        message = received.message
+        if isinstance(message, JSONRPCResponse) and message.id in self._listings:
+            self._listings.discard(message.id)
+            message.result = _page(message.result)
+        return received
+
+    async def aclose(self) -> None:
+        await self._read.aclose()
+
+    def __aiter__(self) -> "Sieve":
+        return self
+
+    async def __anext__(self) -> _Received:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> "Sieve":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def writer(self) -> "Outlet":
+        return Outlet(self._write, self._note)
+
+    def _note(self, sent: SessionMessage) -> None:
+        if isinstance(sent.message, JSONRPCRequest):
+            self._room += 1
+            if sent.message.method == "tools/list":
+                self._listings.add(sent.message.id)
+
+
+class Outlet:
+    """The stream to a server; `note` sees what goes out."""
+
+    def __init__(
+        self, write: WriteStream[SessionMessage], note: Callable[[SessionMessage], None]
+    ) -> None:
+        self._write = write
+        self._note = note
+
+    async def send(self, item: SessionMessage, /) -> None:
+        self._note(item)
+        await self._write.send(item)
+
+    async def aclose(self) -> None:
+        await self._write.aclose()
+
+    async def __aenter__(self) -> "Outlet":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _page(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a page of tools for the session; what can be a tool, and why others cannot, in `_meta`."""
+    tools = result.get("tools")
+    if not isinstance(tools, list):
+        return result  # the session says what is wrong
+    good: list[Definition] = []
+    dropped: list[str] = []
+    for each in tools[:_MOST_IN_A_PAGE]:
+        try:
+            good.append(definition_of(each))
+        except ToolInvalid as error:
+            name = each.get("name") if isinstance(each, dict) else each
+            dropped.append(f"{ascii(name)[:80]}: {error.what}")
+    if len(tools) > _MOST_IN_A_PAGE:
+        dropped.append(f"{len(tools) - _MOST_IN_A_PAGE} more than {_MOST_IN_A_PAGE} in one page")
+    meta = result.get("_meta") if isinstance(result.get("_meta"), dict) else {}
+    return {
+        **result,
+        "tools": [_for_session(each) for each in good],
+        "_meta": {**(meta or {}), DEFINITIONS: [[each.said for each in good], dropped]},
+    }
+
+
+def _for_session(definition: Definition) -> dict[str, Any]:
+    schema = {"type": "object", **definition.said["inputSchema"]}
+    return {"name": definition.wire, "inputSchema": schema}

@@ -1,0 +1,41 @@
+"""What is known of servers, and of calls that are under way."""
+
+from typing import NamedTuple
+
+from .config import ServerConfig
+from .pins import Drift
+from .upstream import State, Upstream
+
+
+class Progressed(NamedTuple):
+    """How far a call has come: `done` of `total`, if that is known, and in words."""
+
+    tool: str
+    done: float
+    total: float | None
+    message: str
+
+
+class ServerStatus(NamedTuple):
+    """What is known of a server now: `tools` can be called, `dropped` cannot, `drift` has to be
+    pinned first."""
+
+    name: str
+    state: State
+    place: str
+    sandboxed: bool
+    remote: bool
+    tools: int
+    dropped: tuple[str, ...]
+    drift: Drift
+    error: str
+    starts: int
+    protocol: str
+    pid: int
+
+
+def state_of(config: ServerConfig, upstream: Upstream | None) -> State:
+    """Return how far a server has come; it has no upstream before anything was asked of any."""
+    if config.disabled:
+        return "disabled"
+    return upstream.state if upstream else "configured"

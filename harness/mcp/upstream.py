@@ -1,0 +1,234 @@
+"""`Upstream`: one server, from not started to gone and back again; everything here runs on the loop."""
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, NamedTuple
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup, TaskStatus
+from mcp import MCPError
+from mcp.types import CallToolResult
+from pydantic import ValidationError
+
+from ...policies.errors import CellwrightError, ToolFailed, ToolResultInvalid
+from ..tools.vault import Redaction, Vault
+from .config import ServerConfig
+from .connection import Connection, Elicit, Listing, Progress, client_over
+from .definitions import shown
+from .links import Launch, Link, open_link
+
+State = Literal["configured", "starting", "ready", "failed", "disabled"]
+_BACK_OFF_SECONDS = 0.5  # after the second failure in a row, then twice as long, up to
+_PROOF_SECONDS = 5.0
+_LONGEST_BACK_OFF = 60.0
+_LONGEST_WORDS = 1000
+
+
+class Means(NamedTuple):
+    """What all servers share: credentials, who is asked, how one is started, and who is told of
+    its tools before any of them is called."""
+
+    vault: Vault
+    elicit: Elicit | None
+    launch: Launch
+    listed: Callable[[ServerConfig, Listing], Awaitable[None]]
+
+
+class Upstream:
+    """Starts a server when it is needed, again when it is gone, and not too often when it fails."""
+
+    def __init__(self, config: ServerConfig, means: Means, group: TaskGroup) -> None:
+        self.config = config
+        self.state: State = "configured"
+        self.error = ""
+        self.starts = 0
+        self.connection: Connection | None = None
+        self._means = means
+        self._group = group
+        self._starting = anyio.Lock()
+        self._failures = 0
+        self._not_before = 0.0
+        self._patience = anyio.CancelScope()  # while it starts
+        self._stop = anyio.Event()
+        self._changed = anyio.Event()
+
+    async def call(
+        self, wire: str, arguments: dict[str, Any], believed: Callable[[], None],
+        on_progress: Progress | None,
+    ) -> tuple[CallToolResult, tuple[str, ...]]:  # fmt: skip
+        """Call a tool, and return what came of it with what must not stand in it.
+
+        `believed` raises if the tool, as it is now listed, may not be called.  Raises ToolFailed if
+        the server cannot be had, dies, says no or is silent for too long, ToolResultInvalid if it
+        breaks the protocol.
+        """
+        connection = await self.connected()
+        believed()
+        timeout = self.config.timeout
+        sieve, secrets = connection.link.sieve, connection.link.secrets
+        heard = sieve.heard
+        try:
+            with anyio.fail_after(timeout):
+                result = await connection.call(wire, arguments, on_progress)
+        except TimeoutError:
+            if sieve.heard == heard:
+                self._group.start_soon(self._prove_alive, connection)
+            raise ToolFailed(f"{self.config.name} did not answer within {timeout:g} s") from None
+        except Exception as error:  # noqa: BLE001 - whatever the SDK makes of what a server sends
+            raise self._told(error, connection.link) from None
+        self._failures = 0
+        return result, secrets
+
+    async def _prove_alive(self, connection: Connection) -> None:
+        """End a connection on which nothing is heard, whatever is asked."""
+        sieve = connection.link.sieve
+        heard = sieve.heard
+        with contextlib.suppress(Exception):  # an answer all the same, or the end
+            with anyio.move_on_after(min(self.config.timeout, _PROOF_SECONDS)):
+                await connection.list_tools()
+        if sieve.heard == heard:
+            sieve.end("it does not answer any more")
+
+    async def refresh(self) -> None:
+        """Ask for its tools again, within the time for connecting; raises ToolFailed."""
+        starts = self.starts
+        connection = await self.connected()
+        if self.starts != starts:
+            return  # it was just asked
+        try:
+            with anyio.fail_after(self.config.connect_timeout):
+                await self._list(connection)
+        except TimeoutError:
+            connection.link.sieve.end("it did not list its tools")
+            raise ToolFailed(f"{self.config.name} did not list its tools") from None
+        except CellwrightError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self._told(error, connection.link) from None
+
+    async def connected(self) -> Connection:
+        """Return a connection whose tools are known; raises ToolFailed, at once while it is not to be
+        tried again yet."""
+        async with self._starting:
+            if self.connection and not self.connection.link.sieve.ended.is_set():
+                return self.connection
+            if self.config.disabled:
+                raise ToolFailed(f"{self.config.name} is disabled")
+            if anyio.current_time() < self._not_before:
+                raise ToolFailed(f"{self.config.name} keeps failing: {self.error}", "try later")
+            return await self._start()
+
+    async def _start(self) -> Connection:
+        self.state, self.starts = "starting", self.starts + 1
+        try:
+            with anyio.fail_after(self.config.connect_timeout) as self._patience:
+                started: Connection = await self._group.start(self._own)
+                self.state, self.error = "ready", ""
+                return started
+            raise ToolFailed("we closed it")
+        except TimeoutError:
+            raise self._failed("it did not answer in time when it was connected to") from None
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self._failed(_words(error)) from None
+
+    async def _own(self, *, task_status: TaskStatus[Connection]) -> None:
+        """Hold one connection from beginning to end, in one task as the SDK wants it."""
+        link: Link | None = None
+        started = False
+        try:
+            async with (
+                open_link(self.config, self._means.vault, self._means.launch) as link,
+                client_over(link, self.config, self._means.elicit, self._note_change) as client,
+            ):
+                connection = Connection(client, link)
+                await self._list(connection)
+                self.connection, started = connection, True
+                task_status.started(connection)
+                await self._attend(connection)
+        except Exception as error:  # noqa: BLE001 - as above
+            if not started:
+                why = link.why if link and link.sieve.why else ""
+                raise ToolFailed(f"{_words(error)}{': ' if why else ''}{why}") from None
+        finally:
+            self.connection = None
+            if started and not self._stop.is_set():
+                self._failed(link.why if link else "")
+
+    async def _attend(self, connection: Connection) -> None:
+        """Follow what a server says of its tools, until it or we end."""
+        sieve = connection.link.sieve
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_changes, connection)
+            if connection.tells_changes:
+                tasks.start_soon(self._listen, connection)
+            tasks.start_soon(self._end_on_stop, connection)
+            await sieve.ended.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _end_on_stop(self, connection: Connection) -> None:
+        await self._stop.wait()
+        connection.link.patient = True
+        connection.link.sieve.end("we closed it")
+
+    async def _listen(self, connection: Connection) -> None:
+        with contextlib.suppress(Exception):  # it cannot, or stopped: then nobody is told
+            await connection.follow(self._note_change)
+
+    async def _note_change(self) -> None:
+        self._changed.set()
+
+    async def _follow_changes(self, connection: Connection) -> None:
+        """Ask for the tools again once they changed; however often that is said, one at a time."""
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            try:
+                with anyio.fail_after(self.config.connect_timeout):
+                    await self._list(connection)
+            except Exception as error:  # noqa: BLE001 - as above
+                connection.link.sieve.end(f"its tools changed: {_words(error)}")
+
+    async def _list(self, connection: Connection) -> None:
+        await self._means.listed(self.config, await connection.list_tools())
+
+    def _failed(self, why: str) -> ToolFailed:
+        self.state, self.error = "failed", why
+        self._failures += 1
+        if self._failures > 1:
+            delay = _BACK_OFF_SECONDS * 2 ** min(self._failures - 2, 20)
+            self._not_before = anyio.current_time() + min(delay, _LONGEST_BACK_OFF)
+        return ToolFailed(f"{self.config.name} cannot be used: {why}")
+
+    def _told(self, error: Exception, link: Link) -> Exception:
+        """Return what a caller is told: in clean words, without what only we know."""
+        words = Redaction(link.secrets).text(_words(error)) if link.secrets else _words(error)
+        if isinstance(_leaf(error), ValidationError):
+            return ToolResultInvalid(f"{self.config.name} broke the protocol: {words}")
+        if link.sieve.ended.is_set():
+            words = f"{words}: {link.why}"
+        return ToolFailed(f"{self.config.name}: {words}")
+
+    def stop(self) -> None:
+        """Have it end; whoever waits for the group waits for that."""
+        self._stop.set()
+        self._patience.cancel()
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _words(error: BaseException) -> str:
+    """Return what went wrong in one line, of which a server may have written every word."""
+    leaf = _leaf(error)
+    if isinstance(leaf, ValidationError):
+        first = leaf.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        return f"{ascii(where)[1:-1]}: {first['msg']}"[:_LONGEST_WORDS]
+    said = leaf.error.message if isinstance(leaf, MCPError) else str(leaf)
+    if isinstance(leaf, CellwrightError):
+        said = leaf.what
+    return shown(" ".join(said.split()))[:_LONGEST_WORDS] or type(leaf).__name__

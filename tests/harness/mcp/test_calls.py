@@ -1,0 +1,283 @@
+"""Tools of servers among all others: what a call gives, who may call, where they are found."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwright import Sandbox, ToolFactory, ToolRegistry
+from cellwright.harness.mcp.connection import Elicitation
+from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.tools.broker import Broker
+from cellwright.harness.tools.finding import ToolSearch
+from cellwright.harness.tools.naming import key_of
+from cellwright.harness.tools.spec import ToolOwner
+from cellwright.policies.errors import (
+    ApprovalRequired,
+    ClosedError,
+    PolicyError,
+    ToolArgumentsInvalid,
+    ToolDenied,
+    ToolExists,
+    ToolFailed,
+    ToolNotFound,
+)
+from cellwright.policies.tools import ToolRule, Tools
+from cellwright.runner.audit.log import AuditLog
+from tests.conftest import ROOT, policy_named
+
+from .conftest import ANYTHING, Fake, Serve, tool
+
+RISKY = tool("echo", annotations={"destructiveHint": True})
+
+
+def test_text_stays_text_and_several_blocks_are_a_list(serve: Serve) -> None:
+    fake = serve("echo", "blocks")
+    assert fake.call("echo", a=[1]) == '{"a": [1]}'
+    assert fake.call("blocks") == [
+        "one",
+        {"type": "image", "mime_type": "image/png", "data": "aGk="},
+        {"type": "resource", "uri": "file:///a", "mime_type": "text/plain", "text": "inside"},
+        {"type": "resource_link", "uri": "file:///b", "name": "b"},
+    ]
+
+
+def test_a_call_takes_every_gate_of_the_broker(serve: Serve) -> None:
+    schema = {"properties": {"to": {"type": "string"}}, "additionalProperties": False}
+    fake = serve(tool("echo", inputSchema={"type": "object", **schema}), "env")
+    rules = Tools(
+        rules=(ToolRule("fake.e*", "allow", {"to": "a*"}), ToolRule("fake.env", "approve"))
+    )
+    asked: list[str] = []
+    audit = AuditLog()
+    broker = Broker(
+        fake.servers, rules=rules, audit=audit, approve=lambda call: bool(asked.append(call.tool))
+    )
+    assert broker.call("fake.echo", {"to": "ann"}) == '{"to": "ann"}'
+    with pytest.raises(ToolArgumentsInvalid):
+        broker.call("fake.echo", {"to": 1})
+    with pytest.raises(ToolDenied, match="no rule allows it"):
+        broker.call("fake.echo", {"to": "bob"})
+    with pytest.raises(ApprovalRequired):
+        broker.call("fake.env", {})
+    assert asked == ["fake.env"]
+    actions = [entry.action for entry in audit.get_entries()]
+    assert actions == ["call", "returned", "refused", "refused", "refused"]
+
+
+def test_what_may_destroy_has_to_be_approved(serve: Serve) -> None:
+    fake = serve(RISKY)
+    with pytest.raises(ApprovalRequired, match="nobody to ask"):
+        fake.call("echo")
+    assert Broker(fake.servers, approve=lambda asked: True).call("fake.echo", {}) == "{}"
+
+
+@pytest.mark.needs("cgroup")
+def test_a_program_calls_a_tool_and_is_told_why_not(serve: Serve) -> None:
+    fake = serve("echo", RISKY | {"name": "drop-all"}, "fail")
+    program = """
+import tools
+from tools import fake
+said = [fake.echo(a=1)]
+for name in ("fake.drop-all", "fake.fail", "fake.none"):
+    try:
+        tools.call_tool(name, {})
+    except tools.ToolError as error:
+        said.append(error.kind)
+said
+"""
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=fake.broker) as sandbox:
+        result = sandbox.execute(program)
+    assert result.value == ['{"a": 1}', "not_approved", "failed", "not_found"], result.error
+
+
+def test_a_server_gets_its_own_variables_and_none_of_ours(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_MINE", "1")
+    fake = serve("env", env={"ITS_OWN": "2"})
+    seen = json.loads(fake.call("env"))
+    assert seen["ITS_OWN"] == "2"
+    assert seen.keys() - {"ITS_OWN", "LC_CTYPE"} <= {
+        "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER",
+    }  # fmt: skip
+
+
+@pytest.mark.needs("cgroup")
+def test_a_server_in_a_cell_sees_what_it_is_shown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on the host sees the host."""
+    monkeypatch.setenv("SECRET_OF_MINE", "1")
+    host = serve("where", "env")
+    assert json.loads(host.call("where"))[2] is True
+    cell = in_a_cell(serve, "where", "env", "die")
+    pid, where, sees_shadow = json.loads(cell.call("where"))
+    assert (pid < 100, where, sees_shadow) == (True, "/workspace", False)
+    variables = json.loads(cell.call("env"))
+    assert variables.keys() - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "TMPDIR", "TZ"}
+    assert cell.servers.status()[0].sandboxed
+    with pytest.raises(ToolFailed, match="after 'it is broken'"):
+        cell.call("die")
+    assert json.loads(cell.call("where"))[1] == "/workspace"
+    assert cell.starts == 2
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize(
+    ("mode", "connect_timeout"), [("silent", 3), ("endless_line_first", 20), ("exit", 20)]
+)
+def test_a_server_in_a_cell_that_fails_is_ended_with_it(
+    serve: Serve, mode: str, connect_timeout: float
+) -> None:
+    cell = in_a_cell(serve, mode=mode, connect_timeout=connect_timeout)
+    with pytest.raises(ToolFailed, match="cannot be used"):
+        cell.call("echo")
+
+
+def in_a_cell(serve: Serve, *tools: Any, **said: Any) -> Fake:
+    folder = Path(__file__).parent
+    python = sys.base_prefix
+    fake = serve(*tools, sandboxed=True, read=[str(folder)], execute=[python], **said)
+    fake.given |= {"command": f"{python}/bin/python3", "write": [str(fake.folder)]}
+    for path in (fake.folder, *fake.folder.iterdir()):
+        path.chmod(0o777)  # root's cells are an ordinary user's
+    fake.servers.close()
+    fake.servers = fake.again()
+    fake.broker = Broker(fake.servers)
+    return fake
+
+
+@pytest.mark.parametrize("command", ["npx", "/usr/bin/uvx", "docker"])
+def test_what_fetches_a_server_needs_a_network_that_cells_have_not(
+    serve: Serve, command: str
+) -> None:
+    fake = serve(command=command, sandboxed=True)
+    with pytest.raises(ToolFailed, match="cells have no network"):
+        fake.call("echo")
+
+
+# asking back
+
+
+def test_a_server_that_asks_gets_an_answer_or_a_no(serve: Serve) -> None:
+    asked: list[Elicitation] = []
+
+    def answer(question: Elicitation) -> dict[str, Any]:
+        asked.append(question)
+        return {"ok": True}
+
+    form = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+    fake = serve("ask", elicit=answer)
+    assert json.loads(fake.call("ask", schema=form)) == {
+        "action": "accept",
+        "content": {"ok": True},
+    }
+    assert asked == [("fake", "Sure?", form)]
+    assert json.loads(serve("ask").call("ask", schema=form)) == {"action": "decline"}
+
+
+# among others
+
+
+def test_made_tools_shadow_no_server_and_servers_no_developer(serve: Serve) -> None:
+    registry = ToolRegistry()
+    fake = serve("echo", "env", registry=registry)
+
+    def echo() -> str:
+        return "the developer's"
+
+    echo.__name__ = "fake_env"
+    registry.register(echo)
+    with ToolFactory(registry=registry, pool=0) as factory:
+        assert [spec.name for spec in factory.list_tools()] == ["fake.echo", "fake_env"]
+        assert factory.call("fake.echo", {"a": 1}) == '{"a": 1}'
+        assert factory.call("fake.env") == "the developer's"
+        for name in ("fake.echo", "fake_echo", "fake.other"):
+            with pytest.raises(ToolExists, match="which is a server's"):
+                registry.add(registry.get("fake.echo").__class__(name=name))
+        with pytest.raises(ToolDenied, match="a server's"):
+            factory.remove_tool("fake.echo")
+        assert key_of(registry.get("fake-echo").name) == "fake_echo"
+        assert registry.get("fake.echo").owner is ToolOwner.SERVER
+        fake.servers.close()
+        assert [spec.name for spec in factory.list_tools()] == ["fake_env"]
+        with pytest.raises(ToolNotFound):
+            factory.call("fake.echo")
+    registry.close()
+
+
+def test_tools_of_servers_are_found_by_kind_and_by_server(serve: Serve) -> None:
+    registry = ToolRegistry()
+    fake = serve(tool("read_query", description="Run a SQL query"), registry=registry)
+    search = ToolSearch(registry)
+    for only in ({}, {"server": "fake"}, {"kinds": ["mcp"]}):
+        assert search.search("sql query", **only)["tools"][0]["name"] == "fake.read_query"
+    assert search.search("sql query", server="other")["tools"] == []
+    assert search.search("sql query", kinds=["made"])["tools"] == []
+    assert search.search("fake.read_query")["tools"][0]["name"] == "fake.read_query"
+    fake.list([tool("other")])
+    fake.servers.check("fake")
+    assert search.search("sql query")["tools"] == []
+    fake.servers.close()
+    registry.close()
+
+
+def test_a_name_of_the_wire_is_kept_beside(serve: Serve) -> None:
+    schema = {**ANYTHING, "title": "given"}
+    fake = serve(tool("Say It!", inputSchema=schema))
+    spec = fake.servers.list_tools()[0]
+    assert (spec.name, spec.function, spec.server) == ("fake.say_it_", "Say It!", "fake")
+    with pytest.raises(ToolFailed, match="unknown Say It!"):
+        fake.call("say_it_")
+
+
+def test_a_disabled_server_has_no_tools_and_an_unknown_one_is_an_error(serve: Serve) -> None:
+    fake = serve("echo", disabled=True)
+    assert fake.servers.specs() == []
+    with pytest.raises(ToolFailed, match="disabled"):
+        fake.call("echo")
+    with pytest.raises(PolicyError, match="there are: fake"):
+        fake.servers.check("other")
+    assert fake.starts == 0
+
+
+def test_one_server_that_fails_leaves_the_others(serve: Serve, tmp_path: Path) -> None:
+    good, bad = serve("echo"), serve(mode="exit")
+    given = {"mcpServers": {"good": good.given, "bad": bad.given}}
+    with McpServers(given, pins=tmp_path / "pins") as servers:
+        assert [spec.name for spec in servers.list_tools()] == ["good.echo"]
+        states = {each.name: (each.state, bool(each.error)) for each in servers.status()}
+        assert states == {"good": ("ready", False), "bad": ("failed", True)}
+        with pytest.raises(ToolFailed):
+            servers.list_tools("bad")
+
+
+def test_what_was_closed_says_so(serve: Serve) -> None:
+    fake = serve("echo")
+    fake.call("echo")
+    fake.servers.close()
+    fake.servers.close()
+    with pytest.raises(ClosedError):
+        fake.servers.list_tools()
+    with pytest.raises(ToolFailed, match="closed"):
+        fake.call("echo")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import cellwright; cellwright.Sandbox; cellwright.Broker",
+        "import cellwright.harness.commands as c; c._parser('servers'); c._parser('run')",
+        "import cellwright.harness.mcp.config, cellwright.harness.mcp.pins",
+    ],
+)
+def test_who_has_no_servers_pays_nothing_for_the_sdk(code: str) -> None:
+    code += "; import sys; print({'mcp', 'anyio', 'pydantic', 'httpx2'} & set(sys.modules))"
+    done = subprocess.run(
+        (sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

@@ -1,0 +1,165 @@
+"""What servers say of their tools: bounded, cleaned, left out one by one, pinned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwright.harness.mcp.config import ServerConfig
+from cellwright.harness.mcp.definitions import Definition, definition_of, spec_of
+from cellwright.harness.mcp.pins import Pins, difference, drift_of
+from cellwright.harness.tools.documents import document_of
+from cellwright.policies.errors import RegistryError, ToolInvalid
+from tests.conftest import SHARED
+
+from .conftest import Serve, tool
+
+CONFIG = ServerConfig(name="s", command="a")
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"properties": {"a": value}}
+    return value
+
+
+BAD: list[tuple[Any, str]] = [
+    (7, "no object"),
+    ({"inputSchema": {}}, "its name is no text"),
+    (tool(""), "its name is no text"),
+    (tool("x" * 129), "its name is no text"),
+    (tool("a\u200bb"), "nobody sees"),
+    ({"name": "a"}, "inputSchema: schema: must be an object"),
+    (tool("a", inputSchema={"type": "string"}), "of no object"),
+    (tool("a", inputSchema=nested(60)), "deep"),
+    (tool("a", inputSchema={"properties": {"x": {"$ref": "https://a.org/x"}}}), "leads outside"),
+    (tool("a", inputSchema={"properties": {"x\u202e": {}}}), "nobody sees"),
+    (tool("a", inputSchema={"description": "x" * 300_000}), "more than 262144"),
+    (tool("a", description="x" * 1_000_000), "more than 655360"),
+    (tool("a", description=7), "description: no text"),
+    (tool("a", annotations=[]), "annotations: no object"),
+    (tool("a", outputSchema={"$ref": "#/nothing"}), "outputSchema: .*leads to nothing"),
+]
+
+
+@pytest.mark.parametrize(("said", "why"), BAD)
+def test_what_cannot_be_a_tool_is_refused_with_the_reason(said: Any, why: str) -> None:
+    with pytest.raises(ToolInvalid, match=why):
+        definition_of(said)
+
+
+def test_bad_tools_are_left_out_and_the_good_ones_stay(serve: Serve) -> None:
+    no_schema = tool("late", inputSchema={"properties": {"x": {"type": "nothing"}}})
+    fake = serve("echo", *(said for said, _ in BAD), no_schema, tool("echo", description="again"))
+    assert [spec.name for spec in fake.servers.list_tools("fake")] == ["fake.echo"]
+    dropped = fake.servers.status()[0].dropped
+    assert len(dropped) == len(BAD) + 2
+    assert any("there is another of that name" in each for each in dropped)
+    assert fake.call("echo") == "{}"
+    fake.servers.check("fake")
+    assert [spec.name for spec in fake.servers.specs()] == ["fake.echo"]
+
+
+def test_what_nobody_sees_is_taken_out_of_what_is_shown() -> None:
+    words = "Adds.\u200b<!-- tell nobody -->\u202e \U000e0041Well<!-- open"
+    schema = {
+        "type": "object",
+        "properties": {
+            "description": {"type": "string", "description": words, "default": words},
+            "x": {"anyOf": [{"title": words, "const": words}]},
+        },
+        "required": ["x"],
+    }
+    spec = spec_of(definition_of(tool("a", description=words, inputSchema=schema)), "s.a", CONFIG)
+    assert spec.description == "Adds. Well"
+    inside = spec.parameters["properties"]
+    assert inside["description"]["description"] == "Adds. Well"
+    assert inside["description"]["default"] == words
+    assert inside["x"]["anyOf"] == [{"title": "Adds. Well", "const": words}]
+    assert spec.parameters["required"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("hints", "said", "risky"),
+    [
+        ({}, {}, False),
+        ({"destructiveHint": True}, {}, True),
+        ({"destructiveHint": True}, {"trusted": True}, False),
+        ({"destructiveHint": True}, {"approved": ("do_*",)}, False),
+        ({"readOnlyHint": True}, {"risky": ("do_it",)}, True),
+        ({"readOnlyHint": True}, {"risky": ("do_it",), "trusted": True, "approved": ("*",)}, True),
+        ({"readOnlyHint": True, "destructiveHint": True}, {}, True),
+        ({"destructiveHint": "yes"}, {}, False),
+    ],
+)
+def test_hints_may_add_a_gate_and_lift_none(hints: Any, said: Any, risky: bool) -> None:
+    config = ServerConfig(name="s", command="a", **said)
+    definition = definition_of(tool("do_it", annotations=hints))
+    assert spec_of(definition, "s.do_it", config).risky is risky
+
+
+def test_a_hash_is_of_all_that_counts_and_of_nothing_else() -> None:
+    plain = definition_of(tool("a"))
+    assert definition_of(tool("a", _meta={"x": 1}, icons=[])).digest == plain.digest
+    assert definition_of(dict(reversed(tool("a").items()))).digest == plain.digest
+    for changed in (
+        {"description": "Does a. "}, {"title": "A"}, {"inputSchema": {"type": "object", "title": "x"}},
+        {"outputSchema": {}}, {"annotations": {"readOnlyHint": True}}, {"name": "b"},
+    ):  # fmt: skip
+        assert definition_of(tool("a") | changed).digest != plain.digest
+
+
+@pytest.mark.needs("shared")
+def test_every_definition_of_real_servers_can_be_a_tool() -> None:
+    count = 0
+    for path in sorted((SHARED / "data" / "mcp-catalogue").glob("*.json")):
+        for said in json.loads(path.read_text())["tools"]:
+            spec = spec_of(definition_of(said), "s.x", CONFIG)
+            assert document_of(spec.name, "x", spec.description, spec.parameters, server="s")
+            count += 1
+    assert count > 300
+
+
+# pins
+
+
+def pinned(*said: dict[str, Any]) -> dict[str, Definition]:
+    return {each.wire: each for each in map(definition_of, said)}
+
+
+def test_pins_are_of_one_server_at_one_place(tmp_path: Path) -> None:
+    pins = Pins(tmp_path / "deep" / "pins.json")
+    assert pins.of(CONFIG) is None
+    pins.pin(CONFIG, pinned(tool("a")).values())
+    assert pins.of(CONFIG) == pinned(tool("a"))
+    assert Pins(pins.path).of(CONFIG) == pinned(tool("a"))
+    assert pins.of(ServerConfig(name="s", command="b")) is None
+    assert pins.of(ServerConfig(name="t", command="a")) is None
+    assert pins.path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}x", b'{"servers": 1}', b'{"more": 1}', b"\xff"])
+def test_pins_that_cannot_be_read_stop_everything(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pins.json"
+    path.write_bytes(content)
+    with pytest.raises(RegistryError, match="holds no pins"):
+        Pins(path).of(CONFIG)
+    with pytest.raises(RegistryError):
+        Pins(path).pin(CONFIG, [])
+    assert path.read_bytes() == content
+
+
+def test_a_difference_shows_what_hides() -> None:
+    old, new = (
+        pinned(tool("a"), tool("b")),
+        pinned(tool("a", description="\u200b\x1b[2J"), tool("c")),
+    )
+    assert drift_of(old, new) == (("c",), ("a",), ("b",))
+    told = difference(old, new)
+    assert told.isascii()
+    assert "\x1b" not in told
+    assert '+  "description": "\\u200b\\u001b[2J"' in told
+    assert "--- pinned/b\n+++ now/b" in told
+    assert len(difference({}, pinned(*(tool(f"t{n}") for n in range(500)))).splitlines()) == 401
