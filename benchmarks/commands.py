@@ -41,6 +41,7 @@ BENCHMARKS = {
     "validation": "what a source check costs",
     "search": "how much of what is asked for is found among tools, and what a query costs",
     "tokens": "what a model reads of tools, and what many tools cost a request",
+    "workflows": "what passes through a model in whole pieces of work, both ways",
     "stream": "bytes of output a second, as they come",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")

@@ -6,9 +6,10 @@ is in the numbers.  The SDK is imported by the servers only.
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,9 +66,10 @@ class Peer:
         assert process.stdout
         self._stdin, self._stdout = process.stdin, process.stdout
         self._id = 0
+        self.instructions = ""
 
     def greet(self) -> None:
-        self.ask("initialize", _HELLO)
+        self.instructions = self.ask("initialize", _HELLO).get("instructions", "")
         self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
@@ -93,10 +95,10 @@ class Peer:
 
 
 @contextlib.contextmanager
-def served(*command: str) -> Iterator[Peer]:
-    """Give a server that has been greeted, and end it after."""
+def served(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Peer]:
+    """Give a server that has been greeted, and end it after; `env` are further variables."""
     process = subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
     )
     try:
         peer = Peer(process)
@@ -111,8 +113,8 @@ def measure(settings: Settings) -> Report:
     layers = settings.policy.optional_layers
     optional = [part for layer in layers for part in ("--optional", layer)]
     with (
-        served("-I", "-c", _ECHO_SERVER) as echo,
-        served("-I", "-m", "cellwright", "mcp", *optional) as ours,
+        served(sys.executable, "-I", "-c", _ECHO_SERVER) as echo,
+        served(sys.executable, "-I", "-m", "cellwright", "mcp", *optional) as ours,
         sandbox(settings, audit=False) as own,
     ):
         ours.call("create_tool", name="double", source_code=_DOUBLE)

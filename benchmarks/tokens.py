@@ -63,7 +63,7 @@ def _tokens(specs: Sequence[ToolSpec], *, real: bool) -> tuple[Table, tuple[Verd
         for name, each in counts.items()
     ]
     table = Table(
-        title=f"Tokens of {len(specs)} tools, {'o200k' if _tokenizer() else 'estimated'}",
+        title=f"Tokens of {len(specs)} tools, {tokenizer()}",
         columns=(Column("rendering"), Column("tokens", 0), Column("% of JSON"),
                  Column("a tool, p50", 0), Column("the longest", 0)),
         rows=tuple(rows),
@@ -96,6 +96,11 @@ def count_tokens(texts: Sequence[str]) -> list[int]:
     )
     counts: list[int] = json.loads(done.stdout)
     return counts
+
+
+def tokenizer() -> str:
+    """Return whose tokens are counted."""
+    return "o200k" if _tokenizer() else "estimated"
 
 
 def _tokenizer() -> str:

@@ -17,6 +17,7 @@ from ..tools.approval import Approve, ask_terminal, nobody
 from ..tools.spec import ToolSpec
 
 if TYPE_CHECKING:
+    from ..tools.registry import ToolRegistry
     from .servers import McpServers
     from .status import ServerStatus
 
@@ -61,14 +62,19 @@ def add_file(parser: argparse.ArgumentParser, *, required: bool = False) -> None
 
 
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator["McpServers"]:
-    """Give the servers that the options name; raises PolicyError if the SDK is not installed."""
+def opened(
+    options: argparse.Namespace, registry: "ToolRegistry | None" = None
+) -> Iterator["McpServers"]:
+    """Give the servers that the options name, whose tools are then among those of `registry` too.
+
+    Raises PolicyError if the SDK is not installed.
+    """
     try:
         from .servers import McpServers
     except ModuleNotFoundError as error:
         message = f"servers need the package {error.name}"
         raise PolicyError(message, 'pip install "cellwright[mcp]"') from None
-    with McpServers(options.servers, pins=options.pins) as servers:
+    with McpServers(options.servers, pins=options.pins, registry=registry) as servers:
         yield servers
 
 

@@ -17,6 +17,7 @@ from ...terminal import harmless
 from ...tools.decorator import is_marked
 from ...tools.registry import ToolRegistry
 from ...tools.runs import Runs
+from ..commands import add_file, opened
 from .place import Place
 from .sessions import Limits, OwnedSessions
 from .tokens import tokens_of
@@ -53,6 +54,7 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
         "--tools", action="append", default=[], metavar="FILE",
         help="Python of yours, which runs on the host: its functions marked @tool are offered",
     )  # fmt: skip
+    add_file(parser)
     usual = Limits()
     parser.add_argument(
         "--sessions", type=int, default=usual.of_all, metavar="N", help="that are open at once"
@@ -77,7 +79,7 @@ def serve(options: argparse.Namespace, policy: Policy) -> int:
     from .running import run
 
     with _workshops(options, policy, limits, spawned) as (workshops, runs):
-        run(workshops, OwnedSessions(limits), runs, place)
+        run(workshops, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
     return RAN
 
 
@@ -97,8 +99,15 @@ def _workshops(
         for file in options.tools:
             _register(registry, file)
         workshops = Workshops(ceiling, registry, approver(runs), limits)
-        with contextlib.closing(workshops):
+        with _upstream(options, registry), contextlib.closing(workshops):
             yield workshops, runs
+
+
+def _upstream(
+    options: argparse.Namespace, registry: ToolRegistry
+) -> contextlib.AbstractContextManager[object]:
+    """Offer the tools of other servers, if any are named."""
+    return opened(options, registry) if options.servers else contextlib.nullcontext()
 
 
 def _register(registry: ToolRegistry, file: str) -> None:
