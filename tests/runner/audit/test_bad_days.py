@@ -393,6 +393,35 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a", len(b"".join(lines)))
 
 
+NESTED_LINES = """
+import sys, threading
+sys.path[:0] = {paths!r}
+from cellwright import AuditError, AuditLog, verify
+from cellwright.runner.audit.verification import read
+def look():
+    assert "line 1" in verify({path!r}).broken
+    assert list(read({path!r})) == []
+    try:
+        AuditLog(path={path!r})
+    except AuditError as error:
+        print(error.what.endswith("is not an audit trail"))
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("line", [b"[" * 60_000, b'{"x":' + b"[" * 60_000, b'{"x":' * 10_000])
+def test_a_line_that_nests_is_no_record_and_crashes_nothing(tmp_path: Path, line: bytes) -> None:
+    """Decoded, it would be the end of a process that looks from a thread with a small stack."""
+    (tmp_path / "a").write_bytes(line + b"\n")
+    script = NESTED_LINES.format(paths=[str(ROOT), *sys.path], path=str(tmp_path / "a"))
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stderr, done.stdout, done.returncode) == ("", "True\n", 0)
+
+
 def test_many_long_texts_still_make_one_bounded_line(tmp_path: Path) -> None:
     with AuditLog(path=tmp_path / "a") as log:
         log.record("c", "a", **{f"k{n}": "\U0001f600" * 2000 for n in range(64)})  # type: ignore[arg-type]
