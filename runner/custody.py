@@ -46,6 +46,7 @@ class Custody:
         self.reaped: Reaped | None = None
         self._origin = origin
         self._entered = False
+        self._told: set[type] = set()  # of the frames that bring descriptors, each comes once
         self._has_work = False
 
     def prepare(self) -> None:
@@ -130,17 +131,30 @@ class Custody:
     def _receive(self) -> tuple[Status, list[int]]:
         try:
             frame, descriptors = channel.receive_with_descriptors(self.cell.status)
-            if not frame:
-                self._origin.lose()
-                raise LauncherLost(cell_began=self._has_work)
+        except channel.ProtocolError as error:
+            raise _nonsense(error) from None
+        if not frame:
+            self._origin.lose()
+            raise LauncherLost(cell_began=self._has_work)
+        try:
             message: Status = decode(frame, Status)
-        except (channel.ProtocolError, msgspec.DecodeError) as error:
-            raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
+        except msgspec.DecodeError as error:
+            _close(descriptors)
+            raise _nonsense(error) from None
         expected = _DESCRIPTORS.get(type(message), 0)
-        if len(descriptors) == expected:
+        if expected and len(descriptors) == expected and type(message) not in self._told:
+            self._told.add(type(message))
             return message, descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         if expected:
-            raise InternalError(f"{type(message).__name__} came without its descriptors")
+            raise InternalError(f"{type(message).__name__} came without its descriptors, or again")
         return message, []
+
+
+def _nonsense(error: Exception) -> InternalError:
+    return InternalError(f"a frame on a status channel makes no sense: {error}")
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
