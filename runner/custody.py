@@ -30,6 +30,9 @@ class Origin(Protocol):
     def lose(self) -> None:
         """Note that the launcher died: a cell has lost it."""
 
+    def give_up(self) -> None:
+        """End a launcher that does not answer, and with it every cell."""
+
     def listen(self, descriptor: int) -> Listener: ...
 
     def free(self, cell: Cell) -> None:
@@ -54,11 +57,12 @@ class Custody:
 
         Launcher and guest speak on one channel and do not wait for each other: the guest may be
         ready before we have heard of its init.  Raises LaunchError if the cell could not be built,
-        LauncherLost if the launcher died.
+        LauncherLost if the launcher died, or took too long: it is ended then.
         """
         deadline = time.monotonic() + _SETUP_SECONDS
         while not self._entered or self.cell.pidfd < 0:
-            self._wait(deadline, "the cell was not built in time")
+            if not self._hears_by(deadline):
+                raise LauncherLost(cell_began=False)
             self.receive()
 
     def is_alive(self) -> bool:
@@ -99,7 +103,8 @@ class Custody:
         self.cell.kill()
         deadline = time.monotonic() + _REAP_SECONDS
         while self.reaped is None:
-            self._wait(deadline, "the cell did not end in time")
+            if not self._hears_by(deadline):
+                raise LaunchError("the cell did not end in time")
             self.receive()
         return self.reaped
 
@@ -123,10 +128,13 @@ class Custody:
         finally:
             self._origin.free(self.cell)
 
-    def _wait(self, deadline: float, complaint: str) -> None:
+    def _hears_by(self, deadline: float) -> bool:
+        """Wait for the next frame; a launcher from which none comes is stopped or stuck, and ended."""
         patience = max(0.0, deadline - time.monotonic())
-        if not channel.has_news(self.cell.status.fileno(), patience):
-            raise LaunchError(complaint)
+        heard = channel.has_news(self.cell.status.fileno(), patience)
+        if not heard:
+            self._origin.give_up()
+        return heard
 
     def _receive(self) -> tuple[Status, list[int]]:
         try:

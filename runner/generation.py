@@ -76,10 +76,18 @@ class Generation:
             self._shelved = self.launcher.boot(self.boot)
             if shelf and self._shelved is not None:
                 shelf.admit(self._shelved)
-            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
+            self._admit()
         except BaseException:
             self._take_down()
             raise
+
+    def _admit(self) -> None:
+        try:
+            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
+        except ProcessLookupError:
+            raise LauncherLost(cell_began=False) from None
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from None
 
     def _boot_frame(self, runtime: Runtime) -> Boot:
         if self.plan.python_path:
@@ -129,6 +137,11 @@ class Generation:
         """Note that the launcher died: its keeper may take a moment to follow."""
         self._lost = True
 
+    def give_up(self) -> None:
+        """End a launcher that does not answer, and with it every cell: it is stopped, or stuck."""
+        self.lose()
+        self.launcher.kill()
+
     def listen(self, descriptor: int) -> Listener:
         """Return the listener of a cell, now that its descriptor has come."""
         if self._lessons is None:
@@ -175,13 +188,18 @@ class Generation:
     def _sweep(self) -> None:
         """Remove cgroups, now or when what was killed in them has died; all, once it is the last."""
         with self._lock:
-            self._leftovers = [each for each in self._leftovers if not each.remove()]
+            self._remove_leftovers()
             last = self._retired and not self._living
         if last:
             self._take_down()
 
     def _take_down(self) -> None:
         self.launcher.close()
+        with self._lock:
+            self._remove_leftovers()  # where the launcher died first, what was in them did so now
         self.tree.close()
         if self._shelf and self._shelved is not None:
             self._shelf.dismiss(self._shelved)
+
+    def _remove_leftovers(self) -> None:
+        self._leftovers = [each for each in self._leftovers if not each.remove()]

@@ -246,7 +246,7 @@ def _say(dice: random.Random, sock: socket.socket, valid: tuple[msgspec.Struct, 
 
 
 def _packets(dice: random.Random, frame: bytes) -> list[bytes]:
-    match dice.randrange(12):
+    match dice.randrange(40):
         case 0:
             return [channel._MORE + frame[:2], channel._LAST + frame[2:]]
         case 1:

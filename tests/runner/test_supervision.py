@@ -97,6 +97,9 @@ class FakeOrigin:
     def lose(self) -> None:
         self.lost = True
 
+    def give_up(self) -> None:
+        self.given_up = True
+
     def listen(self, descriptor: int) -> NoReturn:
         raise AssertionError("this cell has no listener")
 

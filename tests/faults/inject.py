@@ -1,0 +1,213 @@
+"""Every system call that sets up a launcher and a cell, made to fail once: `scripts/inject-faults`.
+
+Each case ends in one of two ways: in an exception of ours, and nothing ran; or in the right result,
+from a cell that differs in nothing from one in which no call failed.  And nothing is left of it.
+"""
+
+import argparse
+import errno
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cellwright import CellwrightError, Sandbox
+from cellwright.policies.loading import load_policy
+from cellwright.policies.policy import Policy
+from tests.conftest import OPTIONAL, soon
+from tests.faults.injection import ROLES, Call, injecting, numbers
+from tests.faults.posture import PROGRAM, living_in, posture
+from tests.runner.test_leftovers import held, nothing_more_than
+
+TABLE = Path(__file__).with_name("INJECTED.md")
+# Calls that cannot fail (their pages say so), that end a process, and that say nothing about set-up.
+_CANNOT_FAIL = {
+    "exit", "exit_group", "rt_sigreturn", "pause", "getpid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getppid",
+    "umask", "set_robust_list", "restart_syscall",
+}  # fmt: skip
+_OPENS = (errno.EMFILE, errno.EACCES, errno.ENOMEM)
+_WRITES = (errno.ENOSPC, errno.EIO, errno.EPERM)
+_ERRNOS: dict[str, tuple[int, ...]] = {
+    "openat": _OPENS, "open_tree": _OPENS, "socket": _OPENS, "socketpair": _OPENS, "pidfd_open": _OPENS, "dup2": (errno.EBUSY, errno.EMFILE),
+    "dup3": (errno.EBUSY, errno.EMFILE), "fsopen": (errno.EMFILE, errno.EPERM, errno.ENODEV), "close": (errno.EIO, errno.EINTR),
+    "write": _WRITES, "mkdir": _WRITES, "symlink": _WRITES, "read": (errno.EIO,), "clone": (errno.EAGAIN, errno.ENOMEM, errno.EPERM),
+    "clone3": (errno.EAGAIN, errno.ENOMEM, errno.EPERM, errno.ENOSYS), "sendmsg": (errno.ETOOMANYREFS, errno.ENOMEM, errno.EPIPE),
+    "sendto": (errno.ENOMEM, errno.EPIPE), "recvmsg": (errno.ENOMEM, errno.ECONNRESET), "recvfrom": (errno.ENOMEM, errno.ECONNRESET),
+    "poll": (errno.ENOMEM, errno.EINTR), "wait4": (errno.ECHILD,), "fsconfig": (errno.EINVAL, errno.EPERM, errno.ENOMEM),
+    "newfstatat": (errno.EACCES, errno.EIO), "lseek": (errno.ESPIPE,), "ioctl": (errno.ENOTTY, errno.EPERM), "getrandom": (errno.ENOSYS,),
+}  # fmt: skip
+_OTHERS = (errno.EPERM, errno.ENOSYS, errno.EINVAL, errno.ENOMEM)
+_HANGS_SECONDS = 90
+_SLOW_SECONDS = 10
+_OFTEN = 8
+
+
+class Fault(NamedTuple):
+    call: Call
+    errno: int
+
+    def __str__(self) -> str:
+        role, name, before = self.call
+        return f"{role}: {name} no. {before + 1}, {errno.errorcode[self.errno]}"
+
+
+class Outcome(NamedTuple):
+    """What came of a fault: the exception's words, or "" and what the cell was like."""
+
+    error: str
+    posture: dict[str, Any]
+    value: Any
+
+
+def policy() -> Policy:
+    optional = tuple({*OPTIONAL, "listener"})
+    return msgspec.structs.replace(load_policy("strict"), optional_layers=optional)
+
+
+def recorded() -> list[Call]:
+    """Return the calls from a launcher's first to a cell's last, in order."""
+    calls: list[Call] = []
+    run_program: set[str] = set()
+
+    def answer(call: Call, _: int) -> int:
+        if call.role == "guest" and call.name == "recvfrom":
+            run_program.add("now")  # from here on what it calls is the program's
+        if not (call.role == "guest" and run_program):
+            calls.append(call)
+        return 0
+
+    with injecting([name for name in numbers() if name not in _CANNOT_FAIL], answer):
+        run_once()
+    return calls
+
+
+def faults(calls: list[Call]) -> list[Fault]:
+    """Return each call with every errno; of what is called very often, each with the next errno."""
+    often = Counter((call.role, call.name) for call in calls)
+    found = []
+    for call in calls:
+        every = _ERRNOS.get(call.name, _OTHERS)
+        if often[call.role, call.name] > _OFTEN:
+            every = every[call.before % len(every) :][:1]
+        found += [Fault(call, number) for number in every]
+    return found
+
+
+def run_once() -> Outcome:
+    """Make a sandbox, run the program that waits, and look at its cell meanwhile."""
+    try:
+        with Sandbox(policy=policy(), pool=0) as box:
+            run = box.start(PROGRAM)
+            output = run.output()
+            seen = posture(living_in(box)) if next(output, None) else {}
+            if seen:
+                os.kill(living_in(box).guest, signal.SIGUSR1)
+            return Outcome("", seen, run.result().value)
+    except CellwrightError as error:
+        return Outcome(f"{type(error).__name__}: {error.what}", {}, None)
+
+
+def run_with(fault: Fault) -> tuple[Outcome, bool]:
+    """Return what came of it, and whether the call was made at all."""
+    met: list[Call] = []
+
+    def answer(call: Call, _: int) -> int:
+        if call == fault.call:
+            met.append(call)
+            return fault.errno
+        return 0
+
+    with injecting([fault.call.name], answer):
+        return run_once(), bool(met)
+
+
+def verdict(outcome: Outcome, sound: Outcome) -> str:
+    """Say what came of a fault in one line; it begins with `WRONG` if it may not be."""
+    if outcome.error:
+        return outcome.error
+    if outcome.value != sound.value:
+        return f"WRONG: the result is {outcome.value!r}"
+    different = [name for name in sound.posture if outcome.posture.get(name) != sound.posture[name]]
+    return f"WRONG: other than it should be: {different}" if different else "a whole cell"
+
+
+def what_comes_of(fault: Fault, sound: Outcome) -> str:
+    """Say what came of a fault; `WRONG: ...` if it may not be, or something is left of it."""
+    before = held()
+    outcome, met = run_with(fault)
+    what = verdict(outcome, sound) if met else "WRONG: it was not called"
+    gc.collect()
+    left = not soon(lambda: nothing_more_than(before))
+    return f"WRONG: it leaves something: {what}" if left else what
+
+
+def sound_outcome() -> Outcome:
+    """Return what comes of no fault, under the same filter."""
+    with injecting(["restart_syscall"], lambda call, pid: 0):
+        return run_once()
+
+
+# the command
+
+
+def _inject(chosen: list[Fault], sound: Outcome) -> dict[Fault, str]:
+    came = {}
+    for number, fault in enumerate(chosen):
+        faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
+        began = time.monotonic()
+        came[fault] = what_comes_of(fault, sound)
+        seconds = time.monotonic() - began
+        if came[fault].startswith("WRONG") or seconds > _SLOW_SECONDS or number % 100 == 0:
+            print(f"{number}: {fault}: {came[fault]} ({seconds:.1f} s)", flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    return came
+
+
+def _table(came: dict[Fault, str]) -> str:
+    """Return a line for each role and call: how often it was called, with what it failed, what came."""
+    rows: dict[tuple[str, str], dict[str, list[Fault]]] = {}
+    for fault, what in came.items():
+        kind = (
+            what
+            if what in ("a whole cell",) or what.startswith("WRONG")
+            else what.partition(":")[0]
+        )
+        rows.setdefault(fault.call[:2], {}).setdefault(kind, []).append(fault)
+    lines = []
+    for (role, name), kinds in sorted(
+        rows.items(), key=lambda row: (ROLES.index(row[0][0]), row[0][1])
+    ):
+        every = [fault for found in kinds.values() for fault in found]
+        times = len({fault.call.before for fault in every})
+        names = ", ".join(dict.fromkeys(errno.errorcode[fault.errno] for fault in every))
+        what = "; ".join(f"{kind} ({len(found)})" for kind, found in sorted(kinds.items()))
+        lines.append(f"| {role} | `{name}` | {times} | {names} | {what} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="scripts/inject-faults", description=__doc__)
+    options.add_argument("names", nargs="*", help="only these calls")
+    options.add_argument("--record", action="store_true", help=f"write {TABLE.name}")
+    given = options.parse_args()
+    calls = recorded()
+    chosen = [fault for fault in faults(calls) if not given.names or fault.call.name in given.names]
+    sound = sound_outcome()
+    assert sound.posture, sound.error
+    print(f"{len(calls)} calls, {len(chosen)} faults", flush=True)
+    came = _inject(chosen, sound)
+    print(_table(came))
+    wrong = {fault: what for fault, what in came.items() if what.startswith("WRONG")}
+    print(f"{len(came)} faults, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
