@@ -77,8 +77,10 @@ class Generation:
             if shelf and self._shelved is not None:
                 shelf.admit(self._shelved)
             self._admit()
-        except BaseException:
+        except BaseException as error:
             self._take_down()
+            if isinstance(error, OSError):
+                raise LaunchError(f"cannot set up: {error}") from None
             raise
 
     def _admit(self) -> None:
@@ -118,7 +120,7 @@ class Generation:
             self.forks += 1
         cell: Cell | None = None
         try:
-            cell = Cell(self._create_cgroup())
+            cell = self._new_cell()
             self.launcher.fork(cell, parked=parked)
             custody = Custody(cell, self)
             custody.prepare()
@@ -176,14 +178,24 @@ class Generation:
         self.launcher.close()
         self._sweep()
 
-    def _create_cgroup(self) -> Cgroup:
-        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+    def _new_cell(self) -> Cell:
+        """Return what will be a cell once the launcher has made it."""
         try:
-            return self.tree.create(f"cell-{next(self._names)}", caps)
+            cgroup = self._create_cgroup()
         except OSError as error:
             if not self.is_alive():  # systemd takes a scope away with its last process
                 raise LauncherLost(cell_began=False) from None
             raise LaunchError(f"cannot make {error.filename}: {error.strerror}") from None
+        try:
+            return Cell(cgroup)
+        except OSError as error:
+            cgroup.close_descriptors()
+            cgroup.remove()  # nothing was ever in it
+            raise LaunchError(f"no descriptors for a cell: {error.strerror}") from None
+
+    def _create_cgroup(self) -> Cgroup:
+        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+        return self.tree.create(f"cell-{next(self._names)}", caps)
 
     def _sweep(self) -> None:
         """Remove cgroups, now or when what was killed in them has died; all, once it is the last."""

@@ -393,6 +393,27 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a", len(b"".join(lines)))
 
 
+def test_wherever_a_trail_is_cut_or_changed_the_line_is_named(tmp_path: Path) -> None:
+    """At every byte: what is before that line holds, and it does not."""
+    whole = b"".join(filled(tmp_path / "a", 3))
+    path = tmp_path / "a"
+    for at in range(len(whole)):
+        line = whole[:at].count(b"\n")
+        path.write_bytes(whole[:at])
+        verdict = verify(path)
+        torn = bool(at) and whole[at - 1 : at] != b"\n"
+        assert (verdict.records, verdict.ok) == (line, not torn), at
+        if torn:
+            assert f"line {line + 1}: it is torn" in verdict.broken, at
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        verdict = verify(path)
+        if (
+            line
+        ):  # a first line that begins elsewhere may be that of a trail whose oldest files are gone
+            assert verdict.records == line, at
+        assert f"line {line + 1}: " in verdict.broken, at
+
+
 NESTED_LINES = """
 import sys, threading
 sys.path[:0] = {paths!r}
