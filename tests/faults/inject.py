@@ -5,10 +5,12 @@ from a cell that differs in nothing from one in which no call failed.  And nothi
 """
 
 import argparse
+import datetime
 import errno
 import faulthandler
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -26,7 +28,9 @@ from tests.faults.injection import ROLES, Call, injecting, numbers
 from tests.faults.posture import PROGRAM, living_in, posture
 from tests.runner.test_leftovers import held, nothing_more_than
 
-TABLE = Path(__file__).with_name("INJECTED.md")
+README = Path(__file__).with_name("README.md")
+_PLACE = re.compile(r"(?<=<!-- injected -->\n).*(?=<!-- end of injected -->)", re.DOTALL)
+_WHOLE, _WRONG = "a whole cell", "WRONG"
 # Calls that cannot fail (their pages say so), that end a process, and that say nothing about set-up.
 _CANNOT_FAIL = {
     "exit", "exit_group", "rt_sigreturn", "pause", "getpid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getppid",
@@ -135,7 +139,7 @@ def verdict(outcome: Outcome, sound: Outcome) -> str:
     if outcome.value != sound.value:
         return f"WRONG: the result is {outcome.value!r}"
     different = [name for name in sound.posture if outcome.posture.get(name) != sound.posture[name]]
-    return f"WRONG: other than it should be: {different}" if different else "a whole cell"
+    return f"WRONG: other than it should be: {different}" if different else _WHOLE
 
 
 def what_comes_of(fault: Fault, sound: Outcome) -> str:
@@ -157,55 +161,84 @@ def sound_outcome() -> Outcome:
 # the command
 
 
-def _inject(chosen: list[Fault], sound: Outcome) -> dict[Fault, str]:
+def _inject(chosen: list[Fault], sound: Outcome, keep: Path | None) -> dict[Fault, str]:
     came = {}
     for number, fault in enumerate(chosen):
         faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
         began = time.monotonic()
-        came[fault] = what_comes_of(fault, sound)
+        came[fault] = what = what_comes_of(fault, sound)
         seconds = time.monotonic() - began
-        if came[fault].startswith("WRONG") or seconds > _SLOW_SECONDS or number % 100 == 0:
-            print(f"{number}: {fault}: {came[fault]} ({seconds:.1f} s)", flush=True)
+        if keep:
+            with keep.open("ab") as file:
+                file.write(msgspec.json.encode((fault, what)) + b"\n")
+        if what.startswith(_WRONG) or seconds > _SLOW_SECONDS or number % 100 == 0:
+            line = what.partition("\n")[0]
+            print(f"{number}: {fault}: {line} ({seconds:.1f} s)", flush=True)
     faulthandler.cancel_dump_traceback_later()
     return came
 
 
+def _kept(files: list[Path]) -> dict[Fault, str]:
+    lines = [line for file in files for line in file.read_bytes().splitlines()]
+    return dict(msgspec.json.decode(line, type=tuple[Fault, str]) for line in lines)
+
+
+def _kind(what: str) -> str:
+    return what if what == _WHOLE or what.startswith(_WRONG) else what.partition(":")[0]
+
+
 def _table(came: dict[Fault, str]) -> str:
-    """Return a line for each role and call: how often it was called, with what it failed, what came."""
-    rows: dict[tuple[str, str], dict[str, list[Fault]]] = {}
-    for fault, what in came.items():
-        kind = (
-            what
-            if what in ("a whole cell",) or what.startswith("WRONG")
-            else what.partition(":")[0]
-        )
-        rows.setdefault(fault.call[:2], {}).setdefault(kind, []).append(fault)
-    lines = []
-    for (role, name), kinds in sorted(
-        rows.items(), key=lambda row: (ROLES.index(row[0][0]), row[0][1])
-    ):
-        every = [fault for found in kinds.values() for fault in found]
-        times = len({fault.call.before for fault in every})
-        names = ", ".join(dict.fromkeys(errno.errorcode[fault.errno] for fault in every))
-        what = "; ".join(f"{kind} ({len(found)})" for kind, found in sorted(kinds.items()))
+    """Return a line for each role and call: how often it is called, with what it failed, what came."""
+    rows: dict[tuple[str, str], list[Fault]] = {}
+    for fault in came:
+        rows.setdefault((fault.call.role, fault.call.name), []).append(fault)
+    lines = ["| who | call | times | fails with | what came of it |", "|---|---|--:|---|---|"]
+    for (role, name), found in sorted(rows.items(), key=_by_role):
+        times = len({fault.call.before for fault in found})
+        names = ", ".join(dict.fromkeys(errno.errorcode[fault.errno] for fault in found))
+        kinds = Counter(_kind(came[fault]) for fault in found)
+        what = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         lines.append(f"| {role} | `{name}` | {times} | {names} | {what} |")
     return "\n".join(lines)
+
+
+def _by_role(row: tuple[tuple[str, str], list[Fault]]) -> tuple[int, str]:
+    (role, name), _ = row
+    return ROLES.index(role), name
+
+
+def _record(came: dict[Fault, str]) -> None:
+    release, machine = os.uname().release, os.uname().machine
+    kinds = Counter(_kind(what) for what in came.values())
+    total = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    head = f"Linux {release}, {machine}, {datetime.date.today()}: {len(came)} faults; {total}."
+    text = _PLACE.sub(lambda _: f"\n{head}\n\n{_table(came)}\n\n", README.read_text())
+    README.write_text(text)
 
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="scripts/inject-faults", description=__doc__)
     options.add_argument("names", nargs="*", help="only these calls")
-    options.add_argument("--record", action="store_true", help=f"write {TABLE.name}")
+    options.add_argument(
+        "--part", default="1/1", help="as 1/2: every second of them, from the first"
+    )
+    options.add_argument("--keep", type=Path, help="a file to add to what came of each, as JSON")
+    options.add_argument(
+        "--record", type=Path, nargs="+", help="only write the table in README.md, from such files"
+    )
     given = options.parse_args()
-    calls = recorded()
-    chosen = [fault for fault in faults(calls) if not given.names or fault.call.name in given.names]
+    if given.record:
+        _record(_kept(given.record))
+        return 0
+    part, parts = map(int, given.part.split("/"))
+    chosen = faults(recorded())[part - 1 :: parts]
+    chosen = [fault for fault in chosen if not given.names or fault.call.name in given.names]
     sound = sound_outcome()
     assert sound.posture, sound.error
-    print(f"{len(calls)} calls, {len(chosen)} faults", flush=True)
-    came = _inject(chosen, sound)
-    print(_table(came))
-    wrong = {fault: what for fault, what in came.items() if what.startswith("WRONG")}
-    print(f"{len(came)} faults, {len(wrong)} wrong")
+    print(f"{len(chosen)} faults", flush=True)
+    came = _inject(chosen, sound, given.keep)
+    wrong = sum(what.startswith(_WRONG) for what in came.values())
+    print(f"{len(came)} faults, {wrong} wrong")
     return 1 if wrong else 0
 
 

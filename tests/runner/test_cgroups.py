@@ -200,7 +200,7 @@ def test_v1_kills_by_forbidding_new_processes_first(
 def test_v1_kills_nobody_who_has_the_number_of_one_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree, at = v1_tree(tmp_path, monkeypatch)
+    tree, _ = v1_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
     stranger = subprocess.Popen(["/bin/sleep", "60"])
     told = iter([[stranger.pid], [], [stranger.pid], [stranger.pid]])
