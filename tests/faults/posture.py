@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cellwright import Sandbox
+from tests.conftest import soon
 from tests.escapes.living import NAMESPACES, Living, children, status
 
 _CONFINED = (
@@ -35,7 +36,11 @@ seen
 
 
 def posture(living: Living) -> dict[str, Any]:
-    """Return the facts that must be the same in every cell of a policy."""
+    """Return the facts that must be the same in every cell of a policy.
+
+    While the nursery makes another init, it does not hide from its like: that is waited for.
+    """
+    soon(lambda: _hides(living.nursery))
     here = os.getpid()
     guest = f"/proc/{living.guest}"
     return {
@@ -66,10 +71,14 @@ def living_in(sandbox: Sandbox) -> Living:
 
 def _confinement(pid: int) -> dict[str, str]:
     seen = status(pid)
-    # The owner of /proc/PID/mem tells whether it hides from its like (proc(5)).
     return {name: seen[name] for name in _CONFINED} | {
         "mem": str(os.stat(f"/proc/{pid}/mem").st_uid == 0)
     }
+
+
+def _hides(pid: int) -> bool:
+    """Tell whether it is not dumpable: the owner of /proc/PID/mem says so (proc(5))."""
+    return os.stat(f"/proc/{pid}/mem").st_uid == 0
 
 
 def _shared(pid: int, other: int) -> list[str]:

@@ -28,9 +28,8 @@ SETTING_UP = (
     Call("nursery", "capset", 0), Call("launcher", "sendto", 0),
 )  # fmt: skip
 MAKING_A_CELL = (
-    Call("launcher", "setns", 0), Call("launcher", "clone3", 0), Call("guest", "close_range", 0), Call("guest", "unshare", 0),
-    Call("guest", "fsmount", 2), Call("guest", "capset", 0), Call("guest", "seccomp", 0), Call("guest", "sendto", 0),
-    Call("guest", "recvfrom", 0), Call("launcher", "wait4", 0),
+    Call("launcher", "clone3", 0), Call("guest", "close_range", 0), Call("guest", "fsmount", 2), Call("guest", "seccomp", 0),
+    Call("guest", "sendto", 0), Call("guest", "recvfrom", 0), Call("launcher", "wait4", 0),
 )  # fmt: skip
 NAMES = sorted({call.name for call in (*SETTING_UP, *MAKING_A_CELL)})
 ROLES = ("keeper", "nursery", "launcher", "guest")
@@ -126,7 +125,7 @@ def test_whoever_is_killed_while_a_cell_is_made_and_used(victim: str) -> None:
     ("call", "victim"),
     [
         (Call("launcher", "clone3", 0), "launcher"), (Call("launcher", "clone3", 0), "nursery"),
-        (Call("guest", "capset", 0), "guest"), (Call("guest", "capset", 0), "init"), (Call("guest", "capset", 0), "keeper"),
+        (Call("guest", "seccomp", 0), "guest"), (Call("guest", "seccomp", 0), "init"), (Call("guest", "seccomp", 0), "keeper"),
     ],
 )  # fmt: skip
 def test_who_does_not_answer_any_more_is_replaced(
@@ -150,7 +149,7 @@ def test_who_is_stopped_while_a_program_runs_is_replaced(
 ) -> None:
     monkeypatch.setattr(custody, "_REAP_SECONDS", 1.0)
     with nothing_left(), Sandbox(policy=policy_named("strict"), pool=0) as box:
-        run = box.start("print('up', flush=True); input()")
+        run = box.start("import threading; print('up', flush=True); threading.Event().wait(60)")
         assert next(run.output(), None)
         pids = box._supervisor.generation.launcher.pids()
         os.kill(pids[ROLES.index(victim)], signal.SIGSTOP)
@@ -212,7 +211,7 @@ def kill_the_supervisor_at(call: Call) -> int:
 
 
 @pytest.mark.parametrize(
-    "call", [*SETTING_UP[::3], *MAKING_A_CELL[1::4]], ids=lambda call: f"{call.role} {call.name}"
+    "call", [*SETTING_UP[::3], *MAKING_A_CELL[::3]], ids=lambda call: f"{call.role} {call.name}"
 )
 def test_a_supervisor_that_is_killed_takes_everything_along_and_is_swept_after(call: Call) -> None:
     killed = kill_the_supervisor_at(call)

@@ -8,7 +8,7 @@ def test_each_party_ends_as_it_promises_and_keeps_nothing() -> None:
     came = fuzz(seed=20_261_121, cases=20_000)
     for name in PARTIES:
         assert len(came[name]) >= 2, name  # some of it is taken, and some refused
-    assert min(came["supervisor, of guests"].values()) > 50
+    assert min(came["supervisor, of guests"].values()) > 10
 
 
 def test_a_mutation_changes_one_place_of_a_frame() -> None:
