@@ -329,7 +329,7 @@ def _living_cells(seed: int, cases: int) -> Counter[str]:
 
 def _living_daemon(seed: int, cases: int) -> str:
     with (
-        tempfile.TemporaryDirectory(prefix="cellwright-fuzz-") as place,
+        tempfile.TemporaryDirectory(prefix="fuzz-") as place,
         serving(Path(place) / "s", sessions=2) as daemon,
     ):
         fuzz_daemon(daemon, random.Random(seed), cases // 10)

@@ -16,16 +16,18 @@ pytestmark = pytest.mark.needs("root", "landlock")
 FATAL = (
     ("keeper", "unshare", 0, errno.EPERM), ("keeper", "clone", 0, errno.EAGAIN),
     ("nursery", "mount", 0, errno.EPERM), ("nursery", "pivot_root", 0, errno.EINVAL), ("nursery", "mount_setattr", 0, errno.ENOSYS),
-    ("nursery", "setresgid", 0, errno.EPERM), ("nursery", "capset", 0, errno.EPERM), ("nursery", "seccomp", 0, errno.ENOMEM),
+    ("nursery", "setresgid", 0, errno.EPERM), ("nursery", "unshare", 2, errno.ENOSPC),
     ("launcher", "setns", 0, errno.EPERM), ("launcher", "clone3", 0, errno.EAGAIN),
     ("guest", "close_range", 0, errno.ENOSYS), ("guest", "write", 0, errno.ENOSPC), ("guest", "unshare", 0, errno.EPERM),
     ("guest", "setsid", 0, errno.EPERM), ("guest", "fsmount", 2, errno.EPERM), ("guest", "sendmsg", 0, errno.ETOOMANYREFS),
     ("guest", "unshare", 1, errno.ENOSPC), ("guest", "prlimit64", 3, errno.EPERM), ("guest", "prctl", 2, errno.EINVAL),
-    ("guest", "capset", 0, errno.EPERM), ("guest", "landlock_restrict_self", 0, errno.E2BIG), ("guest", "seccomp", 0, errno.EINVAL),
+    ("guest", "capset", 0, errno.EPERM), ("guest", "newfstatat", 0, errno.EIO), ("guest", "landlock_restrict_self", 0, errno.E2BIG), ("guest", "seccomp", 0, errno.EINVAL),
 )  # fmt: skip
-# Those after which all is well, because there is another way: the next init, another launcher, or no need.
-HARMLESS = (
-    ("nursery", "clone", 2, errno.EAGAIN), ("launcher", "setns", 4, errno.ENOMEM), ("guest", "getrandom", 0, errno.ENOSYS),
+# Those after which all is well, because there is another way, or no need.
+HARMLESS = (("nursery", "clone", 2, errno.EAGAIN), ("guest", "getrandom", 0, errno.ENOSYS))
+# Those that end a launcher which may have said already that it is ready: then another one takes over.
+ENDING = (
+    ("nursery", "capset", 0, errno.EPERM), ("nursery", "seccomp", 0, errno.ENOMEM), ("launcher", "setns", 4, errno.ENOMEM),
 )  # fmt: skip
 
 
@@ -50,6 +52,15 @@ def test_what_has_another_way_leaves_a_whole_cell(
 ) -> None:
     *call, number = case
     assert what_comes_of(Fault(Call(*call), number), sound) == "a whole cell"
+
+
+@pytest.mark.parametrize("case", ENDING, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
+def test_a_launcher_that_ends_for_it_is_replaced_or_told_of(
+    case: tuple[str, str, int, int], sound: Outcome
+) -> None:
+    *call, number = case
+    what = what_comes_of(Fault(Call(*call), number), sound)
+    assert what == "a whole cell" or what.startswith("Launch")
 
 
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EINVAL, errno.ENOMEM])
