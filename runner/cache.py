@@ -5,6 +5,7 @@ without a home directory nothing is kept.  Answers change with policies, kernels
 the oldest go when there are many.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from .messages import decode
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
@@ -53,27 +56,25 @@ def _ours(status: os.stat_result) -> bool:
 
 def _read(file: Path, kind: type[T]) -> T | None:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+            ours = _ours(os.fstat(opened.fileno()))
+            kept: T | None = decode(opened.read(_MAX_BYTES), kind) if ours else None
+            return kept
+    except (OSError, msgspec.DecodeError):  # a bad disk, cut short, or of an older version
         return None
-    with open(descriptor, "rb") as opened:
-        if not _ours(os.fstat(descriptor)):
-            return None
-        try:
-            return msgspec.msgpack.decode(opened.read(_MAX_BYTES), type=kind)
-        except msgspec.DecodeError:  # cut short, or of an older version
-            return None
 
 
 def _write(file: Path, value: object) -> None:
+    """Keep `value`; a full or read-only disk costs time later, nothing else."""
+    temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     try:
-        temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         with open(temporary, "xb") as opened:
             opened.write(msgspec.msgpack.encode(value))
         os.replace(temporary, file)
         _make_room(file.parent)
-    except OSError:  # a full or read-only disk costs time later, nothing else
-        return
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _make_room(directory: Path) -> None:

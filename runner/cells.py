@@ -22,11 +22,13 @@ class Cell:
         self.workspace = -1
         self.listener = -1
         self.owed: tuple[bytes, ...] = ()  # to the guest: the rest of a frame that was sent in part
-        self.status, self._their_status = channel.pair()
-        self.control, self._their_control = channel.pair()
-        self.stdout, self._their_stdout = os.pipe()
-        self.stderr, self._their_stderr = os.pipe()
-        self._their_stdin, self.stdin = os.pipe()
+        with contextlib.ExitStack() as opened:  # all of them or none
+            self.status, self._their_status = map(opened.enter_context, channel.pair())
+            self.control, self._their_control = map(opened.enter_context, channel.pair())
+            self.stdout, self._their_stdout = _pipe(opened)
+            self.stderr, self._their_stderr = _pipe(opened)
+            self._their_stdin, self.stdin = _pipe(opened)
+            opened.pop_all()
         for descriptor in (self.stdin, self.stdout, self.stderr, self.control.fileno()):
             os.set_blocking(descriptor, False)
 
@@ -87,6 +89,13 @@ class Cell:
         for name in ("_their_stdin", "_their_stdout", "_their_stderr"):
             setattr(self, name, _closed(getattr(self, name)))
         self.cgroup.close_descriptors()
+
+
+def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    opened.callback(os.close, read)
+    opened.callback(os.close, write)
+    return read, write
 
 
 def _signal_group(pidfd: int, number: int) -> None:

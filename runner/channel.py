@@ -122,10 +122,11 @@ def receive_with_descriptors(sock: socket.socket) -> tuple[bytes, list[int]]:
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors(ancillary)
-    if packet and (packet[:1] != _LAST or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)):
+    cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+    if (packet or descriptors) and (packet[:1] != _LAST or len(packet) < 2 or cut):
         for descriptor in descriptors:
             os.close(descriptor)
-        raise ProtocolError("a status frame must be one packet")
+        raise ProtocolError("a status frame must be one packet, and not empty")
     return packet[1:], descriptors
 
 

@@ -30,6 +30,9 @@ class Origin(Protocol):
     def lose(self) -> None:
         """Note that the launcher died: a cell has lost it."""
 
+    def give_up(self) -> None:
+        """End a launcher that does not answer, and with it every cell."""
+
     def listen(self, descriptor: int) -> Listener: ...
 
     def free(self, cell: Cell) -> None:
@@ -46,6 +49,7 @@ class Custody:
         self.reaped: Reaped | None = None
         self._origin = origin
         self._entered = False
+        self._told: set[type] = set()  # of the frames that bring descriptors, each comes once
         self._has_work = False
 
     def prepare(self) -> None:
@@ -53,11 +57,12 @@ class Custody:
 
         Launcher and guest speak on one channel and do not wait for each other: the guest may be
         ready before we have heard of its init.  Raises LaunchError if the cell could not be built,
-        LauncherLost if the launcher died.
+        LauncherLost if the launcher died, or took too long: it is ended then.
         """
         deadline = time.monotonic() + _SETUP_SECONDS
         while not self._entered or self.cell.pidfd < 0:
-            self._wait(deadline, "the cell was not built in time")
+            if not self._hears_by(deadline):
+                raise LauncherLost(cell_began=False)
             self.receive()
 
     def is_alive(self) -> bool:
@@ -98,7 +103,8 @@ class Custody:
         self.cell.kill()
         deadline = time.monotonic() + _REAP_SECONDS
         while self.reaped is None:
-            self._wait(deadline, "the cell did not end in time")
+            if not self._hears_by(deadline):
+                raise LaunchError("the cell did not end in time")
             self.receive()
         return self.reaped
 
@@ -122,25 +128,41 @@ class Custody:
         finally:
             self._origin.free(self.cell)
 
-    def _wait(self, deadline: float, complaint: str) -> None:
+    def _hears_by(self, deadline: float) -> bool:
+        """Wait for the next frame; a launcher from which none comes is stopped or stuck, and ended."""
         patience = max(0.0, deadline - time.monotonic())
-        if not channel.has_news(self.cell.status.fileno(), patience):
-            raise LaunchError(complaint)
+        heard = channel.has_news(self.cell.status.fileno(), patience)
+        if not heard:
+            self._origin.give_up()
+        return heard
 
     def _receive(self) -> tuple[Status, list[int]]:
         try:
             frame, descriptors = channel.receive_with_descriptors(self.cell.status)
-            if not frame:
-                self._origin.lose()
-                raise LauncherLost(cell_began=self._has_work)
+        except channel.ProtocolError as error:
+            raise _nonsense(error) from None
+        if not frame:
+            self._origin.lose()
+            raise LauncherLost(cell_began=self._has_work)
+        try:
             message: Status = decode(frame, Status)
-        except (channel.ProtocolError, msgspec.DecodeError) as error:
-            raise InternalError(f"a frame on a status channel makes no sense: {error}") from None
+        except msgspec.DecodeError as error:
+            _close(descriptors)
+            raise _nonsense(error) from None
         expected = _DESCRIPTORS.get(type(message), 0)
-        if len(descriptors) == expected:
+        if expected and len(descriptors) == expected and type(message) not in self._told:
+            self._told.add(type(message))
             return message, descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         if expected:
-            raise InternalError(f"{type(message).__name__} came without its descriptors")
+            raise InternalError(f"{type(message).__name__} came without its descriptors, or again")
         return message, []
+
+
+def _nonsense(error: Exception) -> InternalError:
+    return InternalError(f"a frame on a status channel makes no sense: {error}")
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

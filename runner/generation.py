@@ -76,10 +76,20 @@ class Generation:
             self._shelved = self.launcher.boot(self.boot)
             if shelf and self._shelved is not None:
                 shelf.admit(self._shelved)
-            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
-        except BaseException:
+            self._admit()
+        except BaseException as error:
             self._take_down()
+            if isinstance(error, OSError):
+                raise LaunchError(f"cannot set up: {error}") from None
             raise
+
+    def _admit(self) -> None:
+        try:
+            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
+        except ProcessLookupError:
+            raise LauncherLost(cell_began=False) from None
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from None
 
     def _boot_frame(self, runtime: Runtime) -> Boot:
         if self.plan.python_path:
@@ -110,7 +120,7 @@ class Generation:
             self.forks += 1
         cell: Cell | None = None
         try:
-            cell = Cell(self._create_cgroup())
+            cell = self._new_cell()
             self.launcher.fork(cell, parked=parked)
             custody = Custody(cell, self)
             custody.prepare()
@@ -128,6 +138,11 @@ class Generation:
     def lose(self) -> None:
         """Note that the launcher died: its keeper may take a moment to follow."""
         self._lost = True
+
+    def give_up(self) -> None:
+        """End a launcher that does not answer, and with it every cell: it is stopped, or stuck."""
+        self.lose()
+        self.launcher.kill()
 
     def listen(self, descriptor: int) -> Listener:
         """Return the listener of a cell, now that its descriptor has come."""
@@ -163,25 +178,40 @@ class Generation:
         self.launcher.close()
         self._sweep()
 
-    def _create_cgroup(self) -> Cgroup:
-        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+    def _new_cell(self) -> Cell:
+        """Return what will be a cell once the launcher has made it."""
         try:
-            return self.tree.create(f"cell-{next(self._names)}", caps)
+            cgroup = self._create_cgroup()
         except OSError as error:
             if not self.is_alive():  # systemd takes a scope away with its last process
                 raise LauncherLost(cell_began=False) from None
             raise LaunchError(f"cannot make {error.filename}: {error.strerror}") from None
+        try:
+            return Cell(cgroup)
+        except OSError as error:
+            cgroup.close_descriptors()
+            cgroup.remove()  # nothing was ever in it
+            raise LaunchError(f"no descriptors for a cell: {error.strerror}") from None
+
+    def _create_cgroup(self) -> Cgroup:
+        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+        return self.tree.create(f"cell-{next(self._names)}", caps)
 
     def _sweep(self) -> None:
         """Remove cgroups, now or when what was killed in them has died; all, once it is the last."""
         with self._lock:
-            self._leftovers = [each for each in self._leftovers if not each.remove()]
+            self._remove_leftovers()
             last = self._retired and not self._living
         if last:
             self._take_down()
 
     def _take_down(self) -> None:
         self.launcher.close()
+        with self._lock:
+            self._remove_leftovers()  # where the launcher died first, what was in them did so now
         self.tree.close()
         if self._shelf and self._shelved is not None:
             self._shelf.dismiss(self._shelved)
+
+    def _remove_leftovers(self) -> None:
+        self._leftovers = [each for each in self._leftovers if not each.remove()]

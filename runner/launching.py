@@ -17,6 +17,7 @@ from .messages import Boot, Failed, Fork, Forked, Mounted, decode, encode
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
+_END_SECONDS = 20.0
 _PACKAGES = ("cellwright", "msgspec", "prctl")
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
 
@@ -30,6 +31,7 @@ class Launcher:
         self._sock = socket.socket(fileno=spawned.socket)
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
+        self._nursery = -1  # its pidfd, once there is one: its end is the end of launcher and cells
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
@@ -55,7 +57,8 @@ class Launcher:
     def _require_power_over_cells(self) -> None:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
         try:
-            os.kill(self.pids()[1], 0)
+            self._nursery = os.pidfd_open(self.pids()[1])
+            signal.pidfd_send_signal(self._nursery, 0)
         except ProcessLookupError:
             raise LauncherLost(cell_began=False) from None
         except PermissionError:
@@ -109,13 +112,24 @@ class Launcher:
         nursery = _first_child(self.keeper)
         return self.keeper, nursery, _first_child(nursery)
 
+    def kill(self) -> None:
+        """Kill it and every cell at once, stopped or not; `close` frees what is left."""
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._nursery >= 0:
+                signal.pidfd_send_signal(self._nursery, signal.SIGKILL)
+
     def close(self) -> None:
         """End it, and with it every cell; returns when nothing of it is left."""
+        self.kill()
         with self._lock:
             if self._sock.fileno() < 0:
                 return
             self._sock.close()
+            nursery, self._nursery = self._nursery, -1
         os.close(self._stderr)
+        if nursery >= 0:  # if the keeper was killed, it knows of no end but its own
+            channel.has_news(nursery, _END_SECONDS)
+            os.close(nursery)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything

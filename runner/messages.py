@@ -5,13 +5,13 @@ cell by the launcher and, before its program, the guest's process (status), and 
 guest (control), whose side is hostile.
 """
 
-import re
 from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 
 from ..policies.plan import Plan
+from .nesting import refuse_deep_json
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
@@ -175,31 +175,12 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def decode_json(data: bytes) -> Any:
-    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none or nests too deeply.
-
-    Depth is counted before decoding: decoders recurse, and on the small stack of an embedder's
-    thread they crash (msgspec#1033).
-    """
+    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none or nests too deeply."""
+    refuse_deep_json(data)
     try:
-        if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:  # else it cannot be deeper
-            _check_depth(data)
         return msgspec.json.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
-
-
-def _check_depth(data: bytes) -> None:
-    depth = deepest = 0
-    for bracket in _NO_BRACKETS.sub(b"", _STRINGS.sub(b"", data)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    if deepest > _MAX_DEPTH:
-        raise msgspec.DecodeError(f"nested {deepest} deep")
-
-
-_MAX_DEPTH = 64
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = re.compile(rb"[^][{}]+")
 
 
 @cache

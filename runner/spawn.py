@@ -30,17 +30,28 @@ class Spawned:
     def __init__(self, executable: str, module: str = _LAUNCHER) -> None:
         """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed."""
         self.executable = executable
-        self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise _cannot_start(executable, error) from None
+        try:
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        except OSError as error:
+            os.close(self.stderr)
+            raise _cannot_start(executable, error) from None
         try:
             self.keeper = _spawn(executable, module, theirs.fileno(), self.stderr)
         except OSError as error:
             os.close(self.stderr)
             ours.close()
-            raise LaunchError(f"cannot start {executable}: {error.strerror}") from None
+            raise _cannot_start(executable, error) from None
         finally:
             theirs.close()
         self.socket = ours.detach()
+
+
+def _cannot_start(executable: str, error: OSError) -> LaunchError:
+    return LaunchError(f"cannot start {executable}: {error.strerror}")
 
 
 def interpreter() -> str:

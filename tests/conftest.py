@@ -100,6 +100,7 @@ _NEEDS = {
     "cgroup": lambda: _cgroups()[0],
     "no_cgroup": lambda: not _cgroups()[0],
     "scope": lambda: _cgroups()[1].endswith(".scope"),
+    "v1_memory": Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists,
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "node": lambda: shutil.which("node") is not None,

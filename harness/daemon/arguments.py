@@ -7,6 +7,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Limits
+from ...runner.messages import decode_json
 from ...runner.result import SandboxResult
 from ...runner.workspace import Executable
 from ..intake import check_given
@@ -89,5 +90,5 @@ def packed_result(result: SandboxResult) -> Executed:
 
 
 def result_of(frame: Executed) -> SandboxResult:
-    value = msgspec.json.decode(frame.value)
+    value = decode_json(frame.value)
     return frame.result if value is None else msgspec.structs.replace(frame.result, value=value)

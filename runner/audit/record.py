@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from ..nesting import refuse_deep_json
 from .level import AuditLevel
 
 TEXT_LIMIT = 1024  # characters of one text; what is longer is cut and says so
@@ -130,6 +131,7 @@ _DECODER = msgspec.json.Decoder()
 
 def parse(line: bytes) -> AuditEntry:
     """Return the entry of a line; raises msgspec.DecodeError for what is none."""
+    refuse_deep_json(line)
     fields = _DECODER.decode(line)
     if not isinstance(fields, dict):
         raise msgspec.DecodeError("not a record")

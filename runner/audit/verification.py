@@ -9,6 +9,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from ..nesting import refuse_deep_json
 from .record import GENESIS, LONGEST_LINE, AuditEntry, hash_of, parse, why_broken
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -102,6 +103,7 @@ def link_of(line: bytes) -> Link | None:
 
 def _ends(line: bytes) -> _Ends | None:
     try:
+        refuse_deep_json(line)
         return _ENDS.decode(line)
     except ValueError:  # msgspec.DecodeError and UnicodeDecodeError are
         return None

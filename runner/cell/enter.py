@@ -9,6 +9,7 @@ import fcntl
 import os
 import resource
 import socket
+import stat
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
@@ -156,4 +157,5 @@ def _rights(rule: PathRule) -> int:
     rights = landlock.READ
     rights |= landlock.WRITE if rule.write else 0
     rights |= landlock.EXECUTE if rule.execute else 0
-    return rights if os.path.isdir(rule.path) else rights & landlock.FILE_RIGHTS
+    is_directory = stat.S_ISDIR(os.stat(rule.path).st_mode)  # isdir would take any error for a no
+    return rights if is_directory else rights & landlock.FILE_RIGHTS

@@ -11,6 +11,7 @@ from .tree import (
     Cgroup,
     Counters,
     Usage,
+    open_all,
     processes_in,
     read_field,
     remove,
@@ -34,21 +35,27 @@ class CgroupV1:
     def __init__(self, directories: dict[str, Path], caps: Caps) -> None:
         self._directories = directories
         self.descriptors: tuple[int, ...] = ()
-        for directory in dict.fromkeys(directories.values()):
-            directory.mkdir()
-        self._set(caps)
-        # `tasks`, not `cgroup.procs`: a thread that moves itself does not take the kernel's global
-        # lock, which after a pause costs a grace period of many milliseconds (measured; cgroup.c,
-        # cgroup_procs_write_start).
-        tasks = (directory / "tasks" for directory in dict.fromkeys(directories.values()))
-        self.descriptors = tuple(os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in tasks)
-        self._counters = Counters(
-            {
-                name: directories[controller] / file
-                for name, (controller, file) in _COUNTERS.items()
-                if controller in directories
-            }
-        )
+        unique = dict.fromkeys(directories.values())
+        try:
+            for directory in unique:
+                directory.mkdir()
+            self._set(caps)
+            # `tasks`, not `cgroup.procs`: a thread that moves itself does not take the kernel's global
+            # lock, which after a pause costs a grace period of many milliseconds (measured; cgroup.c,
+            # cgroup_procs_write_start).
+            tasks = [directory / "tasks" for directory in unique]
+            self.descriptors = open_all(tasks, os.O_WRONLY)
+            self._counters = Counters(
+                {
+                    name: directories[controller] / file
+                    for name, (controller, file) in _COUNTERS.items()
+                    if controller in directories
+                }
+            )
+        except OSError:
+            self.close_descriptors()
+            remove(unique)
+            raise
 
     def _set(self, caps: Caps) -> None:
         if memory := self._directories.get("memory"):
@@ -88,9 +95,10 @@ class CgroupV1:
         if pids := self._directories.get("pids"):
             with contextlib.suppress(OSError):
                 write(pids / "pids.max", "0")
-        for pid in processes_in(next(iter(self._directories.values()))):
+        directory = next(iter(self._directories.values()))
+        for pid in processes_in(directory):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                _kill_in(directory, pid)
 
     def remove(self) -> bool:
         self._counters.close()
@@ -129,3 +137,13 @@ class CgroupTreeV1:
     def close(self) -> None:
         remove([directory / "launcher" for directory in self._unique()])
         remove(self._unique())
+
+
+def _kill_in(directory: Path, pid: int) -> None:
+    """Kill a process of this cgroup, and none that has its number by now."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if pid in processes_in(directory):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)

@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from .tree import CONTROLLERS, Caps, Cgroup, Counters, Usage, read_field, remove, write
+from .tree import CONTROLLERS, Caps, Cgroup, Counters, Usage, open_all, read_field, remove, write
 
 _PERIOD_MICROSECONDS = 100_000
 _COUNTERS = {
@@ -23,15 +23,17 @@ class CgroupV2:
         self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int
     ) -> None:
         self._directory = directory
+        self.descriptors: tuple[int, ...] = ()
         directory.mkdir()
         try:
             _set(directory, caps, controllers)
             _give(directory, owner)
-            self.descriptors: tuple[int, ...] = (os.open(directory, os.O_RDONLY | os.O_CLOEXEC),)
+            self.descriptors = open_all([directory], os.O_RDONLY)
+            self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
         except OSError:
+            self.close_descriptors()
             remove([directory])
             raise
-        self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
 
     def close_descriptors(self) -> None:
         for descriptor in self.descriptors:

@@ -11,34 +11,12 @@ import pytest
 from cellwright import Sandbox
 from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
 from tests.conftest import policy_named
+from tests.escapes.living import NAMESPACES, Living, children, status
 
 pytestmark = pytest.mark.needs("root")
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 HELD_BY_INIT = ("ipc", "net", "pid", "uts")
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 DEVICES = ("full", "null", "random", "urandom", "zero")
-
-
-class Living:
-    """The pids of a cell in which a program waits, as the host sees them."""
-
-    def __init__(self, sandbox: Sandbox, guest: int) -> None:
-        self.keeper, self.nursery, self.launcher = sandbox._supervisor.generation.launcher.pids()
-        self.guest = guest
-        self.init = next(
-            child
-            for child in children(self.nursery)
-            if os.readlink(f"/proc/{child}/ns/pid") == os.readlink(f"/proc/{guest}/ns/pid")
-        )
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def status(pid: int, task: str = "") -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/{task}status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["on demand", "parked"])

@@ -1,6 +1,8 @@
 """Answers on disk: read back, and never read from where others could write."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +10,12 @@ import msgspec
 import pytest
 
 from cellwright.runner.cache import cached
+from tests.conftest import ROOT
 
 
 class Answer(msgspec.Struct):
     number: int
+    text: str = ""
 
 
 @pytest.fixture
@@ -88,8 +92,12 @@ def spoil_by_nesting(file: Path) -> None:
     file.write_bytes(b"\x91" * 100_000)
 
 
+def spoil_by_no_text(file: Path) -> None:
+    file.write_bytes(b"\x82\xa6number\x01\xa4text\xa2\xff\xfe")
+
+
 SPOILT = [spoil_by_mode, spoil_by_group, spoil_by_directory, spoil_by_link, spoil_by_directory_link,
-          spoil_by_garbage, spoil_by_nothing, spoil_by_type, spoil_by_nesting]  # fmt: skip
+          spoil_by_garbage, spoil_by_nothing, spoil_by_type, spoil_by_nesting, spoil_by_no_text]  # fmt: skip
 
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
@@ -150,3 +158,33 @@ def test_the_oldest_go_when_there_are_many(home: Path) -> None:
     calls, compute = counting()
     assert cached("key", Answer, compute) == cached("another", Answer, compute) == Answer(1)
     assert not calls
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(("options", "flags"), [("size=4k,nr_inodes=3", 0), ("size=64k", 1)])
+def test_a_disk_that_is_full_or_read_only_costs_time_and_nothing_stays(
+    tmp_path: Path, options: str, flags: int
+) -> None:
+    """In a mount namespace of its own: the directory is there, and takes no file, or none whole."""
+    script = f"""
+import ctypes, os, sys
+sys.path[:0] = {[str(ROOT), *sys.path]!r}
+from pathlib import Path
+from cellwright.runner.cache import cached
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x20000) == 0 and libc.mount(None, b"/", None, 0x44000, None) == 0
+place = {str(tmp_path)!r}.encode()
+def mount(flags): assert libc.mount(b"tmpfs", place, b"tmpfs", flags, {options!r}.encode()) == 0
+mount(0)
+home = Path(os.fsdecode(place), "cellwright")
+home.mkdir(mode=0o700)
+{flags} and mount(32 | {flags})  # MS_REMOUNT
+os.environ["XDG_CACHE_HOME"] = os.fsdecode(place)
+calls = []
+for _ in range(2):
+    assert cached("key", str, lambda: calls.append(1) or "x" * 20_000) == "x" * 20_000
+print(len(calls), os.listdir(home))
+"""
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stderr, done.stdout) == ("", "2 []\n")

@@ -197,6 +197,21 @@ def test_v1_kills_by_forbidding_new_processes_first(
     cgroup.close_descriptors()
 
 
+def test_v1_kills_nobody_who_has_the_number_of_one_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, _ = v1_tree(tmp_path, monkeypatch)
+    cgroup = tree.create("c", CAPS)
+    stranger = subprocess.Popen(["/bin/sleep", "60"])
+    told = iter([[stranger.pid], [], [stranger.pid], [stranger.pid]])
+    monkeypatch.setattr(v1, "processes_in", lambda _: next(told))
+    cgroup.kill()  # it was told of when it ended, and is no more by the time its pidfd is open
+    assert stranger.poll() is None
+    cgroup.kill()
+    assert stranger.wait(10) == -signal.SIGKILL
+    cgroup.close_descriptors()
+
+
 def v2_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: str = "cpu memory pids"
 ) -> v2.CgroupTreeV2:

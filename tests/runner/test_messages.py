@@ -145,3 +145,12 @@ def test_a_nested_value_does_not_crash_a_process_without_a_recursion_limit() -> 
     """Embedders raise it; then nothing but the stack stops msgspec."""
     work = "(sys.setrecursionlimit(10**8), _value(Finished(b'[' * 1_000_000, None, None, None)))"
     assert survives(work, 8192)
+
+
+@pytest.mark.parametrize(
+    "value", [r"""'"' + '\\"' * 500_000""", r"""'"' * 1_000_001""", r"""'\\' * 1_000_000"""]
+)
+def test_a_value_of_quotes_and_brackets_is_looked_at_once(value: str) -> None:
+    """Looked at once for each quote, a value of this size would take an hour: `survives` waits less."""
+    brackets = "b'[' * 65"
+    assert survives(f"_value(Finished(({value}).encode() + {brackets}, None, None, None))", 8192)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from cellwright.policies.errors import CellwrightError, LaunchError
+from cellwright.policies.errors import CellwrightError, InternalError, LaunchError
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.capture import Capture
@@ -96,6 +96,9 @@ class FakeOrigin:
 
     def lose(self) -> None:
         self.lost = True
+
+    def give_up(self) -> None:
+        self.given_up = True
 
     def listen(self, descriptor: int) -> NoReturn:
         raise AssertionError("this cell has no listener")
@@ -349,6 +352,30 @@ def test_disorder_on_the_status_channel_is_an_error_of_ours(
     speak(cell)
     with pytest.raises(CellwrightError):
         supervise(cell)
+
+
+BESIDE_NONSENSE = {
+    "garbage": [b"\0garbage"],
+    "an empty frame": [b"\0"],
+    "no frame": [b""],
+    "the guest's frame": [b"\0" + encode(DONE)],
+    "the same again": [b"\0" + encode(Mounted())] * 2,
+}
+
+
+@pytest.mark.parametrize("packets", BESIDE_NONSENSE.values(), ids=BESIDE_NONSENSE)
+def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    cell = FakeCell()
+    custody = custody_of(cell)
+    for packet in packets:
+        channel.send_packet(cell._their_status, packet, (0,))
+    for _ in packets[1:]:
+        custody.receive()
+    with pytest.raises(InternalError):
+        custody.receive()
+    cell.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:

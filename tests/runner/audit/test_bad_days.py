@@ -393,6 +393,56 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a", len(b"".join(lines)))
 
 
+def test_wherever_a_trail_is_cut_or_changed_the_line_is_named(tmp_path: Path) -> None:
+    """At every byte: what is before that line holds, and it does not."""
+    whole = b"".join(filled(tmp_path / "a", 3))
+    path = tmp_path / "a"
+    for at in range(len(whole)):
+        line = whole[:at].count(b"\n")
+        path.write_bytes(whole[:at])
+        verdict = verify(path)
+        torn = bool(at) and whole[at - 1 : at] != b"\n"
+        assert (verdict.records, verdict.ok) == (line, not torn), at
+        if torn:
+            assert f"line {line + 1}: it is torn" in verdict.broken, at
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        verdict = verify(path)
+        if (
+            line
+        ):  # a first line that begins elsewhere may be that of a trail whose oldest files are gone
+            assert verdict.records == line, at
+        assert f"line {line + 1}: " in verdict.broken, at
+
+
+NESTED_LINES = """
+import sys, threading
+sys.path[:0] = {paths!r}
+from cellwright import AuditError, AuditLog, verify
+from cellwright.runner.audit.verification import read
+def look():
+    assert "line 1" in verify({path!r}).broken
+    assert list(read({path!r})) == []
+    try:
+        AuditLog(path={path!r})
+    except AuditError as error:
+        print(error.what.endswith("is not an audit trail"))
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("line", [b"[" * 60_000, b'{"x":' + b"[" * 60_000, b'{"x":' * 10_000])
+def test_a_line_that_nests_is_no_record_and_crashes_nothing(tmp_path: Path, line: bytes) -> None:
+    """Decoded, it would be the end of a process that looks from a thread with a small stack."""
+    (tmp_path / "a").write_bytes(line + b"\n")
+    script = NESTED_LINES.format(paths=[str(ROOT), *sys.path], path=str(tmp_path / "a"))
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stderr, done.stdout, done.returncode) == ("", "True\n", 0)
+
+
 def test_many_long_texts_still_make_one_bounded_line(tmp_path: Path) -> None:
     with AuditLog(path=tmp_path / "a") as log:
         log.record("c", "a", **{f"k{n}": "\U0001f600" * 2000 for n in range(64)})  # type: ignore[arg-type]

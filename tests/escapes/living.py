@@ -1,0 +1,30 @@
+"""A living cell, read from the host."""
+
+import os
+from pathlib import Path
+
+from cellwright import Sandbox
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+
+class Living:
+    """The pids of a cell in which a program waits, as the host sees them."""
+
+    def __init__(self, sandbox: Sandbox, guest: int) -> None:
+        self.keeper, self.nursery, self.launcher = sandbox._supervisor.generation.launcher.pids()
+        self.guest = guest
+        self.init = next(
+            child
+            for child in children(self.nursery)
+            if os.readlink(f"/proc/{child}/ns/pid") == os.readlink(f"/proc/{guest}/ns/pid")
+        )
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def status(pid: int, task: str = "") -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/{task}status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,97 @@
+"""What holds a living cell, as one value to compare: that of a cell in which nothing failed, and that of
+one in which something did."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from cellwright import Sandbox
+from tests.conftest import soon
+from tests.escapes.living import NAMESPACES, Living, children, status
+
+_CONFINED = (
+    "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+)  # fmt: skip
+# What only the guest can tell: that Landlock refuses a write which mode and mount would allow, that a
+# host's file is not there, that its descriptors and its terminal are its own.  Then it waits.
+PROGRAM = """
+import os, signal
+def errno_of(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+    return 0
+seen = [
+    errno_of(lambda: open("/dev/urandom", "wb")), errno_of(lambda: open("/etc/shadow")),
+    errno_of(lambda: open("/proc/sys/kernel/core_pattern")), os.getsid(0), os.getpid(), sorted(os.listdir("/")),
+    os.umask(0o22), os.uname().nodename, dict(os.environ), os.getcwd(), bool(os.listdir("/workspace")),
+]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("up", flush=True)
+signal.sigwait([signal.SIGUSR1])
+seen
+"""
+
+
+def posture(living: Living) -> dict[str, Any]:
+    """Return the facts that must be the same in every cell of a policy.
+
+    While the nursery makes another init, it does not hide from its like: that is waited for.
+    """
+    soon(lambda: _hides(living.nursery))
+    here = os.getpid()
+    guest = f"/proc/{living.guest}"
+    return {
+        **{f"{role} is": _confinement(getattr(living, role)) for role in ("guest", "init", "nursery", "launcher", "keeper")},
+        "namespaces of the host": _shared(living.guest, here),
+        "namespaces of the launcher": _shared(living.guest, living.launcher),
+        "namespaces of init": _shared(living.guest, living.init),
+        "host's namespaces of the launcher": _shared(living.launcher, here),
+        "id maps": [Path(f"{guest}/{name}").read_text().split() for name in ("uid_map", "gid_map", "setgroups")],
+        "mounts": sorted(_mount(line) for line in Path(f"{guest}/mountinfo").read_text().splitlines()),
+        "limits": Path(f"{guest}/limits").read_text(),
+        "descriptors": {n: os.readlink(f"{guest}/fd/{n}").split(":")[0] for n in os.listdir(f"{guest}/fd")},
+        "cgroups": [re.sub(r"\d+", "N", line) for line in Path(f"{guest}/cgroup").read_text().splitlines()],
+        "cwd, root": [os.readlink(f"{guest}/{name}") for name in ("cwd", "root")],
+        "environment": Path(f"{guest}/environ").read_bytes(),
+        "out of memory first": {
+            role: Path(f"/proc/{getattr(living, role)}/oom_score_adj").read_text() for role in ("guest", "init", "launcher", "nursery")
+        },
+        "session": Path(f"{guest}/stat").read_text().rpartition(")")[2].split()[3] == str(living.guest),
+    }  # fmt: skip
+
+
+def living_in(sandbox: Sandbox) -> Living:
+    """Return the only cell of a sandbox."""
+    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    return Living(sandbox, children(launcher)[0])
+
+
+def _confinement(pid: int) -> dict[str, str]:
+    seen = status(pid)
+    return {name: seen[name] for name in _CONFINED} | {
+        "mem": str(os.stat(f"/proc/{pid}/mem").st_uid == 0)
+    }
+
+
+def _hides(pid: int) -> bool:
+    """Tell whether it is not dumpable: the owner of /proc/PID/mem says so (proc(5))."""
+    return os.stat(f"/proc/{pid}/mem").st_uid == 0
+
+
+def _shared(pid: int, other: int) -> list[str]:
+    return [kind for kind in NAMESPACES if _namespace(pid, kind) == _namespace(other, kind)]
+
+
+def _namespace(pid: int, kind: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+def _mount(line: str) -> tuple[str, ...]:
+    """Return where it is, with which flags, of what, and whether events spread from or to it."""
+    fields, _, of = line.partition(" - ")
+    _, _, _, root, place, flags, *spread = fields.split()
+    kind, _, options = of.split(" ", 2)
+    return root, place, flags, " ".join(spread), kind, options

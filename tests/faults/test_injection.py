@@ -1,0 +1,73 @@
+"""A system call of the set-up fails: nothing runs, or what runs has every layer.  Some calls of each kind;
+`scripts/inject-faults` has them all."""
+
+import errno
+
+import pytest
+
+from cellwright import LaunchError, Sandbox
+from tests.conftest import policy_named
+from tests.faults.inject import Fault, Outcome, sound_outcome, what_comes_of
+from tests.faults.injection import Call, denying_a_listener
+
+pytestmark = pytest.mark.needs("root", "landlock")
+
+# Those without which a layer would be missing, or a cell in somebody else's place.
+FATAL = (
+    ("keeper", "unshare", 0, errno.EPERM), ("keeper", "clone", 0, errno.EAGAIN),
+    ("nursery", "mount", 0, errno.EPERM), ("nursery", "pivot_root", 0, errno.EINVAL), ("nursery", "mount_setattr", 0, errno.ENOSYS),
+    ("nursery", "setresgid", 0, errno.EPERM), ("nursery", "unshare", 2, errno.ENOSPC),
+    ("launcher", "setns", 0, errno.EPERM), ("launcher", "clone3", 0, errno.EAGAIN),
+    ("guest", "close_range", 0, errno.ENOSYS), ("guest", "write", 0, errno.ENOSPC), ("guest", "unshare", 0, errno.EPERM),
+    ("guest", "setsid", 0, errno.EPERM), ("guest", "fsmount", 2, errno.EPERM), ("guest", "sendmsg", 0, errno.ETOOMANYREFS),
+    ("guest", "unshare", 1, errno.ENOSPC), ("guest", "prlimit64", 3, errno.EPERM), ("guest", "prctl", 2, errno.EINVAL),
+    ("guest", "capset", 0, errno.EPERM), ("guest", "newfstatat", 0, errno.EIO), ("guest", "landlock_restrict_self", 0, errno.E2BIG), ("guest", "seccomp", 0, errno.EINVAL),
+)  # fmt: skip
+# Those after which all is well, because there is another way, or no need.
+HARMLESS = (("nursery", "clone", 2, errno.EAGAIN), ("guest", "getrandom", 0, errno.ENOSYS))
+# Those that end a launcher which may have said already that it is ready: then another one takes over.
+ENDING = (
+    ("nursery", "capset", 0, errno.EPERM), ("nursery", "seccomp", 0, errno.ENOMEM), ("launcher", "setns", 4, errno.ENOMEM),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound() -> Outcome:
+    outcome = sound_outcome()
+    assert outcome.posture
+    return outcome
+
+
+@pytest.mark.parametrize("case", FATAL, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
+def test_what_holds_a_cell_cannot_be_had_and_nothing_runs(
+    case: tuple[str, str, int, int], sound: Outcome
+) -> None:
+    *call, number = case
+    assert what_comes_of(Fault(Call(*call), number), sound).startswith("LaunchError")
+
+
+@pytest.mark.parametrize("case", HARMLESS, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
+def test_what_has_another_way_leaves_a_whole_cell(
+    case: tuple[str, str, int, int], sound: Outcome
+) -> None:
+    *call, number = case
+    assert what_comes_of(Fault(Call(*call), number), sound) == "a whole cell"
+
+
+@pytest.mark.parametrize("case", ENDING, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
+def test_a_launcher_that_ends_for_it_is_replaced_or_told_of(
+    case: tuple[str, str, int, int], sound: Outcome
+) -> None:
+    *call, number = case
+    what = what_comes_of(Fault(Call(*call), number), sound)
+    assert what == "a whole cell" or what.startswith("Launch")
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EINVAL, errno.ENOMEM])
+def test_a_cell_whose_listener_cannot_be_had_is_not_built(number: int) -> None:
+    with (
+        denying_a_listener(number),
+        Sandbox(policy=policy_named("strict"), pool=0) as box,
+        pytest.raises(LaunchError, match="cannot build a cell: seccomp"),
+    ):
+        box.execute("1")
