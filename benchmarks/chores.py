@@ -12,16 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_LOGS, _LINES, _COMMITS, _SHOWN, _ORDERS, _PEOPLE, _MEETINGS, _SUMS = (
-    12,
-    350,
-    60,
-    20,
-    500,
-    250,
-    40,
-    50,
-)
+_LOGS, _LINES = 12, 350
+_COMMITS, _SHOWN = 60, 20
+_ORDERS, _PEOPLE, _MEETINGS, _SUMS = 500, 250, 60, 50
 _SERVICES = ("auth", "billing", "cart", "mail", "search")
 _ZONES = ("America/New_York", "Asia/Kolkata", "Europe/Berlin", "Europe/London", "Australia/Sydney")
 _CHANCE = 20260101
@@ -219,7 +212,7 @@ known = {{each[end] for each in graph["relations"] for end in ("from", "to")}}
 sum(each["name"] not in known for each in graph["entities"])""",
     ),
     Chore(
-        "which of forty meetings are outside of Tokyo's office hours", _meetings, _at_night,
+        "which of sixty meetings are outside of Tokyo's office hours", _meetings, _at_night,
         ("query a sqlite database", "convert time between time zones"),
         ("sqlite.read_query", "time.convert_time"),
         """\
