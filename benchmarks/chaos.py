@@ -32,7 +32,8 @@ from .stretches import NOTES, Stretch, censuses, more, own_temporary_files, sett
 
 _SEED = 20260102
 _MINUTES, _SMOKE_MINUTES = 1.0, 0.1
-_CHECKPOINT_SECONDS = 120.0
+_CHECKPOINTS = 6
+_WARM_UP_SECONDS = 60.0
 _CALLERS, _SESSIONS = 8, 2
 _REQUESTS = 20  # of a session, at most
 _BETWEEN_SECONDS = 0.5  # two faults, in the mean
@@ -186,14 +187,15 @@ def measure(settings: Settings) -> Report:
 def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, Table]:
     """Have faults, and return what was seen and done; add a row for each checkpoint to `rows`."""
     minutes = settings.minutes or (_SMOKE_MINUTES if settings.smoke else _MINUTES)
-    seconds = min(_CHECKPOINT_SECONDS, minutes * 60)
+    checkpoints = 1 if settings.smoke else _CHECKPOINTS
+    seconds = minutes * 60 / checkpoints
     trail = Path(tempfile.gettempdir(), "cellwright-soak", "audit.jsonl")
     trail.parent.mkdir()
     with _chaos(settings, trail) as (chaos, hitting):
-        _, before = chaos.period(seconds, None)  # what is made once is made now
+        _, before = chaos.period(min(seconds, _WARM_UP_SECONDS), None)  # what is made once is made
         periods: list[Period] = []
         census = before
-        for number in range(1, round(minutes * 60 / seconds) + 1):
+        for number in range(1, checkpoints + 1):
             period, census = chaos.period(seconds, before)
             periods.append(period)
             rows.append(_row(number * seconds / 60, period))

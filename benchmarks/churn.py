@@ -42,8 +42,8 @@ _THREADS = 8
 
 def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
     """Ask sessions, each of which remembers a nonce, while they are closed, crash, or are evicted."""
-    count = settings.amount(1000, 40)
     alive = _SMOKE_ALIVE if settings.smoke else _ALIVE
+    count = max(alive, settings.amount(1000, 40))
     with sandbox(settings, sessions=SessionSettings(alive=alive)) as made:
         _churn(made, alive + _THREADS, alive)
         before = settled(made.settle)
