@@ -1,7 +1,6 @@
 """What of ours is there now: processes, cgroups, mounts, namespaces, descriptors, memory."""
 
 import contextlib
-import gc
 import glob
 import os
 import tempfile
@@ -40,10 +39,10 @@ def count() -> Census:
     ours = os.getpid()
     _trim_heap()
     below = descendants(ours)
-    machinery = machinery_below(ours)
+    machinery, cgroups = machinery_below(ours), _cgroups()
     return Census(
         processes=len(below),
-        cgroups=sum(map(_cgroups_of, (ours, *machinery))),
+        cgroups=_made_by({ours, *machinery}, cgroups),
         mounts=sum(_lines(f"/proc/{pid}/mountinfo") for pid in (ours, *machinery)),
         net_namespaces=len({_namespace(pid) for pid in below}),
         descriptors=sum(len(_listed(f"/proc/{pid}/fd")) for pid in (ours, *machinery)),
@@ -54,7 +53,7 @@ def count() -> Census:
             for name in _listed(place)
         ),
         ipc_objects=_ipc_objects(),
-        dying_cgroups=_dying_cgroups(),
+        dying_cgroups=_dying_cgroups(cgroups),
         memory_mib=_anonymous_bytes(ours) / _MIB,
         launchers_mib=sum(map(_anonymous_bytes, machinery)) / _MIB,
     )
@@ -119,7 +118,6 @@ def private_bytes(pid: int) -> int | None:
 def _trim_heap() -> None:
     """Give back what is free in our heap.  The C library keeps what two hundred threads once needed
     together, up to 20 MiB here, of which 5 MiB are in use, always the same (measured)."""
-    gc.collect()
     with contextlib.suppress(AttributeError):  # another C library than GNU's
         libc.call("malloc_trim", 0)
 
@@ -142,20 +140,43 @@ def cpu_seconds(pids: tuple[int, ...]) -> float:
     return total / _TICKS
 
 
-def _cgroups_of(pid: int) -> int:
-    """Return how many cgroups of cells, and of launchers, the process `pid` has made."""
-    return len(glob.glob(f"/sys/fs/cgroup/**/cellwright-{pid}-*/*/", recursive=True))
+def _cgroups() -> list[str]:
+    """Return the directory of every cgroup of the host."""
+    return list(_directories_below("/sys/fs/cgroup"))
 
 
-def _dying_cgroups() -> int:
+def _directories_below(place: str) -> Iterator[str]:
+    """Yield directories; that of a cgroup has a link for each child, so that leaves need no look."""
+    with contextlib.suppress(OSError):  # it is gone
+        if os.stat(place).st_nlink == 2:
+            return
+        for entry in list(os.scandir(place)):
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.path
+                yield from _directories_below(entry.path)
+
+
+def _made_by(makers: set[int], cgroups: list[str]) -> int:
+    """Return how many of `cgroups` are cells' or launchers' of those processes."""
+    return sum(_maker(os.path.basename(os.path.dirname(path))) in makers for path in cgroups)
+
+
+def _maker(name: str) -> int:
+    """Return the pid in the name of a supervisor's directory."""
+    prefix, _, rest = name.partition("-")
+    number = rest.partition("-")[0]
+    return int(number) if prefix == "cellwright" and number.isdecimal() else 0
+
+
+def _dying_cgroups(cgroups: list[str]) -> int:
     """Count cgroups of the host that are removed and not gone; v1 counts them with the rest."""
     said = dict(line.split() for line in _read("/sys/fs/cgroup/cgroup.stat").splitlines())
     dying = int(said.get("nr_dying_descendants", 0))
     for line in _read("/proc/cgroups").splitlines()[1:]:
-        controller, hierarchy, cgroups, _ = line.split()
-        seen = len(glob.glob(f"/sys/fs/cgroup/{controller}/**/", recursive=True))
-        if hierarchy != "0" and seen:
-            dying += max(0, int(cgroups) - seen)
+        controller, hierarchy, number, _ = line.split()
+        top = os.path.realpath(f"/sys/fs/cgroup/{controller}")
+        if hierarchy != "0" and os.path.isdir(top):
+            dying += max(0, int(number) - 1 - sum(path.startswith(f"{top}/") for path in cgroups))
     return dying
 
 
