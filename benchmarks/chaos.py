@@ -119,10 +119,10 @@ class Chaos:
             for language in languages()
             for _ in range(parked.get(language, OTHER_LANGUAGES_CELLS) + 1)
         ]
+        self._settle()  # what was killed last has died by now
         for call, cells in itertools.product(calls, (self._made, self._shared)):
-            result = cells.execute(call.program("up"), call.language)
-            if not result.ok:
-                self._wrong.append(f"{call.language} does not run again: {result.error}")
+            if why := _why_not(cells, call):
+                self._wrong.append(f"{call.language} does not run again: {why}")
 
     # what is called meanwhile
 
@@ -159,6 +159,15 @@ def _said_again(session: Session, nonce: str, number: int) -> Answer:
     """Have a session say what it was given with its first request."""
     result = session.execute("print(x)" if number else f"x = {nonce!r}; print(x)")
     return Answer(nonce, result.stdout.strip(), result)
+
+
+def _why_not(cells: Sandbox, call: Call) -> str:
+    """Make a call that has to end well; say why it did not."""
+    try:
+        result = cells.execute(call.program("up"), call.language)
+    except CellwrightError as error:
+        return str(error)
+    return "" if result.ok else f"{result.reason}, {result.error}"
 
 
 def _judged(answer: Answer) -> tuple[str, str]:

@@ -29,13 +29,13 @@ def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Str
 
 # Waking up
 
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 3.0  # a census takes less, even on a busy machine
 _MANY_TIMES = 5.0  # as long as one whose cell stood ready
 
 
 def _woken(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
     """Ask, time and again, a sandbox that has been idle for so long that its pool has shrunk."""
-    count = settings.amount(20, 2)
+    count = settings.amount(10, 1)
     wrong: list[str] = []
     ready: list[float] = []
     first: list[float] = []

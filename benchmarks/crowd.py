@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from ..harness.sandbox import Sandbox
+from ..policies.errors import CellwrightError
 from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
 from .callers import WELL, Call, Caller, complaint_about, drawn, of_each, said
@@ -60,8 +61,10 @@ class Crowd:
         with ThreadPoolExecutor(self._size) as threads:
             unkind = [threads.submit(self._plague, number, over) for number in range(hostile)]
             shares = [calls[number::kind] for number in range(kind)]
-            told = list(threads.map(self._make_all, shares))
-            over.set()
+            try:
+                told = list(threads.map(self._make_all, shares))
+            finally:
+                over.set()
             told += [each.result() for each in unkind]
         return [complaint for share in told for complaint in share if complaint]
 
@@ -69,7 +72,10 @@ class Crowd:
         return [self._make(call) for call in calls]
 
     def _make(self, call: Call) -> str:
-        answer = self._caller.make(call)
+        try:
+            answer = self._caller.make(call)
+        except CellwrightError as error:  # nothing was done that would justify one
+            return f"{call.kind.name}, {call.language}: {type(error).__name__}: {error}"
         if answer.result and call == Call(WELL):
             self.waits.append(answer.result.phases.lease)
             self.times.append(answer.result.execution_time)
