@@ -24,6 +24,7 @@ from .stretches import (
 _MIB = 1024 * 1024
 _READY, _MADE = "a cell stood ready", "one was made on demand"
 _TAIL = 5.0
+_MEANING = "Calls come faster than cells are made: who finds none makes its own, the tail of all."
 _WARM_UP = 200  # what is made once is made in the first calls
 
 
@@ -41,7 +42,7 @@ def measure(settings: Settings) -> Report:
         title="What is left",
         tables=(_calls(times), censuses(made)),
         verdicts=tuple(verdict for each in made for verdict in each.verdicts()),
-        notes=NOTES,
+        notes=(_MEANING, *NOTES),
     )
 
 
