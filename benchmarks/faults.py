@@ -76,18 +76,16 @@ class Faults:
 
     def _send(self, pid: int, role: str, number: signal.Signals) -> None:
         pidfd = os.pidfd_open(pid)
-        if pid not in _those(role):  # it ended, and its number may be anybody's by now
-            os.close(pidfd)
-            return
-        signal.pidfd_send_signal(pidfd, number)
-        self.done[number.name, role] += 1
-        if number is signal.SIGSTOP:
-            seconds = self._chance.choice(
-                _STOPPED_SECONDS[:-1] if role == OTHER else _STOPPED_SECONDS
-            )
-            self._stopped.append((time.monotonic() + seconds, pidfd))
-        else:
-            os.close(pidfd)
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, pidfd)
+            if pid not in _those(role):  # it ended, and its number may be anybody's by now
+                return
+            signal.pidfd_send_signal(pidfd, number)
+            self.done[number.name, role] += 1
+            if number is signal.SIGSTOP:
+                seconds = self._chance.choice(_STOPPED_SECONDS[: -1 if role == OTHER else None])
+                self._stopped.append((time.monotonic() + seconds, pidfd))
+                opened.pop_all()
 
     def _remove_cgroup(self) -> None:
         """Remove one as whoever cleans up after others might: an empty one goes."""
