@@ -128,21 +128,28 @@ def main() -> None:
         raise SystemExit(f"these stand elsewhere by now: {', '.join(lost)}")
     wanted = sys.argv[1:]
     chosen = [each for each in MUTATIONS if not wanted or each.layer in wanted]
-    rows = []
+    rows = {} if not wanted else rows_so_far()
     for mutation in chosen:
         by_test, by_payload = mutate(mutation)
-        rows.append(
+        rows[mutation.layer] = (
             f"| {mutation.layer} | `{mutation.file}` | {by_test or 'NOBODY'} | {by_payload or '-'} |"
         )
-        print(rows[-1], flush=True)
-        if not wanted:
-            write(rows)
-    sys.exit(any("NOBODY" in row for row in rows))
+        print(rows[mutation.layer], flush=True)
+        write(rows)
+    sys.exit(any("NOBODY" in rows[each.layer] for each in chosen))
 
 
-def write(rows: list[str]) -> None:
+def rows_so_far() -> dict[str, str]:
+    """Return the rows of the table by their protection: those that are not tried anew stay."""
+    table = _TABLE.search(README.read_text())
+    lines = table[0].splitlines() if table else []
+    return {line[2:].partition(" | ")[0]: line for line in lines if line.startswith("| ")}
+
+
+def write(rows: dict[str, str]) -> None:
     place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
-    table = _HEAD.format(place=place) + "\n".join(rows) + "\n\n"
+    told = [rows[each.layer] for each in MUTATIONS if each.layer in rows]
+    table = _HEAD.format(place=place) + "\n".join(told) + "\n\n"
     README.write_text(_TABLE.sub(lambda _: table, README.read_text()))
 
 
