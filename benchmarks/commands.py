@@ -34,6 +34,8 @@ BENCHMARKS = {
     "languages": "programs in other languages, and sessions in them",
     "fairness": "neighbours, and the order of a queue",
     "leaks": "what is left after ten thousands of calls",
+    "soak": "many callers at once, hostile ones among them, and all there is in abundance",
+    "chaos": "processes are killed and stopped at random while programs run",
     "audit": "what the audit trail costs",
     "daemon": "what it costs to share a pool through a daemon",
     "tools": "what a call of a tool costs",
@@ -60,6 +62,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forks", type=int, metavar="N", help="how old a launcher grows (growth, leaks)"
     )
+    parser.add_argument("--minutes", type=float, metavar="M", help="how long faults go on (chaos)")
     parser.add_argument("--smoke", action="store_true", help="little of everything, ratios only")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where peers-setup installed")
     parser.add_argument("--data", type=Path, metavar="DIR", help="for search and tokens")
@@ -78,8 +81,8 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
     if options.smoke and options.write_readme:
         raise PolicyError("--write-readme: what a smoke run finds is not for documents")
     settings = Settings(
-        policy, options.runs, options.forks, options.smoke, options.peers, options.data,
-        options.model,
+        policy, options.runs, options.forks, options.minutes, options.smoke, options.peers,
+        options.data, options.model,
     )  # fmt: skip
     with _ended_in_order():
         reports = _shown(options) if options.source else _measured_all(options, settings)

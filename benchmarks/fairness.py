@@ -10,21 +10,16 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..harness.sandbox import Sandbox
-from ..policies.policy import MIB, Processes
+from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
 from .measuring import Contender, median, percentile, side_by_side
-from .programs import SUM
+from .programs import NEIGHBOURS, SUM
 from .report import Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
 _CALLERS = 16
 _TARGET = 2.0
 _QUIET = "nobody else"
-_NEIGHBOURS = {
-    "forks": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
-    "floods its output": "import os\nwhile True: os.write(1, b'x' * 65536)",
-    "allocates to its cap": (f"while True:\n    x = [b'x' * {MIB} for _ in range(200)]\n    del x"),
-}
 
 
 def measure(settings: Settings) -> Report:
@@ -81,12 +76,12 @@ def _in_order(order: list[int]) -> Verdict:
 def _beside_neighbours(settings: Settings) -> dict[str, list[float]]:
     """Measure in turns: a while alone, a while beside each neighbour, and over again."""
     rounds, runs = (1, 40) if settings.smoke else (5, 200)
-    times: dict[str, list[float]] = {_QUIET: [], **{name: [] for name in _NEIGHBOURS}}
+    times: dict[str, list[float]] = {_QUIET: [], **{name: [] for name in NEIGHBOURS}}
     with sandbox(settings) as made, _neighbours_sandbox(settings) as theirs:
         call = Contender("", partial(made.execute, SUM.source), made.settle)
         for _ in range(settings.runs or rounds):
             for name in times:
-                with _neighbour(theirs, _NEIGHBOURS.get(name)):
+                with _neighbour(theirs, NEIGHBOURS.get(name)):
                     times[name] += side_by_side([call], runs)[""]
     return times
 
@@ -139,7 +134,7 @@ def _felt(times: dict[str, list[float]], *, smoke: bool) -> list[Verdict]:
     """Judge the tail; in a smoke run only that nobody is starved."""
     limit = 25.0 if smoke else _TARGET
     verdicts = []
-    for name in _NEIGHBOURS:
+    for name in NEIGHBOURS:
         share = _share(times[name])
         ratio = percentile(times[name], share) / percentile(times[_QUIET], share)
         what = f"beside a neighbour that {name}: p{share * 100:.0f} is less than {limit:g} times"

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from ..policies.policy import MIB
+
 
 class Program(NamedTuple):
     name: str
@@ -42,3 +44,19 @@ SUM = Program("1+1", "1+1", "print(1+1)", "2")
 TEXT = Program("20 lines of json and re", _TEXT, _TEXT, "bob 93 391")
 NUMPY = Program("numpy, 100 x 100", _NUMPY, _NUMPY, "333283335000")
 EVERY = (SUM, TEXT, NUMPY)
+
+# What an unkind neighbour does for as long as it may, each within its caps.
+NEIGHBOURS = {
+    "forks": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "floods its output": "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "allocates to its cap": f"while True:\n    x = [b'x' * {MIB} for _ in range(200)]\n    del x",
+}
+MORE_NEIGHBOURS = {
+    "needs more than its cap": f"x = []\nwhile True: x.append(b'x' * {MIB})",
+    "fills its workspace": f"while True: open('f', 'ab').write(b'x' * {MIB})",
+    "is refused, over and over": (
+        "import contextlib, socket\nwhile True:\n"
+        "    with contextlib.suppress(OSError): socket.socket(socket.AF_NETLINK)"
+    ),
+    "burns a processor": "while True: pass",
+}

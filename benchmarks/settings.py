@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     policy: Policy = Policy(name="strict")
     runs: int | None = None
     forks: int | None = None  # how old a launcher grows
+    minutes: float | None = None  # how long faults go on
     smoke: bool = False  # little of everything: ratios mean something, percentiles do not
     peers: Path | None = None  # where peers that are no packages of the host were installed
     data: Path | None = None  # questions and catalogues of tools, for search
@@ -31,17 +32,16 @@ class Settings(NamedTuple):
 
 @contextlib.contextmanager
 def sandbox(
-    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool = True,
+    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool | Path = True,
     sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
 ) -> Iterator[Sandbox]:  # fmt: skip
-    """Give a sandbox that is settled, and whose trail is removed with it."""
+    """Give a sandbox that is settled, and whose trail is removed with it unless `audit` names it."""
     with contextlib.ExitStack() as stack:
         log: AuditLog | bool = False
         if audit:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-bench-"))
-            log = stack.enter_context(
-                AuditLog(path=Path(directory, "audit.jsonl"), max_entries=1000)
-            )
+            path = audit if isinstance(audit, Path) else Path(directory, "audit.jsonl")
+            log = stack.enter_context(AuditLog(path=path, max_entries=1000))
         ready = PoolSettings() if pool is None else pool
         made = stack.enter_context(
             Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .workspace_calls import Wanted
     from .workspaces import Workspaces
 
-_OTHER_LANGUAGES_CELLS = 2
+OTHER_LANGUAGES_CELLS = 2
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
 
 
@@ -149,7 +149,7 @@ def _another(
     interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None], language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language, which fewer cells wait for."""
-    settings = settings._replace(size=min(settings.size, _OTHER_LANGUAGES_CELLS))
+    settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),

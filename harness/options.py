@@ -44,11 +44,14 @@ def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
 
 @contextlib.contextmanager
 def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
-    """Open the trail that was asked for; without one nothing of it is imported."""
+    """Open the trail that was asked for; without one nothing of it is imported.
+
+    It is in its file alone: nobody could ask a command for what it remembers, up to 20 MiB in a daemon.
+    """
     if options.audit is None:
         yield None
         return
     from ..runner.audit.log import AuditLog
 
-    with AuditLog(path=options.audit) as log:
+    with AuditLog(path=options.audit, max_entries=0) as log:
         yield log

@@ -1,23 +1,39 @@
 """Every benchmark measures something on this host; what it measures is not judged here."""
 
+import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from cellwright.benchmarks import commands, fairness, leaks, peers
-from cellwright.benchmarks.census import Census, count
+from cellwright.benchmarks import callers, chaos, commands, fairness, peers, stretches
+from cellwright.benchmarks.census import (
+    GUEST,
+    INIT,
+    KEEPER,
+    LAUNCHER,
+    NURSERY,
+    Census,
+    count,
+    roles_below,
+)
 from cellwright.benchmarks.contestants import AbsentError, Command, Isolation
+from cellwright.benchmarks.faults import Faults
 from cellwright.benchmarks.programs import SUM, TEXT, Program
 from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
+from cellwright.runner import channel
+from cellwright.runner.audit.log import AuditLog
 from tests.conftest import OPTIONAL, ROOT, soon
 
 SETTINGS = Settings(Policy(name="strict", optional_layers=OPTIONAL), runs=2, forks=20, smoke=True)
-LONG = ("throughput", "validation")  # they are in the smoke run of .ci/run
+OF_DAEMONS = (callers.HANGS_UP, callers.OF_A_DAEMON)
+LONG = ("throughput", "validation", "soak", "chaos")  # they are in the smoke run of .ci/run
 pytestmark = pytest.mark.needs("userns")
 
 
@@ -60,29 +76,112 @@ def test_every_peer_that_is_missing_has_a_reason() -> None:
 
 
 def census(**more: int) -> Census:
-    return Census(5, 0, 52, 4, 27, 1, 0, 20.0)._replace(**more)
+    return Census(5, 0, 52, 4, 27, 1, 0, 0, 30, 20.0, 20.0)._replace(**more)
 
 
 def test_what_there_is_more_of_is_a_leak_and_memory_may_breathe() -> None:
-    assert leaks._more(census(), census(memory_mib=24)) == {}
-    assert leaks._more(census(), census(memory_mib=26)) == {"memory_mib": 6}
-    assert leaks._more(census(), census(descriptors=28)) == {"descriptors": 1}
-    assert leaks._more(census(), census(processes=4)) == {}
+    assert stretches.more(census(), census(memory_mib=24, launchers_mib=24)) == {}
+    assert stretches.more(census(), census(memory_mib=26)) == {"memory_mib": 6}
+    assert stretches.more(census(), census(launchers_mib=26)) == {"launchers_mib": 6}
+    assert stretches.more(census(), census(descriptors=28)) == {"descriptors": 1}
+    assert stretches.more(census(), census(ipc_objects=1)) == {"ipc_objects": 1}
+    assert stretches.more(census(), census(processes=4, dying_cgroups=60)) == {}
+    assert stretches.more(census(), census(dying_cgroups=200)) == {"dying_cgroups": 170}
 
 
 def test_a_census_sees_what_is_held() -> None:
+    with sandbox(SETTINGS, pool=0) as made, stretches.own_temporary_files():
+        before = stretches.settled(made.settle)
+        with (
+            open("/dev/null") as _,
+            tempfile.TemporaryDirectory(prefix="cellwright-"),
+            made.session() as session,
+        ):
+            session.execute("1")
+            now = count()
+        held = {"descriptors", "files", "processes", "threads"}
+        assert held <= stretches.more(before, now).keys()
+
+
+def test_a_census_sees_a_shared_memory_segment() -> None:
+    before = count().ipc_objects
+    libc = ctypes.CDLL(None, use_errno=True)
+    segment = libc.shmget(0, 4096, 0o600)
+    assert segment >= 0, os.strerror(ctypes.get_errno())
+    try:
+        assert count().ipc_objects > before
+    finally:
+        libc.shmctl(segment, 0, None)
+
+
+def test_every_process_of_a_sandbox_has_its_role() -> None:
+    with sandbox(SETTINGS, pool=2) as made, made.session() as session:
+        session.execute("1")
+        made.settle()
+        pids = made._supervisor.generation.launcher.pids()
+        roles = dict(map(reversed, roles_below(os.getpid())))  # type: ignore[arg-type]
+        assert [roles[pid] for pid in pids] == [KEEPER, NURSERY, LAUNCHER]
+        assert list(roles.values()).count(GUEST) >= 3
+        assert list(roles.values()).count(INIT) >= 3
+
+
+# Calls whose result is known
+
+
+@pytest.mark.parametrize("language", callers.languages())
+@pytest.mark.parametrize("kind", [each for each in callers.KINDS if each not in OF_DAEMONS])
+def test_a_call_ends_as_its_kind_says_in_every_language(kind: callers.Kind, language: str) -> None:
     with sandbox(SETTINGS, pool=0) as made:
-        before = leaks._settled(made)
-        held = os.open("/dev/null", os.O_RDONLY)
-        assert count(made).descriptors > before.descriptors
-        os.close(held)
+        caller, call = callers.Caller(made, Path("/nowhere")), callers.Call(kind, language)
+        assert callers.complaint_about(call, caller.make(call)) == ""
 
 
-def test_a_wrong_result_is_told() -> None:
-    with sandbox(SETTINGS) as made:
-        kind = leaks.Kind(100, "1 / 0", ("exit",), {})
-        assert "exception" in leaks._call(made, kind, [])
-        assert leaks._call(made, kind._replace(code="1"), []) == ""
+def test_a_wrong_answer_is_told() -> None:
+    call = callers.Call(callers.WELL)
+    with sandbox(SETTINGS, pool=0) as made:
+        answer = callers.Caller(made, Path("/nowhere")).make(call)
+    assert callers.complaint_about(call, answer) == ""
+    assert "wanted other" in callers.complaint_about(call, answer._replace(nonce="other"))
+    assert "exit" in callers.complaint_about(callers.Call(callers.KINDS[0]), answer)
+    assert chaos._judged(answer) == ("exit", "")
+    assert chaos._judged(answer._replace(heard="of another"))[0] == "wrong"
+    assert chaos._judged(answer._replace(heard=""))[0] == "wrong"  # it ended well
+
+
+def test_a_trail_in_which_an_execution_does_not_end_is_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path=path) as log:
+        log.record("execution", "start", execution_id="a")
+        log.record("execution", "ok", execution_id="a")
+        assert stretches.whole("", path).holds
+        log.record("execution", "start", execution_id="b")
+    assert not stretches.whole("", path).holds
+
+
+# Faults
+
+
+@pytest.mark.parametrize("role", [GUEST, INIT, LAUNCHER, NURSERY, KEEPER])
+def test_faults_hit_whom_they_mean(role: str) -> None:
+    with sandbox(SETTINGS):
+        faults = Faults(random.Random(1), Path("/nowhere"))
+        pid = next(pid for each, pid in roles_below(os.getpid()) if each == role)
+        pidfd = os.pidfd_open(pid)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            faults._send(pid, role, number)
+            assert faults.done[number.name, role] == 1
+            faults.release()
+        assert channel.has_news(pidfd, 5)
+        os.close(pidfd)
+
+
+def test_faults_hit_nobody_else() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as bystander, sandbox(SETTINGS):
+        faults = Faults(random.Random(1), Path("/nowhere"))
+        for pid in (bystander.pid, os.getpid(), os.getppid()):
+            faults._send(pid, GUEST, signal.SIGURG)  # which, should it come, nobody minds
+        assert faults.done.total() == 0
+        bystander.kill()
 
 
 def test_an_order_that_is_none_fails() -> None:

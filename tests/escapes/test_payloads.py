@@ -7,6 +7,7 @@ verdict must be one that we are known to end.
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -43,7 +44,14 @@ ENDED = {
 # Those that start other programs, which a profile may not show.
 OF_PROGRAMS = {"LANG-01"}
 PLANTED = ["/", "/etc", "/root", "/home", "/var", "/var/tmp", "/var/lib", "/run", "/opt", "/srv", "/mnt", "/tmp", "/dev/shm", "/usr/local"]  # fmt: skip
-SETTINGS = {"SBXT_INSIDE": "1", "SBXT_TIMEOUT_S": "3", "SBXT_ALLOW_FDS": "[3]"}
+# What payloads may expect, and what of the host they are to recognize if they see it.
+SETTINGS = {
+    "SBXT_INSIDE": "1",
+    "SBXT_TIMEOUT_S": "3",
+    "SBXT_ALLOW_FDS": "[3]",
+    "SBXT_HOST_NODENAME": os.uname().nodename,
+}
+_NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 PORT = 47391
 
 
@@ -104,6 +112,14 @@ def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
         yield box
 
 
+def settings_for(sandbox: Sandbox) -> dict[str, str]:
+    """Return `SETTINGS` with the launcher's namespaces: a cell shares none, not even with it."""
+    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    links = {name: os.readlink(f"/proc/{launcher}/ns/{name}") for name in _NAMESPACES}
+    numbers = {name: re.sub("[^0-9]", "", link) for name, link in links.items()}
+    return {**SETTINGS, "SBXT_HOST_NS": json.dumps(numbers)}
+
+
 def verdict_of(result: SandboxResult, case: str) -> tuple[bool | None, str]:
     """Return (escaped, detail) as the payload reported it; None if it never came to that."""
     lines = [line for line in result.stdout.splitlines() if line.startswith('{"case"')]
@@ -120,7 +136,7 @@ def test_a_payload_stays_inside(
 ) -> None:
     case = payload.name.partition("_")[0]
     timeout = 7.0 if case in ("RES-14", "RES-15") else None
-    header = f"import os; os.environ.update({SETTINGS!r})\n"
+    header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
     result = sandbox.execute(header + payload.read_text(), timeout=timeout)
     escaped, detail = verdict_of(result, case)
     record_property("verdict", f"{escaped} {result.status.value} ({result.reason}) {detail[:120]}")

@@ -13,7 +13,7 @@ import msgspec
 
 from cellwright import Sandbox
 from tests.conftest import policy_named
-from tests.escapes.test_payloads import ATTACKS, SETTINGS, Host, verdict_of
+from tests.escapes.test_payloads import ATTACKS, Host, settings_for, verdict_of
 
 TABLE = Path(__file__).with_name("VERDICTS.md")
 
@@ -27,7 +27,7 @@ def verdicts(profile: str) -> dict[str, str]:
         def run(payload: Path) -> tuple[str, str]:
             case = payload.name.partition("_")[0]
             timeout = 7.0 if case in ("RES-14", "RES-15") else None
-            header = f"import os; os.environ.update({SETTINGS!r})\n"
+            header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
             result = sandbox.execute(header + payload.read_text(), timeout=timeout)
             escaped, _ = verdict_of(result, case)
             if escaped is None:

@@ -1,5 +1,6 @@
 """What sandboxes write into the trail, and what the command line makes of it."""
 
+import argparse
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from cellwright import (
     SandboxConfig,
     verify,
 )
+from cellwright.harness.options import audit_of
 from cellwright.runner.audit.spans import Span, span_of
 from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
 from cellwright.runner.audit.verification import read
@@ -388,3 +390,12 @@ def test_a_trail_under_load_has_one_end_for_every_start(tmp_path: Path) -> None:
             "start",
             "ok",
         ]
+
+
+def test_the_trail_of_a_command_is_in_its_file_and_not_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with audit_of(argparse.Namespace(audit=path)) as log:
+        assert log is not None
+        log.record("execution", "start", execution_id="a")
+        assert log.get_entries() == []
+    assert [entry.action for entry in read(path)] == ["start"]

@@ -1,0 +1,260 @@
+"""Programs run while processes are killed and stopped under them: what holds at every checkpoint."""
+
+import contextlib
+import itertools
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ..harness.local import OTHER_LANGUAGES_CELLS
+from ..harness.sandbox import Sandbox
+from ..harness.session import Session
+from ..policies.errors import CellwrightError, InternalError
+from ..runner.pool import PoolSettings
+from . import faults
+from .callers import WELL, Answer, Call, Caller, drawn, languages
+from .census import Census
+from .daemon import daemon
+from .report import Column, Report, Table, Value, Verdict
+from .settings import Settings, sandbox
+from .stretches import NOTES, Stretch, censuses, more, own_temporary_files, settled, whole
+
+_SEED = 20260102
+_MINUTES, _SMOKE_MINUTES = 1.0, 0.1
+_CHECKPOINTS = 6
+_WARM_UP_SECONDS = 60.0
+_CALLERS, _SESSIONS = 8, 2
+_REQUESTS = 20  # of a session, at most
+_BETWEEN_SECONDS = 0.5  # two faults, in the mean
+_WALL_SECONDS = 5.0
+# Who waits for a cell of a launcher that is stopped gives up after 20 s, for its end after 20 more; a
+# request of which nothing ran is made up to three times.
+_LONGEST_SECONDS = 75.0
+_NAME = "faults at random"
+_MEANING = (
+    f"{_CALLERS} callers of every kind and language, {_SESSIONS} sessions, clients of a daemon.",
+    f"A fault every {_BETWEEN_SECONDS:g} s, to processes and cgroups of the run and no others.",
+    "At a checkpoint who is stopped goes on, every language must run, and a census is taken.",
+)
+
+
+class Period(NamedTuple):
+    """What was seen between two checkpoints, and is there more of at the second one."""
+
+    ends: Counter[str]  # reasons of results, and names of exceptions
+    wrong: list[str]
+    longest: float
+    faults: int
+    left: dict[str, float]
+
+
+class Chaos:
+    """Callers in threads of their own, and faults meanwhile."""
+
+    def __init__(
+        self, made: Sandbox, shared: Sandbox, caller: Caller, hitting: faults.Faults
+    ) -> None:
+        self._made = made
+        self._shared = shared
+        self._caller = caller
+        self._faults = hitting
+        self._chance = random.Random(_SEED)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ends: Counter[str] = Counter()
+        self._wrong: list[str] = []
+        self._longest = 0.0
+
+    def period(self, seconds: float, before: Census | None) -> tuple[Period, Census]:
+        """Have faults for so long; then all must work, and nothing be left."""
+        self._forget()
+        self._over.clear()
+        hits = sum(self._faults.done.values())
+        with ThreadPoolExecutor(_CALLERS + _SESSIONS) as threads:
+            work = [threads.submit(self._call_on) for _ in range(_CALLERS)]
+            work += [threads.submit(self._converse_on) for _ in range(_SESSIONS)]
+            self._hit_until(time.monotonic() + seconds)
+            self._over.set()
+        for each in work:
+            each.result()
+        self._recover()
+        census = settled(self._settle, before)
+        left = more(before, census) if before else {}
+        hits = sum(self._faults.done.values()) - hits
+        return Period(self._ends, self._wrong, self._longest, hits, left), census
+
+    def _hit_until(self, end: float) -> None:
+        try:
+            while time.monotonic() < end:
+                time.sleep(self._chance.expovariate(1 / _BETWEEN_SECONDS))
+                self._faults.hit()
+        finally:
+            self._over.set()
+            self._faults.release()
+
+    def _settle(self) -> None:
+        self._made.settle()
+        self._shared.settle()
+
+    def _recover(self) -> None:
+        """Have every language run in as many cells as may be parked, here and there: no fault is at
+        work any more, so each must, and of those that died while they were parked none is left."""
+        parked = {"python": PoolSettings().size}
+        calls = [
+            Call(WELL, language)
+            for language in languages()
+            for _ in range(parked.get(language, OTHER_LANGUAGES_CELLS) + 1)
+        ]
+        self._settle()  # what was killed last has died by now
+        for call, cells in itertools.product(calls, (self._made, self._shared)):
+            if why := _why_not(cells, call):
+                self._wrong.append(f"{call.language} does not run again: {why}")
+
+    # what is called meanwhile
+
+    def _call_on(self) -> None:
+        chance = random.Random(self._chance.random())
+        while not self._over.is_set():
+            self._note(partial(self._caller.make, drawn(1, chance)[0]))
+
+    def _converse_on(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(CellwrightError), self._made.session() as session:
+                nonce = os.urandom(8).hex()
+                for number in range(_REQUESTS):
+                    if session.lost or self._over.is_set():
+                        break
+                    self._note(partial(_said_again, session, nonce, number))
+
+    def _note(self, make: Callable[[], Answer]) -> None:
+        """Make a call, and note how it ended and whether it could end like that."""
+        began = time.monotonic()
+        try:
+            end, complaint = _judged(make())
+        except CellwrightError as error:
+            end = type(error).__name__
+            complaint = str(error) if isinstance(error, InternalError) else ""
+        with self._lock:
+            self._longest = max(self._longest, time.monotonic() - began)
+            self._ends[end] += 1
+            if complaint:
+                self._wrong.append(complaint)
+
+
+def _said_again(session: Session, nonce: str, number: int) -> Answer:
+    """Have a session say what it was given with its first request."""
+    result = session.execute("print(x)" if number else f"x = {nonce!r}; print(x)")
+    return Answer(nonce, result.stdout.strip(), result)
+
+
+def _why_not(cells: Sandbox, call: Call) -> str:
+    """Make a call that has to end well; say why it did not."""
+    try:
+        result = cells.execute(call.program("up"), call.language)
+    except CellwrightError as error:
+        return str(error)
+    return "" if result.ok else f"{result.reason}, {result.error}"
+
+
+def _judged(answer: Answer) -> tuple[str, str]:
+    """Return how a call ended, and what is wrong with it: whatever was done to its cell, it may have
+    said less than it should, and nothing else."""
+    well = answer.result is not None and answer.result.ok
+    if answer.heard == answer.nonce or (not answer.heard and not well):
+        return answer.result.reason if answer.result else "hung up", ""
+    return "wrong", f"wanted {answer.nonce}, heard {answer.heard[:40]!r}"
+
+
+def measure(settings: Settings) -> Report:
+    """Return verdicts on so many minutes with faults, and what was seen at each checkpoint."""
+    rows: list[tuple[Value, ...]] = []
+    with own_temporary_files():
+        seen, done = _stretch(settings, rows)
+    return Report(
+        name="chaos",
+        title="Faults at random",
+        tables=(_table(rows), done, censuses([seen])),
+        verdicts=seen.verdicts(),
+        notes=(*_MEANING, *NOTES),
+    )
+
+
+def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, Table]:
+    """Have faults, and return what was seen and done; add a row for each checkpoint to `rows`."""
+    minutes = settings.minutes or (_SMOKE_MINUTES if settings.smoke else _MINUTES)
+    checkpoints = 1 if settings.smoke else _CHECKPOINTS
+    seconds = minutes * 60 / checkpoints
+    trail = Path(tempfile.gettempdir(), "cellwright-soak", "audit.jsonl")
+    trail.parent.mkdir()
+    with _chaos(settings, trail) as (chaos, hitting):
+        _, before = chaos.period(min(seconds, _WARM_UP_SECONDS), None)  # what is made once is made
+        periods: list[Period] = []
+        census = before
+        for number in range(1, checkpoints + 1):
+            period, census = chaos.period(seconds, before)
+            periods.append(period)
+            rows.append(_row(number * seconds / 60, period))
+            print(*rows[-1], file=sys.stderr, flush=True)
+    calls = sum(period.ends.total() for period in periods)
+    wrong = [complaint for period in periods for complaint in period.wrong]
+    verdicts = (*_verdicts(periods), whole(_NAME, trail))
+    return Stretch(_NAME, calls, wrong, before, census, verdicts), faults.table(hitting.done)
+
+
+@contextlib.contextmanager
+def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faults]]:
+    short = replace(settings.policy.limits, wall_seconds=_WALL_SECONDS)
+    mine = settings._replace(policy=replace(settings.policy, limits=short))
+    with (
+        daemon(settings) as path,
+        sandbox(mine, audit=trail) as made,
+        Sandbox(connect=path) as shared,
+    ):
+        hitting = faults.Faults(random.Random(_SEED), path)
+        yield Chaos(made, shared, Caller(made, path), hitting), hitting
+
+
+def _verdicts(periods: list[Period]) -> tuple[Verdict, ...]:
+    left = [period.left for period in periods if period.left]
+    longest = max(period.longest for period in periods)
+    return (
+        Verdict(
+            f"{_NAME}: nothing is left at any checkpoint",
+            not left,
+            f"at {len(left)} of {len(periods)}{''.join(f'; {each}' for each in left[:3])}",
+        ),
+        Verdict(
+            f"{_NAME}: every call comes back within {_LONGEST_SECONDS:g} s",
+            longest < _LONGEST_SECONDS,
+            f"longest {longest:.1f} s",
+        ),
+    )
+
+
+def _row(minutes: float, period: Period) -> tuple[Value, ...]:
+    ends = ", ".join(f"{count} {what}" for what, count in period.ends.most_common())
+    left = str(period.left) if period.left else "nothing"
+    return (minutes, period.faults, ends, len(period.wrong), period.longest, left)
+
+
+def _table(rows: list[tuple[Value, ...]]) -> Table:
+    """Return what was seen at each checkpoint."""
+    head = (
+        Column("minutes", 1), Column("faults", 0), Column("calls, by how they ended"),
+        Column("wrong", 0), Column("longest s", 1), Column("left"),
+    )  # fmt: skip
+    return Table(title="At each checkpoint", columns=head, rows=tuple(rows))

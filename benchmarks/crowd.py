@@ -1,0 +1,159 @@
+"""Two hundred callers at once: kind ones and unkind ones, alone and beside hostile neighbours."""
+
+import contextlib
+import os
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from msgspec.structs import replace
+
+from ..harness.sandbox import Sandbox
+from ..policies.errors import CellwrightError
+from ..policies.policy import Processes
+from ..runner.pool import PoolSettings
+from .callers import WELL, Call, Caller, complaint_about, drawn, of_each, said
+from .daemon import daemon
+from .measuring import median, percentile
+from .programs import MORE_NEIGHBOURS, NEIGHBOURS
+from .report import Column, Table, Value, Verdict
+from .settings import Settings, sandbox
+from .stretches import Stretch, settled
+
+_SEED = 20260101
+_CALLERS, _SMOKE_CALLERS = 200, 20
+_CALLS, _SMOKE_CALLS = 10_000, 200
+_ONE_OF = 10  # callers is hostile
+_TIMES_FIRST = 5  # a heap grows to what so many need together, and the more the more do harm
+_STARVED = 3.0  # times the mean wait
+_SLOWER = 2.0  # times the p99 without hostile neighbours
+# A launcher that is replaced meanwhile may live on with cells that wait: that is another stretch.
+_POOL = PoolSettings(queue_seconds=600, cells_per_launcher=10**6)
+_HOSTILE = tuple({**NEIGHBOURS, **MORE_NEIGHBOURS}.values())
+_HOSTILE_SECONDS = 2.0
+_WALL_SECONDS = 120.0  # it takes a shell a while to fill its memory beside 64 others
+_ALONE, _BESIDE = "many at once", "many at once, one in ten hostile"
+
+
+class Crowd:
+    """Callers, each with a thread; remembers what it saw of those of Python that ended well: they stand
+    in one queue and do the same."""
+
+    def __init__(self, made: Sandbox, shared: Sandbox, caller: Caller, size: int) -> None:
+        self._made = made
+        self._shared = shared
+        self._caller = caller
+        self._size = size
+        self.waits: list[float] = []
+        self.times: list[float] = []
+
+    def settle(self) -> None:
+        self._made.settle()
+        self._shared.settle()
+
+    def make(self, calls: list[Call], hostile: int) -> list[str]:
+        """Make `calls`, shared among the threads but for `hostile` ones; return what was wrong."""
+        self.waits.clear()
+        self.times.clear()
+        kind = self._size - hostile
+        over = threading.Event()
+        with ThreadPoolExecutor(self._size) as threads:
+            unkind = [threads.submit(self._plague, number, over) for number in range(hostile)]
+            shares = [calls[number::kind] for number in range(kind)]
+            try:
+                told = list(threads.map(self._make_all, shares))
+            finally:
+                over.set()
+            told += [each.result() for each in unkind]
+        return [complaint for share in told for complaint in share if complaint]
+
+    def _make_all(self, calls: list[Call]) -> list[str]:
+        return [self._make(call) for call in calls]
+
+    def _make(self, call: Call) -> str:
+        try:
+            answer = self._caller.make(call)
+        except CellwrightError as error:  # nothing was done that would justify one
+            return f"{call.kind.name}, {call.language}: {type(error).__name__}: {error}"
+        if answer.result and call == Call(WELL):
+            self.waits.append(answer.result.phases.lease)
+            self.times.append(answer.result.execution_time)
+        return complaint_about(call, answer)
+
+    def _plague(self, number: int, over: threading.Event) -> list[str]:
+        """Run hostile programs, in turn, until all is over; say which could have had its way."""
+        wrong = []
+        while not over.is_set():
+            nonce = os.urandom(8).hex()
+            program = _HOSTILE[number % len(_HOSTILE)]
+            code = f"print({nonce!r}, flush=True)\n{program}"
+            result = self._made.execute(code, timeout=_HOSTILE_SECONDS)
+            if result.stdout[: len(nonce)] not in (nonce, "") or result.ok:
+                wrong.append(f"hostile: {said(result)}")
+            number += 1
+        return wrong
+
+
+def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Stretch]:
+    """Yield one of callers among themselves, and one with hostile ones among them; add to `rows` how
+    long calls waited and took."""
+    with _crowd(settings) as (crowd, size):
+        count = max(size, settings.amount(_CALLS, _SMOKE_CALLS))
+        calls = drawn(count, random.Random(_SEED))
+        tails = []
+        for name, hostile in ((_ALONE, 0), (_BESIDE, size // _ONE_OF)):
+            crowd.make(of_each() + calls[: size * _TIMES_FIRST], hostile)
+            before = settled(crowd.settle)
+            wrong = crowd.make(calls, hostile)
+            rows.append(_row(name, crowd))
+            tails.append(percentile(crowd.times, 0.99))
+            further = () if settings.smoke else (_fair(name, crowd), *_felt(tails))
+            yield Stretch(name, len(calls), wrong, before, settled(crowd.settle, before), further)
+
+
+@contextlib.contextmanager
+def _crowd(settings: Settings) -> Iterator[tuple[Crowd, int]]:
+    size = _SMOKE_CALLERS if settings.smoke else _CALLERS
+    patient = replace(settings.policy.limits, wall_seconds=_WALL_SECONDS)
+    forking = replace(settings.policy, processes=Processes(subprocesses=True), limits=patient)
+    with (
+        daemon(settings) as path,
+        sandbox(settings._replace(policy=forking), _POOL) as made,
+        Sandbox(connect=path) as shared,
+    ):
+        yield Crowd(made, shared, Caller(made, path), size), size
+
+
+def _fair(name: str, crowd: Crowd) -> Verdict:
+    longest, mean = max(crowd.waits), sum(crowd.waits) / len(crowd.waits)
+    return Verdict(
+        f"{name}: nobody waits {_STARVED:g} times as long for a cell as the mean",
+        longest < _STARVED * mean,
+        f"longest {longest:.2f} s, mean {mean:.2f} s",
+    )
+
+
+def _felt(tails: list[float]) -> tuple[Verdict, ...]:
+    if len(tails) < 2:
+        return ()
+    ratio = tails[1] / tails[0]
+    what = f"{_BESIDE}: p99 of the others is less than {_SLOWER:g} times that without"
+    return (Verdict(what, ratio < _SLOWER, f"{ratio:.2f} times"),)
+
+
+def _row(name: str, crowd: Crowd) -> tuple[Value, ...]:
+    mean = sum(crowd.waits) / len(crowd.waits)
+    took = (median(crowd.times), *(percentile(crowd.times, share) for share in (0.9, 0.99)))
+    return (name, len(crowd.times), mean, max(crowd.waits), *took)
+
+
+def table(rows: list[tuple[Value, ...]]) -> Table:
+    """Return how long calls waited and took."""
+    head = ("mean wait s", "longest wait s", "p50 s", "p90 s", "p99 s")
+    return Table(
+        title="Calls of Python that ended well, of many callers at once",
+        columns=(Column("callers"), Column("calls", 0), *(Column(name) for name in head)),
+        rows=tuple(rows),
+        note=f"{_CALLERS} callers; 64 cells may run at once, and so one waits for three that do.",
+    )

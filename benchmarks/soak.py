@@ -1,0 +1,35 @@
+"""Used hard, and for long: whose result each was, who waited, and what is left."""
+
+from itertools import chain
+
+from . import churn, constancy, crowd
+from .report import Column, Report, Table, Value
+from .settings import Settings
+from .stretches import NOTES, censuses, own_temporary_files, told_at_once
+
+
+def measure(settings: Settings) -> Report:
+    """Return verdicts on each way to be used hard, with a census before and after."""
+    crowds: list[tuple[Value, ...]] = []
+    others: list[tuple[Value, ...]] = []
+    with own_temporary_files():
+        made = told_at_once(
+            chain(
+                crowd.stretches(settings, crowds),
+                churn.stretches(settings, others),
+                constancy.stretches(settings, others),
+            )
+        )
+    return Report(
+        name="soak",
+        title="Used hard, and for long",
+        tables=(censuses(made), crowd.table(crowds), _table(others)),
+        verdicts=tuple(verdict for each in made for verdict in each.verdicts()),
+        notes=NOTES,
+    )
+
+
+def _table(rows: list[tuple[Value, ...]]) -> Table:
+    """Return what else was seen."""
+    columns = (Column("of"), Column("what"), Column("seen"))
+    return Table(title="What else was seen", columns=columns, rows=tuple(rows))
