@@ -26,6 +26,7 @@ from .broker import Broker
 from .cells import POOL, Cells
 from .files import Exported, read_tool, write_tool
 from .finding import ToolSearch
+from .hygiene import Filter
 from .making import draft
 from .performing import Performer, check_arguments
 from .program import program_of_call
@@ -47,9 +48,10 @@ class ToolFactory(Closing):
     Their cells have the permissions that each was made with, none unless told, under the profile
     `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
     Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
-    tools may replace and remove his own.  `rules`, `vault` and `approve` are those of its `broker`,
-    which every call takes.  `pool` cells wait for each set of permissions; `optional_layers` they
-    may do without, if no `sandbox` says.  What is not given is made, and closed by `close`.
+    tools may replace and remove his own.  `rules`, `vault`, `approve` and `filters` are those of its
+    `broker`, which every call takes.  `pool` cells wait for each set of permissions;
+    `optional_layers` they may do without, if no `sandbox` says.  What is not given is made, and
+    closed by `close`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ToolFactory(Closing):
         rules: Tools = _UNBOUNDED,
         vault: Vault | None = None,
         approve: Approve = nobody,
+        filters: Sequence[Filter] = (),
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
     ) -> None:
@@ -70,7 +73,9 @@ class ToolFactory(Closing):
         self._cells = Cells(sandbox, pool, optional_layers)
         audit = self._cells.audit
         self._stock = Stock(self.registry)
-        self.broker = Broker(self._stock, rules=rules, vault=vault, approve=approve, audit=audit)
+        self.broker = Broker(
+            self._stock, rules=rules, vault=vault, approve=approve, filters=filters, audit=audit
+        )
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
         self._performer = Performer(self._cells, self.broker, self._caller)
         self._stock.performer = self._performer

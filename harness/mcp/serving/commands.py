@@ -15,6 +15,7 @@ from ...options import RAN, audit_of
 from ...sandbox import Sandbox
 from ...terminal import harmless
 from ...tools.decorator import is_marked
+from ...tools.hygiene import RedactSecrets
 from ...tools.registry import ToolRegistry
 from ...tools.runs import Runs
 from ..commands import add_file, opened
@@ -55,6 +56,9 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
         help="Python of yours, which runs on the host: its functions marked @tool are offered",
     )  # fmt: skip
     add_file(parser)
+    parser.add_argument(
+        "--redact", action="store_true", help="take what looks like a secret out of tools' results"
+    )
     usual = Limits()
     parser.add_argument(
         "--sessions", type=int, default=usual.of_all, metavar="N", help="that are open at once"
@@ -98,7 +102,8 @@ def _workshops(
     ):
         for file in options.tools:
             _register(registry, file)
-        workshops = Workshops(ceiling, registry, approver(runs), limits)
+        filters = (RedactSecrets(),) if options.redact else ()
+        workshops = Workshops(ceiling, registry, approver(runs), limits, filters)
         with _upstream(options, registry), contextlib.closing(workshops):
             yield workshops, runs
 

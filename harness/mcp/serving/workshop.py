@@ -1,7 +1,7 @@
 """What stands behind what clients see: cells, the tools that can be called, and who makes more."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ....policies.errors import PolicyError
@@ -10,6 +10,7 @@ from ...sandbox import Sandbox
 from ...tools.approval import Approve
 from ...tools.broker import Broker, Catalogue
 from ...tools.factory import ToolFactory
+from ...tools.hygiene import Filter
 from ...tools.meter import Meter
 from ...tools.registry import ToolRegistry
 from ...tools.spec import Caller
@@ -49,12 +50,14 @@ class Workshops:
     """
 
     def __init__(
-        self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: Limits
-    ) -> None:
+        self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: Limits,
+        filters: Sequence[Filter] = (),
+    ) -> None:  # fmt: skip
         self.ceiling = ceiling
         self.registry = registry
         self._approve = approve
         self._limits = limits
+        self._filters = filters
         self._lock = threading.Lock()
         self._made: dict[str, Workshop] = {}
         self._closed = False
@@ -70,8 +73,9 @@ class Workshops:
 
     def _make(self, client: str) -> Workshop:
         factory = ToolFactory(
-            self.ceiling, self.registry, maker=f"mcp {client}", approve=self._approve
-        )
+            self.ceiling, self.registry, maker=f"mcp {client}", approve=self._approve,
+            filters=self._filters,
+        )  # fmt: skip
         try:
             sandbox = self.ceiling.sibling(
                 self.ceiling.policy,
