@@ -21,6 +21,7 @@ from tests.harness.mcp.serving.test_definitions import NAMES
 
 pytestmark = [pytest.mark.needs("inspector", "userns"), pytest.mark.slow]
 TOKEN = "a-token-of-the-inspectors"
+_PATIENCE = str(BOUND_SECONDS * 1000)  # milliseconds; it has 15 s else, which a busy host may need
 
 
 def inspect(home: Path, *words: str) -> Any:
@@ -29,7 +30,7 @@ def inspect(home: Path, *words: str) -> Any:
     path = f"{os.path.dirname(node)}:{os.environ['PATH']}"
     env = environment() | {"PATH": path, "HOME": str(home)}
     done = subprocess.run(
-        [node, str(INSPECTOR), "--cli", *words], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+        [node, str(INSPECTOR), "--cli", "--connect-timeout", _PATIENCE, *words], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
