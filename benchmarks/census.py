@@ -13,6 +13,7 @@ from ..runner.kernel import libc
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024
+_M_ARENA_MAX = -8  # malloc.h
 
 
 class Census(NamedTuple):
@@ -115,10 +116,20 @@ def private_bytes(pid: int) -> int | None:
     return sum(private) * 1024 if private else None
 
 
-def _trim_heap() -> None:
-    """Give back what is free in our heap.  The C library keeps what two hundred threads once needed
-    together, up to 20 MiB here, of which 5 MiB are in use, always the same (measured)."""
+def use_one_heap() -> None:
+    """Have all threads of this process allocate from one heap from now on.
+
+    The C library gives threads eight heaps a processor, and keeps what each once needed: two hundred
+    threads beside hostile programs leave 37 to 50 MiB resident, of which 13 are in use, always the
+    same; with one heap it is 24 (measured).
+    """
     with contextlib.suppress(AttributeError):  # another C library than GNU's
+        libc.call("mallopt", _M_ARENA_MAX, 1)
+
+
+def _trim_heap() -> None:
+    """Give back what is free in our heap."""
+    with contextlib.suppress(AttributeError):
         libc.call("malloc_trim", 0)
 
 

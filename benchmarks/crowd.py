@@ -14,6 +14,7 @@ from ..policies.errors import CellwrightError
 from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
 from .callers import WELL, Call, Caller, complaint_about, drawn, of_each, said
+from .census import use_one_heap
 from .daemon import daemon
 from .measuring import median, percentile
 from .programs import MORE_NEIGHBOURS, NEIGHBOURS
@@ -98,6 +99,7 @@ class Crowd:
 def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Stretch]:
     """Yield one of callers among themselves, and one with hostile ones among them; add to `rows` how
     long calls waited and took."""
+    use_one_heap()
     with _crowd(settings) as (crowd, size):
         count = max(size, settings.amount(_CALLS, _SMOKE_CALLS))
         calls = drawn(count, random.Random(_SEED))
