@@ -53,10 +53,7 @@ class Connection:
     def __init__(self, client: Client, link: Link) -> None:
         self._client = client
         self.link = link
-
-    @property
-    def protocol(self) -> str:
-        return self._client.protocol_version
+        self.protocol = client.protocol_version  # the client forgets it, and others ask at any time
 
     @property
     def tells_changes(self) -> bool:

@@ -11,7 +11,7 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
-from ..tools.vault import Vault
+from ..tools.vault import Redaction, Vault
 from .config import ServerConfig
 from .peers import Peer
 from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
@@ -38,12 +38,17 @@ class Link:
         self.patient = False  # it has done nothing wrong, and may end by itself
         self._tail = tail or Tail()
 
+    def clean(self, text: str) -> str:
+        """Return what was said without the credentials of the connection."""
+        return Redaction(self.secrets).text(text) if self.secrets else text
+
     @property
     def why(self) -> str:
         """Return why it ended, in the server's last words if it had any."""
         said = self._tail.text
-        last = said.strip().rpartition("\n")[2][-300:]
-        words = f"{self.sieve.why}, after {last!a}" if last else self.sieve.why
+        last = self.clean(said.strip().rpartition("\n")[2])[-300:]  # or a part of one would stay
+        why = self.clean(self.sieve.why)
+        words = f"{why}, after {last!a}" if last else why
         no_network = self.in_cell and any(each in said for each in _NO_NETWORK)
         return f"{words}; cells have no network" if no_network else words
 

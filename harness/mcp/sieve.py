@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 from mcp.client._transport import ReadStream, WriteStream
+from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCRequest, JSONRPCResponse
 
@@ -73,9 +74,11 @@ class Sieve:
 
     def _sifted(self, received: SessionMessage) -> SessionMessage:
         message = received.message
-        if isinstance(message, JSONRPCResponse) and message.id in self._listings:
-            self._listings.discard(message.id)
-            message.result = _page(message.result)
+        if isinstance(message, JSONRPCResponse):
+            id = coerce_request_id(message.id)  # the session takes "7" for 7, and so do we
+            is_listing = id in self._listings
+            self._listings.discard(id)
+            message.result = _page(message.result) if is_listing else _unmarked(message.result)
         return received
 
     async def aclose(self) -> None:
@@ -134,7 +137,7 @@ def _page(result: dict[str, Any]) -> dict[str, Any]:
     """Return a page of tools for the session; what can be a tool, and why others cannot, in `_meta`."""
     tools = result.get("tools")
     if not isinstance(tools, list):
-        return result  # the session says what is wrong
+        return _unmarked(result)  # the session says what is wrong
     good: list[Definition] = []
     dropped: list[str] = []
     for each in tools[:_MOST_IN_A_PAGE]:
@@ -151,6 +154,14 @@ def _page(result: dict[str, Any]) -> dict[str, Any]:
         "tools": [_for_session(each) for each in good],
         "_meta": {**(meta or {}), DEFINITIONS: [[each.said for each in good], dropped]},
     }
+
+
+def _unmarked(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is no page as it is; that there are definitions in it, nobody but we can say."""
+    meta = result.get("_meta")
+    if not isinstance(meta, dict) or DEFINITIONS not in meta:
+        return result
+    return {**result, "_meta": {key: each for key, each in meta.items() if key != DEFINITIONS}}
 
 
 def _for_session(definition: Definition) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mcp.types import CallToolResult
 from pydantic import ValidationError
 
 from ...policies.errors import CellwrightError, ToolFailed, ToolResultInvalid
-from ..tools.vault import Redaction, Vault
+from ..tools.vault import Vault
 from .config import ServerConfig
 from .connection import Connection, Elicit, Listing, Progress, client_over
 from .definitions import shown
@@ -149,7 +149,7 @@ class Upstream:
         except Exception as error:  # noqa: BLE001 - as above
             if not started:
                 why = link.why if link and link.sieve.why else ""
-                raise ToolFailed(f"{_words(error)}{': ' if why else ''}{why}") from None
+                raise ToolFailed(f"{_words(error, link)}{': ' if why else ''}{why}") from None
         finally:
             self.connection = None
             if started and not self._stop.is_set():
@@ -187,7 +187,8 @@ class Upstream:
                 with anyio.fail_after(self.config.connect_timeout):
                     await self._list(connection)
             except Exception as error:  # noqa: BLE001 - as above
-                connection.link.sieve.end(f"its tools changed: {_words(error)}")
+                words = _words(error, connection.link)
+                connection.link.sieve.end(f"its tools changed: {words}")
 
     async def _list(self, connection: Connection) -> None:
         await self._means.listed(self.config, await connection.list_tools())
@@ -202,7 +203,7 @@ class Upstream:
 
     def _told(self, error: Exception, link: Link) -> Exception:
         """Return what a caller is told: in clean words, without what only we know."""
-        words = Redaction(link.secrets).text(_words(error)) if link.secrets else _words(error)
+        words = _words(error, link)
         if isinstance(_leaf(error), ValidationError):
             return ToolResultInvalid(f"{self.config.name} broke the protocol: {words}")
         if link.sieve.ended.is_set():
@@ -221,7 +222,7 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-def _words(error: BaseException) -> str:
+def _words(error: BaseException, link: Link | None = None) -> str:
     """Return what went wrong in one line, of which a server may have written every word."""
     leaf = _leaf(error)
     if isinstance(leaf, ValidationError):
@@ -231,4 +232,5 @@ def _words(error: BaseException) -> str:
     said = leaf.error.message if isinstance(leaf, MCPError) else str(leaf)
     if isinstance(leaf, CellwrightError):
         said = leaf.what
-    return shown(" ".join(said.split()))[:_LONGEST_WORDS] or type(leaf).__name__
+    said = shown(" ".join(said.split()))
+    return (link.clean(said) if link else said)[:_LONGEST_WORDS] or type(leaf).__name__

@@ -21,6 +21,10 @@ def send(message):
 
 
 def answer(request, result):
+    if MODE == "text_ids":
+        request["id"] = str(request["id"])
+        hidden = {"name": "hid\u200bden", "inputSchema": {"type": "object"}}
+        result["_meta"] = {"cellwright/definitions": [[hidden], []]}
     send({"id": request["id"], "result": result})
 
 
@@ -80,6 +84,10 @@ def call(request):
         return text(json.dumps([os.getpid(), os.getcwd(), os.path.exists("/etc/shadow")]))
     if name == "die":
         sys.stderr.write("Traceback\nit is broken\n")
+        sys.stderr.flush()
+        os._exit(3)
+    if name == "confess":
+        sys.stderr.write(f"no account for {os.environ['KEY']}{'!' * given['more']}\n")
         sys.stderr.flush()
         os._exit(3)
     if name == "hang":
@@ -155,6 +163,9 @@ def call(request):
 def main():
     with open(STATE / "starts", "ab") as starts:
         starts.write(b".")
+    if MODE == "confess":
+        sys.stderr.write(f"no account for {os.environ['KEY']}\n")
+        sys.exit(1)
     if MODE == "exit":
         sys.stderr.write("no such database\n")
         sys.exit(1)

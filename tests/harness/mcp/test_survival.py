@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from cellwright import Vault
 from cellwright.policies.errors import ToolDenied, ToolFailed, ToolNotFound, ToolResultInvalid
 from tests.conftest import soon
 
 from .conftest import Serve, processes_of, tool
 
+SECRET = "not-for-programs"
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -45,6 +47,23 @@ def test_a_server_that_dies_in_a_call_is_told_with_its_last_words_and_started_ag
         fake.call("die")
     assert fake.call("echo") == "{}"
     assert fake.starts == 2
+
+
+@pytest.mark.parametrize("more", [0, 290])  # then what is kept begins within it
+def test_last_words_are_told_without_credentials(serve: Serve, more: int) -> None:
+    fake = serve("confess", env={"KEY": "${vault:KEY}"}, vault=Vault({"KEY": SECRET}))
+    with pytest.raises(ToolFailed, match="closed the connection, after '") as told:
+        fake.call("confess", more=more)
+    assert SECRET[-8:] not in str(told.value)
+    assert SECRET[-8:] not in fake.servers.status()[0].error
+
+
+def test_why_a_server_did_not_start_is_told_without_credentials(serve: Serve) -> None:
+    fake = serve(mode="confess", env={"KEY": "${vault:KEY}"}, vault=Vault({"KEY": SECRET}))
+    with pytest.raises(ToolFailed, match="no account for") as told:
+        fake.call("echo")
+    assert SECRET not in str(told.value)
+    assert SECRET not in fake.servers.status()[0].error
 
 
 def test_a_killed_server_is_reaped_and_started_again(serve: Serve) -> None:
@@ -212,6 +231,12 @@ def test_what_is_no_message_is_skipped(serve: Serve) -> None:
 
 def test_answers_with_other_ids_are_nobodys(serve: Serve) -> None:
     assert serve("wrong_id").call("wrong_id") == "for you"
+
+
+def test_no_list_goes_past_the_sieve_by_the_way_its_id_is_written(serve: Serve) -> None:
+    fake = serve("echo", mode="text_ids")
+    assert [spec.function for spec in fake.servers.list_tools()] == ["echo"]
+    assert fake.call("echo") == "{}"
 
 
 def test_a_server_of_another_protocol_is_refused(serve: Serve) -> None:
