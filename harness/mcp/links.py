@@ -126,10 +126,17 @@ def _filled(values: Mapping[str, str], vault: Vault) -> tuple[dict[str, str], tu
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Answers of bounded length; those that are streams of events have a limit to each event."""
+    """Answers of bounded length; those that are streams of events have a limit to each event.
+
+    They are not compressed: a few hundred kilobytes would unfold to gigabytes behind the bound.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await response.aclose()
+            raise httpx2.DecodingError("it sent a compressed answer", request=request)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             response.stream = _Short(response.stream)
         return response

@@ -1,12 +1,14 @@
 """Servers of the SDK, in both eras, over pipes and over HTTP on loopback."""
 
+import gzip
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -153,6 +155,41 @@ def test_a_credential_reaches_the_server_and_no_program(address: str, tmp_path: 
         assert broker.call("sdk.header", {"name": "x-key"}) == {"result": "Bearer [credential]"}
         assert broker.call("sdk.header", {"name": "host"})["result"] in address
         assert SECRET not in repr(servers.status()) + repr(servers.configs)
+
+
+class _Compressing(BaseHTTPRequestHandler):
+    """Answers every request with a megabyte of spaces, as small as they can be."""
+
+    asked: ClassVar[list[str | None]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.asked.append(self.headers["accept-encoding"])
+        body = gzip.compress(b" " * 1_000_000)
+        self.send_response(200)
+        for name, value in (("type", "application/json"), ("encoding", "gzip"), ("length", len(body))):
+            self.send_header(f"content-{name}", str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_nothing_compressed_is_unfolded(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Compressing) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        given = {"mcpServers": {"sdk": {"url": f"http://127.0.0.1:{http.server_port}/mcp"}}}
+        try:
+            with (
+                McpServers(given, pins=tmp_path / "pins") as servers,
+                pytest.raises(ToolFailed, match="it sent a compressed answer"),
+            ):
+                servers.check("sdk")
+        finally:
+            http.shutdown()
+            thread.join()
+    assert set(_Compressing.asked) == {"identity"}
 
 
 def test_a_server_that_does_not_listen_is_told(tmp_path: Path) -> None:
