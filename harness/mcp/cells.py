@@ -16,6 +16,7 @@ from .config import ServerConfig
 PROFILE = "server"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
+_OF_A_BASE = ("bin", "lib", "lib64")
 _GRACE_SECONDS = 2.0  # to exit after its input ended
 
 
@@ -97,17 +98,34 @@ def _needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
     environment = Path(command).parent.parent
     if not (environment / "pyvenv.cfg").is_file():
         return (command,)
-    base = _base_of(environment)
-    return (str(environment), *((base,) if base not in ("", "/usr", "/usr/local") else ()))
+    return (str(environment), *_base_of(environment))
 
 
-def _base_of(environment: Path) -> str:
-    """Return the prefix of the Python that an environment belongs to (PEP 405: `home` is its bin)."""
+def _base_of(environment: Path) -> tuple[str, ...]:
+    """Return where the Python that an environment was made from has its programs and libraries.
+
+    The folder around them is not shown: it may be /, or somebody's home with all that is in it.
+    """
+    home = _home_of(environment)
+    programs = {home, home.resolve(), (environment / "bin" / "python").resolve().parent}
+    places = [each.parent / name for each in programs if each.name == "bin" for name in _OF_A_BASE]
+    return tuple(sorted(str(each) for each in places if _has_to_be_shown(each, environment)))
+
+
+def _has_to_be_shown(place: Path, environment: Path) -> bool:
+    """Tell whether a cell that sees an environment, and the host's own programs, lacks a folder."""
+    real = place.resolve()
+    seen = any(real.is_relative_to(each) for each in ("/usr", environment.resolve()))
+    return place.is_absolute() and place.is_dir() and not seen
+
+
+def _home_of(environment: Path) -> Path:
+    """Return where the Python lies that an environment was made from (PEP 405)."""
     for line in (environment / "pyvenv.cfg").read_text().splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "home":
-            return str(Path(value.strip()).parent)
-    return ""
+            return Path(value.strip())
+    return environment / "bin"
 
 
 def _together(*paths: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cellwright import Sandbox, ToolFactory, ToolRegistry
+from cellwright.harness.mcp.cells import policy_of
+from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
 from cellwright.harness.mcp.servers import McpServers
 from cellwright.harness.tools.broker import Broker
@@ -25,6 +28,7 @@ from cellwright.policies.errors import (
     ToolFailed,
     ToolNotFound,
 )
+from cellwright.policies.loading import load_policy
 from cellwright.policies.tools import ToolRule, Tools
 from cellwright.runner.audit.log import AuditLog
 from tests.conftest import ROOT, policy_named
@@ -149,6 +153,44 @@ def in_a_cell(serve: Serve, *tools: Any, **said: Any) -> Fake:
     fake.servers = fake.again()
     fake.broker = Broker(fake.servers)
     return fake
+
+
+def test_of_the_python_of_an_environment_no_more_is_shown_than_that(tmp_path: Path) -> None:
+    """Some are made from one in ~/bin or ~/.local/bin, or in /bin: a link on most hosts."""
+    owner, environment = tmp_path / "ann", tmp_path / "environment"
+    for folder in (owner / "bin", owner / "lib", owner / ".ssh", environment / "bin"):
+        folder.mkdir(parents=True)
+    (owner / "bin" / "python3").touch()
+    (environment / "bin" / "python").symlink_to(owner / "bin" / "python3")
+
+    def added(home: Path) -> set[str]:
+        (environment / "pyvenv.cfg").write_text(f"home = {home}\n")
+        command = str(environment / "bin" / "server")
+        shown = policy_of(ServerConfig(name="fake", command=command), command)
+        return {*shown.processes.execute} - {*load_policy("server").processes.execute}
+
+    known = {str(environment), str(owner / "bin"), str(owner / "lib")}
+    assert added(owner / "bin") == known
+    assert added(Path("/bin")) == known
+    assert added(Path("bin")) == known
+    (owner / "bin").rename(owner / "programs")
+    (environment / "bin" / "python").unlink()
+    (environment / "bin" / "python").symlink_to(owner / "programs" / "python3")
+    assert added(owner / "programs") == {str(environment)}
+
+
+@pytest.mark.needs("cgroup")
+def test_a_server_of_an_environment_runs_in_a_cell(serve: Serve, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    cell = in_a_cell(serve, "where")
+    cell.given |= {"command": str(environment / "bin" / "python"), "execute": []}
+    for path in (tmp_path, environment, *environment.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755)
+    cell.servers.close()
+    cell.servers = cell.again()
+    assert json.loads(Broker(cell.servers).call("fake.where", {}))[1:] == ["/workspace", False]
 
 
 @pytest.mark.parametrize("command", ["npx", "/usr/bin/uvx", "docker"])

@@ -167,7 +167,11 @@ class _Compressing(BaseHTTPRequestHandler):
         self.asked.append(self.headers["accept-encoding"])
         body = gzip.compress(b" " * 1_000_000)
         self.send_response(200)
-        for name, value in (("type", "application/json"), ("encoding", "gzip"), ("length", len(body))):
+        for name, value in (
+            ("type", "application/json"),
+            ("encoding", "gzip"),
+            ("length", len(body)),
+        ):
             self.send_header(f"content-{name}", str(value))
         self.end_headers()
         self.wfile.write(body)
