@@ -25,14 +25,14 @@ class Gate:
     def room_for(self, owner: Owner) -> Iterator[None]:
         """Count a request meanwhile; raises MCPError if it is one too many."""
         with self._lock:
-            if self._inside[owner.id] >= self._most_of_one:
+            if self._inside[owner.client] >= self._most_of_one:  # in all of its conversations
                 raise MCPError(BUSY, f"{self._most_of_one} requests of this client are at work")
             if self._inside.total() >= self._most:
                 raise MCPError(BUSY, "too many requests are at work")
-            self._inside[owner.id] += 1
+            self._inside[owner.client] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._inside[owner.id] -= 1
+                self._inside[owner.client] -= 1
                 self._inside += Counter()  # forgets who has none

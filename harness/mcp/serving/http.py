@@ -95,10 +95,10 @@ def _header(scope: Scope, name: bytes) -> str:
 
 def _length(scope: Scope) -> int:
     """Return how long a body is; one that does not say may be as long as any."""
-    told = _header(scope, b"content-length")
-    if told.isdigit():
-        return min(int(told), LINE_BYTES)  # a longer one is refused before it is read
-    return LINE_BYTES if _header(scope, b"transfer-encoding") else 0
+    told = [value for key, value in scope["headers"] if key == b"content-length"]
+    if any(key == b"transfer-encoding" for key, _ in scope["headers"]):  # that counts, with both
+        return LINE_BYTES
+    return min(int(told[0]), LINE_BYTES) if told else 0  # a longer one is refused before it is read
 
 
 def app_of(
@@ -122,6 +122,7 @@ async def serve_http(app: App, listener: socket.socket, ending: anyio.Event) -> 
     config = uvicorn.Config(
         app, log_config=None, access_log=False, limit_concurrency=_MOST_CONNECTIONS, ws="none",
         timeout_graceful_shutdown=1, lifespan="on", server_header=False,
+        http="h11",  # whatever else is installed: its headers are bounded
     )  # fmt: skip
     server = _Server(config)
 

@@ -23,6 +23,11 @@ class Limits(NamedTuple):
     idle_seconds: float = 1800.0
 
     @property
+    def of_a_client(self) -> int:
+        """Return how many there are in all of its conversations: some are left for others."""
+        return max(self.of_one, self.of_all * 3 // 4)
+
+    @property
     def settings(self) -> SessionSettings:
         """Return them for a sandbox, which would end the oldest of somebody else where we refuse."""
         return SessionSettings(alive=self.of_all + 1, idle_seconds=self.idle_seconds)
@@ -54,8 +59,11 @@ class OwnedSessions:
         with self._lock:
             self._forget_the_lost()
             all_owners = [key[0] for key in self._open] + list(self._opening.values())
+            clients = [each.partition("/")[0] for each in all_owners]
             if all_owners.count(owner.id) >= self._limits.of_one:
                 raise BusyError(f"{self._limits.of_one} sessions are open already", "close one")
+            if clients.count(owner.client) >= (most := self._limits.of_a_client):
+                raise BusyError(f"{most} sessions of this client are open already", "close one")
             if len(all_owners) >= self._limits.of_all:
                 raise BusyError(f"{self._limits.of_all} sessions of all clients are open already")
             id = secrets.token_hex(_ID_BYTES)  # where there is no handshake it is all that is known

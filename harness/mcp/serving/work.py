@@ -10,13 +10,14 @@ from anyio import CapacityLimiter, from_thread, to_thread
 
 from ....runner.capture import OnOutput
 from ...terminal import harmless
-from .owners import Context
+from .owners import Context, owner_of
 
 T = TypeVar("T")
 GONE = "cellwright.gone"  # in the scope of an HTTP request: an event, set once nobody listens
-_AT_ONCE = 64
+_AT_ONCE, _AT_ONCE_OF_ONE = 64, 48
 _UNSENT = 64  # pieces of progress that a client has not taken: what is more is left out
 _MESSAGE_CHARACTERS = 4096
+_TAKING_SECONDS = 5.0  # that a client has for the rest of the progress, once there is a result
 
 
 class Line(NamedTuple):
@@ -28,10 +29,12 @@ class Line(NamedTuple):
 
 
 class Desk:
-    """Does blocking work, so many pieces at a time, the rest in the order in which they came."""
+    """Does blocking work, so many pieces at a time, the rest in the order in which they came; one
+    client never has all the turns."""
 
     def __init__(self) -> None:
         self._turns = CapacityLimiter(_AT_ONCE)
+        self._turns_of_one: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
 
     async def do(self, context: Context, work: Callable[[Line], T]) -> T:
         """Return what `work` returns, or raise what it raises; it has ended when this has.
@@ -39,7 +42,7 @@ class Desk:
         It is told to end if the request is cancelled, or if whoever made it is gone: no answer is
         ever sent a second time, so nobody could be told what came of it.
         """
-        async with self._turns:
+        async with self._of_one(owner_of(context).client), self._turns:
             stop = os.eventfd(0, os.EFD_CLOEXEC)
             try:
                 value, error = await _attended(context, work, stop)
@@ -48,6 +51,9 @@ class Desk:
         if error:
             raise error
         return cast("T", value)
+
+    def _of_one(self, client: str) -> CapacityLimiter:
+        return self._turns_of_one.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
 
 
 async def _attended(
@@ -129,6 +135,7 @@ class Progress:
             self._done.set()
 
     async def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all is sent, but not for who does not take it: others wait for this turn."""
         self._sending.close()
-        await self._done.wait()
+        with anyio.move_on_after(_TAKING_SECONDS):
+            await self._done.wait()

@@ -2,19 +2,23 @@
 
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 from mcp import MCPError
 
 from cellwright import Sandbox
+from cellwright.harness.mcp.serving import work
 from cellwright.harness.mcp.serving.gate import BUSY, Gate
 from cellwright.harness.mcp.serving.http import _length
 from cellwright.harness.mcp.serving.owners import CLIENT, PIPE, Owner, owner_of
 from cellwright.harness.mcp.serving.pipes import LINE_BYTES
 from cellwright.harness.mcp.serving.sessions import Limits, OwnedSessions
 from cellwright.harness.mcp.serving.weights import Weights
+from cellwright.harness.mcp.serving.work import GONE, Desk, Line
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import ROOT, policy_named, soon
 
@@ -33,6 +37,70 @@ def test_requests_are_let_in_while_there_is_room() -> None:
             pass
     with gate.room_for(ANN), gate.room_for(ANN):
         pass
+
+
+def test_who_has_many_conversations_has_no_more_room() -> None:
+    first, second, third = (Owner("ann", f"ann/{number}") for number in range(3))
+    gate = Gate(most=3, most_of_one=2)
+    with gate.room_for(first), gate.room_for(second):
+        with pytest.raises(MCPError, match="of this client"), gate.room_for(third):
+            pass
+        with gate.room_for(BOB):
+            pass
+
+
+class Silent:
+    """A client that takes none of its progress."""
+
+    async def report_progress(self, *_: object) -> None:
+        await anyio.sleep_forever()
+
+
+def asking(client: str) -> Any:
+    scope = {CLIENT: client, GONE: anyio.Event()}
+    return SimpleNamespace(
+        request=SimpleNamespace(scope=scope, headers={}), protocol_version="2026-07-28",
+        meta={"progress_token": 1}, session=Silent(),
+    )  # fmt: skip
+
+
+def test_who_does_not_take_its_progress_gives_its_turn_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work, "_TAKING_SECONDS", 0.01)
+
+    def tell(line: Line) -> str:
+        assert line.on_output
+        line.on_output("stdout", b"words")
+        return "done"
+
+    async def call() -> str:
+        with anyio.fail_after(30):
+            return await Desk().do(asking("ann"), tell)
+
+    assert anyio.run(call) == "done"
+
+
+def test_one_client_never_has_all_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_AT_ONCE", 2)
+    monkeypatch.setattr(work, "_AT_ONCE_OF_ONE", 1)
+    bob_was_here = threading.Event()
+    heard: list[bool] = []
+
+    def wait(_: Line) -> None:
+        heard.append(bob_was_here.wait(10))
+
+    async def call() -> None:
+        desk = Desk()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(desk.do, asking("ann"), wait)
+                await anyio.wait_all_tasks_blocked()
+                await desk.do(asking("bob"), lambda _: bob_was_here.set())
+
+    anyio.run(call)
+    assert heard == [True, True]
 
 
 def test_bodies_are_held_while_there_is_room() -> None:
@@ -55,6 +123,7 @@ def test_bodies_are_held_while_there_is_room() -> None:
         ({"content-length": "9" * 30}, LINE_BYTES),
         ({"content-length": "-1", "transfer-encoding": "chunked"}, LINE_BYTES),
         ({"transfer-encoding": "chunked"}, LINE_BYTES),
+        ({"content-length": "0", "transfer-encoding": "chunked"}, LINE_BYTES),
     ],
 )
 def test_a_body_counts_for_what_it_may_be(headers: dict[str, str], length: int) -> None:
@@ -102,6 +171,19 @@ def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
         assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 2, 0]
         sessions.close_all(BOB.id)
         assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 0, 0]
+
+
+@pytest.mark.needs("userns")
+def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
+    limits = Limits(of_one=1, of_all=4)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        for number in range(3):
+            sessions.open(Owner("ann", f"ann/{number}"), sandbox, "sh")
+        with pytest.raises(BusyError, match="3 sessions of this client"):
+            sessions.open(Owner("ann", "ann/3"), sandbox, "sh")
+        sessions.open(BOB, sandbox, "sh")
 
 
 @pytest.mark.needs("userns")
