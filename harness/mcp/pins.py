@@ -24,6 +24,7 @@ from .config import ServerConfig
 from .definitions import Definition, definition_of
 
 _MAX_BYTES = 64 * 1024 * 1024
+_MAX_OF_ONE = 16 * 1024 * 1024  # of one server, in this form
 _MOST_LINES = 400
 Definitions = Mapping[str, Definition]
 
@@ -66,8 +67,12 @@ class Pins:
         """Believe these definitions from now on; raises RegistryError."""
         with self._locked():
             pinned = self._read()
-            pinned.servers[_key(config)] = [each.said for each in definitions]
-            self._write(msgspec.json.format(msgspec.json.encode(pinned, order="sorted"), indent=1))
+            said = [each.said for each in definitions]
+            _check_size(f"the tools of {config.name}", msgspec.json.encode(said), _MAX_OF_ONE)
+            pinned.servers[_key(config)] = said
+            data = msgspec.json.format(msgspec.json.encode(pinned, order="sorted"), indent=1)
+            _check_size(f"{self.path} with the tools of {config.name}", data, _MAX_BYTES)
+            self._write(data)
 
     def forget(self, config: ServerConfig) -> bool:
         """Believe nothing of a server any more; tell whether anything was."""
@@ -121,6 +126,12 @@ class Pins:
             yield
         finally:
             os.close(descriptor)
+
+
+def _check_size(what: str, data: bytes, most: int) -> None:
+    """Raise RegistryError for more than could be read again, which would end every server's use."""
+    if len(data) > most:
+        raise RegistryError(f"{what}: {len(data)} bytes, more than {most}")
 
 
 def _key(config: ServerConfig) -> str:

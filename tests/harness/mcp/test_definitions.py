@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cellwright.harness.mcp import pins as pinning
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.definitions import Definition, definition_of, spec_of
 from cellwright.harness.mcp.pins import Pins, difference, drift_of
@@ -149,6 +150,22 @@ def test_pins_that_cannot_be_read_stop_everything(tmp_path: Path, content: bytes
     with pytest.raises(RegistryError):
         Pins(path).pin(CONFIG, [])
     assert path.read_bytes() == content
+
+
+def test_a_server_that_says_too_much_is_not_pinned_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "pins.json"
+    small, large = ServerConfig(name="a", command="a"), ServerConfig(name="b", command="b")
+    Pins(path).pin(small, [definition_of(tool("good"))])
+    for bound in ("_MAX_OF_ONE", "_MAX_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pinning, bound, 1000)
+            told = tool("good", description="x" * 1000)
+            with pytest.raises(RegistryError, match="tools of b: .* more than 1000"):
+                Pins(path).pin(large, [definition_of(told)])
+            assert Pins(path).of(small)
+    assert Pins(path).of(large) is None
 
 
 def test_a_difference_shows_what_hides() -> None:
