@@ -26,16 +26,17 @@ _WORDS = {
     "any": "any", "none": "null", "bool": "boolean", "int": "number", "float": "number",
     "str": "string",
 }  # fmt: skip
-# What JavaScript keeps for itself, beside what Python does.
+# What JavaScript keeps for itself, beside what Python does; `index` is the file of a folder.
 _RESERVED = frozenset({
     "arguments", "case", "catch", "const", "debugger", "default", "delete", "do", "enum", "eval",
     "export", "extends", "false", "function", "implements", "instanceof", "interface", "let", "new",
     "null", "package", "private", "protected", "public", "static", "super", "switch", "this", "throw",
-    "true", "typeof", "var", "void",
+    "true", "typeof", "var", "void", "index",
 })  # fmt: skip
 
 
 def function_name(word: str, taken: Container[str] = ()) -> str:
+    """Return a name for a function, and for the file that it stands in: none is a folder's `index`."""
     return ascii_identifier(word if word not in _RESERVED else f"{word}_", taken)
 
 

@@ -120,6 +120,23 @@ def test_every_tool_of_the_catalogue_is_called_from_node() -> None:
     assert (result.value, result.error) == ([], None)
 
 
+@pytest.mark.needs("node")
+def test_no_tool_stands_in_the_place_of_an_index() -> None:
+    """Whoever may make a tool would take all others from programs in Node."""
+    names = ["index", "maths.index", "maths.double", "index.more"]
+    code = """
+    (async () => {
+      const { tools } = await import('/tools/index.mjs');
+      const maths = await import('/tools/maths/index.mjs');
+      return [typeof tools, Object.keys(maths), maths.double(), maths.index_()];
+    })()
+    """
+    with sandbox_of(map(plain, names)) as sandbox:
+        result = sandbox.execute(code, "javascript")
+    assert result.error is None
+    assert result.value[1:] == [["double", "index_"], ["maths.double", {}], ["maths.index", {}]]
+
+
 _MARK = "/workspace/executed"
 _PAYLOADS = [
     f'"""\nopen("{_MARK}", "w")\n"""', f"'''\nopen('{_MARK}', 'w')\n'''", f'\\"""\nopen("{_MARK}", "w")',
