@@ -40,17 +40,22 @@ def download_file(open_sessions: OwnedSessions, owner: Owner, asked: DownloadFil
     """Give a file: as a picture if it is one, else as a resource."""
     session = open_sessions.get(owner, asked.session)
     sizes = {file.path: file.size_bytes for file in session.files()}
-    if sizes.get(asked.path, 0) > _DOWNLOAD_BYTES:
-        raise WorkspaceError(
-            f"{asked.path}: {sizes[asked.path]} bytes, and {_DOWNLOAD_BYTES} go into one answer",
-            "have a program cut it into parts",
-        )
+    _check_size(asked.path, sizes.get(asked.path, 0))
     data = session.download(asked.path)
+    _check_size(asked.path, len(data))  # it was listed by another path, or has grown
     mime = mimetypes.guess_type(f"/{asked.path}")[0] or "application/octet-stream"
     artifact = Artifact(asked.path, mime, data)
     return answered(
         Downloaded(path=asked.path, bytes=len(data)), [block_of(artifact, asked.session)]
     )
+
+
+def _check_size(path: str, size: int) -> None:
+    if size > _DOWNLOAD_BYTES:
+        raise WorkspaceError(
+            f"{path}: {size} bytes, and {_DOWNLOAD_BYTES} go into one answer",
+            "have a program cut it into parts",
+        )
 
 
 def upload_file(open_sessions: OwnedSessions, owner: Owner, asked: UploadFile) -> Outcome:

@@ -209,6 +209,19 @@ def test_files_come_back_as_text_as_bytes_and_as_pictures(server: Inside, era: s
     drive(at(server.server, era), body)
 
 
+def test_a_file_too_large_for_an_answer_is_refused_by_every_name(server: Inside, era: str) -> None:
+    code = "import os\nos.mkdir('x')\nopen('large', 'wb').truncate(9 << 20)"
+
+    async def body(client: Client) -> None:
+        id = (await call(client, "run_code", code=code, session="new"))["session"]
+        for path in ("large", "./large", "x/../large"):
+            words = await failing(client, "download_file", session=id, path=path)
+            assert "go into one answer" in words
+        await call(client, "sessions", close=id)
+
+    drive(at(server.server, era), body)
+
+
 def test_what_a_program_makes_comes_with_its_result(server: Inside, era: str) -> None:
     code = f"open('p.png', 'wb').write({PNG!r})\nopen('a.csv', 'w').write('1,2')\n''"
 
