@@ -1,5 +1,6 @@
 """How a daemon begins and ends: its socket, its lock, signals, systemd, and what is left."""
 
+import contextlib
 import os
 import re
 import select
@@ -8,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,11 +98,10 @@ def test_a_killed_daemon_leaves_nothing_that_the_next_one_does_not_remove(tmp_pa
             session = sandbox.session()
             session.execute("1")
             started(sandbox, 300).cancel()
-        pids = descendants(first.pid)
-        pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        pidfds = dict(living(descendants(first.pid)))
         first.process.kill()
         first.wait()
-        wait_until_ended(pids, pidfds)
+        wait_until_ended(list(pidfds), pidfds)
         assert sorted(os.listdir(tmp_path)) == ["s", "s.lock"]
     with serving(tmp_path / "s") as second:
         assert cgroups_of(first.pid) == set()
@@ -108,6 +109,13 @@ def test_a_killed_daemon_leaves_nothing_that_the_next_one_does_not_remove(tmp_pa
             assert sandbox.execute("1").ok
         assert second.end() == 0
     assert os.listdir(tmp_path) == []
+
+
+def living(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Give those that have not ended meanwhile, as the cell that was just cancelled may, and a pidfd."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            yield pid, os.pidfd_open(pid)
 
 
 def cellwright(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
