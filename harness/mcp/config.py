@@ -21,10 +21,9 @@ _OF_A_PROCESS = ("args", "env", "cwd", *_OF_A_CELL)
 _Protocol = Literal["auto", "legacy", "2026-07-28"]
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file may say of a server."""
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written of a server and stays so."""
 
-    type: Literal["stdio", "http", "streamable-http"] | None = None
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -41,11 +40,17 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     write: tuple[str, ...] = ()
     execute: tuple[str, ...] = ()
     trusted: bool = False
-    risky: bool | tuple[str, ...] = ()
     approved: tuple[str, ...] = ()
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file may say of a server."""
+
+    type: Literal["stdio", "http", "streamable-http"] | None = None
+    risky: bool | tuple[str, ...] = ()
+
+
+class ServerConfig(_Said, frozen=True, kw_only=True):
     """One server.  `command` with `args`, `env` and `cwd` starts it; `url` with `headers` reaches it.
 
     `timeout` is for a call, `connect_timeout` until its tools are known, both in seconds.  `sandboxed`
@@ -56,24 +61,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    command: str = ""
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    cwd: str = ""
-    url: str = ""
-    headers: dict[str, str] = {}
-    disabled: bool = False
-    timeout: float = 30.0
-    connect_timeout: float = 30.0
-    protocol: _Protocol = "auto"
-    sandboxed: bool = True
-    policy: str = ""
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    execute: tuple[str, ...] = ()
-    trusted: bool = False
     risky: tuple[str, ...] = ()
-    approved: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
