@@ -63,14 +63,13 @@ class Rung(NamedTuple):
 
 def main(own_paths: int) -> NoReturn:
     """Do all that a launcher does, and climb where that would fork cells."""
-    launcher._Launcher = _Ladder  # type: ignore[misc,assignment]
-    launcher.main(own_paths)
+    launcher.main(own_paths, lambda site, sock, ahead, _: _Ladder(site, sock, ahead).serve())
 
 
 class _Ladder:
     """Stands where a launcher serves."""
 
-    def __init__(self, site: Site, sock: socket.socket, ahead: inits.Inits, keeper: int) -> None:
+    def __init__(self, site: Site, sock: socket.socket, ahead: inits.Inits) -> None:
         self._site = site
         self._sock = sock
         self._inits = ahead

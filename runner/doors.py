@@ -15,31 +15,19 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from .calls import Calls
 from .channel import PACKET_BYTES, ProtocolError
 from .kernel import notifications
 from .kernel.notifications import Notification
 from .messages import Answer, Call
+from .watching import Watcher
 
 DOOR = "/dev/tools"
 _AT_ONCE = 32  # as many as an honest guest calls at once on the control channel
 _MOST_WAITING = 256  # a cell may have as many processes, each in an open; the dead are counted out
 _TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each
-
-
-class Watcher(Protocol):
-    """Whose poll loop this is part of."""
-
-    def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None: ...
-
-    def unwatch(self, descriptor: int) -> None: ...
-
-    def complain(self, complaint: str) -> None:
-        """End the cell: it has done what no honest guest does."""
 
 
 class _Door:

@@ -15,17 +15,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from . import channel
 from .cell import interpreter, privileges
-from .cell.enter import Descriptors, Site
-from .cell.guest import Guest, become_guest
-from .inits import Init, Inits, Nursery
+from .cell.enter import Site
+from .forking import serve
+from .inits import Inits, Nursery
 from .kernel import mounts, processes
 from .kernel import privileges as kernel
-from .messages import Boot, Ended, Failed, Fork, Forked, Mounted, Reaped, Status, decode, encode
+from .messages import Boot, Failed, Forked, Mounted, decode, encode
 from .root import enter_new_root
 
 _CONTROL = 3
@@ -33,8 +32,10 @@ _BOOT_BYTES = 4 * 1024 * 1024
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 
-def main(own_paths: int) -> NoReturn:
-    """Read the boot frame, become keeper and launcher, fork cells until the supervisor is gone.
+def main(
+    own_paths: int, serve: Callable[[Site, socket.socket, Inits, int], None] = serve
+) -> NoReturn:
+    """Read the boot frame, become keeper and launcher, and `serve` until the supervisor is gone.
 
     The first `own_paths` entries of sys.path are ours, not the guest's.
     """
@@ -57,7 +58,7 @@ def main(own_paths: int) -> NoReturn:
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan)
         channel.send(sock, encode(Forked()))
-        _Launcher(site, sock, inits, keeper).serve()
+        serve(site, sock, inits, keeper)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
@@ -159,94 +160,3 @@ def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:
         poll.unregister(sock)
     os.waitpid(nursery, 0)
     os._exit(0)
-
-
-class _Cell(NamedTuple):
-    """A cell as the launcher knows it."""
-
-    init: Init
-    guest: int
-    guest_pidfd: int
-    status: socket.socket
-
-
-class _Launcher:
-    """Forks a cell per Fork frame, reaps it, and says so on the cell's status channel."""
-
-    def __init__(self, site: Site, sock: socket.socket, inits: Inits, keeper: int) -> None:
-        self._site = site
-        self._sock = sock
-        self._inits = inits
-        self._ends: dict[int, Callable[[], None]] = {}  # pidfd -> what to do once it has ended
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._keeper = keeper
-        self._poll.register(keeper, select.POLLIN)
-
-    def serve(self) -> None:
-        """Serve until the supervisor closes the socket or the keeper is gone."""
-        while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor == self._keeper:
-                    return
-                if descriptor != self._sock.fileno():
-                    self._poll.unregister(descriptor)
-                    self._ends.pop(descriptor)()
-                elif not self._serve_one():
-                    return
-
-    def _serve_one(self) -> bool:
-        frame, received = channel.receive_with_descriptors(self._sock)
-        if not frame:
-            return False
-        fork = decode(frame, Fork)
-        cgroup = received.pop() if fork.into_cgroup else None
-        status, control, stdin, stdout, stderr, *cgroups = received
-        descriptors = Descriptors(status, control, stdin, stdout, stderr, tuple(cgroups))
-        try:
-            self._fork(descriptors, cgroup, parked=fork.parked)
-        finally:
-            for each in received[1:] if cgroup is None else [cgroup, *received[1:]]:
-                os.close(each)
-        return True
-
-    def _fork(self, descriptors: Descriptors, cgroup: int | None, *, parked: bool) -> None:
-        status = socket.socket(fileno=descriptors.status)
-        try:
-            pid, pidfd, init = self._inits.fork(cgroup)
-        except OSError as error:
-            _tell(status, Failed(error.errno or 0, f"{error.filename}: {error.strerror}"))
-            status.close()
-            return
-        if pid == 0:
-            wanted = parked and not self._site.plan.program
-            rehearse = interpreter.rehearse if wanted else None
-            become_guest(self._site, descriptors, Guest(rehearse, interpreter.serve))
-        _tell(status, Forked(), (init.pidfd, pidfd))
-        self._at_end_of(pidfd, partial(self._reap_guest, _Cell(init, pid, pidfd, status)))
-
-    def _at_end_of(self, pidfd: int, do: Callable[[], None]) -> None:
-        self._ends[pidfd] = do
-        self._poll.register(pidfd, select.POLLIN)
-
-    def _reap_guest(self, cell: _Cell) -> None:
-        """The guest's main process has ended, and with it the cell."""
-        _, wait_status, usage = os.wait4(cell.guest, 0)
-        os.close(cell.guest_pidfd)
-        _tell(cell.status, Ended(wait_status))
-        cell.init.kill()
-        used = Reaped(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
-        self._at_end_of(cell.init.pidfd, partial(_bury, cell, used))
-
-
-def _bury(cell: _Cell, used: Reaped) -> None:
-    """Nothing of the cell runs any more: init ends last."""
-    os.close(cell.init.pidfd)
-    _tell(cell.status, used)
-    cell.status.close()
-
-
-def _tell(status: socket.socket, frame: Status, descriptors: tuple[int, ...] = ()) -> None:
-    """Send a status frame, to nobody if the supervisor has lost interest in the cell."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        channel.send(status, encode(frame), descriptors)

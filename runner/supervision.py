@@ -1,6 +1,5 @@
 """Watching one execution: one poll loop over everything that can happen to it."""
 
-import os
 import select
 import time
 from collections.abc import Callable
@@ -9,22 +8,23 @@ from typing import NamedTuple
 
 from ..policies.policy import Limits
 from . import channel
-from .calls import Calls, OnCall
+from .answering import Answering
+from .calls import OnCall
 from .capture import Capture
-from .conversation import Conversation, most_heard
+from .conversation import Conversation
 from .custody import Custody
-from .doors import Doors
+from .feeding import Feeding
 from .listener import REST_SECONDS, Listener
-from .messages import Answer, Call, Finished
+from .messages import Call, Finished
 from .result import Reason, Violation
+from .timers import Timers
 
-_NEVER = float("inf")
-_LONGEST_WAIT_SECONDS = 86_400.0  # poll(2) counts milliseconds in an int, which ends after 24 days
 # A program of a session is asked to yield, and has this long to do so.  A signal that comes between
 # CPython's last look and the call in which it sleeps is not noticed there (one in 1,500, measured), so
 # it is asked again.
 _GRACE_SECONDS = 1.0
 _TIMES_ASKED = 2
+_CPU_CHECK_SECONDS = 0.001  # between two looks at the least
 _IN = select.POLLIN
 
 
@@ -61,31 +61,35 @@ class Supervision:
         self._cell = cell = custody.cell
         self._limits = work.limits
         self._captures = work.captures
-        self._stdin = memoryview(work.stdin)
         self._stays = work.stays
+        self._ending = work.ending
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
-        self._ending = work.ending
-        on_call = self._begin_call if work.on_call else None
-        self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
-        self._calls = Calls(work.on_call, self._tell) if work.on_call else None
-        self._doors = self._let_doors_open(self._calls) if self._calls else None
         self._cause: Reason | None = None
         self._complaint: str | None = None
-        self._deadline = self._cpu_check = self._rest_ends = _NEVER
         self._sent_at = 0.0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
-        self.watch(cell.control.fileno(), _IN, self._on_control)
-        self.watch(cell.status.fileno(), _IN, self._on_status)
-        for capture in work.captures:
+        self._timers = Timers()
+        self._input = Feeding(cell, self, work.stdin, stays=bool(work.ending))
+        on_call = self._begin_call if work.on_call else None
+        self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
+        self._answering: Answering | None = None
+        if work.on_call:
+            self._answering = Answering(custody, self._talk, work.limits, work.on_call, self)
+        self._watch_all(work.cancel)
+
+    def _watch_all(self, cancel: int) -> None:
+        self.watch(self._cell.control.fileno(), _IN, self._on_control)
+        self.watch(self._cell.status.fileno(), _IN, self._on_status)
+        for capture in self._captures:
             self.watch(capture.pipe, _IN, self._reader(capture))
-        if self._calls:
-            self.watch(self._calls.ready, _IN, partial(self._on_waiting_answers, self._calls.ready))
-        if listener := custody.listener:
-            self.watch(cell.listener, _IN, partial(self._on_notification, listener))
-        if work.cancel >= 0:
-            self.watch(work.cancel, _IN, lambda _: self._cancel(work.cancel))
+        if self._answering:
+            self.watch(self._answering.ready, _IN, partial(self._on_answers, self._answering))
+        if listener := self._custody.listener:
+            self.watch(self._cell.listener, _IN, partial(self._on_notification, listener))
+        if cancel >= 0:
+            self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def run(self) -> Observation:
         """Have the program run and watch until it has ended.
@@ -98,21 +102,18 @@ class Supervision:
         try:
             return self._run()
         finally:
-            if self._doors and self._custody.listener:
-                self._custody.listener.on_door = None
-                self._doors.close()
-            if self._calls:
-                self._calls.close()
+            if self._answering:
+                self._answering.close()
 
     def _run(self) -> Observation:
         self._start()
         while not self._has_ended():
-            for descriptor, event in self._poll.poll(self._patience_milliseconds()):
+            for descriptor, event in self._poll.poll(self._timers.patience_milliseconds()):
                 if handler := self._handlers.get(descriptor):
                     handler(event)
-            self._check_deadlines()
-        if self._calls:
-            self._calls.close()  # no answer is sent from here on: what is owed is known
+            self._timers.ring()
+        if self._answering:
+            self._answering.close()  # no answer is sent from here on: what is owed is known
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
@@ -130,17 +131,14 @@ class Supervision:
         """Every layer is on and the program goes: the clock starts."""
         self._custody.begin()
         now = time.monotonic()
-        self._deadline = now + self._limits.wall_seconds
-        self._cpu_check = now + self._limits.cpu_seconds / self._limits.cpus
+        self._timers.at(now + self._limits.wall_seconds, self._on_wall_time)
+        self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
         if self._stays and self._talk.speaks_first():
             self.complain("spoke before it was asked")
         elif self._talk.send_some():  # a long program goes in as the guest takes it
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
-        if self._stdin:
-            self.watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
-        else:
-            self._cell.close_stdin()
+        self._input.begin()
 
     def _has_ended(self) -> bool:
         if self._cause or self._talk.finished_for_good(stays=self._stays):
@@ -167,36 +165,18 @@ class Supervision:
             self._receive_some()
 
     def _begin_call(self, call: Call) -> None:
-        if self._calls:
-            self._calls.sent(self._talk.take_sent())
-            self._calls.begin(call)
+        if self._answering:
+            self._answering.begin(call)
 
-    def _let_doors_open(self, calls: Calls) -> Doors | None:
-        """Hear programs that cannot speak on the control channel, where the kernel tells of opens."""
-        listener = self._custody.listener
-        if listener is None:
-            return None
-        doors = Doors(self._cell.listener, most_heard(self._limits), calls, self)
-        listener.on_door = doors.knock
-        return doors
-
-    def _tell(self, answer: Answer) -> bool:
-        """Send an answer, in the thread that has it; one for a door waits for ours."""
-        if self._doors and answer.number < 0:
-            return self._doors.keep(answer)
-        return self._talk.answer(answer)
-
-    def _on_waiting_answers(self, descriptor: int, _: int) -> None:
-        os.eventfd_read(descriptor)
-        if self._doors:
-            self._doors.send_kept()
+    def _on_answers(self, answering: Answering, _: int) -> None:
+        answering.send_kept()
         if self._send_some() and self._talk.is_open:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
 
     def _send_some(self) -> bool:
         there_is_more = self._talk.send_some()
-        if self._calls:
-            self._calls.sent(self._talk.take_sent())
+        if self._answering:
+            self._answering.make_room()
         return there_is_more
 
     def _receive_some(self) -> None:
@@ -226,7 +206,11 @@ class Supervision:
             self.complain(f"attempted more than {self._limits.violations} refused calls")
         elif listener.needs_rest():
             self._poll.modify(self._cell.listener, 0)
-            self._rest_ends = time.monotonic() + REST_SECONDS
+            self._timers.at(time.monotonic() + REST_SECONDS, self._end_rest)
+
+    def _end_rest(self) -> None:
+        if self._cell.listener in self._handlers:
+            self._poll.modify(self._cell.listener, _IN)
 
     def _cancel(self, descriptor: int) -> None:
         self.unwatch(descriptor)  # it stays readable
@@ -235,19 +219,6 @@ class Supervision:
     def complain(self, complaint: str) -> None:
         self._complaint = self._complaint or complaint
         self._end("violation")
-
-    def _on_stdin(self, event: int) -> None:
-        try:
-            sent = os.write(self._cell.stdin, self._stdin[: channel.PACKET_BYTES])
-            self._stdin = self._stdin[sent:]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # the guest does not want it
-            self._stdin = self._stdin[:0]
-        if not self._stdin or event & select.POLLERR:
-            self.unwatch(self._cell.stdin)
-            if not self._ending:
-                self._cell.close_stdin()
 
     def _reader(self, capture: Capture) -> Callable[[int], None]:
         def read(_: int) -> None:
@@ -260,6 +231,21 @@ class Supervision:
 
     # ends
 
+    def _on_wall_time(self) -> None:
+        self._end_or_interrupt("wall_time")
+
+    def _check_cpu(self) -> None:
+        """End the cell if its CPU time is used up, else look again when it can be at the earliest."""
+        used = self._cell.cgroup.cpu_seconds()
+        if used is None:
+            return
+        left = self._limits.cpu_seconds - used
+        if left <= 0:
+            self._end("cpu_time")
+        else:
+            wait = max(left / self._limits.cpus, _CPU_CHECK_SECONDS)
+            self._timers.at(time.monotonic() + wait, self._check_cpu)
+
     def _end_or_interrupt(self, cause: Reason) -> None:
         """End the cell, but in a session first ask the program to yield, so that its state is kept."""
         if not self._stays or self._asked == _TIMES_ASKED:
@@ -267,7 +253,7 @@ class Supervision:
         elif not self._has_ended():
             self._interrupted = self._interrupted or cause
             self._asked += 1
-            self._deadline = time.monotonic() + _GRACE_SECONDS
+            self._timers.at(time.monotonic() + _GRACE_SECONDS, self._on_wall_time)
             self._interrupt()
 
     def _interrupt(self) -> None:
@@ -278,38 +264,10 @@ class Supervision:
         """
         self._cell.interrupt(group=self._asked > 1 or bool(self._ending))
         if self._ending:
-            self._stdin = memoryview(bytes(self._stdin) + self._ending)
-            self.watch(self._cell.stdin, select.POLLOUT, self._on_stdin)
+            self._input.add(self._ending)
 
     def _end(self, cause: Reason) -> None:
         """Kill the cell because of `cause`, unless the program has ended already."""
         if not self._has_ended():
             self._cause = cause
             self._cell.kill()
-
-    def _patience_milliseconds(self) -> float:
-        next_check = min(self._deadline, self._cpu_check, self._rest_ends)
-        patience = min(next_check - time.monotonic(), _LONGEST_WAIT_SECONDS)
-        return max(0.0, patience) * 1000 + 1
-
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        if now >= self._rest_ends:
-            self._rest_ends = _NEVER
-            self._poll.modify(self._cell.listener, _IN)
-        if now >= self._cpu_check:
-            self._check_cpu(now)
-        if now >= self._deadline:
-            self._end_or_interrupt("wall_time")
-
-    def _check_cpu(self, now: float) -> None:
-        """End the cell if its CPU time is used up, else look again when it can be at the earliest."""
-        used = self._cell.cgroup.cpu_seconds()
-        if used is None:
-            self._cpu_check = _NEVER
-            return
-        left = self._limits.cpu_seconds - used
-        if left <= 0:
-            self._end("cpu_time")
-        else:
-            self._cpu_check = now + max(left / self._limits.cpus, 0.001)

@@ -19,7 +19,8 @@ from .outcome import Count, conclude
 from .performance import NEVER, Request, called_off, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
-from .session import SessionCell, Sessions
+from .session import SessionCell
+from .sessions import Sessions
 from .shelf import Shelf
 from .spawn import Spawned
 from .supervision import Observation

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable
 
 from ..policies.errors import ClosedError
-from .session import SessionCell, Sessions, SessionSettings
+from .session import SessionCell, SessionSettings
+from .sessions import Sessions
 from .supervisor import Supervisor
 
 

@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation("start-up variables", "runner/cell/programs.py", "        for name in self._language.start_up:", "        for name in ():"),
     Mutation("size of the workspace", "runner/cell/enter.py", '{"size": str(tmpfs.size_bytes), "nr_inodes"', '{"nr_inodes"'),
     Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
-    Mutation("wall time", "runner/supervision.py", '            self._end_or_interrupt("wall_time")', "            self._deadline = _NEVER"),
+    Mutation("wall time", "runner/supervision.py", '        self._end_or_interrupt("wall_time")', "        pass"),
     Mutation("output cap", "runner/supervision.py", "            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:", "            if False:"),
     Mutation("killing at the end", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from cellwright import (
 from cellwright.harness import session as session_module
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
-from cellwright.runner.session import Sessions
+from cellwright.runner.sessions import Sessions
 from cellwright.runner.workspace import read_file
 from tests.conftest import policy_named, soon
 from tests.runner.test_leftovers import state

@@ -1,0 +1,212 @@
+"""Calls of tools over the control socket: a call goes out, and its answer comes back.
+
+Any thread may call; whoever waits reads for all.  In a coroutine a call is awaited, elsewhere it
+returns the value.
+"""
+
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..channel import Channel, Receiver, has_news, packets
+from ..messages import Answer, Call, decode, encode
+from .stubs import PLACE
+
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+FILES = tuple(  # of ours, between the program and us
+    os.path.join(os.path.dirname(__file__), name)
+    for name in ("caller.py", "finding.py", "stubs.py", "tools.py")
+)
+_NOT_THE_PROGRAM = (*FILES, f"{PLACE}/")  # what stands between it and us
+_AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
+
+
+class ToolError(Exception):
+    """A call of a tool that was refused, or that failed; `kind` says how."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+ToolError.__module__ = "tools"
+
+
+class Caller:
+    """Calls tools over one control socket, from any thread and any event loop of one process."""
+
+    def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
+        self._sock = sock
+        self._control = control
+        self._receiver = receiver
+        self._process = os.getpid()
+        self._main = threading.get_ident()
+        self._changed = threading.Condition()
+        self._reading = False
+        self._open = False
+        self._closing = -1  # readable once nobody may read any more
+        self._number = 0
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
+
+    def is_ours(self) -> bool:
+        """Tell whether this is the process that may call, not a child of it."""
+        return os.getpid() == self._process
+
+    def open(self) -> None:
+        with self._changed:
+            self._closing = os.eventfd(0)
+            self._open = True
+
+    def close(self) -> None:
+        """Let nobody call, or read, until there is another request; who waits is told so."""
+        with self._changed:
+            self._open = False
+            waiting, self._waiting = self._waiting, {}
+            for number, deliver in waiting.items():
+                deliver(Answer(number, None, "closed", "the program has ended"))
+            os.eventfd_write(self._closing, 1)
+            self._changed.notify_all()
+            # An interrupt may have come just before who reads could say that it does not any more.
+            self._changed.wait_for(lambda: not self._reading, timeout=0.5)
+            self._reading = False
+            os.close(self._closing)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the value that the tool gave, or in a coroutine what to await for it."""
+        asyncio = sys.modules.get("asyncio")
+        loop = asyncio._get_running_loop() if asyncio else None
+        request = (name, arguments, _site())
+        return self._call_later(loop, *request) if loop else self._call(*request)
+
+    def _call(self, name: str, arguments: Mapping[str, Any], site: str) -> Any:
+        answers: list[Answer] = []
+        number = self._send(name, arguments, site, answers.append)
+        try:
+            self._wait(lambda: bool(answers))
+        finally:
+            if number in self._waiting:
+                self._waiting[number] = _ignore
+        return _value(answers[0])
+
+    async def _call_later(
+        self, loop: Any, name: str, arguments: Mapping[str, Any], site: str
+    ) -> Any:
+        future = loop.create_future()
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(answer))
+
+        while len(self._waiting) >= _AT_ONCE:
+            self._read_what_is_there()
+            await _a_moment(loop)
+        number = self._send(name, arguments, site, deliver)
+        loop.add_reader(self._control, self._read_what_is_there)
+        try:
+            return _value(await future)
+        finally:
+            if number in self._waiting:  # given up; the host has it open until it has answered
+                self._waiting[number] = _ignore
+            if all(deliver is _ignore for deliver in list(self._waiting.values())):
+                loop.remove_reader(self._control)
+
+    def _send(
+        self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None]
+    ) -> int:
+        given = _ENCODE(arguments).encode()
+        if not self.is_ours():
+            raise ToolError("closed", "only the program's first process can call tools")
+        while True:
+            self._wait(self._has_room)
+            with self._changed:
+                if self._has_room():  # nobody was faster
+                    return self._send_now(name, given, site, deliver)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < _AT_ONCE or not self._open
+
+    def _send_now(
+        self, name: str, given: bytes, site: str, deliver: Callable[[Answer], None]
+    ) -> int:
+        """Send a call; `_changed` is held."""
+        if not self._open:
+            raise ToolError("closed", "there is no request in which to call a tool")
+        self._number += 1
+        self._waiting[self._number] = deliver
+        for packet in packets(encode(Call(self._number, name, given, site))):
+            self._sock.send(packet)
+        return self._number
+
+    def _wait(self, is_met: Callable[[], bool]) -> None:
+        """Wait until it is, reading for all who wait if nobody else does."""
+        while not is_met():
+            with self._changed:
+                self._changed.wait_for(lambda: is_met() or not self._reading)
+                if is_met():
+                    return
+                self._reading = True
+            self._read()
+
+    def _read_what_is_there(self) -> None:
+        with self._changed:
+            if self._reading or not self._open or not has_news(self._control):
+                return
+            self._reading = True
+        self._read()
+
+    def _read(self) -> None:
+        """Take a packet and deliver what it completes; `_reading` is ours.
+
+        Nobody may begin to read before it is delivered: it could be what they would wait for.
+        """
+        answer = None
+        try:
+            # Who closes is the main thread: it need not look whether it does while it reads.
+            reads_on = threading.get_ident() == self._main or self._has_news()
+            answer = self._receive() if reads_on else None
+        finally:
+            with self._changed:
+                self._reading = False
+                if answer and (deliver := self._waiting.pop(answer.number, None)):
+                    deliver(answer)
+                self._changed.notify_all()
+
+    def _receive(self) -> Answer | None:
+        frame = self._receiver.receive()
+        if frame == b"":
+            raise ToolError("closed", "the host has gone")
+        return decode(frame, Answer) if frame else None
+
+    def _has_news(self) -> bool:
+        """Wait for a packet; False if the program ends before there is one."""
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        return self._closing not in (descriptor for descriptor, _ in poll.poll())
+
+
+def _ignore(_: Answer) -> None:
+    """Drop the answer to a call that was given up."""
+
+
+async def _a_moment(loop: Any) -> None:
+    future = loop.create_future()
+    loop.call_later(0.001, lambda: future.done() or future.set_result(None))
+    await future
+
+
+def _site() -> str:
+    """Return where in the program we are being called."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename[-100:]}:{frame.f_lineno}"
+
+
+def _value(answer: Answer) -> Any:
+    if answer.kind:
+        raise ToolError(answer.kind, answer.message)
+    return json.loads(answer.value or b"null")

@@ -1,0 +1,84 @@
+"""The sessions of one sandbox: how many live, and which goes when there are too many."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from ..policies.errors import BusyError, CellwrightError, ClosedError
+from ..policies.languages import PYTHON
+from .custody import Custody
+from .session import SessionCell, SessionSettings
+
+_DAY = 86_400.0
+_CLOSED = "the sandbox was closed"
+_BREATH_SECONDS = 0.05  # between two looks at a session that is due, but busy
+
+
+class Sessions:
+    """Those of one sandbox: counted, and taken down when they have been idle or lived too long."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._alive: list[SessionCell] = []
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._evict_expired, name="cellwright-sessions", daemon=True
+        )
+        self._thread.start()
+
+    def make_room(self) -> None:
+        """Evict the session that was idle longest if there are too many; raises BusyError."""
+        with self._changed:
+            self._forget_the_lost()
+            for session in sorted(self._alive, key=lambda each: each.used_at):
+                if len(self._alive) < self._settings.alive:
+                    return
+                session.try_to_evict("it was idle longest, and another one was opened")
+                self._forget_the_lost()
+            if len(self._alive) >= self._settings.alive:
+                raise BusyError(
+                    f"{len(self._alive)} sessions are alive, and each is busy",
+                    "close one, or let more live at once",
+                )
+
+    def admit(
+        self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None],
+        language: str = PYTHON,
+    ) -> SessionCell:  # fmt: skip
+        session = SessionCell(custody, layers, self._settings, give_back, language)
+        with self._changed:
+            self._alive.append(session)
+            self._changed.notify_all()
+            closed = self._closed
+        if closed:
+            session.end(_CLOSED, "closed")
+            raise ClosedError(_CLOSED)
+        return session
+
+    def close(self) -> None:
+        """End every session."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        for session in tuple(self._alive):
+            with contextlib.suppress(CellwrightError):
+                session.end(_CLOSED, "closed")
+
+    def _forget_the_lost(self) -> None:
+        self._alive = [each for each in self._alive if not each.lost]
+
+    def _evict_expired(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                for session in self._alive:
+                    if session.expires_at() <= now:
+                        # It is gone in any case; a thread that ended here would evict nobody else.
+                        with contextlib.suppress(Exception):
+                            session.try_to_evict("it was idle, or alive, for too long")
+                self._forget_the_lost()
+                soonest = min((each.expires_at() for each in self._alive), default=now + _DAY)
+                self._changed.wait(max(_BREATH_SECONDS, soonest - now))

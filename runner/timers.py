@@ -1,0 +1,33 @@
+"""What is to be done at which moment: the timeouts of a poll loop."""
+
+import time
+from collections.abc import Callable
+
+_LONGEST_WAIT_SECONDS = 86_400.0  # poll(2) counts milliseconds in an int, which ends after 24 days
+
+
+class Timers:
+    """Actions and their moments, by time.monotonic; an action has one moment at a time."""
+
+    def __init__(self) -> None:
+        self._due: dict[Callable[[], None], float] = {}
+
+    def at(self, moment: float, do: Callable[[], None]) -> None:
+        """Have `do` called at `moment`, and not at the one that was said before."""
+        self._due[do] = moment
+
+    def patience_milliseconds(self) -> float:
+        """Return for how long there is nothing to do, as poll(2) takes it."""
+        patience = _LONGEST_WAIT_SECONDS
+        if self._due:
+            patience = min(min(self._due.values()) - time.monotonic(), patience)
+        return max(0.0, patience) * 1000 + 1
+
+    def ring(self) -> None:
+        """Call what is due, the earliest first."""
+        now = time.monotonic()
+        for do in sorted(
+            (do for do, at in self._due.items() if at <= now), key=self._due.__getitem__
+        ):
+            del self._due[do]
+            do()
