@@ -65,7 +65,9 @@ def test_who_makes_namespaces_may_do_only_that(cell: Living, process: str) -> No
 
 def test_init_has_executed_nothing(cell: Living) -> None:
     """It is where the clone left it: in pause, having been put to sleep once."""
-    assert Path(f"/proc/{cell.init}/syscall").read_text().split()[0] in ("34", "73")  # pause, ppoll
+    while (call := Path(f"/proc/{cell.init}/syscall").read_text().split()[0]) == "running":
+        os.sched_yield()  # its turn on a busy processor has yet to come
+    assert call in ("34", "73")  # pause, ppoll on aarch64
     seen = status(cell.init)
     assert int(seen["voluntary_ctxt_switches"]) + int(seen["nonvoluntary_ctxt_switches"]) <= 2
 
