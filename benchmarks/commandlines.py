@@ -7,7 +7,7 @@ import shutil
 from glob import glob
 from pathlib import Path
 
-from ..runner.runtime import Runtime, find_runtime
+from ..runner.host.runtime import Runtime, find_runtime
 from ..runner.spawn import interpreter
 from .programs import Program
 

@@ -20,12 +20,12 @@ from ..policies.policy import OPTIONAL_LAYERS
 from ..runner import channel
 from ..runner.cgroups import CgroupTree, open_tree
 from ..runner.cgroups.tree import Caps
-from ..runner.host_ids import unused_id
+from ..runner.host.ids import unused_id
+from ..runner.host.plans import plan_for
+from ..runner.host.probe import probe_host
+from ..runner.host.runtime import find_runtime
 from ..runner.launching import Launcher
 from ..runner.messages import Boot, Failed, decode
-from ..runner.plans import plan_for
-from ..runner.probe import probe_host
-from ..runner.runtime import find_runtime
 from ..runner.spawn import Spawned, interpreter
 from .calls import cost_of_calls
 from .measuring import Contender, median, percentile, side_by_side

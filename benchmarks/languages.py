@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ..harness.sandbox import Sandbox
 from ..harness.session import Session
 from ..policies.errors import LaunchError
-from ..runner.programs import find_program
-from ..runner.runtime import find_runtime
+from ..runner.host.programs import find_program
+from ..runner.host.runtime import find_runtime
 from ..runner.spawn import interpreter
 from .commandlines import bubblewrapped
 from .measuring import (

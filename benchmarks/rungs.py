@@ -16,11 +16,13 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from ..runner import channel, inits, launcher
+from ..runner import channel
 from ..runner.cell import enter, privileges
 from ..runner.cell.enter import Descriptors, Site
 from ..runner.kernel import privileges as kernel
 from ..runner.kernel import processes
+from ..runner.launcher import inits
+from ..runner.launcher import main as launcher
 
 _CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
 _PACKET = 4096

@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from .runner.workspace import KeptWorkspace as KeptWorkspace
     from .runner.workspace import WorkspaceFile as WorkspaceFile
 
-# Where each public name lives; imported on first use, because importing `cellwright.runner.launcher`
-# runs this file too and has to stay quick.
+# Where each public name lives; imported on first use, because importing
+# `cellwright.runner.launcher.main` runs this file too and has to stay quick.
 _HOMES = {
     "harness.config": ("SandboxConfig",),
     "harness.executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),

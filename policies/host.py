@@ -1,4 +1,4 @@
-"""What a host offers: facts as data, gathered by `runner.probe`, so that compiling stays pure."""
+"""What a host offers: facts as data, gathered by `runner.host.probe`, so that compiling stays pure."""
 
 import msgspec
 

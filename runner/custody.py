@@ -13,8 +13,8 @@ import msgspec
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
-from .listener import Listener
 from .messages import Ended, Entered, Forked, Listening, Mounted, Reaped, Status, decode
+from .watching.listener import Listener
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0

@@ -16,19 +16,19 @@ from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .custody import Custody
-from .host_ids import unused_id
+from .host.ids import unused_id
+from .host.plans import plan_for
+from .host.probe import probe_host
+from .host.runtime import Runtime, find_runtime
 from .launching import Launcher
-from .listener import Listener
 from .messages import Boot
-from .plans import plan_for
-from .probe import probe_host
-from .runtime import Runtime, find_runtime
 from .shelf import PLACE, Shelf
-from .shown import Shown
 from .spawn import Spawned
+from .watching.listener import Listener
+from .watching.shown import Shown
 
 if TYPE_CHECKING:
-    from .programs import Program
+    from .host.programs import Program
 
 
 class Generation:
@@ -66,7 +66,7 @@ class Generation:
             host = probe_host(self.tree.missing)
             runtime = find_runtime(spawned.executable)
             if language != PYTHON:
-                from .programs import find_program  # most run Python, and without subprocess
+                from .host.programs import find_program  # most run Python, and without subprocess
 
                 self._program = find_program(language, runtime, interpreter)
             learning = lessons is not None
@@ -93,7 +93,7 @@ class Generation:
 
     def _boot_frame(self, runtime: Runtime) -> Boot:
         if self.plan.python_path:
-            from .packages import with_packages  # most do without, and without subprocess
+            from .host.packages import with_packages  # most do without, and without subprocess
 
             runtime = with_packages(runtime, self.plan.python_path)
         files, links = runtime.files, runtime.links
@@ -148,7 +148,7 @@ class Generation:
         """Return the listener of a cell, now that its descriptor has come."""
         if self._lessons is None:
             return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
-        from .learner import Learner
+        from .watching.learner import Learner
 
         least = msgspec.structs.replace(
             self.boot, plan=msgspec.structs.replace(self.plan, binds=())

@@ -11,7 +11,7 @@ from .capture import Capture
 from .cgroups import Usage as CgroupUsage
 from .messages import Finished, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
-from .supervision import Observation
+from .watching.supervision import Observation
 from .workspace import Artifact
 
 _STATUS_OF_CAUSE = {

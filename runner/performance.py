@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..policies.policy import Limits
-from .calls import OnCall
 from .capture import Capture, OnOutput
 from .custody import Custody
 from .messages import Become, InputFile, Run, encode
 from .result import Phases, SandboxResult, SandboxStatus
-from .supervision import Observation, Supervision, Work
 from .turns import NEVER as NEVER  # the execution cannot be cancelled
+from .watching.calls import OnCall
+from .watching.supervision import Observation, Supervision, Work
 from .wording import Words, first_words, words
 from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
 

@@ -21,7 +21,7 @@ _BOOTSTRAP = (
     "from {} import main;"
     "main(len(paths))"
 )
-_LAUNCHER = "cellwright.runner.launcher"
+_LAUNCHER = "cellwright.runner.launcher.main"
 
 
 class Spawned:

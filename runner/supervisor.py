@@ -23,8 +23,8 @@ from .session import SessionCell
 from .sessions import Sessions
 from .shelf import Shelf
 from .spawn import Spawned
-from .supervision import Observation
 from .turns import Turns
+from .watching.supervision import Observation
 
 Keep = Callable[[int], None]
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died

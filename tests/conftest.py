@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, settings
 from cellwright import Sandbox
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy
+from cellwright.runner.host.probe import probe_host
 from cellwright.runner.kernel import landlock
-from cellwright.runner.probe import probe_host
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

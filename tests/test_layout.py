@@ -15,7 +15,7 @@ MODULES = sorted(
     path for folder in (*FOLDERS, "cellwright") for path in (ROOT / folder).rglob("*.py")
     if not any(parent.is_symlink() for parent in path.parents)
 )  # fmt: skip
-SCRIPTS = {"runner/loaded_libraries.py"}  # run by another interpreter, imports nothing of ours
+SCRIPTS = {"runner/host/loaded_libraries.py"}  # run by another interpreter, imports nothing of ours
 MAX_LINES = 450
 
 
@@ -90,6 +90,10 @@ ARROWS = {
         "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
     "runner/cgroups": ("runner/cgroups",),
+    "runner/launcher": (
+        "runner/launcher", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shelf",
+        "policies/plan", "policies/languages",
+    ),
 }  # fmt: skip
 
 

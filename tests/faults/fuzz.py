@@ -36,7 +36,6 @@ from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.audit.level import AuditLevel
 from cellwright.runner.audit.record import GENESIS, AuditEntry, line_of, parse
-from cellwright.runner.conversation import Conversation
 from cellwright.runner.messages import (
     Answer,
     Call,
@@ -56,6 +55,7 @@ from cellwright.runner.messages import (
     encode,
 )  # fmt: skip
 from cellwright.runner.result import SandboxResult, SandboxStatus
+from cellwright.runner.watching.conversation import Conversation
 from tests.faults.frames import mutated
 from tests.harness.daemon.daemons import serving
 from tests.harness.daemon.test_fuzz import VALID as OF_CLIENTS

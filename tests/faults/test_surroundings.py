@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import AuditLog, CellwrightError, LaunchError, Sandbox, SandboxStatus, verify
-from cellwright.runner.listener import Listener
+from cellwright.runner.watching.listener import Listener
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.daemon.daemons import serving
 from tests.runner.test_leftovers import cgroups_of, descriptors, held, nothing_more_than

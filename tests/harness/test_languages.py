@@ -11,7 +11,7 @@ import pytest
 
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus
 from cellwright.policies.languages import LANGUAGES, language_called, language_of_file
-from cellwright.runner import programs
+from cellwright.runner.host import programs
 from tests.conftest import OPTIONAL, ROOT, newer_node, policy_named
 
 JAVASCRIPT = pytest.mark.needs("node")

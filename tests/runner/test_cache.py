@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cellwright.runner.cache import cached
+from cellwright.runner.host.cache import cached
 from tests.conftest import ROOT
 
 
@@ -170,7 +170,7 @@ def test_a_disk_that_is_full_or_read_only_costs_time_and_nothing_stays(
 import ctypes, os, sys
 sys.path[:0] = {[str(ROOT), *sys.path]!r}
 from pathlib import Path
-from cellwright.runner.cache import cached
+from cellwright.runner.host.cache import cached
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.unshare(0x20000) == 0 and libc.mount(None, b"/", None, 0x44000, None) == 0
 place = {str(tmp_path)!r}.encode()

@@ -11,9 +11,9 @@ import pytest
 
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
-from cellwright.runner.calls import _WORKERS, Calls
-from cellwright.runner.conversation import Conversation
 from cellwright.runner.messages import Answer, Call, Finished, decode, encode
+from cellwright.runner.watching.calls import _WORKERS, Calls
+from cellwright.runner.watching.conversation import Conversation
 from tests.conftest import soon
 
 FRAMES = [

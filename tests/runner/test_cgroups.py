@@ -480,7 +480,7 @@ started
 
 BUSY = """
 import time
-while time.process_time() < 0.4: pass
+while time.process_time() < 0.2: pass
 print('done', flush=True)
 time.sleep(60)
 """
@@ -503,7 +503,7 @@ def periods_throttled(cpus: float) -> int:
 
 @pytest.mark.needs("cgroup")
 def test_a_busy_loop_is_held_back_by_its_share_and_by_nothing_else() -> None:
-    assert periods_throttled(cpus=0.5) > 0
+    assert periods_throttled(cpus=0.1) > 0  # a share that a busy host has to give
     assert periods_throttled(cpus=4) == 0
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cellwright import Sandbox
 from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
-from cellwright.runner import doors as doors_module
-from cellwright.runner.calls import Calls
-from cellwright.runner.doors import _AT_ONCE, DOOR, Doors
 from cellwright.runner.kernel.notifications import Notification
 from cellwright.runner.messages import Answer, Call
+from cellwright.runner.watching.calls import Calls
+from cellwright.runner.watching.doors import _AT_ONCE, DOOR, Doors
+from cellwright.runner.watching import doors as doors_module
 from tests.conftest import policy_named, soon
 
 MOST = 5000

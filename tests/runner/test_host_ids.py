@@ -3,7 +3,7 @@
 import pytest
 
 from cellwright import LaunchError
-from cellwright.runner.host_ids import choose_id
+from cellwright.runner.host.ids import choose_id
 
 WHOLE = "         0          0 4294967295\n"
 SOME = "0 100000 65536\n"

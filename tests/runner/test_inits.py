@@ -16,8 +16,8 @@ from cellwright import LaunchError, Sandbox
 from cellwright.runner import channel
 from cellwright.runner.cell import guest
 from cellwright.runner.cell.enter import Descriptors
-from cellwright.runner.inits import Init, Inits
 from cellwright.runner.kernel import processes
+from cellwright.runner.launcher.inits import Init, Inits
 from tests.conftest import policy_named, soon
 
 

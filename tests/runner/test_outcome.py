@@ -9,7 +9,7 @@ from cellwright.runner.cgroups import Usage as CgroupUsage
 from cellwright.runner.messages import Finished
 from cellwright.runner.outcome import Count, conclude
 from cellwright.runner.result import SandboxResult, SandboxStatus
-from cellwright.runner.supervision import Observation
+from cellwright.runner.watching.supervision import Observation
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=3)
 NOTHING = Finished(None, None, None, None)

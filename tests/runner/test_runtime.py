@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cellwright.runner.runtime import loader_links, sonames
+from cellwright.runner.host.runtime import loader_links, sonames
 
 
 def test_the_dynamic_loader_is_found_where_programs_name_it(tmp_path: Path) -> None:

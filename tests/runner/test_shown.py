@@ -8,7 +8,7 @@ from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import Host
 from cellwright.policies.policy import Filesystem, Policy
 from cellwright.runner.messages import Boot
-from cellwright.runner.shown import Shown
+from cellwright.runner.watching.shown import Shown
 
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
 POLICY = Policy(filesystem=Filesystem(read=("/srv/data",), write=("/srv/out",)))

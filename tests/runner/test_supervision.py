@@ -26,7 +26,7 @@ from cellwright.runner.messages import (
     Reaped,
     encode,
 )
-from cellwright.runner.supervision import Observation, Supervision, Work
+from cellwright.runner.watching.supervision import Observation, Supervision, Work
 
 LIMITS = Limits(wall_seconds=0.3)
 DONE = Finished(b"5", None, None, None)

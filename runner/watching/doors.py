@@ -17,12 +17,12 @@ import socket
 from collections import deque
 from functools import partial
 
+from ..channel import PACKET_BYTES, ProtocolError
+from ..kernel import notifications
+from ..kernel.notifications import Notification
+from ..messages import Answer, Call
 from .calls import Calls
-from .channel import PACKET_BYTES, ProtocolError
-from .kernel import notifications
-from .kernel.notifications import Notification
-from .messages import Answer, Call
-from .watching import Watcher
+from .watcher import Watcher
 
 DOOR = "/dev/tools"
 _AT_ONCE = 32  # as many as an honest guest calls at once on the control channel

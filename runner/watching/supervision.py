@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ..policies.policy import Limits
-from . import channel
+from ...policies.policy import Limits
+from .. import channel
+from ..capture import Capture
+from ..custody import Custody
+from ..messages import Call, Finished
+from ..result import Reason, Violation
 from .answering import Answering
 from .calls import OnCall
-from .capture import Capture
 from .conversation import Conversation
-from .custody import Custody
 from .feeding import Feeding
 from .listener import REST_SECONDS, Listener
-from .messages import Call, Finished
-from .result import Reason, Violation
 from .timers import Timers
 
 # A program of a session is asked to yield, and has this long to do so.  A signal that comes between

@@ -10,13 +10,13 @@ many is slowed down instead.
 import errno
 from collections.abc import Callable
 
-from ..policies.plan import Plan
+from ...policies.plan import Plan
+from ..kernel import notifications
+from ..kernel.notifications import Notification
+from ..result import Violation
 from . import evidence
 from .doors import DOOR
 from .evidence import OpenAttempt
-from .kernel import notifications
-from .kernel.notifications import Notification
-from .result import Violation
 from .shown import Shown
 
 _NOTED_IN_FULL = 100  # distinct attempts; after them only the call's name is kept

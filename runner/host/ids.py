@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..policies.errors import LaunchError
+from ...policies.errors import LaunchError
 
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
 # and one for each living supervisor, so that no two of them share a uid's quotas.

@@ -2,13 +2,13 @@
 
 import os
 
-from ..policies.learning import Lessons
-from ..policies.plan import Plan
-from ..policies.seccomp import number_of
-from ..policies.syscalls import Rule, syscall_table
+from ...policies.learning import Lessons
+from ...policies.plan import Plan
+from ...policies.seccomp import number_of
+from ...policies.syscalls import Rule, syscall_table
+from ..kernel.notifications import Notification
 from .evidence import OpenAttempt
 from .guest_memory import text_at
-from .kernel.notifications import Notification
 from .listener import Listener
 from .shown import Shown
 

@@ -3,9 +3,9 @@
 import os
 import select
 
-from . import channel
-from .cells import Cell
-from .watching import Watcher
+from .. import channel
+from ..cells import Cell
+from .watcher import Watcher
 
 
 class Feeding:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import LaunchError
+from ...policies.errors import LaunchError
 from .cache import cached
 
 _DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # to /usr/..., on merged hosts

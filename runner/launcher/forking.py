@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from . import channel
-from .cell import interpreter
-from .cell.enter import Descriptors, Site
-from .cell.guest import Guest, become_guest
+from .. import channel
+from ..cell import interpreter
+from ..cell.enter import Descriptors, Site
+from ..cell.guest import Guest, become_guest
+from ..messages import Ended, Failed, Fork, Forked, Reaped, Status, decode, encode
 from .inits import Init, Inits
-from .messages import Ended, Failed, Fork, Forked, Reaped, Status, decode, encode
 
 
 def serve(site: Site, sock: socket.socket, inits: Inits, keeper: int) -> None:

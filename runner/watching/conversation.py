@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..policies.policy import Limits
-from . import channel
-from .messages import Answer, Call, Finished, decode, encode
+from ...policies.policy import Limits
+from .. import channel
+from ..messages import Answer, Call, Finished, decode, encode
 
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 

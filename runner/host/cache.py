@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .messages import decode
+from ..messages import decode
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024

@@ -6,8 +6,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 
-from .channel import ProtocolError
-from .messages import Answer, Call
+from ..channel import ProtocolError
+from ..messages import Answer, Call
 
 OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
 _MOST_OPEN = 64

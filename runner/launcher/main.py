@@ -17,14 +17,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from . import channel
-from .cell import interpreter, privileges
-from .cell.enter import Site
+from .. import channel
+from ..cell import interpreter, privileges
+from ..cell.enter import Site
+from ..kernel import mounts, processes
+from ..kernel import privileges as kernel
+from ..messages import Boot, Failed, Forked, Mounted, decode, encode
 from .forking import serve
 from .inits import Inits, Nursery
-from .kernel import mounts, processes
-from .kernel import privileges as kernel
-from .messages import Boot, Failed, Forked, Mounted, decode, encode
 from .root import enter_new_root
 
 _CONTROL = 3

@@ -17,11 +17,11 @@ import signal
 import socket
 from typing import NamedTuple, NoReturn
 
-from . import channel
-from .cell import privileges
-from .kernel import privileges as kernel
-from .kernel import processes
-from .messages import Failed, Forked, decode, encode
+from .. import channel
+from ..cell import privileges
+from ..kernel import privileges as kernel
+from ..kernel import processes
+from ..messages import Failed, Forked, decode, encode
 
 _READY = 2  # a new network namespace takes 0.2 to 0.5 ms: not while somebody waits for a cell
 _ANOTHER = b"+"

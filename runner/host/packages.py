@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import LaunchError
-from ..policies.policy import lies_in
+from ...policies.errors import LaunchError
+from ...policies.policy import lies_in
 from .cache import cached
 from .runtime import Runtime, sonames
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import LaunchError
-from ..policies.languages import LANGUAGES, interpreter_of
-from ..policies.policy import lies_in
+from ...policies.errors import LaunchError
+from ...policies.languages import LANGUAGES, interpreter_of
+from ...policies.policy import lies_in
 from .cache import cached
 from .packages import libraries_of
 from .runtime import Runtime, sonames

@@ -4,8 +4,8 @@ import os
 import resource
 from pathlib import Path
 
-from ..policies.host import Host
-from .kernel import landlock
+from ...policies.host import Host
+from ..kernel import landlock
 
 
 def probe_host(cgroups: dict[str, str]) -> Host:

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..kernel.notifications import Notification
 from .guest_memory import TEXT_BYTES, bytes_at, text_at
-from .kernel.notifications import Notification
 
 _ACCESS = ("O_RDONLY", "O_WRONLY", "O_RDWR", "3")
 _OPEN_FLAGS = (

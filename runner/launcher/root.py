@@ -8,11 +8,11 @@ root covers anything, so no path is resolved through what was mounted a moment a
 import os
 from pathlib import Path
 
-from ..policies.languages import LANGUAGES, TOOL_CLIENT
-from ..policies.plan import Bind, Plan
-from .kernel import mounts
-from .messages import Boot
-from .shelf import PLACE
+from ...policies.languages import LANGUAGES, TOOL_CLIENT
+from ...policies.plan import Bind, Plan
+from ..kernel import mounts
+from ..messages import Boot
+from ..shelf import PLACE
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -30,7 +30,7 @@ _LINKS = (
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
 )
-_CLIENT = Path(__file__).with_name("cell").joinpath("call.sh").read_text()  # while it can be read
+_CLIENT = Path(__file__).parents[1].joinpath("cell/call.sh").read_text()  # while it can be read
 _SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
 

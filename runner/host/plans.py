@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.host import Host
-from ..policies.plan import Plan
-from ..policies.policy import Policy
+from ...policies.host import Host
+from ...policies.plan import Plan
+from ...policies.policy import Policy
 from .cache import cached
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def plan_for(
 
 
 def _compile(policy: Policy, host: Host, learning: bool, program: "Program | None") -> Plan:
-    from ..policies.compile import Runs, compile_policy
+    from ...policies.compile import Runs, compile_policy
 
     runs = Runs(program.language, program.executables) if program else Runs()
     return compile_policy(policy, host, learning=learning, runs=runs)
@@ -42,7 +42,7 @@ def _compile(policy: Policy, host: Host, learning: bool, program: "Program | Non
 
 def _compiler_identity() -> bytes:
     """Return what changes whenever the compiler does."""
-    folder = Path(__file__).parents[1] / "policies"
+    folder = Path(__file__).parents[2] / "policies"
     files = [str(folder / name) for name in _SOURCES]
     spec = importlib.util.find_spec("pyseccomp")
     if spec and spec.origin:

@@ -2,13 +2,13 @@
 
 import os
 
-from ..policies.policy import Limits
+from ...policies.policy import Limits
+from ..custody import Custody
+from ..messages import Answer, Call
 from .calls import Calls, OnCall
 from .conversation import Conversation, most_heard
-from .custody import Custody
 from .doors import Doors
-from .messages import Answer, Call
-from .watching import Watcher
+from .watcher import Watcher
 
 
 class Answering:

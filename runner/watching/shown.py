@@ -2,11 +2,11 @@
 
 import os
 
-from ..policies.languages import TOOL_CLIENT
-from ..policies.policy import lies_in
-from ..policies.probes import FILES, TREES
-from .messages import Boot
-from .shelf import PLACE
+from ...policies.languages import TOOL_CLIENT
+from ...policies.policy import lies_in
+from ...policies.probes import FILES, TREES
+from ..messages import Boot
+from ..shelf import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(

@@ -1,0 +1,1 @@
+"""What this host has for cells: its kernel, interpreters and libraries; and the plans made for it."""
