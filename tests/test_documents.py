@@ -273,23 +273,29 @@ def test_every_script_is_described(folder: str) -> None:
 
 # The change log
 
-KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 
 
 def test_the_change_log_keeps_the_form() -> None:
     lines = text_of("CHANGELOG.md").splitlines()
     assert lines[0] == "# Changelog"
     versions = [line for line in lines if line.startswith("## ")]
-    assert versions[0] == "## [Unreleased]"
+    pending = versions[:1] == ["## [Unreleased]"]
     released = [
         re.fullmatch(r"## \[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", line)
-        for line in versions[1:]
+        for line in versions[pending:]
     ]
     assert all(released), versions
     order = [tuple(map(int, found.groups()[:3])) for found in released if found]
     dates = [datetime.date.fromisoformat(found[4]) for found in released if found]
     assert order == sorted(set(order), reverse=True)
     assert dates == sorted(dates, reverse=True)
+
+
+def test_the_newest_version_in_the_change_log_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = re.findall(r"^## \[(\d\S*)\]", text_of("CHANGELOG.md"), re.MULTILINE)[0]
+    assert newest == project["version"]
 
 
 def test_changes_stand_under_their_kinds() -> None:
