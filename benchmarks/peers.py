@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..harness.sandbox import Sandbox
+from ..harness.version import installed_version
 from ..runner.pool import PoolSettings
 from . import commandlines, libraries
 from .contestants import AbsentError, Command, Isolation, Peer, check_output, version_of
@@ -56,9 +57,7 @@ class Ours:
 
     def find(self, place: Path) -> str:
         self._sandbox = self._stack.enter_context(sandbox(self._settings, self._pool))
-        from importlib.metadata import version
-
-        return version("cellwright")
+        return installed_version()
 
     def run(self, program: Program) -> float:
         assert self._sandbox is not None

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from .options import GUEST_FAILED, OURS, RAN, USAGE, add_policy, policy_named, p
 from .run_commands import add_repl, add_run
 from .sandbox import Sandbox
 from .terminal import result_line
+from .version import NAME, installed_version
 
 
 def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
@@ -27,11 +29,24 @@ def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
         return USAGE if isinstance(error, PolicyError) else OURS
 
 
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, and not before: that takes as long as a call."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        version = installed_version() or "(a checkout that nobody installed)"
+        print(f"{NAME} {version}")
+        parser.exit(RAN)
+
+
 def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """Return a parser that knows every command, and the arguments of the one that is wanted."""
     parser = argparse.ArgumentParser(
         prog="cellwright", description="a kernel-isolated cell for every call"
     )
+    parser.add_argument("--version", action=_Version, help="print the version and leave")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="run a program in a cell of its own"))
     add_repl(commands.add_parser("repl", help="type into a session"))

@@ -76,7 +76,7 @@ class SandboxConfig:
                 check_limit(each.name, value, whole=each.type is int)
         if self.allow_network:
             raise PolicyError(
-                "allow_network: there is no way out of a cell yet",
+                "allow_network: there is no way out of a cell",
                 "do the request on the host and pass its result in with inputs= or files=",
             )
 

@@ -1,19 +1,15 @@
-"""Documents name what exists, all of it; their links lead somewhere; the Python in them runs."""
+"""Documents name what exists, all of it; their links lead somewhere.  What is in their blocks is for
+`test_document_blocks.py`."""
 
 import argparse
 import ast
 import datetime
 import enum
 import re
-import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator
-from functools import cache
 
 import msgspec
 import pytest
-from _pytest.mark import ParameterSet
 
 import cellwright
 from cellwright.harness import commands
@@ -26,18 +22,7 @@ from cellwright.runner import messages
 from cellwright.runner.result import SandboxStatus, Usage
 from tests import conftest
 from tests.conftest import ROOT
-
-DOCUMENTS = sorted(
-    path
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"))
-    if not any(parent.is_symlink() for parent in path.parents)
-)
-NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
-
-
-@cache
-def text_of(name: str) -> str:
-    return (ROOT / name).read_text()
+from tests.documents import NAMES, text_of
 
 
 def named_in(name: str) -> set[str]:
@@ -61,44 +46,6 @@ def test_every_folder_that_people_read_has_its_document() -> None:
     assert wanted <= set(NAMES)
 
 
-# The Python in documents
-
-
-def _examples() -> Iterator[ParameterSet]:
-    """Yield every Python block and what stands below it as its output, "" where nothing does."""
-    pattern = r"```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<output>.*?)```)?"
-    for name in NAMES:
-        for number, found in enumerate(re.finditer(pattern, text_of(name), re.DOTALL), 1):
-            yield pytest.param(found["code"], found["output"] or "", id=f"{name}-{number}")
-
-
-EXAMPLES = list(_examples())
-
-
-@pytest.mark.needs("cgroup")
-@pytest.mark.parametrize(("code", "output"), EXAMPLES)
-def test_an_example_runs_and_prints_what_is_shown(code: str, output: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == output
-
-
-def test_the_readme_shows_a_program_a_refusal_and_a_cap() -> None:
-    shown = [str(example.values[1]) for example in EXAMPLES if example.id == "README.md-1"]
-    assert "hello" in shown[0]
-    assert "FileNotFoundError" in shown[0]
-    assert "KILLED, memory" in shown[0]
-
-
-def test_every_policy_that_is_shown_is_one() -> None:
-    found = re.findall(r"```toml\n(.*?)```", text_of("policies/README.md"), re.DOTALL)
-    assert len(found) == 3
-    for shown in found:
-        policy.check_policy(msgspec.convert(tomllib.loads(shown), policy.Policy))
-
-
 # Links and names of files
 
 
@@ -107,6 +54,19 @@ def test_local_links_lead_to_something(name: str) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)\s#]+)", text_of(name))
     missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_into_a_document_lead_to_a_heading(name: str) -> None:
+    for target, place in re.findall(r"\]\((?!https?:)([^)\s#]*)#([^)\s]+)\)", text_of(name)):
+        path = (ROOT / name).parent / target if target else ROOT / name
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+        assert place in {slug(heading) for heading in headings}, f"{target}#{place}"
+
+
+def slug(heading: str) -> str:
+    """Return the name by which a heading is linked to, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_every_layer_has_a_proof_and_every_proof_is_named() -> None:
@@ -273,23 +233,29 @@ def test_every_script_is_described(folder: str) -> None:
 
 # The change log
 
-KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 
 
 def test_the_change_log_keeps_the_form() -> None:
     lines = text_of("CHANGELOG.md").splitlines()
     assert lines[0] == "# Changelog"
     versions = [line for line in lines if line.startswith("## ")]
-    assert versions[0] == "## [Unreleased]"
+    pending = versions[:1] == ["## [Unreleased]"]
     released = [
         re.fullmatch(r"## \[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", line)
-        for line in versions[1:]
+        for line in versions[pending:]
     ]
     assert all(released), versions
     order = [tuple(map(int, found.groups()[:3])) for found in released if found]
     dates = [datetime.date.fromisoformat(found[4]) for found in released if found]
     assert order == sorted(set(order), reverse=True)
     assert dates == sorted(dates, reverse=True)
+
+
+def test_the_newest_version_in_the_change_log_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = re.findall(r"^## \[(\d\S*)\]", text_of("CHANGELOG.md"), re.MULTILINE)[0]
+    assert newest == project["version"]
 
 
 def test_changes_stand_under_their_kinds() -> None:

@@ -76,7 +76,7 @@ def text_summarize(model: Summarise) -> Tool:
 
 
 def api_query() -> Tool:
-    """Return `api_query`, which refuses: there is no way out to a network yet."""
+    """Return `api_query`, which refuses: there is no way out to a network."""
 
     def perform(_: dict[str, Any], __: Caller) -> None:
         raise ToolDenied("there is no way out to a network", tool="api_query")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_umask_that_leaves_others_nothing_does_not_shut_the_cell_out() -> None
         umask=0o077,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_version_is_that_of_pyproject() -> None:
+    """-P: as installed, whatever an older build left in the checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    command = [sys.executable, "-P", "-m", "cellwright", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"cellwright {project['version']}\n"
 
 
 def test_json_is_one_object_on_stdout() -> None:

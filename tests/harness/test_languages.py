@@ -236,6 +236,16 @@ START_UP = {
 }
 
 
+@pytest.mark.parametrize("code", ["echo a | cat", "echo $(echo a)", "(echo a)", "echo a & wait"])
+def test_a_shell_forks_where_the_policy_allows_subprocesses_and_nowhere_else(
+    strict: Sandbox, standard: Sandbox, code: str
+) -> None:
+    assert standard.execute(code, "bash").stdout == "a\n"
+    refused = strict.execute(code, "bash")
+    assert (refused.stdout, refused.ok) == ("", False)
+    assert "Operation not permitted" in refused.stderr
+
+
 @pytest.mark.parametrize("language", EVERY)
 def test_the_hosts_environment_and_start_up_files_do_nothing(
     language: str, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,11 @@
 """From source distribution to wheel to a clean environment, outside the checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,12 +15,19 @@ from tests.conftest import OPTIONAL, ROOT
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("policies", "runner", "harness", "benchmarks")
-DATA = (
-    "policies/syscalls.toml",
-    "policies/profiles/strict.toml",
-    "policies/profiles/standard.toml",
+# Profiles, tables, harnesses of other languages, the command of shells, units: all that is no module.
+DATA = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in PACKAGES
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file()
+    and path.suffix not in (".py", ".pyc", ".md")
+    and path.name != "peers-setup"  # for a checkout: it installs what benchmarks compare with
 )
 
+PRINTING = {
+    "bash": ("bash", "echo 7"), "javascript": ("node", "console.log(7)"), "ruby": ("ruby", "puts 7"),
+}  # fmt: skip
 FILTER = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it
 
 
@@ -74,7 +83,7 @@ def python(wheel: Path, place: Path) -> Path:
     return made
 
 
-def test_the_sdist_has_every_module_and_profile(sdist: Path) -> None:
+def test_the_sdist_has_every_module_and_what_they_read(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {
@@ -125,3 +134,32 @@ def test_the_command_is_installed(python: Path, place: Path) -> None:
         cwd=place,
     )
     assert "42" in out
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert run(command, "--version", cwd=place) == f"cellwright {version}\n"
+
+
+def test_what_is_installed_agrees_with_itself(python: Path, place: Path) -> None:
+    assert "No broken requirements" in run(python, "-Im", "pip", "check", cwd=place)
+
+
+def test_what_a_host_is_given_comes_with_the_wheel(python: Path, place: Path) -> None:
+    """The units and the profile are written by the command, from what was installed."""
+    command, units = python.with_name("cellwright"), place / "units"
+    units.mkdir()
+    run(command, "serve", "--units", units, cwd=place)
+    assert sorted(os.listdir(units)) == ["cellwright.service", "cellwright.socket"]
+    assert "userns," in run(command, "doctor", "--apparmor", cwd=place)
+
+
+@pytest.mark.parametrize("language", ["bash", "javascript", "ruby"])
+def test_other_languages_run_from_the_wheel(python: Path, place: Path, language: str) -> None:
+    """Each has a file beside the modules: without it nothing would run."""
+    interpreter, program = PRINTING[language]
+    if shutil.which(interpreter) is None:
+        pytest.skip(f"this host has no {interpreter}")
+    code = f"""
+from cellwright import Sandbox, SandboxConfig
+with Sandbox(SandboxConfig(optional_layers={OPTIONAL!r})) as sandbox:
+    print(sandbox.execute({program!r}, {language!r}).stdout)
+"""
+    assert run(python, "-I", "-c", code, cwd=place).strip() == "7"

@@ -1,6 +1,5 @@
 """The MCP server: which request does what."""
 
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from ....policies.errors import PolicyError
 from ....runner.audit.spans import span_of
 from ...tools.runs import Runs
+from ...version import NAME, installed_version
 from . import arguments, callables, filing
 from .answers import refused
 from .approvals import WAIT_SECONDS, can_ask
@@ -24,7 +24,6 @@ from .sessions import OwnedSessions
 from .work import Line
 from .workshop import Workshop, Workshops
 
-_NAME = "cellwright"
 _HOUR_MS = 3_600_000
 
 
@@ -66,13 +65,13 @@ class Serving:
     def server(self) -> Server[Any]:
         """Return the server that the SDK runs."""
         server: Server[Any] = Server(
-            _NAME, version=_version(), instructions=INSTRUCTIONS,
+            NAME, version=installed_version(), instructions=INSTRUCTIONS,
             on_list_tools=self._list_tools, on_call_tool=self._call,
         )  # fmt: skip
         # What a client brings back to go on with is sealed: for the same call, by the same client.
         security = RequestStateSecurity.ephemeral(ttl=WAIT_SECONDS)
         security.bind_principal = lambda context: owner_of(context).id
-        server.middleware.append(RequestStateBoundary(security, default_audience=_NAME))
+        server.middleware.append(RequestStateBoundary(security, default_audience=NAME))
         return server
 
     async def _list_tools(
@@ -131,10 +130,3 @@ class Serving:
         self, do: Callable[[OwnedSessions, Owner, Any], Outcome]
     ) -> Callable[[Any, Call, Line], Outcome]:
         return lambda asked, call, line: do(self._sessions, call.owner, asked)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version(_NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return ""  # a checkout that nobody installed

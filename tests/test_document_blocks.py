@@ -1,0 +1,252 @@
+"""Every fenced block of a document is run, or read as what it is; those that cannot be are named here."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellwright import Broker, Sandbox
+from cellwright.harness import commands
+from cellwright.harness.mcp.config import read_servers
+from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.policies.loading import load_policy
+from tests.conftest import ROOT, policy_named
+from tests.documents import BLOCKS, NAMES, Block, blocks_of, text_of
+
+# A block is named by its document and the beginning of its first line.
+
+_SERVER = """
+from mcp.server import MCPServer
+server = MCPServer("time")
+
+@server.tool()
+def get_current_time(timezone: str) -> str:
+    return f"noon in {timezone}"
+
+server.run()
+"""
+_SERVERS = (
+    '{"mcpServers": {"time": {"command": "python3", "args": ["server.py"], "sandboxed": false}}}'
+)
+
+# What is typed in these runs in a directory with the files that it names.
+TYPED: dict[str, dict[str, str]] = {
+    "README.md: $ .venv/bin/cellwright run": {},
+    "harness/README.md: $ cellwright run --file": {
+        "sales.csv": "north,1\n",
+        "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
+    },
+    "harness/README.md: $ cellwright repl": {},
+    "harness/mcp/README.md: $ cellwright run --servers": {
+        "servers.json": _SERVERS,
+        "server.py": _SERVER,
+    },
+    "harness/tools/README.md: $ cellwright tools create": {
+        "double.py": "def double(n: int) -> int:\n    return n * 2\n",
+        "test_double.py": "assert double(2) == 4\n",
+    },
+}  # fmt: skip
+IN_A_CELL = "harness/tools/README.md: cellwright-call"
+
+# Why nobody runs these; a path in a reason is that of what is run instead.
+NOT_RUN = {
+    "README.md: scripts/demo": "installs from PyPI; .ci/run runs it",
+    "README.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    "README.md: your process": "a drawing",
+    "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
+    "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
+    "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
+    "harness/mcp/serving/README.md: $ npx": "fetches from npm; tests/harness/mcp/serving/test_inspector.py",
+    "harness/tools/README.md: pip download": "fetches 83 MB from PyPI",
+    "harness/tools/README.md: $ python -c '": "needs what was fetched; tests/harness/tools/test_search_semantic.py",
+    "tests/hosts/README.md: scripts/test-hosts  ": "boots hosts",
+    "tests/hosts/README.md: scripts/test-hosts --user": "boots hosts",
+}
+
+
+def blocks(*kinds: str) -> list[object]:
+    found = [block for block in BLOCKS if block.kind in kinds]
+    return [pytest.param(block, id=block.name) for block in found]
+
+
+def block_named(name: str) -> Block:
+    (found,) = [block for block in BLOCKS if block.name.startswith(name)]
+    return found
+
+
+# None is forgotten
+
+
+@pytest.mark.parametrize("block", blocks("sh", "console", "text", ""))
+def test_a_block_of_no_other_kind_is_run_or_named_with_the_reason_why_not(block: Block) -> None:
+    known = [name for name in (*TYPED, *NOT_RUN, IN_A_CELL) if block.name.startswith(name)]
+    assert len(known) == 1, "run it here, or say in NOT_RUN why nobody can"
+
+
+def test_every_block_has_a_kind_that_somebody_checks() -> None:
+    assert {block.kind for block in BLOCKS} == {"python", "toml", "json", "sh", "console", "text"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_fence_is_that_of_a_block(name: str) -> None:
+    """Else the blocks between fences that are indented, say, would be overlooked."""
+    printed = sum(bool(block.printed) for block in blocks_of(name))
+    assert len(re.findall("```|~~~", text_of(name))) == 2 * (len(blocks_of(name)) + printed)
+
+
+@pytest.mark.parametrize("name", [*TYPED, *NOT_RUN, IN_A_CELL])
+def test_nothing_is_named_that_no_document_has(name: str) -> None:
+    block_named(name)
+    paths = re.findall(r"[\w./]+/[\w.]+", NOT_RUN.get(name, ""))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+# What is run
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize("block", blocks("python"))
+def test_an_example_runs_and_prints_what_is_shown(block: Block) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block.text], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == block.printed
+
+
+def test_the_readme_shows_a_program_a_refusal_and_a_cap() -> None:
+    shown = next(block.printed for block in blocks_of("README.md") if block.kind == "python")
+    assert "hello" in shown
+    assert "FileNotFoundError" in shown
+    assert "KILLED, memory" in shown
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a home, and the command in its own `.venv/bin` as in a checkout."""
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "cellwright").write_text(f'#!/bin/sh\nexec {sys.executable} -m cellwright "$@"\n')
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    return tmp_path
+
+
+def typed(command: str, stdin: str, place: Path) -> tuple[int, str]:
+    """Type one command in `place`; return its status and what a terminal would show."""
+    path = f"{place}/.venv/bin:{os.environ['PATH']}"
+    env = {"PATH": path, "HOME": str(place), "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{{ {command}; }} 2>&1"], cwd=place, env=env, input=stdin,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def commands_of(block: Block) -> list[tuple[str, str, str]]:
+    """Return what is typed behind `$`, what behind `>>>` to it, and what is shown then."""
+    steps = []
+    for step in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, rest = step.partition("\n")
+        lines = rest.splitlines(keepends=True)
+        stdin = "".join(line[4:] for line in lines if line.startswith(">>> "))
+        shown = "".join(line for line in lines if not line.startswith(">>> "))
+        steps.append((command, stdin, shown))
+    return steps
+
+
+def looks_like(shown: str) -> re.Pattern[str]:
+    """Return what matches a text that was shown: `...` is any lines, and no time is another's."""
+    pattern = re.escape(shown).replace(re.escape("...\n"), r"(?:.*\n)*")
+    return re.compile(re.sub(r"\d+\\\.\d+\\ (ms|MiB)", r"\\d+\\.\\d+\\ \1", pattern))
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize("name", TYPED)
+def test_what_is_typed_shows_what_is_shown(name: str, place: Path) -> None:
+    for file, content in TYPED[name].items():
+        (place / file).write_text(content)
+    steps = commands_of(block_named(name))
+    assert steps
+    are_shown = any(shown for _, _, shown in steps)
+    for command, stdin, shown in steps:
+        status, said = typed(command, stdin, place)
+        if are_shown:
+            assert looks_like(shown).fullmatch(said), f"{command}: {said}"
+        else:
+            assert status == 0, f"{command}: {said}"
+
+
+def test_output_that_differs_is_noticed() -> None:
+    """The test above would be hollow if anything looked like what is shown."""
+    pattern = looks_like("a\n...\nran 8.2 ms · peak 3.8 MiB\n")
+    assert pattern.fullmatch("a\nb\nc\nran 11.5 ms · peak 4.1 MiB\n")
+    assert not pattern.fullmatch("a\nb\nran 11.5 ms · peak 4.1 KiB\n")
+    assert not pattern.fullmatch("a\nran 11.5 ms · peak 4.1 MiB\nand more\n")
+
+
+@pytest.mark.needs("cgroup")
+def test_a_shell_calls_tools_as_is_shown() -> None:
+    """Without jq(1), which a host need not have: a function of its name picks the number."""
+
+    def weather(arguments: dict[str, object], _: Caller) -> dict[str, object]:
+        return {"city": arguments["city"], "degrees": 21}
+
+    notes: list[object] = []
+    tools = [("weather.get", weather), ("notes.add", lambda given, _: notes.append(given))]
+    about = {"owner": ToolOwner.DEVELOPER, "parameters": {"type": "object"}}
+    broker = Broker(Offer([Tool(ToolSpec(name=name, **about), each) for name, each in tools]))
+    code = 'jq() { read -r line; line=${line##*"$(printf :)"}; echo "${line%\\}}"; }\n'
+    code += block_named(IN_A_CELL).text + 'echo "$degrees, $paris"\n'
+    with Sandbox(policy=policy_named("standard"), tools=broker, pool=0) as sandbox:
+        result = sandbox.execute(code, "bash", files={"note.json": '{"text": "rain"}'})
+    paris = '{"city":"Paris","degrees":21}'
+    assert (result.stderr, notes) == ("", [{"text": "rain"}])
+    assert result.stdout.splitlines() == [paris, "null", f"21, {paris}"]
+
+
+# What is read
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_a_policy_that_is_shown_is_one(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "shown.toml").write_text(block.text)
+    assert load_policy(str(tmp_path / "shown.toml")) != load_policy("strict")
+
+
+@pytest.mark.parametrize("block", blocks("json"))
+def test_servers_that_are_shown_can_be_read(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in re.findall(r"\$\{(\w+)\}", block.text):
+        monkeypatch.setenv(variable, "anything")
+    (tmp_path / "servers.json").write_text(block.text)
+    assert len(read_servers(tmp_path / "servers.json")) > 1
+
+
+LINES = sorted(
+    {
+        line.removeprefix("$ ").partition(" | ")[0]
+        for block in BLOCKS if block.kind in ("sh", "console")
+        for line in block.text.splitlines()
+        if line.removeprefix("$ ").startswith("cellwright ")
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_that_is_shown_is_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    assert callable(commands._parser(words[0]).parse_args(words).command)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_that_prose_names_is_one(name: str) -> None:
+    (known,) = (each.choices for each in commands._parser()._actions if each.metavar == "COMMAND")
+    assert set(re.findall(r"`cellwright ([a-z]+)", text_of(name))) <= set(known or ())
