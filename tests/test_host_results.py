@@ -13,8 +13,9 @@ from tests.hosts import results
 
 RESULTS = {result["host"]: result for result in results.read_all()}
 ALL = {*ALWAYS, *OPTIONAL_LAYERS}
+ATTACKED = {"b", "e"}
 # what each host has to hold; where it is nothing, nothing may run
-HOLDS = {"a": ALL, "b": ALL, "c": ALL - set(CAPS), "d": set(), "f": ALL}
+HOLDS = {"a": ALL, "b": ALL, "c": ALL - set(CAPS), "d": set(), "e": ALL, "f": ALL}
 
 
 def holding(result: dict[str, Any]) -> set[str]:
@@ -43,6 +44,13 @@ def test_a_host_holds_what_it_can_and_no_test_failed(name: str) -> None:
     assert result["tests"]["passed"] > 300  # of tests/escapes and tests/runner alone
 
 
+@pytest.mark.parametrize("name", sorted(ATTACKED))
+def test_no_payload_escaped_on_a_host(name: str) -> None:
+    said = RESULTS[name]["attacks"]
+    assert said["escaped"] == []
+    assert said["contained"] + len(said["ended"]) > 90
+
+
 def test_a_layer_that_is_missing_or_never_tried_shows_as_that() -> None:
     found = {
         "host": "x", "title": "t", "kernel": "6", "machine": "m", "date": "d",
@@ -68,8 +76,9 @@ def test_a_result_is_the_last_survey_in_the_output(
     results.keep(
         "x", "title", 'noise\nsurvey: {"kernel": "1"}\r\nsurvey: {"kernel": "2"}\n[ 9.1] down'
     )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
-        "host": "x", "title": "title", "kernel": "2",
-    }  # fmt: skip
+    kept = {"host": "x", "title": "title", "kernel": "2", "attacks": {}}
+    assert json.loads((tmp_path / "x.json").read_text()) == kept
+    results.keep("x", "title", 'attacks: {"escaped": []}\n')
+    assert json.loads((tmp_path / "x.json").read_text()) == kept | {"attacks": {"escaped": []}}
     with pytest.raises(SystemExit, match="said nothing"):
         results.keep("y", "title", "nothing")

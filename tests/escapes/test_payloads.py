@@ -113,9 +113,10 @@ def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
 
 
 def settings_for(sandbox: Sandbox) -> dict[str, str]:
-    """Return `SETTINGS` with the launcher's namespaces: a cell shares none, not even with it."""
-    launcher = sandbox._supervisor.generation.launcher.pids()[2]
-    links = {name: os.readlink(f"/proc/{launcher}/ns/{name}") for name in _NAMESPACES}
+    """Return `SETTINGS` with namespaces that a cell does not share: the launcher's, which only root may
+    read, or ours."""
+    pid = sandbox._supervisor.generation.launcher.pids()[2] if os.geteuid() == 0 else os.getpid()
+    links = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
     numbers = {name: re.sub("[^0-9]", "", link) for name, link in links.items()}
     return {**SETTINGS, "SBXT_HOST_NS": json.dumps(numbers)}
 

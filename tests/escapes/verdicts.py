@@ -1,10 +1,15 @@
 """Write VERDICTS.md: what each payload of ../shared/attacks reported, under each shipped profile.
 
 Run from the root of the checkout: python -m tests.escapes.verdicts
+
+With --line PROFILE nothing is written, and what came of all of them is said in one line of JSON, which
+begins with `attacks: `: that is what scripts/test-hosts keeps of a host.  Exits with 1 if one escaped.
 """
 
 import contextlib
+import json
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +21,13 @@ from tests.conftest import policy_named
 from tests.escapes.test_payloads import ATTACKS, Host, settings_for, verdict_of
 
 TABLE = Path(__file__).with_name("VERDICTS.md")
+_EMULATED_SECONDS = 240.0  # of wall time, where everything takes ten times as long and more
 
 
-def verdicts(profile: str) -> dict[str, str]:
+def verdicts(profile: str, wall_seconds: float = 34.0) -> dict[str, str]:
     """Run every payload under `profile`; return case -> verdict in words."""
     policy = policy_named(profile)
-    limits = msgspec.structs.replace(policy.limits, wall_seconds=34.0, cpu_seconds=60.0)
+    limits = msgspec.structs.replace(policy.limits, wall_seconds=wall_seconds, cpu_seconds=600.0)
     with Sandbox(policy=msgspec.structs.replace(policy, limits=limits)) as sandbox:
 
         def run(payload: Path) -> tuple[str, str]:
@@ -29,7 +35,8 @@ def verdicts(profile: str) -> dict[str, str]:
             timeout = 7.0 if case in ("RES-14", "RES-15") else None
             header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
             result = sandbox.execute(header + payload.read_text(), timeout=timeout)
-            escaped, _ = verdict_of(result, case)
+            escaped, detail = verdict_of(result, case)
+            print(case, escaped, result.reason, ascii(detail)[:200], file=sys.stderr, flush=True)
             if escaped is None:
                 return case, f"ended by us ({result.reason})"
             return case, "ESCAPED" if escaped else "contained"
@@ -38,7 +45,9 @@ def verdicts(profile: str) -> dict[str, str]:
             return dict(pool.map(run, ATTACKS))
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--line"]:
+        sys.exit(say(*arguments[1:]))
     with contextlib.ExitStack() as stack:
         Host(stack)
         found = {profile: verdicts(profile) for profile in ("strict", "standard")}
@@ -52,5 +61,22 @@ def main() -> None:
     TABLE.write_text(head + "\n".join(lines) + "\n")
 
 
+def say(profile: str) -> bool:
+    """Print what came of all payloads under `profile`; tell whether one escaped."""
+    with contextlib.ExitStack() as stack:
+        Host(stack)
+        found = verdicts(profile, wall_seconds=_EMULATED_SECONDS)
+    cases = sorted(found)
+    said = {
+        "date": time.strftime("%Y-%m-%d"),
+        "profile": profile,
+        "contained": sum(found[case] == "contained" for case in cases),
+        "ended": [case for case in cases if found[case].startswith("ended")],
+        "escaped": [case for case in cases if found[case] == "ESCAPED"],
+    }
+    print("attacks:", json.dumps(said), flush=True)
+    return bool(said["escaped"])
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

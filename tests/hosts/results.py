@@ -26,13 +26,24 @@ Result = dict[str, Any]
 
 
 def keep(name: str, title: str, output: str) -> None:
-    """Write what a survey said, the last line of `output` that is one, to the host's file."""
-    found = re.findall(r"^survey: (\{.*\})\s*$", output, re.MULTILINE)
-    if not found:
+    """Write what a survey, or attacks, said to the host's file: the last line of `output` that is one.
+
+    A survey takes the place of the one before, and so do attacks; neither that of the other.
+    """
+    survey, attacks = _last("survey", output), _last("attacks", output)
+    if not survey and not attacks:
         raise SystemExit(f"test-hosts: host {name}: the survey said nothing")
     FOLDER.mkdir(exist_ok=True)
-    result = {"host": name, "title": title} | json.loads(found[-1])
-    (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    file = FOLDER / f"{name}.json"
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    attacks = attacks or before.get("attacks", {})
+    result = {"host": name, "title": title} | (survey or before)
+    file.write_text(json.dumps(result | {"attacks": attacks}, indent=2) + "\n")
+
+
+def _last(word: str, output: str) -> Result:
+    found = re.findall(rf"^{word}: (\{{.*\}})\s*$", output, re.MULTILINE)
+    return dict(json.loads(found[-1])) if found else {}
 
 
 def read_all() -> list[Result]:
@@ -43,7 +54,7 @@ def table(results: list[Result]) -> str:
     """Return the tables: a line a host, a line a layer with what was tried, a line a refusal."""
     hosts = [
         f"| {each['host']} | {each['title']} | {each['kernel']}, {each['machine']} | {_tests(each)} "
-        f"| {each['date']} |"
+        f"| {_attacks(each)} | {each['date']} |"
         for each in results
     ]
     names = [each["host"] for each in results]
@@ -52,7 +63,7 @@ def table(results: list[Result]) -> str:
         for layer, proof in _proofs(results).items()
     ]
     return "\n".join([
-        "| host | what it is | kernel | tests | date |", "|---|---|---|---|---|", *hosts, "",
+        "| host | what it is | kernel | tests | attacks | date |", "|---|---|---|---|---|---|", *hosts, "",
         f"| layer | proved by | {' | '.join(names)} |", "|---|---|" + "---|" * len(names), *layers,
         *_refusals(results),
     ])  # fmt: skip
@@ -73,6 +84,14 @@ def _tests(result: Result) -> str:
     tests = result["tests"]
     of = "" if tests.get("of", "all") == "all" else f", of {tests['of']}"
     return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped{of}"
+
+
+def _attacks(result: Result) -> str:
+    """Say what came of the payloads: those that we ended had run into a limit, as they are meant to."""
+    if not (said := result.get("attacks")):
+        return ""
+    tried = said["contained"] + len(said["ended"]) + len(said["escaped"])
+    return f"{tried} payloads, {len(said['escaped'])} escaped"
 
 
 def _proofs(results: list[Result]) -> dict[str, str]:

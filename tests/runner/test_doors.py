@@ -17,9 +17,9 @@ from cellwright import Sandbox
 from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
 from cellwright.runner.kernel.notifications import Notification
 from cellwright.runner.messages import Answer, Call
+from cellwright.runner.watching import doors as doors_module
 from cellwright.runner.watching.calls import Calls
 from cellwright.runner.watching.doors import _AT_ONCE, DOOR, Doors
-from cellwright.runner.watching import doors as doors_module
 from tests.conftest import policy_named, soon
 
 MOST = 5000
