@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .report import Column, Line, Value
+from .report import Bar, Column, Line, Value
 
 
 def _nothing() -> None:
@@ -55,6 +55,24 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     return percentile(values, 0.5)
+
+
+_QUARTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75}
+
+
+def quartile_columns(unit: str, digits: int = 2) -> tuple[Column, ...]:
+    return tuple(Column(f"{name} {unit}", digits) for name in _QUARTILES)
+
+
+def quartiles(values: Sequence[float], scale: float = 1.0) -> tuple[float, float, float]:
+    """Return the lower one, the median and the upper one."""
+    low, middle, high = (percentile(values, share) * scale for share in _QUARTILES.values())
+    return low, middle, high
+
+
+def quartile_bar(label: str, values: Sequence[float], scale: float = 1.0) -> Bar:
+    low, middle, high = quartiles(values, scale)
+    return Bar(label, middle, low, high)
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}

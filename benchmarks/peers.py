@@ -17,9 +17,9 @@ from ..runner.pool import PoolSettings
 from . import commandlines, libraries
 from .contestants import AbsentError, Command, Isolation, Peer, check_output, version_of
 from .libraries import Library
-from .measuring import Contender, median, percentile, side_by_side
+from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side
 from .programs import SUM, TEXT, Program
-from .report import Bar, Bars, Column, Report, Table, Value, Verdict
+from .report import Bars, Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
 _MS = 1000.0
@@ -274,7 +274,7 @@ def _times(program: Program, here: list[Found]) -> Table:
     return Table(
         title=f"`{program.name}`",
         columns=(
-            Column("peer"), Column("version"), Column("p25 ms"), Column("p50 ms"), Column("p75 ms"),
+            Column("peer"), Column("version"), *quartile_columns("ms"),
             Column("ratio", 1), Column("runs", 0), Column("new for each call"), Column("Python"),
         ),
         rows=tuple(_row(program, each, ours) for each in here),
@@ -288,9 +288,8 @@ def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
     times = each.times.get(program.name)
     if times is None:
         return (*head, None, None, None, None, None, *words)
-    quartiles = [percentile(times, share) * _MS for share in (0.25, 0.5, 0.75)]
     ratio = median(times) / median(ours.times[program.name])
-    return (*head, *quartiles, ratio, len(times), *words)
+    return (*head, *quartiles(times, _MS), ratio, len(times), *words)
 
 
 def _isolation(here: list[Found]) -> Table:
@@ -304,10 +303,7 @@ def _isolation(here: list[Found]) -> Table:
 
 def _bars(program: Program, here: list[Found]) -> Bars:
     bars = [
-        Bar(
-            each.peer.name,
-            *(percentile(each.times[program.name], share) * _MS for share in (0.5, 0.25, 0.75)),
-        )
+        quartile_bar(each.peer.name, each.times[program.name], _MS)
         for each in here
         if program.name in each.times
     ]
