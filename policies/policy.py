@@ -13,7 +13,7 @@ from .tools import Tools, check_tools
 MIB = 1024 * 1024
 
 # Every layer that can be named optional, and so be missing on a host.  The rest is always required.
-OPTIONAL_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids", "landlock", "listener")
+OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
