@@ -11,12 +11,19 @@ import msgspec
 
 from .contestants import AbsentError, Isolation, Peer
 from .lineup import BUBBLEWRAP, READY, every_peer
-from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side
+from .measuring import (
+    MS,
+    Contender,
+    median,
+    quartile_bar,
+    quartile_columns,
+    quartiles,
+    side_by_side,
+)
 from .programs import SUM, TEXT, Program
 from .report import Bars, Column, Report, Table, Value, Verdict
 from .settings import Settings
 
-_MS = 1000.0
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
 _PROGRAMS = (SUM, TEXT)
 
@@ -138,7 +145,7 @@ def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
     if times is None:
         return (*head, None, None, None, None, None, *words)
     ratio = median(times) / median(ours.times[program.name])
-    return (*head, *quartiles(times, _MS), ratio, len(times), *words)
+    return (*head, *quartiles(times, MS), ratio, len(times), *words)
 
 
 def _isolation(here: list[Found]) -> Table:
@@ -152,7 +159,7 @@ def _isolation(here: list[Found]) -> Table:
 
 def _bars(program: Program, here: list[Found]) -> Bars:
     bars = [
-        quartile_bar(each.peer.name, each.times[program.name], _MS)
+        quartile_bar(each.peer.name, each.times[program.name], MS)
         for each in here
         if program.name in each.times
     ]
