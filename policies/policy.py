@@ -1,7 +1,6 @@
 """A policy: what one cell may do.  An empty policy denies everything that can be denied."""
 
 import os
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -229,7 +228,3 @@ def _check_encodable(where: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise PolicyError(f"{where}: {text!r} holds a lone surrogate") from None
-
-
-def with_limits(policy: Policy, change: Callable[[Limits], Limits]) -> Policy:
-    return msgspec.structs.replace(policy, limits=change(policy.limits))
