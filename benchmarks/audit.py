@@ -10,7 +10,7 @@ from ..runner.audit.file import Durability
 from ..runner.audit.log import AuditLog
 from ..runner.audit.spans import Span, span_of
 from ..runner.audit.verification import verify
-from .measuring import median, percentile
+from .measuring import quartile_columns, quartiles
 from .report import Column, Report, Table, Value, Verdict
 from .settings import Settings
 
@@ -49,10 +49,9 @@ def measure(settings: Settings) -> Report:
         verdict = verify(Path(directory, "none"))
         rate = verdict.records / (time.perf_counter() - began)
         size = os.path.getsize(Path(directory, "none")) / max(1, verdict.records)
-    columns = ("p25 us", "p50 us", "p75 us")
     costs = Table(
         title="Two records of an execution, microseconds",
-        columns=(Column("where"), *(Column(title, 1) for title in columns)),
+        columns=(Column("where"), *quartile_columns("us", 1)),
         rows=tuple(rows),
         note=f"Quartiles over batches of {_BATCH}, so that a batched flush is in each.",
     )
@@ -76,8 +75,8 @@ def _row(
     batches = executions // _BATCH if durability != "every" else min(4, executions // _BATCH)
     span = span_of(None)
     with AuditLog(path=path, durability=durability) as log:
-        costs = [_batch(log, span) * _US for _ in range(max(1, batches))]
-    return (title, percentile(costs, 0.25), median(costs), percentile(costs, 0.75))
+        costs = [_batch(log, span) for _ in range(max(1, batches))]
+    return (title, *quartiles(costs, _US))
 
 
 def _batch(log: AuditLog, span: Span) -> float:

@@ -21,7 +21,6 @@ from .programs import SUM
 from .report import Column, Lines, Report, Table, Verdict
 from .settings import Settings, sandbox
 
-_MS = 1000.0
 _OWN, _SHARED = "own sandbox, a cell stood ready", "daemon, a cell stood ready"
 _OWN_SESSION, _SHARED_SESSION = "own sandbox, a session", "daemon, a session"
 _ANEW = "daemon, connected for one call"
@@ -83,10 +82,9 @@ def _anew(path: Path) -> None:
 
 def _report(times: dict[str, list[float]]) -> Report:
     ready = median(times[_OWN])
-    columns = percentile_columns("ms")
+    columns = percentile_columns()
     rows = [
-        (way, *percentile_row(seconds, _MS), median(seconds) / ready)
-        for way, seconds in times.items()
+        (way, *percentile_row(seconds), median(seconds) / ready) for way, seconds in times.items()
     ]
     table = Table(
         title="`1+1`, in cells of one's own and in a daemon's",
@@ -97,7 +95,7 @@ def _report(times: dict[str, list[float]]) -> Report:
         title="One call: how many took how long",
         x="milliseconds",
         y="% of calls",
-        lines=tuple(distribution(way, seconds, _MS) for way, seconds in times.items()),
+        lines=tuple(distribution(way, seconds) for way, seconds in times.items()),
         logarithmic=True,
     )
     return Report(

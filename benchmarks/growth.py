@@ -15,12 +15,12 @@ from ..runner.audit.spans import span_of
 from ..runner.pool import PoolSettings
 from ..runner.spawn import interpreter
 from .census import launcher_of, private_bytes
-from .measuring import Contender, median, percentile, seconds_of, side_by_side
+from .measuring import MS, Contender, median, percentile, seconds_of, side_by_side
 from .programs import SUM
 from .report import Column, Line, Lines, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
-_MS, _MIB = 1000.0, 1024 * 1024
+_MIB = 1024 * 1024
 _CHECKS = 10  # how often on the way the age of a launcher is looked at
 _RECORDS, _SMOKE_RECORDS = (0, 10_000, 100_000, 1_000_000), (0, 5_000)
 _BURNING = "while True: pass"
@@ -115,9 +115,9 @@ def _report(
     )
     records = _table("Records in the audit trail, a cell stood ready", "records", trails)
     busy = _table("Other busy processes, a cell stood ready", "busy", loads)
-    by_age = (Line("p50", tuple((float(age.forks), median(age.times) * _MS) for age in ages)),)
+    by_age = (Line("p50", tuple((float(age.forks), median(age.times) * MS) for age in ages)),)
     by_load = tuple(
-        Line(name, tuple((float(n), percentile(times, share) * _MS) for n, times in loads.items()))
+        Line(name, tuple((float(n), percentile(times, share) * MS) for n, times in loads.items()))
         for name, share in (("p50", 0.5), ("p90", 0.9))
     )
     return Report(
@@ -138,7 +138,7 @@ _PERCENTILES = (Column("p50 ms"), Column("p90 ms"), Column("p99 ms"))
 
 
 def _row(times: list[float]) -> tuple[Value, ...]:
-    return tuple(percentile(times, share) * _MS for share in (0.5, 0.9, 0.99))
+    return tuple(percentile(times, share) * MS for share in (0.5, 0.9, 0.99))
 
 
 def _table(title: str, of: str, found: dict[int, list[float]]) -> Table:

@@ -4,131 +4,40 @@ The rungs are climbed by `rungs.py` in a launcher of their own.  What the superv
 cgroups, channels, the program and its audit records, is measured here, through the public API.
 """
 
-import os
-import select
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
-from ..policies.errors import LaunchError
-from ..policies.plan import Plan
-from ..policies.policy import OPTIONAL_LAYERS
-from ..runner import channel
-from ..runner.cgroups import CgroupTree, open_tree
-from ..runner.cgroups.tree import Caps
-from ..runner.host.ids import unused_id
-from ..runner.host.plans import plan_for
-from ..runner.host.probe import probe_host
-from ..runner.host.runtime import find_runtime
-from ..runner.launching import Launcher
-from ..runner.messages import Boot, Failed, decode
-from ..runner.spawn import Spawned, interpreter
 from .calls import cost_of_calls
-from .measuring import Contender, median, percentile, side_by_side
+from .climbs import AHEAD, FORK, WHOLE, Climb, Climbs
+from .ground import Ground, ground
+from .measuring import (
+    Contender,
+    median,
+    percentile,
+    quartile_bar,
+    quartile_columns,
+    quartiles,
+    side_by_side,
+)
 from .programs import SUM
 from .report import Bar, Bars, Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
 _US = 1e6
-_PATIENCE = 600.0
-_ANSWER_BYTES = 64 * 1024 * 1024
-_FORK, _AHEAD, _WHOLE = "bare fork", "the four made ahead", "enter(), all of it"
 _CGROUP = "cgroup made, read, removed"
 _REST = "interpreter, channels, result"
 _AUDIT = "audit"
 _DEMAND, _QUIET, _READY = "on demand, audited", "on demand, no audit", "a cell stood ready, audited"
 
 
-class Climb(msgspec.Struct, frozen=True):
-    """What `rungs.py` says of one rung, in seconds."""
-
-    ready: list[float] = []
-    gone: list[float] = []
-    call: list[float] = []
-    refused: str = ""
-
-
-class Ground(NamedTuple):
-    """Where the ladder stands: a launcher that climbs instead of forking cells."""
-
-    launcher: Launcher
-    tree: CgroupTree
-    plan: Plan
-
-
-Climbs = dict[str, Climb]
-
-
 def measure(settings: Settings) -> Report:
     """Return the rungs, namespaces singly, the supervisor's part, and system calls in a cell."""
     rounds = settings.amount(150, 15)
-    with _ground(settings) as ground:
-        climbs = _climb(ground, rounds)
-        supervisor = _supervisors_part(settings, ground, rounds)
-        absent = _absent(ground)
+    with ground(settings.policy) as stood_on:
+        climbs = stood_on.climb(rounds)
+        supervisor = _supervisors_part(settings, stood_on, rounds)
+        absent = stood_on.absent()
     return _report(climbs, supervisor, absent, cost_of_calls(settings))
-
-
-@contextmanager
-def _ground(settings: Settings) -> Iterator[Ground]:
-    spawned = Spawned(interpreter(), "cellwright.benchmarks.rungs")
-    launcher = Launcher(spawned)
-    tree = open_tree(launcher.keeper)
-    try:
-        # What the host lacks is a rung that is absent, not a refusal.
-        policy = msgspec.structs.replace(settings.policy, optional_layers=OPTIONAL_LAYERS)
-        plan = plan_for(policy, probe_host(tree.missing))
-        runtime = find_runtime(interpreter())
-        uid = os.geteuid() or unused_id(os.getpid())
-        launcher.boot(Boot(plan, runtime.files, runtime.links, runtime.hidden, uid))
-        tree.admit(launcher.pids(), uid)
-        yield Ground(launcher, tree, plan)
-    finally:
-        launcher.close()
-        tree.close()
-
-
-def _caps(plan: Plan) -> Caps:
-    return Caps(plan.memory_bytes, plan.cpus, plan.processes)
-
-
-def _climb(ground: Ground, rounds: int) -> Climbs:
-    cgroup = ground.tree.create("cell-0", _caps(ground.plan))
-    request = msgspec.json.encode({"rounds": rounds, "into_cgroup": cgroup.into_cgroup})
-    sock = ground.launcher._sock
-    try:
-        channel.send(sock, request, cgroup.descriptors)
-        return msgspec.json.decode(_answer(sock), type=Climbs)
-    finally:
-        cgroup.close_descriptors()
-        cgroup.kill()
-        cgroup.remove()
-
-
-def _answer(sock: socket.socket) -> bytes:
-    if not select.select([sock], [], [], _PATIENCE)[0]:
-        raise LaunchError(f"the ladder was not climbed within {_PATIENCE:g} s")
-    frame = channel.Receiver(sock, _ANSWER_BYTES).receive_whole()
-    if not frame:
-        raise LaunchError("the ladder fell: its launcher ended", 'run "cellwright doctor"')
-    if not frame.startswith(b"{"):
-        raise LaunchError(f"the ladder fell: {decode(frame, Failed).message}")
-    return frame
-
-
-def _absent(ground: Ground) -> dict[str, str]:
-    """Return the rungs that this host or user has not, and why."""
-    missing = {why for why in ground.tree.missing.values() if why}
-    absent = {"cgroup": "; ".join(sorted(missing))} if missing else {}
-    if not ground.plan.landlock_abi:
-        absent["landlock"] = "the kernel has none"
-    if not ground.plan.refusals:
-        absent["listener"] = "the kernel has none"
-    return absent
 
 
 def _supervisors_part(settings: Settings, ground: Ground, rounds: int) -> dict[str, list[float]]:
@@ -136,7 +45,7 @@ def _supervisors_part(settings: Settings, ground: Ground, rounds: int) -> dict[s
     names = iter(range(1, 1_000_000))
 
     def cgroup() -> None:
-        made = ground.tree.create(f"cell-{next(names)}", _caps(ground.plan))
+        made = ground.cgroup(f"cell-{next(names)}")
         made.usage()
         made.close_descriptors()
         made.remove()
@@ -171,7 +80,7 @@ def _steps(
     climbs: Climbs, supervisor: dict[str, list[float]], absent: dict[str, str]
 ) -> list[Step]:
     """Return what each rung of a cell adds to the one below, and then the supervisor's part."""
-    order = [_FORK, _AHEAD, *(f"+ {name}" for name in _names(climbs))]
+    order = [FORK, AHEAD, *(f"+ {name}" for name in _names(climbs))]
     steps, below = [], Climb([0.0], [0.0])
     for name in order:
         climb = climbs[name]
@@ -248,29 +157,23 @@ def _cumulative(steps: list[Step], absent: dict[str, str]) -> Table:
 
 def _singly(climbs: Climbs) -> Table:
     rows: list[tuple[Value, ...]] = [
-        (name, *(percentile(climb.gone, share) * _US for share in (0.25, 0.5, 0.75)))
-        for name, climb in _of_namespaces(climbs).items()
+        (name, *quartiles(climb.gone, _US)) for name, climb in _of_namespaces(climbs).items()
     ]
     return Table(
         title="Namespaces, each made for one fork and gone after it",
-        columns=(
-            Column("namespaces"), Column("p25 us", 0), Column("p50 us", 0), Column("p75 us", 0),
-        ),
+        columns=(Column("namespaces"), *quartile_columns("us", 0)),
         rows=tuple(rows),
         note="The kernel takes network namespaces down later, and that is in no row.",
-    )  # fmt: skip
+    )
 
 
 def _of_namespaces(climbs: Climbs) -> Climbs:
     names = list(climbs)
-    return {name: climbs[name] for name in names[: names.index(_AHEAD) + 1]}
+    return {name: climbs[name] for name in names[: names.index(AHEAD) + 1]}
 
 
 def _bars_of_namespaces(climbs: Climbs) -> Bars:
-    bars = [
-        Bar(name, *(percentile(climb.gone, share) * _US for share in (0.5, 0.25, 0.75)))
-        for name, climb in _of_namespaces(climbs).items()
-    ]
+    bars = [quartile_bar(name, climb.gone, _US) for name, climb in _of_namespaces(climbs).items()]
     return Bars(
         title="Namespaces: a fork into new ones, until its end",
         unit="microseconds, medians with quartiles",
@@ -280,15 +183,14 @@ def _bars_of_namespaces(climbs: Climbs) -> Bars:
 
 def _calls_made(supervisor: dict[str, list[float]]) -> Table:
     rows: list[tuple[Value, ...]] = [
-        (name, *(percentile(times, share) * _US for share in (0.25, 0.5, 0.75)))
-        for name, times in supervisor.items()
+        (name, *quartiles(times, _US)) for name, times in supervisor.items()
     ]
-    columns = (Column("what"), Column("p25 us", 0), Column("p50 us", 0), Column("p75 us", 0))
+    columns = (Column("what"), *quartile_columns("us", 0))
     return Table(title="Whole calls, `1+1`", columns=columns, rows=tuple(rows))
 
 
 def _verdicts(climbs: Climbs, supervisor: dict[str, list[float]]) -> tuple[Verdict, ...]:
-    top, whole = _cost(climbs["+ listener"].ready), _cost(climbs[_WHOLE].ready)
+    top, whole = _cost(climbs["+ listener"].ready), _cost(climbs[WHOLE].ready)
     demand, ready = median(supervisor[_DEMAND]), median(supervisor[_READY])
     refused = {name: climb.refused for name, climb in climbs.items() if climb.refused}
     return (

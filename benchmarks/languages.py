@@ -22,7 +22,6 @@ from .measuring import (
 from .report import Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
-_MS = 1000.0
 _ONCE, _FIRST, _LATER = "a program of its own", "a session's first request", "a later one"
 _PLAIN, _BWRAP = "the interpreter alone", "bubblewrap and the interpreter"
 _TARGET = 1.5
@@ -119,11 +118,11 @@ def _command(line: list[str]) -> Callable[[], object]:
 
 def _report(found: dict[str, Times], absent: list[tuple[Value, ...]], *, smoke: bool) -> Report:
     rows = [
-        (language, how, *percentile_row(times, _MS)[:3], len(times), _ratio(ways, times))
+        (language, how, *percentile_row(times)[:3], len(times), _ratio(ways, times))
         for language, ways in found.items()
         for how, times in ways.items()
     ]
-    columns = (*percentile_columns("ms")[:3], Column("runs", 0))
+    columns = (*percentile_columns()[:3], Column("runs", 0))
     table = Table(
         title="A program that prints 2, milliseconds",
         columns=(Column("language"), Column("how"), *columns, Column("ratio")),

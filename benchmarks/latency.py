@@ -24,7 +24,6 @@ from .programs import EVERY, SUM, Program
 from .report import Column, Lines, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
-_MS = 1000.0
 _QUIET = 0.1  # what verdicts compare: a busy neighbour hits now the one, now the other
 _READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
 _SESSION = "a session's next request"
@@ -98,13 +97,13 @@ def _cold(settings: Settings) -> list[float]:
 
 def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
     rows = [
-        (program, way, *percentile_row(times, _MS))
+        (program, way, *percentile_row(times))
         for program, ways in found.items()
         for way, times in ways.items()
     ]
     table = Table(
         title="One call, milliseconds",
-        columns=(Column("program"), Column("how"), *percentile_columns("ms")),
+        columns=(Column("program"), Column("how"), *percentile_columns()),
         rows=(*rows, *absent),
     )
     charts = [_distributions(program, ways) for program, ways in found.items()]
@@ -131,10 +130,8 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
 def _headline(ways: Times) -> Table:
     """Return the ways to call, each with the ratio to a cell that stood ready."""
     ready = median(ways[_READY])
-    rows = [
-        (way, *percentile_row(times, _MS)[:3], median(times) / ready) for way, times in ways.items()
-    ]
-    columns = percentile_columns("ms")[:3]
+    rows = [(way, *percentile_row(times)[:3], median(times) / ready) for way, times in ways.items()]
+    columns = percentile_columns()[:3]
     return Table(
         title="`1+1` through `Sandbox.execute`, every layer on, audited",
         columns=(Column("cellwright"), *columns, Column("ratio", 1)),
@@ -147,7 +144,7 @@ def _distributions(program: str, ways: Times) -> Lines:
         title=f"{program}: how many calls took how long",
         x="milliseconds",
         y="% of calls",
-        lines=tuple(distribution(way, times, _MS) for way, times in ways.items()),
+        lines=tuple(distribution(way, times) for way, times in ways.items()),
         logarithmic=True,
     )
 

@@ -78,10 +78,8 @@ def _calls(times: dict[str, list[float]]) -> Table:
     every = {"all": [each for one in times.values() for each in one], **times}
     return Table(
         title="`print(1)`, one after the other",
-        columns=(Column("calls"), *percentile_columns("ms")),
-        rows=tuple(
-            (name, *percentile_row(values, 1000.0)) for name, values in every.items() if values
-        ),
+        columns=(Column("calls"), *percentile_columns()),
+        rows=tuple((name, *percentile_row(values)) for name, values in every.items() if values),
     )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from .measuring import (
+    MS,
     Contender,
     median,
     percentile,
@@ -25,7 +26,6 @@ from .programs import SUM
 from .report import Column, Report, Table, Verdict
 from .settings import Settings, sandbox
 
-_MS = 1000.0
 _ECHO = "a tool that gives back what it got, of the SDK alone"
 _RUN, _SESSION = "`run_code` of `1+1`, a fresh cell", "`run_code` of `1+1`, in a session"
 _SEARCH, _TOOL = "`search_tools`", "`run_code` of a program that calls a made tool"
@@ -139,12 +139,12 @@ def _report(times: dict[str, list[float]]) -> Report:
     table = Table(
         title="One call over a pipe",
         columns=(
-            Column("what"), Column("p10 ms", 2), Column("ratio", 2), *percentile_columns("ms"),
+            Column("what"), Column("p10 ms", 2), Column("ratio", 2), *percentile_columns(),
             Column("ratio of p50", 2),
         ),
         rows=tuple(
             (
-                way, _quiet(seconds) * _MS, _quiet(seconds) / quiet, *percentile_row(seconds, _MS),
+                way, _quiet(seconds) * MS, _quiet(seconds) / quiet, *percentile_row(seconds),
                 median(seconds) / bare,
             )
             for way, seconds in times.items()

@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .report import Column, Line, Value
+from .report import Bar, Column, Line, Value
+
+MS = 1000.0  # in a second
 
 
 def _nothing() -> None:
@@ -57,18 +59,36 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 0.5)
 
 
+_QUARTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75}
+
+
+def quartile_columns(unit: str, digits: int = 2) -> tuple[Column, ...]:
+    return tuple(Column(f"{name} {unit}", digits) for name in _QUARTILES)
+
+
+def quartiles(values: Sequence[float], scale: float = 1.0) -> tuple[float, float, float]:
+    """Return the lower one, the median and the upper one."""
+    low, middle, high = (percentile(values, share) * scale for share in _QUARTILES.values())
+    return low, middle, high
+
+
+def quartile_bar(label: str, values: Sequence[float], scale: float = 1.0) -> Bar:
+    low, middle, high = quartiles(values, scale)
+    return Bar(label, middle, low, high)
+
+
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
-def percentile_columns(unit: str, digits: int = 2) -> tuple[Column, ...]:
-    return (*(Column(f"{name} {unit}", digits) for name in PERCENTILES), Column("runs", 0))
+def percentile_columns(digits: int = 2) -> tuple[Column, ...]:
+    return (*(Column(f"{name} ms", digits) for name in PERCENTILES), Column("runs", 0))
 
 
-def percentile_row(seconds: Sequence[float], scale: float) -> tuple[Value, ...]:
-    """Return the percentiles; one that fewer values than two lie beyond is not known, and None."""
+def percentile_row(seconds: Sequence[float]) -> tuple[Value, ...]:
+    """Return the percentiles, in milliseconds; one that fewer than two lie beyond is not known."""
     count = len(seconds)
     shares = [
-        percentile(seconds, share) * scale if share == 0.5 or count * (1 - share) >= 2 else None
+        percentile(seconds, share) * MS if share == 0.5 or count * (1 - share) >= 2 else None
         for share in PERCENTILES.values()
     ]
     return (*shares, count)
@@ -77,9 +97,6 @@ def percentile_row(seconds: Sequence[float], scale: float) -> tuple[Value, ...]:
 _SHARES = (*(n / 100 for n in range(100)), 0.992, 0.994, 0.996, 0.998, 0.999)
 
 
-def distribution(label: str, seconds: Sequence[float], scale: float) -> Line:
-    """Return the share of runs, in percent, over the time that they did not exceed."""
-    return Line(
-        label,
-        tuple((percentile(seconds, share) * scale, share * 100) for share in _SHARES),
-    )
+def distribution(label: str, seconds: Sequence[float]) -> Line:
+    """Return the share of runs, in percent, over the milliseconds that they did not exceed."""
+    return Line(label, tuple((percentile(seconds, share) * MS, share * 100) for share in _SHARES))

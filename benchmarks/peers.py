@@ -1,9 +1,6 @@
 """The same programs elsewhere: other sandboxes, other Pythons, none at all; side by side, in turns."""
 
-import shutil
-import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from functools import partial
 from math import isnan, nan
@@ -12,163 +9,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..harness.sandbox import Sandbox
-from ..harness.version import installed_version
-from ..runner.pool import PoolSettings
-from . import commandlines, libraries
-from .contestants import AbsentError, Command, Isolation, Peer, check_output, version_of
-from .libraries import Library
-from .measuring import Contender, median, percentile, side_by_side
+from .contestants import AbsentError, Isolation, Peer
+from .lineup import BUBBLEWRAP, READY, every_peer
+from .measuring import (
+    MS,
+    Contender,
+    median,
+    quartile_bar,
+    quartile_columns,
+    quartiles,
+    side_by_side,
+)
 from .programs import SUM, TEXT, Program
-from .report import Bar, Bars, Column, Report, Table, Value, Verdict
-from .settings import Settings, sandbox
+from .report import Bars, Column, Report, Table, Value, Verdict
+from .settings import Settings
 
-_MS = 1000.0
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
 _PROGRAMS = (SUM, TEXT)
-_READY, _DEMAND = "cellwright, a cell stood ready", "cellwright, made on demand"
-_BUBBLEWRAP = "bwrap --unshare-all python3 -I -S"
-_HOST, _CPYTHON = "the host's", "CPython"
-_NONE = Isolation("process", "none", "none", "all", "all", "none", _HOST, _CPYTHON)
-_CELL = Isolation(
-    "process, all namespaces", "pid, mount, net, ipc, uts, user, cgroup", "what is allowed",
-    "interpreter's; Landlock too", "none", "memory, CPU, processes, time, output", _HOST, _CPYTHON,
-)  # fmt: skip
-_CONTAINER = Isolation(
-    "process, its namespaces", "pid, mount, net, ipc, uts", "none", "/usr, interpreter's", "none",
-    "memory, processes", _HOST, _CPYTHON,
-)  # fmt: skip
-_IN_PROCESS = Isolation(
-    "globals", "none", "none", "by checks in Python", "by checks in Python", "none", _HOST,
-    "CPython, a subset",
-)  # fmt: skip
-
-
-class Ours:
-    """Our own cells, as a peer."""
-
-    def __init__(self, name: str, settings: Settings, pool: int) -> None:
-        self.name = name
-        self.isolation = _CELL
-        self._stack = ExitStack()
-        self._sandbox: Sandbox | None = None
-        self._settings = settings
-        self._pool = pool
-
-    def find(self, place: Path) -> str:
-        self._sandbox = self._stack.enter_context(sandbox(self._settings, self._pool))
-        return installed_version()
-
-    def run(self, program: Program) -> float:
-        assert self._sandbox is not None
-        self._sandbox.settle()
-        began = time.perf_counter()
-        result = self._sandbox.execute(program.printing)
-        seconds = time.perf_counter() - began
-        check_output(program, result.stdout)
-        if result.pool_hit != (self._pool > 0):
-            raise RuntimeError("no cell stood ready")
-        return seconds
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-def every_peer(settings: Settings) -> list[Peer]:
-    """Return all that we know of, found or not."""
-    return [
-        Ours(_READY, settings, PoolSettings().size),
-        Ours(_DEMAND, settings, 0),
-        *_interpreters(),
-        *_containers(),
-        *_elsewhere(settings.peers),
-    ]
-
-
-def _interpreters() -> list[Peer]:
-    version = partial(str, ".".join(map(str, sys.version_info[:3])))
-    return [
-        Command(f"python3 {' '.join(flags)}", _NONE, partial(_bare, flags), version)
-        for flags in (("-I", "-S"), ("-I",))
-    ]
-
-
-def _bare(flags: tuple[str, ...], place: Path, program: Program) -> list[str]:
-    return commandlines.bare(*flags, "-c", program.printing)
-
-
-def _bubblewrap(place: Path, program: Program) -> list[str]:
-    line = commandlines.bubblewrap("-I", "-S", "-c", program.printing)
-    if line is None:
-        raise AbsentError("bwrap is not installed")
-    return line
-
-
-def _containers() -> list[Peer]:
-    namespaces = "pid, mount, net, ipc, uts, user, cgroup"
-    bwrap = _CONTAINER._replace(namespaces=namespaces, caps="none")
-    jail = bwrap._replace(
-        namespaces="pid, mount, net", filter="what is refused", files="all, read-only"
-    )
-    nspawn = _CONTAINER._replace(filter="what is refused", caps="none")
-    podman = _CONTAINER._replace(filter="what is allowed", caps="processes")
-    gone = commandlines.remove_cgroups
-    return [
-        Command(_BUBBLEWRAP, bwrap, _bubblewrap, version_of("bwrap", "--version")),
-        Command("firejail", jail, commandlines.firejail, version_of("firejail", "--version")),
-        Command("runc", _CONTAINER, commandlines.runc, version_of("runc", "--version"), gone),
-        Command("crun", _CONTAINER, commandlines.crun, version_of("crun", "--version"), gone),
-        Command("podman", podman, commandlines.podman, version_of("podman", "--version"), gone),
-        Command(
-            "systemd-nspawn", nspawn, commandlines.nspawn, version_of("systemd-nspawn", "--version")
-        ),
-    ]
-
-
-def _elsewhere(peers: Path | None) -> list[Peer]:
-    """Return what peers-setup installs."""
-    where = (
-        f"it is not in {peers}" if peers else "without --peers; benchmarks/peers-setup installs it"
-    )
-    monty = _IN_PROCESS._replace(
-        fresh="session", files="none", network="none", python="a subset, written in Rust"
-    )
-    wasm = Isolation(
-        "globals", "none", "none", "its own, in memory", "as node has it", "none",
-        "the host's, behind WebAssembly", _CPYTHON,
-    )  # fmt: skip
-    scripts = (
-        ("pydantic-monty", monty, "pydantic_monty", libraries.MONTY),
-        ("RestrictedPython", _IN_PROCESS, "RestrictedPython", libraries.RESTRICTED),
-        ("smolagents, local executor", _IN_PROCESS, "smolagents", libraries.SMOLAGENTS),
-    )
-    return [
-        _sandbox_runtime(peers, where),
-        *(
-            Library(name, kept, libraries.python_worker(peers, package, script), where)
-            for name, kept, package, script in scripts
-        ),
-        Library("Pyodide under node", wasm, libraries.node_worker(peers), where),
-    ]
-
-
-def _sandbox_runtime(peers: Path | None, where: str) -> Peer:
-    kept = Isolation(
-        "process, its namespaces", "pid, mount, net", "Unix sockets", "all, read-only",
-        "none, by a proxy", "none", _HOST, _CPYTHON,
-    )  # fmt: skip
-    cli = (peers or Path()) / "js/node_modules/@anthropic-ai/sandbox-runtime/dist/cli.js"
-
-    def version() -> str:
-        if not peers or not cli.is_file() or not shutil.which("node"):
-            raise AbsentError(where)
-        return version_of("node", str(cli), "--version")()
-
-    line = partial(commandlines.sandbox_runtime, cli.absolute())
-    return Command("@anthropic-ai/sandbox-runtime", kept, line, version)
-
-
-# Measuring
 
 
 class Found(NamedTuple):
@@ -259,7 +116,7 @@ def _report(found: list[Found], absent: dict[str, str]) -> Report:
 
 
 def _times(program: Program, here: list[Found]) -> Table:
-    ours = next(each for each in here if each.peer.name == _READY)
+    ours = next(each for each in here if each.peer.name == READY)
     refusals = [
         f"{each.peer.name}: {each.refusals[program.name]}."
         for each in here
@@ -273,7 +130,7 @@ def _times(program: Program, here: list[Found]) -> Table:
     return Table(
         title=f"`{program.name}`",
         columns=(
-            Column("peer"), Column("version"), Column("p25 ms"), Column("p50 ms"), Column("p75 ms"),
+            Column("peer"), Column("version"), *quartile_columns("ms"),
             Column("ratio", 1), Column("runs", 0), Column("new for each call"), Column("Python"),
         ),
         rows=tuple(_row(program, each, ours) for each in here),
@@ -287,9 +144,8 @@ def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
     times = each.times.get(program.name)
     if times is None:
         return (*head, None, None, None, None, None, *words)
-    quartiles = [percentile(times, share) * _MS for share in (0.25, 0.5, 0.75)]
     ratio = median(times) / median(ours.times[program.name])
-    return (*head, *quartiles, ratio, len(times), *words)
+    return (*head, *quartiles(times, MS), ratio, len(times), *words)
 
 
 def _isolation(here: list[Found]) -> Table:
@@ -303,10 +159,7 @@ def _isolation(here: list[Found]) -> Table:
 
 def _bars(program: Program, here: list[Found]) -> Bars:
     bars = [
-        Bar(
-            each.peer.name,
-            *(percentile(each.times[program.name], share) * _MS for share in (0.5, 0.25, 0.75)),
-        )
+        quartile_bar(each.peer.name, each.times[program.name], MS)
         for each in here
         if program.name in each.times
     ]
@@ -322,9 +175,9 @@ def _verdicts(here: list[Found]) -> tuple[Verdict, ...]:
     medians = {
         each.peer.name: median(each.times[SUM.name]) for each in here if SUM.name in each.times
     }
-    if _BUBBLEWRAP not in medians:
+    if BUBBLEWRAP not in medians:
         return ()
-    ratio = medians[_BUBBLEWRAP] / medians[_READY]
+    ratio = medians[BUBBLEWRAP] / medians[READY]
     return (
         Verdict(
             "a cell that stood ready is at least twice as quick as bubblewrap",

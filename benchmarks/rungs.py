@@ -23,6 +23,7 @@ from ..runner.kernel import privileges as kernel
 from ..runner.kernel import processes
 from ..runner.launcher import inits
 from ..runner.launcher import main as launcher
+from .climbs import AHEAD, FORK, WHOLE, Climb, Order
 
 _CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
 _PACKET = 4096
@@ -35,24 +36,6 @@ NAMESPACES = {
     "net_ns": processes.CLONE_NEWNET,
     "mount_ns": processes.CLONE_NEWNS,
 }
-_ALL = sum(NAMESPACES.values())
-
-
-class Request(msgspec.Struct, frozen=True):
-    """How often to climb; comes with what the cgroups of a cell are joined through."""
-
-    rounds: int
-    into_cgroup: bool
-
-
-class Climb(msgspec.Struct, frozen=True):
-    """Seconds until all layers of a rung are on, and until nothing of its process is left; seconds of
-    one system call behind them; or what the kernel refused."""
-
-    ready: list[float] = []
-    gone: list[float] = []
-    call: list[float] = []
-    refused: str = ""
 
 
 class Rung(NamedTuple):
@@ -78,14 +61,14 @@ class _Ladder:
         self._marks = mmap.mmap(-1, _MARKS.size)  # shared with every child
 
     def serve(self) -> None:
-        """Answer one request and end."""
+        """Carry out one order and end."""
         frame, descriptors = channel.receive_with_descriptors(self._sock)
-        request = msgspec.json.decode(frame, type=Request)
-        cgroup = descriptors.pop() if request.into_cgroup else None
+        order = msgspec.json.decode(frame, type=Order)
+        cgroup = descriptors.pop() if order.into_cgroup else None
         rungs = _rungs(self._site, _descriptors(tuple(descriptors)))
         self._begin_beside(rungs)
         climbs = {rung.name: Climb() for rung in rungs}
-        for _ in range(request.rounds):
+        for _ in range(order.rounds):
             for rung in rungs:
                 climbs[rung.name] = self._climb(rung, cgroup, climbs[rung.name])
             rungs = rungs[::-1]
@@ -178,9 +161,6 @@ def _descriptors(cgroups: tuple[int, ...]) -> Descriptors:
     return Descriptors(status, control, streams[0], streams[1], streams[2], cgroups)
 
 
-FORK = "bare fork"
-AHEAD = "the four made ahead"
-WHOLE = "enter(), all of it"
 # The rungs behind `AHEAD`, each on top of those before it; the names are those of layers.
 STEPS = (
     "descriptor sweep", "cgroup", "cgroup_ns", "own mounts", "user_ns", "rlimits", "capabilities",

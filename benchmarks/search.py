@@ -131,8 +131,8 @@ def _times(
             times |= found
     table = Table(
         title=f"A query over {len(documents):,} tools, five results, ms of processor time",
-        columns=(Column("query"), *percentile_columns("ms")),
-        rows=tuple((name, *percentile_row(each, 1e3)) for name, each in times.items()),
+        columns=(Column("query"), *percentile_columns()),
+        rows=tuple((name, *percentile_row(each)) for name, each in times.items()),
     )
     return table, _quick([each for name, each in times.items() if "ours" in name], times, settings)
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from ..harness.sandbox import Sandbox
 from ..policies.policy import MIB
 from ..runner.spawn import interpreter
-from .measuring import Contender, percentile, side_by_side
-from .report import Bar, Bars, Column, Report, Table, Value, Verdict
+from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side
+from .report import Bars, Column, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
 
 _CHUNK = 64 * 1024  # what a pipe holds, and what is read at once
@@ -78,37 +78,32 @@ def _through_a_pipe(code: str) -> float:
 
 
 def _rates(seconds: list[float], amount: int) -> list[float]:
-    """Return the quartiles of MiB a second."""
-    rates = [amount / MIB / each for each in seconds]
-    return [percentile(rates, share) for share in (0.25, 0.5, 0.75)]
+    """Return MiB a second."""
+    return [amount / MIB / each for each in seconds]
 
 
 def _table(times: dict[str, list[float]], amount: int) -> Table:
-    pipe = _rates(times[_PIPE], amount)[1]
+    pipe = median(_rates(times[_PIPE], amount))
     rows: list[tuple[Value, ...]] = []
     for name, seconds in times.items():
-        rates = _rates(seconds, amount)
+        rates = quartiles(_rates(seconds, amount))
         rows.append((name, *rates, rates[1] / pipe, len(seconds)))
     return Table(
         title="A stream of output, MiB a second",
         columns=(
-            Column("how"), *(Column(f"{share} MiB/s", 0) for share in ("p25", "p50", "p75")),
-            Column("of a pipe"), Column("runs", 0),
+            Column("how"), *quartile_columns("MiB/s", 0), Column("of a pipe"), Column("runs", 0),
         ),
         rows=tuple(rows),
     )  # fmt: skip
 
 
 def _chart(times: dict[str, list[float]], amount: int) -> Bars:
-    bars = []
-    for name, seconds in times.items():
-        low, middle, high = _rates(seconds, amount)
-        bars.append(Bar(name, middle, low, high))
-    return Bars(title="A stream of output", unit="MiB/s", bars=tuple(bars))
+    bars = tuple(quartile_bar(name, _rates(seconds, amount)) for name, seconds in times.items())
+    return Bars(title="A stream of output", unit="MiB/s", bars=bars)
 
 
 def _verdict(times: dict[str, list[float]]) -> Verdict:
-    ratio = percentile(times[_PIPE], 0.5) / percentile(times[_CALLED], 0.5)
+    ratio = median(times[_PIPE]) / median(times[_CALLED])
     return Verdict(
         f"output through on_output is more than {_TARGET:.0%} of what a pipe brings",
         ratio > _TARGET,

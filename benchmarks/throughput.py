@@ -15,7 +15,7 @@ from ..runner.pool import PoolSettings
 from ..runner.spawn import interpreter
 from .census import cpu_seconds, launcher_of
 from .commandlines import bubblewrap
-from .measuring import median, percentile
+from .measuring import median, quartile_columns, quartiles
 from .programs import SUM
 from .report import Column, Line, Lines, Report, Table, Value, Verdict
 from .settings import Settings, sandbox
@@ -110,8 +110,8 @@ def _report(turns: Turns) -> Report:
     table = Table(
         title="`1+1`, fresh cells a second",
         columns=(
-            Column("contender"), Column("clients", 0), Column("p25 runs/s", 0),
-            Column("p50 runs/s", 0), Column("p75 runs/s", 0), Column("CPU ms a run"),
+            Column("contender"), Column("clients", 0), *quartile_columns("runs/s", 0),
+            Column("CPU ms a run"),
         ),
         rows=tuple(_row(name, clients, found) for (name, clients), found in turns.items()),
         note=f"Quartiles over turns; {os.cpu_count()} processors.",
@@ -161,7 +161,7 @@ def _rates(turns: list[Turn]) -> list[float]:
 
 
 def _row(name: str, clients: int, turns: list[Turn]) -> tuple[Value, ...]:
-    rates = [percentile(_rates(turns), share) for share in (0.25, 0.5, 0.75)]
+    rates = quartiles(_rates(turns))
     cpu = [turn.cpu_ms for turn in turns if turn.cpu_ms is not None]
     return (name, clients, *rates, median(cpu) if cpu else None)
 

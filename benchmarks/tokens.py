@@ -135,8 +135,8 @@ def _costs(specs: Sequence[ToolSpec], settings: Settings) -> tuple[Table, Verdic
         times = side_by_side(contenders, settings.amount(300, 10))
     table = Table(
         title="`1+1` in a cell that stood ready, by what its sandbox offers",
-        columns=(Column("offered"), *percentile_columns("ms")),
-        rows=tuple((name, *percentile_row(each, 1e3)) for name, each in times.items()),
+        columns=(Column("offered"), *percentile_columns()),
+        rows=tuple((name, *percentile_row(each)) for name, each in times.items()),
     )
     few, many = (median(times[name]) for name in list(offers)[1:])
     seen = f"{few * 1e3:.2f} ms and {many * 1e3:.2f} ms"

@@ -15,6 +15,7 @@ from ..harness.tools.spec import ToolSpec
 from ..harness.tools.store import Store
 from ..runner.pool import PoolSettings
 from .measuring import (
+    MS,
     Contender,
     median,
     percentile_columns,
@@ -25,7 +26,6 @@ from .measuring import (
 from .report import Column, Report, Table, Verdict
 from .settings import Settings, sandbox
 
-_MS = 1000.0
 _SOURCE = "def double(n: int) -> int:\n    return n * 2"
 _EXECUTE, _BY_HAND = "`execute('1+1')`, no tool", "`execute` of the source and a call"
 _MADE, _HOST = "made tool, a fresh cell", "tool of the host"
@@ -138,9 +138,9 @@ def _shelf(settings: Settings) -> list[tuple[str, float]]:
                 raise RuntimeError(f"{len(found)} tools instead of {count}")
             looking = seconds_of(lambda: [registry.get(f"tool_{n}") for n in range(count)])
     return [
-        (f"load {count:,} tools", loading * _MS),
-        ("find one by name, the first time", looking / count * _MS),
-        ("add one, on the disk", adding / added * _MS),
+        (f"load {count:,} tools", loading * MS),
+        ("find one by name, the first time", looking / count * MS),
+        ("add one, on the disk", adding / added * MS),
     ]
 
 
@@ -163,9 +163,9 @@ def _report(
     bare = median(times[_EXECUTE])
     calls = Table(
         title="One call",
-        columns=(Column("what"), *percentile_columns("ms", 3), Column("ratio", 2)),
+        columns=(Column("what"), *percentile_columns(3), Column("ratio", 2)),
         rows=tuple(
-            (way, *percentile_row(seconds, _MS), median(seconds) / bare)
+            (way, *percentile_row(seconds), median(seconds) / bare)
             for way, seconds in times.items()
         ),
         note="Calls from a cell are counted by the program itself, many in one cell.",
@@ -195,7 +195,5 @@ def _verdicts(times: dict[str, list[float]], shelf: list[tuple[str, float]]) -> 
         Verdict(
             "a made tool takes less than twice as long as `1+1`", ratio < 2, f"{ratio:.2f} times"
         ),
-        Verdict(
-            "ten thousand tools load in less than a second", loading < _MS, f"{loading:.0f} ms"
-        ),
+        Verdict("ten thousand tools load in less than a second", loading < MS, f"{loading:.0f} ms"),
     )

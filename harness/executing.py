@@ -38,10 +38,10 @@ class Executing(Closing):
         """`execute` for asyncio callers; cancelling the task cancels the execution."""
         from .run import aexecute  # asyncio takes 40 ms to import
 
-        return await aexecute(self, code, language or self.language, **given)
+        return await aexecute(self.execute, code, language or self.language, **given)
 
     def start(self, code: str | bytes, language: str | None = None, **given: Any) -> "Run":
         """Start `execute` in the background and return a handle to it."""
         from .run import Run
 
-        return Run(self, code, language or self.language, **given)
+        return Run(self.execute, code, language or self.language, **given)

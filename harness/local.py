@@ -22,7 +22,8 @@ from ..runner.supervisors import Supervisors
 from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
 from .intake import Intake, rules_of
 from .program import OnStreams, Program, Programs
-from .session import OpenSessions, Session
+from .session import Session
+from .sessions import OpenSessions
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk

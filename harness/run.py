@@ -4,13 +4,13 @@ import asyncio
 import collections
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runner.result import SandboxResult, SandboxStatus
 from .background import Background
-from .executing import Executing
 
+_Execute = Callable[..., SandboxResult]  # as Executing.execute
 _QUEUED_CHUNKS = 64  # then the guest waits: a slow reader never grows memory
 
 
@@ -55,11 +55,11 @@ class _Chunks:
 class Run:
     """A started execution: read its output as it comes, cancel it, get its result."""
 
-    def __init__(self, sandbox: Executing, code: str | bytes, language: str, **given: Any) -> None:
+    def __init__(self, execute: _Execute, code: str | bytes, language: str, **given: Any) -> None:
         self._chunks = chunks = _Chunks()
 
         def work(cancel: int) -> SandboxResult:
-            return sandbox.execute(code, language, on_output=chunks.put, cancel=cancel, **given)
+            return execute(code, language, on_output=chunks.put, cancel=cancel, **given)
 
         self._background = Background("cellwright-run", work, chunks.end)
 
@@ -85,13 +85,11 @@ class Run:
 
 
 async def aexecute(
-    sandbox: Executing, code: str | bytes, language: str, **given: Any
+    execute: _Execute, code: str | bytes, language: str, **given: Any
 ) -> SandboxResult:
-    """Run `sandbox.execute` in a thread; cancelling the task ends the execution."""
+    """Run `execute` in a thread; cancelling the task ends the execution."""
     cancel = os.eventfd(0, os.EFD_CLOEXEC)
-    work = asyncio.create_task(
-        asyncio.to_thread(sandbox.execute, code, language, cancel=cancel, **given)
-    )
+    work = asyncio.create_task(asyncio.to_thread(execute, code, language, cancel=cancel, **given))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

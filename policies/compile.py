@@ -3,19 +3,14 @@
 import os
 from typing import Any, NamedTuple
 
-from .errors import Unenforceable
 from .host import Host
 from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
+from .layers import layers_in_force
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
 from .syscalls import Condition, Rule, Table, syscall_table
 
-ALWAYS = (
-    "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
-    "capabilities", "no_new_privs", "rlimits", "seccomp",
-)  # fmt: skip
-_LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which breaks programs
 # A descriptor cannot be sent while more than the sender's RLIMIT_NOFILE are on their way, of all
 # processes with its uid, and one message has up to 253 (unix(7), ETOOMANYREFS): a guest with as many
 # as the launcher may have would silence the launcher, and so end every cell.
@@ -51,7 +46,7 @@ def compile_policy(
     host cannot give a layer that the policy does not call optional.
     """
     check_policy(policy)
-    layers = _layers(policy, host)
+    layers = layers_in_force(policy, host)
     table = syscall_table()
     limits = policy.limits
     groups = ("base",) if learning else _groups(policy, runs)
@@ -86,41 +81,6 @@ def compile_policy(
         processes=limits.processes,
         layers=layers,
     )
-
-
-def _layers(policy: Policy, host: Host) -> tuple[str, ...]:
-    """Return the layers in force, raise for those that are required and missing."""
-    missing = _missing(host)
-    gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
-    if gaps:
-        raise Unenforceable(tuple(gaps))
-    optional = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
-    present = tuple(layer for layer in optional if layer not in missing)
-    fallback = tuple(
-        _FALLBACKS[layer] for layer in optional if layer in missing & _FALLBACKS.keys()
-    )
-    return ALWAYS + present + fallback
-
-
-# Weaker, and only where the policy lets the cap go: RLIMIT_AS counts address space, not memory, of
-# each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so per cell.
-_FALLBACKS = {"cgroup_memory": "rlimit_as", "cgroup_pids": "rlimit_nproc"}
-
-
-def _missing(host: Host) -> dict[str, str]:
-    reasons = {
-        "user_ns": host.user_namespaces,
-        "seccomp": host.seccomp,
-        "listener": host.listener,
-        "landlock": "" if host.landlock_abi >= _LANDLOCK_MINIMUM else _no_landlock(host),
-    }
-    for controller in ("memory", "cpu", "pids"):
-        reasons[f"cgroup_{controller}"] = host.cgroups.get(controller, "no cgroup controller")
-    return {layer: reason for layer, reason in reasons.items() if reason}
-
-
-def _no_landlock(host: Host) -> str:
-    return f"Landlock ABI {host.landlock_abi}, at least {_LANDLOCK_MINIMUM} (Linux 5.19) is needed"
 
 
 def _binds(policy: Policy) -> tuple[Bind, ...]:

@@ -1,7 +1,6 @@
 """A policy: what one cell may do.  An empty policy denies everything that can be denied."""
 
 import os
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -13,7 +12,7 @@ from .tools import Tools, check_tools
 MIB = 1024 * 1024
 
 # Every layer that can be named optional, and so be missing on a host.  The rest is always required.
-OPTIONAL_LAYERS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids", "landlock", "listener")
+OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -229,7 +228,3 @@ def _check_encodable(where: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise PolicyError(f"{where}: {text!r} holds a lone surrogate") from None
-
-
-def with_limits(policy: Policy, change: Callable[[Limits], Limits]) -> Policy:
-    return msgspec.structs.replace(policy, limits=change(policy.limits))

@@ -47,6 +47,13 @@ def policy_named(name: str, **changes: object) -> Policy:
     return msgspec.structs.replace(load_policy(name), optional_layers=OPTIONAL, **changes)
 
 
+def with_limits(policy: Policy, **limits: object) -> Policy:
+    import msgspec
+
+    changed = msgspec.structs.replace(policy.limits, **limits)
+    return msgspec.structs.replace(policy, limits=changed)
+
+
 CAPS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
 
 

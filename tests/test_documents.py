@@ -16,7 +16,7 @@ from cellwright.harness import commands
 from cellwright.harness.daemon import frames
 from cellwright.harness.daemon.limits import ServeLimits
 from cellwright.policies import policy
-from cellwright.policies.compile import ALWAYS
+from cellwright.policies.layers import ALWAYS
 from cellwright.policies.loading import profile_names
 from cellwright.runner import messages
 from cellwright.runner.result import SandboxStatus, Usage

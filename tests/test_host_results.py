@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cellwright.policies.compile import ALWAYS
 from cellwright.policies.languages import LANGUAGES
+from cellwright.policies.layers import ALWAYS
 from cellwright.policies.policy import OPTIONAL_LAYERS
 from tests.conftest import CAPS, ROOT
 from tests.hosts import results

@@ -1,9 +1,11 @@
 """The arrows of the design, held by parsing what every module imports."""
 
 import ast
+import re
 import sys
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,12 @@ def test_imports_follow_the_arrows(folder: str, allowed: tuple[str, ...]) -> Non
         for each in ours(path):
             inside = any(each == target or each.startswith(f"{target}/") for target in allowed)
             assert inside, f"{name_of(path)} imports {each}"
+
+
+def test_imports_go_round_in_no_circle() -> None:
+    graph = {re.sub(r"(/__init__)?\.py$", "", name_of(path)): ours(path) for path in MODULES}
+    assert "harness/session" in graph["harness/sandbox"]
+    TopologicalSorter(graph).prepare()  # raises CycleError, which says where
 
 
 def test_only_the_command_line_knows_the_benchmarks_and_only_when_asked() -> None:

@@ -1,8 +1,8 @@
-"""The daemon's loop: who may connect, what they say, and how it ends.
+"""The daemon's loop: what its clients say, and how it ends.
 
-One thread accepts, puts frames together and keeps every deadline; it never waits for anybody.  A
-request that is whole goes to a thread of its own with its connection, which comes back when the
-reply is told.
+One thread lets them in (entrance.py), puts frames together and keeps every deadline; it never waits
+for anybody.  A request that is whole goes to a thread of its own with its connection, which comes
+back when the reply is told.
 """
 
 import collections
@@ -18,16 +18,14 @@ import msgspec
 
 from ...policies.errors import BusyError, CellwrightError, PolicyError
 from ...runner import channel
-from ...runner.messages import decode, encode
-from .address import peer_of
+from ...runner.messages import decode
 from .connection import Connection
+from .entrance import Entrance
 from .failures import failure_of
 from .frames import VERSION, Cancel, Hello, Request, Welcome
 from .limits import Accounts, ServeLimits
 from .service import Service
 
-_ACCEPTED_AT_ONCE = 32  # then it is others' turn
-_REST_SECONDS = 0.2  # between attempts to accept without a descriptor to spare
 _LAST_SECONDS = 5.0  # from cancelling what runs to ending it
 _NEVER = float("inf")
 _SERVING, _DRAINING, _CANCELLING, _OVER = range(4)
@@ -41,18 +39,17 @@ class Server:
         limits: ServeLimits = ServeLimits(), drain_seconds: float = 10.0,  # noqa: B008 - a constant
     ) -> None:  # fmt: skip
         """`services` by the name of their policy; the first is for clients who name none."""
-        self._listener = listener
         self._services = services
         self._limits = limits
         self._drain_seconds = drain_seconds
-        self._accounts = Accounts(limits)
         self._connections: dict[int, Connection] = {}  # all of them, by descriptor
         self._running: dict[int, Connection] = {}  # those that belong to a thread
         self._returned: collections.deque[Connection] = collections.deque()
         self._wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a signal may write, too
         self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
         self._poll = select.poll()
-        self._listen_again = _NEVER
+        self._poll.register(self._wake, select.POLLIN)
+        self._entrance = Entrance(listener, self._poll, Accounts(limits), limits)
         self._stops = 0  # how often it was told to
         self._stage = _SERVING
         self._deadline = _NEVER  # of the stage
@@ -67,53 +64,26 @@ class Server:
 
     def run(self) -> None:
         """Serve; afterwards every connection is closed and every thread gone."""
-        listener = self._listener.fileno()
-        self._listener.setblocking(False)
-        self._poll.register(self._wake, select.POLLIN)
-        self._poll.register(listener, select.POLLIN)
+        entrance = self._entrance.fileno()
         try:
             while self._stage < _OVER:
                 for descriptor, _ in self._poll.poll(self._patience_milliseconds()):
                     if descriptor == self._wake:
                         self._wake_up()
-                    elif descriptor == listener:
-                        self._accept()
+                    elif descriptor == entrance:
+                        self._let_in()
                     elif connection := self._connections.get(descriptor):
                         self._hear(connection)
                 self._keep_deadlines()
         finally:
             self._end()
 
-    # who may connect
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                continue
-            except OSError:  # EMFILE, ENFILE, ENOMEM: the queue stays as it is, and we do not spin
-                self._poll.unregister(self._listener)
-                self._listen_again = time.monotonic() + _REST_SECONDS
-                return
-            self._admit(sock)
-
-    def _admit(self, sock: socket.socket) -> None:
-        """Let in a process of our own user; root too has a daemon of its own."""
-        pid, uid = peer_of(sock)
-        try:
-            if uid != os.geteuid():
-                raise PolicyError(f"this daemon serves user {os.geteuid()}, not {uid}")
-            connection = Connection(sock, pid, self._accounts, self._limits)
-        except CellwrightError as error:
-            _refuse(sock, error)
-            return
-        self._connections[connection.fileno()] = connection
-        self._poll.register(connection, select.POLLIN)
-
     # what they say
+
+    def _let_in(self) -> None:
+        for connection in self._entrance.admit():
+            self._connections[connection.fileno()] = connection
+            self._poll.register(connection, select.POLLIN)
 
     def _hear(self, connection: Connection) -> None:
         try:
@@ -152,9 +122,7 @@ class Server:
             return
         self._poll.unregister(connection)
         self._running[connection.fileno()] = connection
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread to be had: it waits for one that there is
+        with contextlib.suppress(RuntimeError):  # no thread to be had: it waits for one
             self._threads.submit(self._work, connection, frame)
 
     # a thread's part
@@ -194,7 +162,7 @@ class Server:
 
     def _patience_milliseconds(self) -> float | None:
         deadlines = [each.deadline for each in self._connections.values()]
-        next_look = min((self._deadline, self._listen_again, *deadlines))
+        next_look = min((self._deadline, self._entrance.deadline, *deadlines))
         if next_look == _NEVER:
             return None
         return max(0.0, next_look - time.monotonic()) * 1000 + 1
@@ -203,9 +171,7 @@ class Server:
         now = time.monotonic()
         for connection in [each for each in self._connections.values() if each.deadline <= now]:
             self._part(connection, BusyError("the client took too long to say what it wants"))
-        if self._listen_again <= now:
-            self._listen_again = _NEVER
-            self._poll.register(self._listener, select.POLLIN)
+        self._entrance.keep_deadline(now)
         if self._stops:
             self._stop(now)
 
@@ -222,17 +188,14 @@ class Server:
 
     def _drain(self, now: float) -> None:
         self._stage, self._deadline = _DRAINING, now + self._drain_seconds
-        self._listen_again = _NEVER
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(self._listener)
-        self._listener.close()
+        self._entrance.close()
         for connection in [*self._connections.values()]:
             if connection.fileno() not in self._running:
                 self._forget(connection)
 
     def _end(self) -> None:
         """Close everything; who still waits for a client that does not read no longer does."""
-        self._listener.close()
+        self._entrance.close()
         for connection in self._connections.values():
             connection.cut()
         for service in self._services.values():
@@ -247,14 +210,6 @@ class Server:
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):  # it is over
             os.write(self.waker, b"\0")
-
-
-def _refuse(sock: socket.socket, error: CellwrightError) -> None:
-    """Say why and hang up, without waiting for anybody."""
-    sock.setblocking(False)
-    with contextlib.suppress(OSError):
-        channel.send(sock, encode(failure_of(error)))
-    sock.close()
 
 
 def _reply_to(connection: Connection, frame: bytes) -> msgspec.Struct | None:

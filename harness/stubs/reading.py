@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tools.spec import ToolSpec
-from .names import RESERVED, identifier, type_name
+from .definitions import Definitions
+from .names import RESERVED, identifier
 from .prose import line, prose
 from .schemas import (
     MEMBERS,
@@ -35,16 +36,11 @@ from .types import (
     TupleOf,
     Type,
     either,
-    in_order,
-    names_in,
-    says_only_itself,
-    types_of,
 )
 
 _DEPTH = 24  # of schemas within each other, without a reference between them
 _MERGES = 6  # of allOf within each other
 _NODES = 4000  # schemas that are looked at, for one tool
-_TYPES = 150  # with names, of one tool
 _FIELDS = 256  # of one object
 _LONGEST = 200  # characters of a name
 _WORDS = {
@@ -56,28 +52,28 @@ _WORDS = {
 def describe(spec: ToolSpec) -> Described:
     """Return what there is to know of a tool for who calls it; credentials are the broker's to give."""
     taken = {*RESERVED, identifier(spec.name.rpartition(".")[2])}
-    given = _Reader(spec.parameters, [], taken)
+    given = _Reader(spec.parameters, [], Definitions(taken))
     fields, more = given.parameters()
     known = tuple(field for field in fields if field.wire not in spec.credentials)
-    told = _Reader(spec.output_schema, ["Result"], {*taken, *given.definitions})
+    told = _Reader(spec.output_schema, ["Result"], Definitions(taken | given.definitions.names))
     result = told.whole() if spec.output_schema else ANY
+    needed = given.definitions.needed(field.type for field in known)
     return Described(
         spec.name, prose(spec.description), known, more, result,
-        given.needed(known) | told.needed([result]),
+        needed | told.definitions.needed([result]),
     )  # fmt: skip
 
 
 class _Reader:
     """Reads one schema; `definitions` are the types with names that it came upon."""
 
-    def __init__(self, root: object, words: list[str], taken: set[str]) -> None:
+    def __init__(self, root: object, words: list[str], definitions: Definitions) -> None:
         self._root = root
         self._words = words
-        self._taken = taken
-        self.definitions: dict[str, Record | Type] = {}
+        self.definitions = definitions
         self._references: dict[str, Named] = {}
-        self._waiting: list[tuple[str, Mapping[str, Any], list[str]]] = []  # that are referred to
-        self._records: dict[str, str] = {}  # what a record was made of -> its name
+        self._waiting: list[tuple[Named, Mapping[str, Any], list[str]]] = []  # that are referred to
+        self._records: dict[str, Named] = {}  # by what they were made of
         self._nodes = 0
 
     def parameters(self) -> tuple[tuple[Field, ...], bool]:
@@ -85,30 +81,13 @@ class _Reader:
         schema = self._merged(self._root, 0)
         more = schema.get("additionalProperties", schema.get("patternProperties"))
         fields = self._fields(schema, self._words, 0)
-        self._finish()
+        self._read_what_waits()
         return fields, bool(more)
 
     def whole(self) -> Type:
         type = self._read(self._root, self._words, 0)
-        self._finish()
-        return type
-
-    def _finish(self) -> None:
         self._read_what_waits()
-        for name, each in self.definitions.items():
-            if not isinstance(each, Record) and says_only_itself(name, self.definitions):
-                self.definitions[name] = ANY
-
-    def needed(self, roots: "tuple[Field, ...] | list[Type]") -> dict[str, Record | Type]:
-        """Return those definitions that `roots` lead to, each behind those that it names."""
-        waiting = [each.type if isinstance(each, Field) else each for each in roots]
-        found: set[str] = set()
-        while waiting:
-            new = [name for name in names_in(waiting.pop()) if name not in found]
-            found.update(new)
-            for name in new:
-                waiting += types_of(self.definitions[name])
-        return in_order({name: each for name, each in self.definitions.items() if name in found})
+        return type
 
     def _read(self, schema: object, words: list[str], depth: int) -> Type:
         """Return the type of `schema`, of which `words` tell what it is."""
@@ -129,9 +108,7 @@ class _Reader:
             return listed(values)
         for word in ("anyOf", "oneOf"):
             if typed := typed_members(schema.get(word)):
-                rest = {
-                    key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")
-                }
+                rest = without(without(schema, "anyOf"), "oneOf")
                 has_more = isinstance(rest.get("properties"), Mapping)
                 members = [both(rest, each) if has_more else each for each in typed]
                 return either([self._read(each, words, depth + 1) for each in members])
@@ -165,21 +142,12 @@ class _Reader:
         parts = [schema.get(key) for key in ("properties", "required", "description")]
         made_of = json.dumps(parts, sort_keys=True, default=str, skipkeys=True)
         if made_of in self._records:
-            return Named(self._records[made_of])
-        if len(self.definitions) >= _TYPES:
+            return self._records[made_of]
+        if self.definitions.is_full:
             return MapOf(ANY)
-        name = self._reserve(words)
-        self._records[made_of] = name
-        self._define(name, schema, words, depth)
-        return Named(name)
-
-    def _reserve(self, words: list[str]) -> str:
-        name = type_name(words[-4:], self._taken)
-        self._taken.add(name)
-        self.definitions[name] = (
-            ANY  # until it is known: whoever refers to it meanwhile has the name
-        )
-        return name
+        named = self._records[made_of] = self.definitions.reserve(words)
+        self._define(named, schema, words, depth)
+        return named
 
     def _fields(self, schema: Mapping[str, Any], words: list[str], depth: int) -> tuple[Field, ...]:
         properties = schema.get("properties")
@@ -235,22 +203,25 @@ class _Reader:
         """Return the name of what a reference leads to, which is read when all else was."""
         if reference not in self._references:
             target = part_of(self._root, reference)
-            if not isinstance(target, Mapping) or len(self.definitions) >= _TYPES:
+            if not isinstance(target, Mapping) or self.definitions.is_full:
                 return ANY
             words = [*self._words[:1], reference.rpartition("/")[2] or "Whole"]
-            self._references[reference] = Named(self._reserve(words))
-            self._waiting.append((self._references[reference].name, target, words))
+            self._references[reference] = self.definitions.reserve(words)
+            self._waiting.append((self._references[reference], target, words))
         return self._references[reference]
 
     def _read_what_waits(self) -> None:
         while self._waiting:
-            name, target, words = self._waiting.pop(0)
+            named, target, words = self._waiting.pop(0)
             merged = self._merged(target, 0) if "allOf" in target else target
             if is_record(merged):
-                self._define(name, merged, words, 0)
+                self._define(named, merged, words, 0)
             else:
-                self.definitions[name] = self._read(target, words, 0)
+                self.definitions.define(named, self._read(target, words, 0))
+        self.definitions.settle()
 
-    def _define(self, name: str, schema: Mapping[str, Any], words: list[str], depth: int) -> None:
+    def _define(
+        self, named: Named, schema: Mapping[str, Any], words: list[str], depth: int
+    ) -> None:
         fields = self._fields(schema, words, depth)
-        self.definitions[name] = Record(fields, prose(schema.get("description"), 400))
+        self.definitions.define(named, Record(fields, prose(schema.get("description"), 400)))

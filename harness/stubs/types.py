@@ -95,7 +95,7 @@ NONE = Plain("none")
 
 def either(members: list[Type]) -> Type:
     """Return what is one of `members`: each once, and anything if one of them is that."""
-    flat = [each for member in members for each in _members(member)]
+    flat = [each for member in members for each in members_of(member)]
     if ANY in flat or not flat:
         return ANY
     values = [each.values for each in flat if isinstance(each, Literals)]
@@ -111,15 +111,9 @@ def literals(values: list[Scalar]) -> Literals:
     return Literals(tuple({repr(value): value for value in values}.values()))
 
 
-def _members(type: Type) -> tuple[Type, ...]:
+def members_of(type: Type) -> tuple[Type, ...]:
+    """Return what `either` put together, or the one type that it is."""
     return type.members if isinstance(type, Either) else (type,)
-
-
-def types_of(definition: Record | Type) -> list[Type]:
-    """Return the types that a definition says itself."""
-    if isinstance(definition, Record):
-        return [field.type for field in definition.fields]
-    return [definition]
 
 
 def names_in(type: Type) -> list[str]:
@@ -127,37 +121,6 @@ def names_in(type: Type) -> list[str]:
     if isinstance(type, Named):
         return [type.name]
     return [name for part in _parts(type) for name in names_in(part)]
-
-
-def says_only_itself(name: str, definitions: dict[str, Record | Type]) -> bool:
-    """Tell whether nothing but names stands between a definition and itself: no type is like that."""
-    waiting, seen = [name], set[str]()
-    while waiting:
-        definition = definitions[waiting.pop()]
-        parts = () if isinstance(definition, Record) else _members(definition)
-        names = [each.name for each in parts if isinstance(each, Named)]
-        if name in names:
-            return True
-        waiting += [each for each in names if each not in seen]
-        seen.update(names)
-    return False
-
-
-def in_order(definitions: dict[str, Record | Type]) -> dict[str, Record | Type]:
-    """Return definitions, each behind those that it names, as far as they do not name each other."""
-    ordered: dict[str, Record | Type] = {}
-    begun: set[str] = set()
-    waiting = list(reversed(definitions))
-    while waiting:
-        name = waiting[-1]
-        names = [each for type in types_of(definitions[name]) for each in names_in(type)]
-        new = [each for each in names if each not in begun] if name not in begun else []
-        begun.add(name)
-        if new:
-            waiting += reversed(new)
-        else:
-            ordered.setdefault(waiting.pop(), definitions[name])
-    return ordered
 
 
 def _parts(type: Type) -> tuple[Type, ...]:

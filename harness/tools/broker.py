@@ -19,10 +19,10 @@ from ...policies.errors import (
 from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
 from ..calling import CALLING
-from ..stubs.discovery import Discovery
 from .approval import Approve, Asked, nobody
-from .catalogue import Catalogue as Catalogue
+from .catalogue import Catalogue
 from .catalogue import Offer as Offer
+from .discovery import Discovery
 from .hygiene import Filter, Hits
 from .meter import Meter
 from .noting import Noting, Passing
@@ -118,17 +118,6 @@ class Broker:
         return [line for verdict in verdicts for line in verdict.trace] + [
             f"{name}: {strictest(verdicts).effect}"
         ]
-
-    def offered(self, caller: Caller) -> dict[str, tuple[str, ...]]:
-        """Return the tools that `caller` can name, and the names of their parameters."""
-        return self.names_of(self.specs(caller))
-
-    def names_of(self, specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
-        """Return the names of tools, and of what there always is, with those of their parameters."""
-        return {
-            spec.name: tuple(spec.parameters.get("properties", ()))
-            for spec in (*specs, READ_RESULT)
-        }
 
     def revision(self) -> int | None:
         """Return a number that is another one once others are offered; None if nobody can say."""

@@ -46,13 +46,11 @@ class Cells:
         ceiling: Sandbox | None = None,
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
-        alive: int = ALIVE,
     ) -> None:
         self._ceiling = ceiling
         self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
         self._pool = PoolSettings(size=pool)
         self._optional_layers = tuple(optional_layers)
-        self._alive = alive
         self._lock = threading.Lock()
         self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
         self._closed = False
@@ -105,7 +103,7 @@ class Cells:
     def _surplus(self) -> list[_Shared]:
         """Take out those that were idle longest; one that is in use is closed when it is given back."""
         found = []
-        while len(self._shared) > self._alive:
+        while len(self._shared) > ALIVE:
             found.append(self._shared.popitem(last=False)[1])
             found[-1].is_wanted = False
         return found

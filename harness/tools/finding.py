@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from .documents import Document, Kind, document_of, shown
-from .fusing import Meaning
 from .search import Filter, Found, SearchIndex
 from .spec import ToolOwner, ToolSpec, ToolState
 
@@ -28,10 +27,10 @@ class ToolSearch:
     Safe from many threads; other processes may change the registry's file.
     """
 
-    def __init__(self, registry: Source, meaning: Meaning | None = None) -> None:
+    def __init__(self, registry: Source) -> None:
         self._registry = registry
         self._lock = threading.Lock()
-        self._index = SearchIndex(meaning=meaning)
+        self._index = SearchIndex()
         self._indexed: dict[str, ToolSpec] = {}
         self._revision = -1
 

@@ -21,6 +21,7 @@ from ..calling import CALLING
 from ..stubs.laying import Stubs
 from .broker import Broker
 from .meter import Meter
+from .results import READ_RESULT
 from .spec import Caller
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Offering:
             self._stubs.follow(language, specs)
             most = _MOST_BESIDE_STUBS if language == PYTHON else most
         few = specs if len(specs) <= most else specs[:_MOST_NAMED] if language != PYTHON else []
-        return dict(sorted(self.broker.names_of(few).items()))
+        named = sorted((*few, READ_RESULT), key=lambda spec: spec.name)
+        return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
 
     def answer(self, call: Call, caller: Caller) -> Answer | None:
         """Call a tool for a program; None if the program is being stopped, to go on another time."""

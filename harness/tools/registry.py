@@ -1,7 +1,6 @@
 """`ToolRegistry`: where tools are kept: those of the developer while the process lives, those that were
 made in a file."""
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,18 +9,18 @@ from msgspec.structs import replace
 
 from ...policies.closing import Closing
 from ...policies.errors import (
-    RegistryError,
     ToolDenied,
     ToolExists,
     ToolInvalid,
     ToolNotFound,
 )
-from .counting import Counted, Counts
+from .counting import Counted
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
-from .naming import Reference, key_of, reference
+from .made import MadeTools
+from .naming import key_of, reference
 from .spec import Tool, ToolOwner, ToolSpec, ToolState
-from .store import Store, Usage
+from .store import Usage
 
 # The broker answers these itself.
 RESERVED = ("results_read", "tools_search", "tools_browse", "tools_describe")
@@ -56,15 +55,11 @@ class ToolRegistry(Closing):
 
     def __init__(self, path: str | None = None, *, retired_after: int = RETIRED_AFTER) -> None:
         """Open or make the file at `path`; raises RegistryError."""
-        self._store = Store(path)
-        self._lock = threading.RLock()
+        self._made = MadeTools(path, retired_after)
+        self._lock = threading.Lock()
         self._developers: dict[str, Tool] = {}
         self._served: list[Served] = []
-        self._known: dict[tuple[str, int | None], ToolSpec] = {}
-        self._all: list[ToolSpec] | None = None
-        self._changes = -1
-        self._revision = 0
-        self._counts = Counts(self._store, retired_after)
+        self._revision = 0  # of what is not in the file
 
     def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
         """Add a tool of the developer's: a function, marked with `@tool` or not.
@@ -87,13 +82,13 @@ class ToolRegistry(Closing):
         """Have the tools of servers among these until they are detached."""
         with self._lock:
             self._served.append(served)
-            self._forget()
+            self._revision += 1
 
     def detach(self, served: Served) -> None:
         """Have them no more."""
         with self._lock:
             self._served = [each for each in self._served if each is not served]
-            self._forget()
+            self._revision += 1
 
     def served(self, name: str) -> Tool | None:
         """Return the tool of a server of that name, unless the name is a developer's.
@@ -119,11 +114,7 @@ class ToolRegistry(Closing):
             raise _taken(spec.name, known.spec.name, "which is the developer's")
         if any(each.owns(spec.name) for each in tuple(self._served)):
             raise _taken(spec.name, spec.name, "which is a server's")
-        with self._lock:
-            self._forget()
-            return self._store.add(
-                key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
-            )
+        return self._made.add(key, spec)
 
     def get(self, name: str) -> ToolSpec:
         """Return a tool by its name, or one version of it by `name@version`; raises ToolNotFound."""
@@ -137,66 +128,36 @@ class ToolRegistry(Closing):
             return developers.spec
         if served := self.served(name):
             return served.spec
-        found = None if developers else self._made(key, wanted)
+        found = None if developers else self._made.get(key, wanted.version)
         if found is None:
             raise ToolNotFound(f"there is no tool {wanted}", tool=wanted.name)
         return found
 
-    def _made(self, key: str, wanted: Reference) -> ToolSpec | None:
-        with self._lock:
-            self._forget_if_changed()
-            if (found := self._known.get((key, wanted.version))) is None:
-                found = self._store.get(key, wanted.version)
-                if found:
-                    self._known[key, wanted.version] = found
-            return found
-
-    def _forget_if_changed(self) -> None:
-        """Forget what was read, if another process has written since."""
-        changes = self._store.changes()
-        if changes != self._changes:
-            self._forget()
-            self._changes = changes
-
     def revision(self) -> int:
         """Return a number that is another one after the tools have changed, here or elsewhere."""
         served = sum(each.revision() for each in tuple(self._served))
-        with self._lock:
-            self._forget_if_changed()
-            return self._revision + served
-
-    def _forget(self) -> None:
-        self._revision += 1
-        self._known.clear()
-        self._all = None
+        return self._revision + self._made.revision() + served
 
     def list_tools(self, *, retired: bool = False) -> list[ToolSpec]:
         """Return the latest version of every tool, by name; `retired` ones only if asked for."""
-        made = {key_of(spec.name): spec for spec in self._latest()}
+        made = {key_of(spec.name): spec for spec in self._made.latest()}
         for each in tuple(self._served):
             made |= {key_of(spec.name): spec for spec in each.specs()}
         made |= {key: tool.spec for key, tool in self._developers.items()}
         wanted = (spec for spec in made.values() if retired or spec.state is not ToolState.RETIRED)
         return sorted(wanted, key=lambda spec: spec.name)
 
-    def _latest(self) -> list[ToolSpec]:
-        with self._lock:
-            self._forget_if_changed()
-            if self._all is None:
-                self._all = self._store.latest()
-            return self._all
-
     def versions(self, name: str) -> list[ToolSpec]:
         """Return every version of a tool, the oldest first; raises ToolNotFound."""
         spec = self.get(name)
-        return self._store.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
+        return self._made.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
 
     def alike(self, spec: ToolSpec) -> ToolSpec | None:
         """Return another tool that does the same, as far as shape and description tell."""
         shape, own = shape_of(spec.parameters), key_of(spec.name)
         others = [tool.spec for tool in self._developers.values()]
         others = [each for each in others if shape_of(each.parameters) == shape]
-        others += self._store.of_shape(shape, _ALIKE_LOOKED_AT)
+        others += self._made.of_shape(shape, _ALIKE_LOOKED_AT)
         live = [each for each in others if each.state is not ToolState.RETIRED]
         return most_alike(spec, [each for each in live if key_of(each.name) != own])
 
@@ -210,18 +171,14 @@ class ToolRegistry(Closing):
             raise ToolDenied(f"{spec.name} is {_whose(spec)}", tool=spec.name)
         if maker not in (None, spec.provenance.maker):
             raise ToolDenied(f"{spec.name} was made by another agent", tool=spec.name)
-        with self._lock:
-            self._forget()
-            self._store.remove(key_of(spec.name))
+        self._made.remove(key_of(spec.name))
 
     def set_state(self, name: str, state: ToolState) -> ToolSpec:
         """Trust a made tool, retire it, or take that back; return it.  Raises ToolNotFound."""
         spec = self.get(name)
         if not self.is_made(spec):
             raise ToolDenied(f"{spec.name} is {_whose(spec)}", tool=spec.name)
-        with self._lock:
-            self._forget()
-            self._store.set_state(key_of(spec.name), spec.version, state)
+        self._made.set_state(*_counted(spec), state)
         return replace(spec, state=state)
 
     # counting
@@ -232,30 +189,19 @@ class ToolRegistry(Closing):
         What cannot be written now is written with the next: a call must not fail of that.
         """
         if self.is_made(spec):
-            with self._lock:
-                self._forget_if(self._counts.note(_counted(spec), well=well))
+            self._made.note(_counted(spec), well=well)
 
     def usage(self, name: str) -> Usage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""
-        spec = self.get(name)
-        with self._lock:
-            return self._counts.usage(_counted(spec))
+        return self._made.usage(_counted(self.get(name)))
 
     def flush(self) -> None:
         """Write all counts now; raises RegistryError."""
-        with self._lock:
-            self._forget_if(self._counts.write_all())
+        self._made.flush()
 
     def close(self) -> None:
         """Write the counts, if that can be, and close the file; closing twice is fine."""
-        with self._lock:
-            with contextlib.suppress(RegistryError):
-                self.flush()
-            self._store.close()
-
-    def _forget_if(self, retired: bool) -> None:
-        if retired:
-            self._forget()
+        self._made.close()
 
     def is_made(self, spec: ToolSpec) -> bool:
         """Tell whether a tool is kept here, rather than being the developer's or a server's."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.benchmarks import callers, chaos, commands, fairness, peers, stretches
+from cellwright.benchmarks import callers, chaos, commands, fairness, lineup, stretches
 from cellwright.benchmarks.census import (
     GUEST,
     INIT,
@@ -66,7 +66,7 @@ def test_a_peer_that_is_not_here_says_so_and_one_that_lies_is_not_believed(tmp_p
 
 
 def test_every_peer_that_is_missing_has_a_reason() -> None:
-    found = {peer.name: peer for peer in peers.every_peer(SETTINGS)}
+    found = {peer.name: peer for peer in lineup.every_peer(SETTINGS)}
     assert len(found) >= 14
     with pytest.raises(AbsentError, match="peers-setup"):
         found["pydantic-monty"].find(None)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
-from cellwright.harness import session as session_module
+from cellwright.harness import sessions as session_module
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
 from cellwright.runner.sessions import Sessions

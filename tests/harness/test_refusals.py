@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, Unenforceable
-from cellwright.policies.compile import ALWAYS
 from cellwright.policies.languages import LANGUAGES
+from cellwright.policies.layers import ALWAYS
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import MIB, OPTIONAL_LAYERS, Policy
 from tests.conftest import CAPS, ROOT

@@ -10,17 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cellwright import ClosedError, Sandbox, SandboxStatus, create_sandbox
-from cellwright.policies.policy import MIB, Policy, with_limits
-from tests.conftest import policy_named
+from cellwright.policies.policy import MIB, Policy
+from tests.conftest import policy_named, with_limits
 
 COMPLETED, FAILED = SandboxStatus.COMPLETED, SandboxStatus.FAILED
 KILLED, TIMEOUT, REJECTED = SandboxStatus.KILLED, SandboxStatus.TIMEOUT, SandboxStatus.REJECTED
 
 
 def strict_with(**limits: object) -> Policy:
-    import msgspec
-
-    return with_limits(policy_named("strict"), lambda old: msgspec.structs.replace(old, **limits))
+    return with_limits(policy_named("strict"), **limits)
 
 
 # How an execution ends
@@ -87,16 +85,10 @@ def test_cpu_time_is_capped_apart_from_wall_time() -> None:
 def test_cpu_time_of_threads_and_processes_together_is_capped() -> None:
     """RLIMIT_CPU counts each process alone; the cgroup counts them all."""
     code = "import os\nfor _ in range(3): os.fork()\nwhile True: pass"
-    policy = with_limits(policy_named("standard"), lambda old: _replace(old, cpu_seconds=0.4))
+    policy = with_limits(policy_named("standard"), cpu_seconds=0.4)
     with Sandbox(policy=policy) as sandbox:
         result = sandbox.execute(code)
     assert (result.status, result.reason) == (TIMEOUT, "cpu_time")
-
-
-def _replace(limits: object, **changes: object) -> object:
-    import msgspec
-
-    return msgspec.structs.replace(limits, **changes)
 
 
 @pytest.mark.needs("cgroup")

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.compile import ALWAYS, Runs, compile_policy
+from cellwright.policies.compile import Runs, compile_policy
 from cellwright.policies.errors import PolicyError, Unenforceable
 from cellwright.policies.host import Host
 from cellwright.policies.languages import LANGUAGES
+from cellwright.policies.layers import ALWAYS
 from cellwright.policies.plan import PathRule, Plan
 from cellwright.policies.policy import (
     MIB,

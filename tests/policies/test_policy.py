@@ -22,8 +22,8 @@ from cellwright.policies.policy import (
     check_limit,
     check_policy,
     check_variable,
-    with_limits,
 )
+from tests.conftest import with_limits
 
 
 def test_the_strict_profile_is_the_default_policy() -> None:
@@ -126,7 +126,7 @@ def test_a_limit_beyond_its_edge_is_refused_by_name(name: str, value: object) ->
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Limits)])
 def test_every_limit_of_a_policy_is_checked(field: str) -> None:
-    bad = with_limits(Policy(), lambda old: msgspec.structs.replace(old, **{field: math.nan}))
+    bad = with_limits(Policy(), **{field: math.nan})
     with pytest.raises(PolicyError, match=field):
         check_policy(bad)
 
@@ -138,7 +138,7 @@ def test_every_limit_of_a_policy_is_checked(field: str) -> None:
 def test_a_count_of_bytes_or_things_must_be_whole(field: str) -> None:
     """A Policy made in Python skips msgspec's check of types; the kernel's files take no fractions."""
     value = getattr(Limits(), field) + 0.5
-    bad = with_limits(Policy(), lambda old: msgspec.structs.replace(old, **{field: value}))
+    bad = with_limits(Policy(), **{field: value})
     with pytest.raises(PolicyError, match=field):
         check_policy(bad)
 

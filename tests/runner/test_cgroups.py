@@ -9,11 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cellwright import LaunchError, Sandbox
-from cellwright.policies.policy import MIB, Policy, with_limits
+from cellwright.policies.policy import MIB, Policy
 from cellwright.runner.cgroups import detect, v1, v2
 from cellwright.runner.cgroups.systemd import delegated_scope
 from cellwright.runner.cgroups.tree import (
@@ -26,7 +25,7 @@ from cellwright.runner.cgroups.tree import (
     write,
 )
 from tests.conftest import CAPS as CAP_LAYERS
-from tests.conftest import policy_named, soon
+from tests.conftest import policy_named, soon, with_limits
 from tests.runner.test_leftovers import inits_of
 
 CAPS = Caps(64 * MIB, 0.5, 10)
@@ -395,7 +394,9 @@ def noted_cgroups(sandbox: Sandbox) -> Iterator[list[object]]:
 def test_a_living_cell_stands_under_the_caps_of_its_policy() -> None:
     policy = with_limits(
         policy_named("strict"),
-        lambda old: msgspec.structs.replace(old, memory_bytes=96 * MIB, cpus=0.5, processes=12),
+        memory_bytes=96 * MIB,
+        cpus=0.5,
+        processes=12,
     )
     with Sandbox(policy=policy, pool=0) as sandbox, noted_cgroups(sandbox) as made:
         run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
@@ -458,9 +459,7 @@ def test_without_a_cgroup_the_guest_is_counted_by_who_reaped_it(tmp_path: Path, 
 
 @pytest.mark.needs("cgroup")
 def test_threads_past_the_cap_are_refused() -> None:
-    policy = with_limits(
-        policy_named("strict"), lambda old: msgspec.structs.replace(old, processes=8)
-    )
+    policy = with_limits(policy_named("strict"), processes=8)
     code = """
 import threading
 stop = threading.Event()
@@ -488,9 +487,7 @@ time.sleep(60)
 
 def periods_throttled(cpus: float) -> int:
     """Return in how many periods the kernel held back a busy loop in a cell with `cpus`."""
-    policy = with_limits(
-        policy_named("strict"), lambda old: msgspec.structs.replace(old, cpus=cpus)
-    )
+    policy = with_limits(policy_named("strict"), cpus=cpus)
     with Sandbox(policy=policy, pool=0) as sandbox, noted_cgroups(sandbox) as made:
         run = sandbox.start(BUSY)
         assert next(run.output())[1] == b"done\n"
@@ -532,7 +529,9 @@ def test_memory_tasks_and_processors_are_capped_by_that_scope() -> None:
     """The kernel's own counters say so, not the guest."""
     policy = with_limits(
         policy_named("standard"),
-        lambda old: msgspec.structs.replace(old, memory_bytes=64 * MIB, processes=10, cpus=0.5),
+        memory_bytes=64 * MIB,
+        processes=10,
+        cpus=0.5,
     )
     code = """
 import os, time

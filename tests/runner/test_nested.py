@@ -8,7 +8,7 @@ from pathlib import Path
 import pyseccomp
 import pytest
 
-from cellwright.policies.compile import ALWAYS
+from cellwright.policies.layers import ALWAYS
 from tests.conftest import CAPS
 from tests.runner.test_ordinary_user import PRELUDE, PYTHON, USER, readable
 

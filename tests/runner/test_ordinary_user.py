@@ -112,7 +112,7 @@ def test_with_leave_executions_work_and_results_say_what_is_missing(readable: Pa
     told = as_user(
         readable,
         """
-from cellwright.policies.compile import ALWAYS
+from cellwright.policies.layers import ALWAYS
 with box("strict") as sandbox:
     result = sandbox.execute("print('hi'); x + 1", inputs={"x": 1})
     tell(value=result.value, stdout=result.stdout, layers=result.layers, always=ALWAYS, user=os.getuid())

@@ -5,7 +5,7 @@ from typing import Any
 
 from ....policies.errors import ToolError
 from ...calling import CANCEL
-from ...tools.broker import Catalogue
+from ...tools.catalogue import Catalogue
 from ...tools.documents import summary
 from ...tools.runs import Pausing
 from ...tools.spec import ToolSpec

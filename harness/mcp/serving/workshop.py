@@ -8,7 +8,8 @@ from ....policies.errors import PolicyError
 from ....runner.pool import PoolSettings
 from ...sandbox import Sandbox
 from ...tools.approval import Approve
-from ...tools.broker import Broker, Catalogue
+from ...tools.broker import Broker
+from ...tools.catalogue import Catalogue
 from ...tools.factory import ToolFactory
 from ...tools.hygiene import Filter
 from ...tools.meter import Meter

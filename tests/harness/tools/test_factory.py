@@ -29,6 +29,7 @@ from cellwright import (
     ToolState,
     ToolTestFailed,
 )
+from cellwright.harness.tools import cells
 from cellwright.policies.policy import Filesystem
 from tests.conftest import OPTIONAL, policy_named
 
@@ -394,10 +395,12 @@ def test_no_tool_may_do_what_its_sandbox_may_not(factory: ToolFactory, permissio
     assert factory.list_tools() == []
 
 
-def test_a_few_sandboxes_are_kept_and_none_is_closed_under_a_call(tmp_path: Path) -> None:
+def test_a_few_sandboxes_are_kept_and_none_is_closed_under_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "ALIVE", 2)
     policy = Policy(filesystem=Filesystem(read=(str(tmp_path),)), optional_layers=OPTIONAL)
     with Sandbox(policy=policy, pool=0) as sandbox, ToolFactory(sandbox) as factory:
-        factory._cells._alive = 2
         for number in range(4):
             (tmp_path / str(number)).touch()
             granted = PermissionSet([FilePermission(allowed_paths=[f"{tmp_path}/{number}"])])

@@ -177,12 +177,12 @@ def test_failures_of_several_processes_are_in_one_row(tmp_path: Path) -> None:
 def test_a_call_does_not_fail_because_it_cannot_be_counted(tmp_path: Path) -> None:
     with ToolRegistry(str(tmp_path / "tools.db")) as registry:
         made = registry.add(spec("double"))
-        registry._store._database._db.execute("PRAGMA query_only = ON")
+        registry._made._store._database._db.execute("PRAGMA query_only = ON")
         for well in (True, False, True):
             registry.note(made, well=well)
         with pytest.raises(RegistryError):
             registry.flush()
-        registry._store._database._db.execute("PRAGMA query_only = OFF")
+        registry._made._store._database._db.execute("PRAGMA query_only = OFF")
         registry.note(made, well=False)
         assert registry.usage("double") == (4, 2, 1)
 
@@ -370,12 +370,14 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path: Path) -> Non
     path = str(tmp_path / "tools.db")
     with ToolRegistry(path) as registry:
         registry.add(spec("double"))
-        pages = registry._store._database._db.execute("PRAGMA page_count").fetchone()[0]
-        registry._store._database._db.execute(f"PRAGMA max_page_count = {pages}")  # as SQLITE_FULL
+        pages = registry._made._store._database._db.execute("PRAGMA page_count").fetchone()[0]
+        registry._made._store._database._db.execute(
+            f"PRAGMA max_page_count = {pages}"
+        )  # as SQLITE_FULL
         with pytest.raises(RegistryError, match="full"):
             registry.add(spec("large", description="x" * 100_000))
         assert [each.name for each in registry.list_tools()] == ["double"]
-        registry._store._database._db.execute("PRAGMA max_page_count = 100000")
+        registry._made._store._database._db.execute("PRAGMA max_page_count = 100000")
         registry.add(spec("large", description="x" * 100_000))
     with ToolRegistry(path) as registry:
         assert len(registry.list_tools()) == 2
@@ -384,7 +386,7 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path: Path) -> Non
 def test_a_file_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
     with ToolRegistry(str(tmp_path / "tools.db")) as registry:
         registry.add(spec("double"))
-        registry._store._database._db.execute("PRAGMA query_only = ON")
+        registry._made._store._database._db.execute("PRAGMA query_only = ON")
         assert registry.get("double").version == 1
         with pytest.raises(RegistryError, match="readonly"):
             registry.add(spec("other"))

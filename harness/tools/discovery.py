@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import ToolNotFound
-from ..tools.spec import Caller, Tool, ToolOwner, ToolSpec, ToolState
+from .spec import Caller, Tool, ToolOwner, ToolSpec, ToolState
 
 if TYPE_CHECKING:
-    from ..tools.finding import ToolSearch
+    from .finding import ToolSearch
 
 Shown = Callable[[Caller], list[ToolSpec]]
 _DETAIL = {"type": "string", "enum": ["name", "summary", "full"]}
@@ -51,8 +51,8 @@ class Discovery:
         return self._specs
 
     def _find(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        from ..tools.finding import ToolSearch
-        from ..tools.search import Filter
+        from .finding import ToolSearch
+        from .search import Filter
 
         shown = self._follow(caller)
         with self._lock:
@@ -66,8 +66,8 @@ class Discovery:
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
 
     def _browse(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        from ..tools.finding import server_of
-        from .summaries import brief
+        from ..stubs.summaries import brief
+        from .finding import server_of
 
         shown, server = self._follow(caller), arguments.get("server", "")
         servers: dict[str, int] = {}
@@ -92,13 +92,13 @@ class Discovery:
         raise ToolNotFound(f"there is no tool {name!r}", tool=name)
 
     def _said(self, spec: ToolSpec, detail: str, language: str) -> str:
-        from .summaries import say
+        from ..stubs.summaries import say
 
         return say(spec, self._paths[language][spec.name], detail, language)
 
     def _follow(self, caller: Caller) -> list[ToolSpec]:
         """Return what `caller` may call, and know it, and whatever else there is, by name."""
-        from .tree import paths
+        from ..stubs.tree import paths
 
         specs, shown = self._shown(Caller()), self._shown(caller)
         with self._lock:

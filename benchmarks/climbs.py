@@ -1,0 +1,27 @@
+"""What the two processes of the ladder say: the one that measures, and the one that climbs."""
+
+import msgspec
+
+FORK = "bare fork"
+AHEAD = "the four made ahead"
+WHOLE = "enter(), all of it"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """How often to climb; comes with what the cgroups of a cell are joined through."""
+
+    rounds: int
+    into_cgroup: bool
+
+
+class Climb(msgspec.Struct, frozen=True):
+    """Seconds until all layers of a rung are on, and until nothing of its process is left; seconds of
+    one system call behind them; or what the kernel refused."""
+
+    ready: list[float] = []
+    gone: list[float] = []
+    call: list[float] = []
+    refused: str = ""
+
+
+Climbs = dict[str, Climb]  # by the name of the rung

@@ -1,0 +1,90 @@
+"""Where the ladder stands: a launcher that climbs rungs in the place of forking cells, and cgroups."""
+
+import os
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from ..policies.errors import LaunchError
+from ..policies.policy import OPTIONAL_LAYERS, Policy
+from ..runner import channel
+from ..runner.cgroups import CgroupTree, open_tree
+from ..runner.cgroups.tree import Caps, Cgroup
+from ..runner.host.ids import unused_id
+from ..runner.host.plans import plan_for
+from ..runner.host.probe import probe_host
+from ..runner.host.runtime import find_runtime
+from ..runner.launching import Launcher
+from ..runner.messages import Boot, Failed, decode
+from ..runner.spawn import Spawned, interpreter
+from .climbs import Climbs, Order
+
+_PATIENCE = 600.0
+_ANSWER_BYTES = 64 * 1024 * 1024
+
+
+class Ground:
+    """A launcher whose module is `rungs.py`; raises LaunchError where that cannot be had."""
+
+    def __init__(self, launcher: Launcher, tree: CgroupTree, policy: Policy) -> None:
+        # What the host lacks is a rung that is absent, not a refusal.
+        policy = msgspec.structs.replace(policy, optional_layers=OPTIONAL_LAYERS)
+        self._plan = plan_for(policy, probe_host(tree.missing))
+        self._launcher = launcher
+        self._tree = tree
+        runtime = find_runtime(interpreter())
+        uid = os.geteuid() or unused_id(os.getpid())
+        launcher.boot(Boot(self._plan, runtime.files, runtime.links, runtime.hidden, uid))
+        tree.admit(launcher.pids(), uid)
+
+    def climb(self, rounds: int) -> Climbs:
+        """Return what every rung cost in so many rounds."""
+        cgroup = self.cgroup("cell-0")
+        order = msgspec.json.encode(Order(rounds, cgroup.into_cgroup))
+        try:
+            channel.send(self._launcher._sock, order, cgroup.descriptors)
+            return msgspec.json.decode(self._answer(), type=Climbs)
+        finally:
+            cgroup.close_descriptors()
+            cgroup.kill()
+            cgroup.remove()
+
+    def _answer(self) -> bytes:
+        sock = self._launcher._sock
+        if not select.select([sock], [], [], _PATIENCE)[0]:
+            raise LaunchError(f"the ladder was not climbed within {_PATIENCE:g} s")
+        frame = channel.Receiver(sock, _ANSWER_BYTES).receive_whole()
+        if not frame:
+            raise LaunchError("the ladder fell: its launcher ended", 'run "cellwright doctor"')
+        if not frame.startswith(b"{"):
+            raise LaunchError(f"the ladder fell: {decode(frame, Failed).message}")
+        return frame
+
+    def cgroup(self, name: str) -> Cgroup:
+        """Make the cgroup of a cell."""
+        plan = self._plan
+        return self._tree.create(name, Caps(plan.memory_bytes, plan.cpus, plan.processes))
+
+    def absent(self) -> dict[str, str]:
+        """Return the rungs that this host or user has not, and why."""
+        missing = {why for why in self._tree.missing.values() if why}
+        absent = {"cgroup": "; ".join(sorted(missing))} if missing else {}
+        if not self._plan.landlock_abi:
+            absent["landlock"] = "the kernel has none"
+        if not self._plan.refusals:
+            absent["listener"] = "the kernel has none"
+        return absent
+
+
+@contextmanager
+def ground(policy: Policy) -> Iterator[Ground]:
+    """Stand on it, and leave nothing of it behind."""
+    launcher = Launcher(Spawned(interpreter(), "cellwright.benchmarks.rungs"))
+    tree = open_tree(launcher.keeper)
+    try:
+        yield Ground(launcher, tree, policy)
+    finally:
+        launcher.close()
+        tree.close()

@@ -1,0 +1,124 @@
+"""Tools that were made: those of a file, read once until it changes, and how often each was called."""
+
+import contextlib
+import threading
+
+from msgspec.structs import replace
+
+from ...policies.closing import Closing
+from ...policies.errors import RegistryError
+from .counting import Counted, Counts
+from .likeness import shape_of
+from .spec import ToolSpec, ToolState
+from .store import Store, Usage
+
+
+class MadeTools(Closing):
+    """Versions of tools by the keys of their names.  Safe from many threads, and its file from many
+    processes.  What is asked for while the file is closed or damaged raises RegistryError."""
+
+    def __init__(self, path: str | None, retired_after: int) -> None:
+        self._store = Store(path)
+        self._counts = Counts(self._store, retired_after)
+        self._lock = threading.RLock()
+        self._known: dict[tuple[str, int | None], ToolSpec] = {}
+        self._latest: list[ToolSpec] | None = None
+        self._changes = -1
+        self._revision = 0
+
+    def revision(self) -> int:
+        """Return a number that is another one after the tools have changed, here or elsewhere."""
+        with self._lock:
+            self._forget_if_changed()
+            return self._revision
+
+    def get(self, key: str, version: int | None) -> ToolSpec | None:
+        """Return the latest version of a tool, or the one asked for, if there is one."""
+        with self._lock:
+            self._forget_if_changed()
+            if (found := self._known.get((key, version))) is None:
+                found = self._store.get(key, version)
+                if found:
+                    self._known[key, version] = found
+            return found
+
+    def latest(self) -> list[ToolSpec]:
+        """Return the latest version of every tool."""
+        with self._lock:
+            self._forget_if_changed()
+            if self._latest is None:
+                self._latest = self._store.latest()
+            return self._latest
+
+    def versions(self, key: str) -> list[ToolSpec]:
+        """Return every version of a tool, the oldest first."""
+        return self._store.versions(key)
+
+    def of_shape(self, shape: str, most: int) -> list[ToolSpec]:
+        """Return the latest versions whose parameters have a shape."""
+        return self._store.of_shape(shape, most)
+
+    # changing
+
+    def add(self, key: str, spec: ToolSpec) -> ToolSpec:
+        """Keep a tool as the next version of its name, and return that.
+
+        Raises ToolExists if the name is another maker's.
+        """
+        with self._lock:
+            self._forget()
+            return self._store.add(
+                key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
+            )
+
+    def remove(self, key: str) -> None:
+        """Forget a tool and all its versions."""
+        with self._lock:
+            self._forget()
+            self._store.remove(key)
+
+    def set_state(self, key: str, version: int, state: ToolState) -> None:
+        """Set the state of a version, and forgive its failures."""
+        with self._lock:
+            self._forget()
+            self._store.set_state(key, version, state)
+
+    # counting
+
+    def note(self, counted: Counted, *, well: bool) -> None:
+        """Count a call, which failed unless it went `well`, and retire what fails too often."""
+        with self._lock:
+            if self._counts.note(counted, well=well):
+                self._forget()
+
+    def usage(self, counted: Counted) -> Usage:
+        """Return how often a version was called and failed."""
+        with self._lock:
+            return self._counts.usage(counted)
+
+    def flush(self) -> None:
+        """Write all counts now."""
+        with self._lock:
+            if self._counts.write_all():
+                self._forget()
+
+    def close(self) -> None:
+        """Write the counts, if that can be, and close the file; closing twice is fine."""
+        with self._lock:
+            with contextlib.suppress(RegistryError):
+                self.flush()
+            self._store.close()
+
+    # remembering
+
+    def _forget_if_changed(self) -> None:
+        """Forget what was read, if another process has written since."""
+        changes = self._store.changes()
+        if changes != self._changes:
+            self._forget()
+            self._changes = changes
+
+    def _forget(self) -> None:
+        self._revision += 1
+        self._known.clear()
+        self._latest = None

@@ -1,0 +1,41 @@
+"""Which layers are in force around a cell: what a policy requires against what a host has."""
+
+from .errors import Unenforceable
+from .host import Host
+from .policy import OPTIONAL_LAYERS, Policy
+
+ALWAYS = (
+    "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
+    "capabilities", "no_new_privs", "rlimits", "seccomp",
+)  # fmt: skip
+_LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which breaks programs
+# Weaker, and only where the policy lets the cap go: RLIMIT_AS counts address space, not memory, of
+# each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so per cell.
+_FALLBACKS = {"cgroup_memory": "rlimit_as", "cgroup_pids": "rlimit_nproc"}
+
+
+def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
+    """Return the layers in force; raises Unenforceable for those that are required and missing."""
+    missing = _missing(host)
+    gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
+    if gaps:
+        raise Unenforceable(tuple(gaps))
+    present = tuple(layer for layer in OPTIONAL_LAYERS if layer not in missing)
+    fallback = tuple(weaker for layer, weaker in _FALLBACKS.items() if layer in missing)
+    return ALWAYS + present + fallback
+
+
+def _missing(host: Host) -> dict[str, str]:
+    reasons = {
+        "user_ns": host.user_namespaces,
+        "seccomp": host.seccomp,
+        "listener": host.listener,
+        "landlock": "" if host.landlock_abi >= _LANDLOCK_MINIMUM else _no_landlock(host),
+    }
+    for controller in ("memory", "cpu", "pids"):
+        reasons[f"cgroup_{controller}"] = host.cgroups.get(controller, "no cgroup controller")
+    return {layer: reason for layer, reason in reasons.items() if reason}
+
+
+def _no_landlock(host: Host) -> str:
+    return f"Landlock ABI {host.landlock_abi}, at least {_LANDLOCK_MINIMUM} (Linux 5.19) is needed"
