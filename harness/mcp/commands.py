@@ -71,9 +71,9 @@ def opened(
     """
     try:
         from .servers import McpServers
-    except ModuleNotFoundError as error:
-        message = f"servers need the package {error.name}"
-        raise PolicyError(message, 'pip install "cellwright[mcp]"') from None
+    except ModuleNotFoundError:
+        hint = "pip install 'cellwright[mcp]'"
+        raise PolicyError("the extra `mcp` is not installed", hint) from None
     with McpServers(options.servers, pins=options.pins, registry=registry) as servers:
         yield servers
 
