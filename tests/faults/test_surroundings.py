@@ -209,7 +209,7 @@ def test_where_memory_runs_out_cells_go_before_who_embeds_them(tmp_path: Path) -
         paths, tasks = [str(ROOT), *sys.path], str(group / "cgroup.procs")
         script = UNDER_PRESSURE.format(paths=paths, tasks=tasks, root=str(tmp_path))
         command = [sys.executable, "-I", "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         status, value, after = done.stdout.split()
         assert status in ("KILLED", "FAILED")

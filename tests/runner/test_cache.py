@@ -186,5 +186,5 @@ for _ in range(2):
 print(len(calls), os.listdir(home))
 """
     command = [sys.executable, "-I", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stderr, done.stdout) == ("", "2 []\n")

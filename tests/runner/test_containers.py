@@ -85,7 +85,7 @@ def inside(
     return told(
         subprocess.run(
             ["runc", "--root", str(bundle / "state"), "run", name], cwd=bundle,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
         )
     )  # fmt: skip
 

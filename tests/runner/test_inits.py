@@ -113,7 +113,7 @@ def test_who_embeds_us_may_have_more_descriptors_than_select_knows() -> None:
         [sys.executable, "-I", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stdout == "2\n2\n", done.stderr[-2000:]

@@ -111,7 +111,7 @@ def survives(work: str, kilobytes: int) -> bool:
     paths = [str(ROOT), *sys.path]
     script = SMALL_STACK.format(paths=paths, kilobytes=kilobytes, work=work)
     command = [sys.executable, "-I", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return (done.returncode, done.stdout) == (0, "alive\n")
 
 

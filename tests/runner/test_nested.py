@@ -57,7 +57,7 @@ def run(command: tuple[str, ...], user: int, passed: tuple[int, ...] = ()) -> di
         subprocess.run(
             command, user=user, group=user, extra_groups=[], cwd="/", pass_fds=passed,
             env={"PATH": "/usr/sbin:/usr/bin", "HOME": "/nowhere"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=90, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def as_mapped_root(place: Path, ids: str) -> dict[str, object]:
         assert process.stdout.readline() == "in\n"
         for kind in ("uid", "gid"):
             Path(f"/proc/{process.pid}/{kind}_map").write_text(ids)
-        output, errors = process.communicate("go\n", timeout=90)
+        output, errors = process.communicate("go\n", timeout=300)
     return told(subprocess.CompletedProcess([], process.returncode, output, errors))
 
 

@@ -70,7 +70,7 @@ def as_user(readable: Path, code: str) -> dict[str, Any]:
     script = PRELUDE.format(paths=[str(readable)], lost=LOST) + code
     done = subprocess.run(
         [PYTHON, "-I", "-c", script], user=USER, group=USER, extra_groups=[], cwd="/",
-        env={"HOME": str(readable / "home")}, capture_output=True, text=True, timeout=90, check=False,
+        env={"HOME": str(readable / "home")}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout)

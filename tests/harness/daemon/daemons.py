@@ -72,7 +72,7 @@ with Sandbox(connect={str(self.path)!r}) as sandbox:
     print(sandbox.execute("6 * 7").value)
 """
         done = subprocess.run(
-            [sys.executable, "-I", "-c", code], stdout=-1, timeout=60, check=False
+            [sys.executable, "-I", "-c", code], stdout=-1, timeout=300, check=False
         )
         return done.stdout == b"42\n"
 
@@ -91,7 +91,7 @@ with Sandbox(connect={str(self.path)!r}) as sandbox:
 
     def wait(self) -> int:
         assert self.process.stderr
-        self.said += self.process.communicate(timeout=60)[1]
+        self.said += self.process.communicate(timeout=300)[1]
         return self.process.returncode
 
 
@@ -115,7 +115,7 @@ def serving(
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 class RawClient:

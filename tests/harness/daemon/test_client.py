@@ -297,7 +297,7 @@ from cellwright import Sandbox
 sandbox = Sandbox(connect={str(daemon.path)!r})
 print(sandbox.session("shared").execute("x = 41; x").value)
 """
-    done = subprocess.run([sys.executable, "-I", "-c", code], stdout=-1, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-I", "-c", code], stdout=-1, timeout=300, check=True)
     assert done.stdout == b"41\n"
     with daemon.sandbox() as sandbox:
         session = sandbox.session("shared")

@@ -121,7 +121,7 @@ def living(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
 def cellwright(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "cellwright", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
         check=False, env=os.environ | environment,
     )  # fmt: skip
 
@@ -255,7 +255,7 @@ def test_anything_else_that_is_passed_is_refused(tmp_path: Path, kind: str) -> N
         command = [sys.executable, "-m", "cellwright", "serve"]
         done = subprocess.run(
             ["/bin/bash", "-c", script, "-", *command], cwd=ROOT, pass_fds=[passed],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False,
         )  # fmt: skip
     assert (done.returncode, b"systemd passes" in done.stderr) == (2, True)
 
@@ -289,7 +289,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(
     mode = "--system" if user == 0 else "--user"
     done = subprocess.run(
         ["systemd-analyze", mode, "verify", "--man=no", *map(os.fspath, written)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env=os.environ | {"XDG_RUNTIME_DIR": os.fspath(tmp_path)},
     )  # fmt: skip
     about_ours = [line for line in done.stderr.splitlines() if "cellwright" in line]
