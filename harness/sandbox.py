@@ -187,6 +187,8 @@ class Sandbox(Executing):
         workspace, LaunchError if no cell could be built or the language is not installed,
         WorkspaceError.
         """
+        if id is not None and not (isinstance(id, str) and id):
+            raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
         return self._cells.session(id, {"language": language, **given})
 
     def program(

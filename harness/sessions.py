@@ -143,8 +143,6 @@ class OpenSessions:
     def open(
         self, id: str | None, wanted: "Wanted | None" = None, *, language: str = PYTHON
     ) -> Session:
-        if id is not None and not (isinstance(id, str) and id):
-            raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
         language = _language(language)
         with self._lock:
             known = self._by_id.get(id or "")

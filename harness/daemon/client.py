@@ -85,8 +85,6 @@ class DaemonsCells:
         )
 
     def session(self, id: str | None, given: dict[str, Any]) -> Session:
-        if id is not None and not (isinstance(id, str) and id):
-            raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
         _refuse_workspace(given)
         opened = self._asking.ask(Open(id, SessionGiven(**given)), Opened)
         return AttachedSession(self._asking, opened, self.policy.limits)
