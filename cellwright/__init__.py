@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .harness.tools.spec import ToolSpec as ToolSpec
     from .harness.tools.spec import ToolState as ToolState
     from .harness.tools.vault import Vault as Vault
-    from .harness.workspaces import Workspaces as Workspaces
+    from .harness.workspaces.store import Workspaces as Workspaces
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
@@ -94,7 +94,7 @@ _HOMES = {
     "harness.tools.broker": ("Broker",),
     "harness.tools.runs": ("Runs",),
     "harness.tools.vault": ("Vault",),
-    "harness.workspaces": ("Workspaces",),
+    "harness.workspaces.store": ("Workspaces",),
     "harness.tools.decorator": ("tool",),
     "harness.tools.factory": ("ToolFactory",),
     "harness.tools.registry": ("ToolRegistry",),

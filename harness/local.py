@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .tools.broker import Broker
     from .tools.offering import Offering
     from .tools.spec import Tool
-    from .workspace_calls import Wanted
-    from .workspaces import Workspaces
+    from .workspaces.calls import Wanted
+    from .workspaces.store import Workspaces
 
 OTHER_LANGUAGES_CELLS = 2
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
@@ -90,7 +90,7 @@ class LocalCells:
             supervisor = self._supervisors.of(language)
             if wanted is None:
                 return supervisor.execute(request, on_output, cancel)
-            from .workspace_calls import execute_in
+            from .workspaces.calls import execute_in
 
             result = execute_in(wanted, supervisor, request, on_output, cancel)
             self._intake.record_workspace(result.workspace, execution_id=request.execution_id)
@@ -116,7 +116,7 @@ class LocalCells:
         """Take the named workspace out of what was given."""
         name, clean = given.pop("workspace", None), given.pop("clean", False)
         if name is not None:
-            from .workspace_calls import Wanted  # seldom wanted
+            from .workspaces.calls import Wanted  # seldom wanted
 
             return Wanted(self.workspaces, name, clean)
         if clean:
@@ -125,7 +125,7 @@ class LocalCells:
 
     @cached_property
     def workspaces(self) -> "Workspaces":
-        from .workspaces import workspaces_of
+        from .workspaces.store import workspaces_of
 
         return workspaces_of(self._given_workspaces)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..runner.audit.log import AuditLog
     from .tools.broker import Broker
     from .tools.spec import Tool
-    from .workspaces import Workspaces
+    from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
 

@@ -23,7 +23,7 @@ from .request import Rejected, check_language
 from .session import Session
 
 if TYPE_CHECKING:
-    from .workspace_calls import SessionWorkspace, Wanted
+    from .workspaces.calls import SessionWorkspace, Wanted
 
 
 class CellSession(Session):
@@ -157,7 +157,7 @@ class OpenSessions:
 
     def _open_in(self, wanted: "Wanted", id: str, language: str) -> Session:
         """Open a session with the files of a workspace; others open theirs meanwhile."""
-        from .workspace_calls import SessionWorkspace
+        from .workspaces.calls import SessionWorkspace
 
         kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import Broker, Sandbox
-from cellwright.harness import commands
+from cellwright.harness.cli import commands
 from cellwright.harness.mcp.config import read_servers
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import cellwright
-from cellwright.harness import commands
+from cellwright.harness.cli import commands
 from cellwright.harness.daemon import frames
 from cellwright.harness.daemon.limits import ServeLimits
 from cellwright.policies import policy

@@ -120,8 +120,8 @@ def test_only_the_command_line_knows_the_benchmarks_and_only_when_asked() -> Non
         if not name_of(path).startswith("benchmarks/")
         and any(each.startswith("benchmarks") for each in ours(path))
     }  # fmt: skip
-    assert users == {"harness/commands.py"}
-    top = ast.parse((ROOT / "harness/commands.py").read_text()).body
+    assert users == {"harness/cli/commands.py"}
+    top = ast.parse((ROOT / "harness/cli/commands.py").read_text()).body
     assert not [
         node for node in top if isinstance(node, ast.ImportFrom) and "benchmarks" in (node.module or "")
     ]  # fmt: skip
@@ -132,7 +132,7 @@ def test_the_parser_of_imports_sees_them() -> None:
     assert "runner/kernel/landlock" in imports_of(ROOT / "runner/cell/enter.py")
     assert "policies/plan" in imports_of(ROOT / "runner/cell/enter.py")
     assert "runner/kernel/libc" in imports_of(ROOT / "runner/kernel/landlock.py")
-    assert "harness/cli" in imports_of(ROOT / "cellwright/__main__.py")
+    assert "harness/cli/main" in imports_of(ROOT / "cellwright/__main__.py")
 
 
 def test_ctypes_stays_in_the_kernel_folder() -> None:

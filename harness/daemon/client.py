@@ -16,7 +16,7 @@ from ...runner.result import SandboxResult
 from ...runner.workspace import WorkspaceFile
 from ..program import Program
 from ..session import Session
-from ..workspaces import Workspaces
+from ..workspaces.store import Workspaces
 from .arguments import packed, result_of
 from .frames import (
     Close,

@@ -16,7 +16,7 @@ from ...policies.policy import Policy, check_limit
 from ...runner.cgroups.delegation import take_delegation
 from ...runner.pool import PoolSettings
 from ...runner.session import SessionSettings
-from ..options import audit_of
+from ..cli.options import audit_of
 from ..sandbox import Sandbox
 from .address import default_path, listening_at, notify, passed_by_systemd
 from .limits import ServeLimits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.errors import PolicyError, ToolError
-from ..terminal import harmless
+from ..cli.terminal import harmless
 from ..tools.approval import Approve, ask_terminal, nobody
 from ..tools.spec import ToolSpec
 

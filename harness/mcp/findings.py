@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from ..verdicts import Finding
+from ..cli.verdicts import Finding
 from .config import ServerConfig, read_servers
 
 _HERE = ("localhost", "127.0.0.1", "::1")

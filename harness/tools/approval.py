@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...policies.errors import ApprovalRequired
-from ..terminal import harmless
+from ..cli.terminal import harmless
 
 
 class Asked(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...policies.errors import ToolArgumentsInvalid, ToolDenied, WorkspaceError
-from ..workspaces import Workspaces
+from ..workspaces.store import Workspaces
 from .decorator import tool_of
 from .spec import Caller, Tool, ToolOwner, ToolSpec, ToolState
 

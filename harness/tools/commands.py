@@ -12,8 +12,8 @@ import msgspec
 from ...policies.errors import PolicyError, ToolError, ToolFailed, ToolResultInvalid
 from ...policies.permissions import FilePermission, PermissionLevel, PermissionSet
 from ...policies.policy import Policy
+from ..cli.terminal import harmless
 from ..sandbox import Sandbox
-from ..terminal import harmless
 from .factory import ToolFactory
 from .registry import ToolRegistry
 from .spec import ToolSpec, ToolState

@@ -14,7 +14,7 @@ from ...policies.errors import (
 )
 from ...runner.result import SandboxResult
 from ..calling import CALLING, CANCEL
-from ..terminal import harmless
+from ..cli.terminal import harmless
 from .broker import Broker
 from .cells import Cells
 from .program import ARGUMENTS, program_of_call, program_of_test

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..terminal import harmless
+from ..cli.terminal import harmless
 from .runs import Runs
 
 _WELL, _DOES_NOT_WAIT = 0, 1

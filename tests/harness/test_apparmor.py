@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cellwright.harness.apparmor import profile
+from cellwright.harness.cli.apparmor import profile
 from cellwright.runner.spawn import interpreter
 from tests.conftest import ROOT
 

@@ -22,7 +22,7 @@ from cellwright import (
     SandboxConfig,
     verify,
 )
-from cellwright.harness.options import audit_of
+from cellwright.harness.cli.options import audit_of
 from cellwright.runner.audit.spans import Span, span_of
 from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
 from cellwright.runner.audit.verification import read

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import Artifact, PolicyError
-from cellwright.harness.keepsakes import keep
+from cellwright.harness.cli.keepsakes import keep
 
 
 def written(name: str, directory: Path, data: bytes = b"data", *, overwrite: bool = False) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cellwright import PolicyError, Sandbox
-from cellwright.harness.learning import learn
+from cellwright.harness.cli.learning import learn
 from cellwright.policies.loading import load_policy
 from tests.conftest import OPTIONAL, policy_named
 

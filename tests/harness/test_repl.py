@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.typed import Typed
+from cellwright.harness.cli.typed import Typed
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]

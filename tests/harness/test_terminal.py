@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from cellwright.harness.terminal import harmless
+from cellwright.harness.cli.terminal import harmless
 
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 

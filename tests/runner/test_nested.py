@@ -24,7 +24,7 @@ bubblewrapped = pytest.mark.needs("bwrap")
 BWRAP = ("bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp")
 TRY = """
 from cellwright import CellwrightError
-from cellwright.harness.doctor import examine
+from cellwright.harness.cli.doctor import examine
 try:
     with box("strict") as sandbox:
         layers, refusal = sandbox.execute("1").layers, ""

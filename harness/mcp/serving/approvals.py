@@ -18,7 +18,7 @@ from mcp import MCPError, types
 
 from ....policies.errors import ApprovalRequired, BusyError
 from ...calling import CALLING
-from ...terminal import harmless
+from ...cli.terminal import harmless
 from ...tools.approval import Asked
 from ...tools.runs import Pausing, Runs
 from .owners import Context, Owner

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from ....policies.errors import PolicyError
 from ....policies.policy import Policy, check_limit
 from ....runner.spawn import Spawned, interpreter
-from ...options import RAN, audit_of
+from ...cli.options import RAN, audit_of
+from ...cli.terminal import harmless
 from ...sandbox import Sandbox
-from ...terminal import harmless
 from ...tools.decorator import is_marked
 from ...tools.hygiene import RedactSecrets
 from ...tools.registry import ToolRegistry

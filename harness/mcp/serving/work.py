@@ -9,7 +9,7 @@ import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
 
 from ....runner.capture import OnOutput
-from ...terminal import harmless
+from ...cli.terminal import harmless
 from .owners import Context, owner_of
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, ClosedError, LaunchError, Sandbox, SandboxStatus
+from cellwright.harness.cli.doctor import _daemon
 from cellwright.harness.daemon import address, units
-from cellwright.harness.doctor import _daemon
 from cellwright.runner.cgroups import delegation
 from tests.conftest import OPTIONAL, ROOT, soon
 from tests.harness.daemon.daemons import Daemon, serving

@@ -313,7 +313,7 @@ def test_what_was_closed_says_so(serve: Serve) -> None:
     "code",
     [
         "import cellwright; cellwright.Sandbox; cellwright.Broker",
-        "import cellwright.harness.commands as c; c._parser('servers'); c._parser('run')",
+        "import cellwright.harness.cli.commands as c; c._parser('servers'); c._parser('run')",
         "import cellwright.harness.mcp.config, cellwright.harness.mcp.pins",
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.commands import carry_out
+from cellwright.harness.cli.commands import carry_out
 from tests.conftest import OPTIONAL, ROOT
 
 from .conftest import Fake, Serve, tool

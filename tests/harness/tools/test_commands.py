@@ -118,7 +118,7 @@ def test_what_goes_wrong_is_one_message_and_a_status(
 
 def test_running_a_program_does_not_pay_for_tools() -> None:
     code = (
-        "import sys; import cellwright.harness.commands, cellwright.harness.sandbox; "
+        "import sys; import cellwright.harness.cli.commands, cellwright.harness.sandbox; "
         "print([name for name in ('jsonschema', 'sqlite3', 'cellwright.harness.tools.factory') "
         "if name in sys.modules])"
     )

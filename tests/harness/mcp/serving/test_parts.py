@@ -211,7 +211,7 @@ def test_a_session_that_nobody_uses_is_ended() -> None:
 def test_without_the_sdk_the_command_says_how_to_have_it() -> None:
     code = (
         "import sys; sys.modules['mcp'] = None\n"
-        "from cellwright.harness.cli import main\nsys.exit(main(['mcp']))"
+        "from cellwright.harness.cli.main import main\nsys.exit(main(['mcp']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -9,7 +9,7 @@ from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from pathlib import Path
 from typing import Protocol
 
-from ..policies.languages import PYTHON
+from ...policies.languages import PYTHON
 
 _HISTORY_LINES = 1000
 _SHELLS = ("bash", "sh")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.policy import OPTIONAL_LAYERS, Policy
+from ...policies.policy import OPTIONAL_LAYERS, Policy
 
 if TYPE_CHECKING:
-    from ..runner.audit.log import AuditLog
+    from ...runner.audit.log import AuditLog
 
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
 _CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
@@ -34,7 +34,7 @@ def policy_of(options: argparse.Namespace) -> Policy:
 def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
     policy = Policy(name="strict")
     if name:
-        from ..policies.loading import load_policy
+        from ...policies.loading import load_policy
 
         policy = load_policy(name)
     layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
@@ -51,7 +51,7 @@ def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
     if options.audit is None:
         yield None
         return
-    from ..runner.audit.log import AuditLog
+    from ...runner.audit.log import AuditLog
 
     with AuditLog(path=options.audit, max_entries=0) as log:
         yield log

@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 
-from ..runner.result import SandboxResult
+from ...runner.result import SandboxResult
 
 # What moves a cursor, writes a title, reverses text (Unicode TR36, CVE-2021-42574) or is not seen at
 # all, such as zero-width and tag characters, in which words for a model can hide.

@@ -7,7 +7,7 @@ well, 1 the program failed, 2 wrong usage, 70 the sandbox failed.
 import sys
 from collections.abc import Sequence
 
-from ..runner.spawn import Spawned, interpreter
+from ...runner.spawn import Spawned, interpreter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from ..policies.errors import CellwrightError, PolicyError
-from ..policies.policy import Policy
-from ..runner.spawn import Spawned, interpreter
+from ...policies.errors import CellwrightError, PolicyError
+from ...policies.policy import Policy
+from ...runner.spawn import Spawned, interpreter
+from ..sandbox import Sandbox
+from ..version import NAME, installed_version
 from .options import GUEST_FAILED, OURS, RAN, USAGE, add_policy, policy_named, policy_of
 from .run_commands import add_repl, add_run
-from .sandbox import Sandbox
 from .terminal import result_line
-from .version import NAME, installed_version
 
 
 def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
@@ -104,13 +104,13 @@ def _add_audit(audit: argparse.ArgumentParser) -> None:
 
 
 def _add_runs(runs: argparse.ArgumentParser) -> None:
-    from .tools.run_commands import add_runs
+    from ..tools.run_commands import add_runs
 
     add_runs(runs)
 
 
 def _add_tools(tools: argparse.ArgumentParser) -> None:
-    from .tools.commands import add_tools
+    from ..tools.commands import add_tools
 
     tools.set_defaults(command=_tools)
     options = argparse.ArgumentParser(add_help=False)
@@ -119,13 +119,13 @@ def _add_tools(tools: argparse.ArgumentParser) -> None:
 
 
 def _add_servers(servers: argparse.ArgumentParser) -> None:
-    from .mcp.commands import add_servers
+    from ..mcp.commands import add_servers
 
     add_servers(servers)
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
-    from .daemon.commands import add_serve
+    from ..daemon.commands import add_serve
 
     serve.set_defaults(command=_serve)
     add_policy(serve, several=True)
@@ -133,7 +133,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def _add_mcp(mcp: argparse.ArgumentParser) -> None:
-    from .mcp.serving.commands import add_mcp
+    from ..mcp.serving.commands import add_mcp
 
     mcp.set_defaults(command=_mcp)
     add_policy(mcp)
@@ -141,7 +141,7 @@ def _add_mcp(mcp: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    from ..benchmarks.commands import add_bench
+    from ...benchmarks.commands import add_bench
 
     bench.set_defaults(command=_bench)
     add_policy(bench)
@@ -161,7 +161,7 @@ _ROOMS = {
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ..policies.explain import explain
+    from ...policies.explain import explain
 
     if options.diff:
         return _diff(policy_of(options), options)
@@ -172,8 +172,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _diff(policy: Policy, options: argparse.Namespace) -> int:
-    from ..policies.loading import load_policy
-    from ..policies.narrowing import exceeds
+    from ...policies.loading import load_policy
+    from ...policies.narrowing import exceeds
 
     other = load_policy(options.diff)
     more, less = exceeds(other, policy), exceeds(policy, other)
@@ -197,26 +197,26 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from .daemon.commands import serve
+    from ..daemon.commands import serve
 
     serve(options, [policy_named(name, options) for name in options.policy or [None]])
     return RAN
 
 
 def _mcp(options: argparse.Namespace) -> int:
-    from .mcp.serving.commands import serve
+    from ..mcp.serving.commands import serve
 
     return serve(options, policy_of(options))
 
 
 def _tools(options: argparse.Namespace) -> int:
-    from .tools.commands import carry_out
+    from ..tools.commands import carry_out
 
     return carry_out(options, policy_of(options))
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from ..benchmarks.commands import bench
+    from ...benchmarks.commands import bench
 
     return bench(options, policy_of(options))
 
@@ -231,7 +231,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     findings = examine()
     if options.servers:
-        from .mcp.findings import findings_of
+        from ..mcp.findings import findings_of
 
         findings += findings_of(options.servers)
     report(findings, as_json=options.json)

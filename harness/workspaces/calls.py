@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ..policies.errors import CellwrightError, WorkspaceError
-from ..runner.capture import OnOutput
-from ..runner.performance import Request, called_off
-from ..runner.result import SandboxResult
-from ..runner.session import SessionCell
-from ..runner.supervisor import Supervisor
-from ..runner.workspace import KeptWorkspace
-from .request import with_files
-from .workspace_files import CalledOff
-from .workspaces import OpenWorkspace, Workspaces
+from ...policies.errors import CellwrightError, WorkspaceError
+from ...runner.capture import OnOutput
+from ...runner.performance import Request, called_off
+from ...runner.result import SandboxResult
+from ...runner.session import SessionCell
+from ...runner.supervisor import Supervisor
+from ...runner.workspace import KeptWorkspace
+from ..request import with_files
+from .files import CalledOff
+from .store import OpenWorkspace, Workspaces
 
 _WAIT_SECONDS = 30.0
 

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..policies.closing import Closing
-from ..policies.errors import PolicyError, WorkspaceError
-from ..policies.policy import MIB, check_limit
-from ..runner.performance import NEVER
-from ..runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
-from .archive import pack, unpack
-from .request import MAX_FILES, as_bytes, check_file_name, check_tree
-from .state import state_directory
-from .workspace_files import read_sealed, remove_file, take_lock, write_sealed
+from ...policies.closing import Closing
+from ...policies.errors import PolicyError, WorkspaceError
+from ...policies.policy import MIB, check_limit
+from ...runner.performance import NEVER
+from ...runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
+from ..archive import pack, unpack
+from ..request import MAX_FILES, as_bytes, check_file_name, check_tree
+from ..state import state_directory
+from .files import read_sealed, remove_file, take_lock, write_sealed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LARGEST_BYTES = 192 * MIB  # of what one frame brings into a cell

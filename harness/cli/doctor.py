@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import psutil
 
-from ..policies.errors import CellwrightError, PolicyError, Unenforceable
-from ..policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
-from ..runner.result import SandboxResult
+from ...policies.errors import CellwrightError, PolicyError, Unenforceable
+from ...policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
+from ...runner.result import SandboxResult
+from ..sandbox import Sandbox
 from .repairs import MOUNT_PROC, REPAIRS, repair_of_launch
-from .sandbox import Sandbox
 from .verdicts import Finding
 
 _MIB = 1024 * 1024
@@ -148,7 +148,7 @@ _HELLO = {
 
 def _daemon() -> Finding:
     """Tell whether a daemon answers at the default path; nothing needs one."""
-    from .daemon.address import default_path
+    from ..daemon.address import default_path
 
     try:
         path = default_path()

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from ..policies.errors import PolicyError
-from ..runner.workspace import Artifact
+from ...policies.errors import PolicyError
+from ...runner.workspace import Artifact
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import CellwrightError, PolicyError, SessionLost
-from ..policies.languages import PYTHON
-from ..runner.result import SandboxResult
-from ..runner.workspace import Artifact
+from ...policies.errors import CellwrightError, PolicyError, SessionLost
+from ...policies.languages import PYTHON
+from ...runner.result import SandboxResult
+from ...runner.workspace import Artifact
+from ..session import Session
 from .keepsakes import keep
-from .session import Session
 from .terminal import StreamPrinter, harmless, result_line
 from .typed import Lines, Typed
 

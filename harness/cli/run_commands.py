@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import PolicyError
-from ..policies.languages import PYTHON, language_called, language_of_file
-from ..policies.policy import MIB
-from ..runner.capture import OnOutput
-from ..runner.result import SandboxResult
+from ...policies.errors import PolicyError
+from ...policies.languages import PYTHON, language_called, language_of_file
+from ...policies.policy import MIB
+from ...runner.capture import OnOutput
+from ...runner.result import SandboxResult
+from ..sandbox import Sandbox
 from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
-from .sandbox import Sandbox
 from .terminal import EventPrinter, StreamPrinter, harmless, result_line
 
 if TYPE_CHECKING:
-    from ..runner.audit.log import AuditLog
-    from .tools.broker import Broker
+    from ...runner.audit.log import AuditLog
+    from ..tools.broker import Broker
 
 _OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
 
@@ -101,8 +101,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _repl(options: argparse.Namespace) -> int:
+    from ..state import state_directory
     from .repl import Repl
-    from .state import state_directory
     from .typed import lines_of_stdin
 
     if not (language := language_called(options.language)):
@@ -160,8 +160,8 @@ def _tools(options: argparse.Namespace, audit: "AuditLog | None") -> Iterator["B
     if options.servers is None:
         yield None
         return
-    from .mcp.commands import asking, opened
-    from .tools.broker import Broker
+    from ..mcp.commands import asking, opened
+    from ..tools.broker import Broker
 
     with opened(options) as servers:
         yield Broker(servers, audit=audit, approve=asking())

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..policies.errors import PolicyError
-from ..runner.audit.log import summary_of_file
-from ..runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
-from ..runner.audit.trace import as_html, as_svg, as_text, tree_of
-from ..runner.audit.verification import read, verify
+from ...policies.errors import PolicyError
+from ...runner.audit.log import summary_of_file
+from ...runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
+from ...runner.audit.trace import as_html, as_svg, as_text, tree_of
+from ...runner.audit.verification import read, verify
 
 _INTACT, _BROKEN = 0, 1
 Command = Callable[[argparse.Namespace], int]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import PolicyError
+from ...policies.errors import PolicyError
+from ..workspaces.store import Workspaces
 from .terminal import StreamPrinter, harmless
-from .workspaces import Workspaces
 
 _DONE = 0
 Command = Callable[[argparse.Namespace, Workspaces], int]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from ..policies.errors import PolicyError
-from ..policies.learning import Lessons, policy_text
-from ..policies.policy import Filesystem, Limits, Network, Policy, Processes
-from ..runner.result import SandboxResult
-from ..runner.spawn import Spawned, interpreter
-from ..runner.supervisor import Supervisor
-from .request import make_request
+from ...policies.errors import PolicyError
+from ...policies.learning import Lessons, policy_text
+from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
+from ...runner.result import SandboxResult
+from ...runner.spawn import Spawned, interpreter
+from ...runner.supervisor import Supervisor
+from ..request import make_request
 
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
 _OWN = {"passwd", "group", "hosts", "nsswitch.conf"}

@@ -9,7 +9,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from ..policies.errors import BusyError, WorkspaceError
+from ...policies.errors import BusyError, WorkspaceError
 
 _SEAL_BYTES = 1024  # a pax header: its own block, and one for its only record
 _PRIVATE = 0o600

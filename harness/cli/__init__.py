@@ -1,0 +1,1 @@
+"""The command `cellwright`: what it reads, what it prints, and what it asks a person."""

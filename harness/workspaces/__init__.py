@@ -1,0 +1,1 @@
+"""Named workspaces: files that are kept from one cell to another."""
