@@ -1,7 +1,7 @@
 """Switch each protection off in turn, in a scratch copy, and see who notices: a table in README.md.
 
-Run from the root of the checkout: scripts/mutate-layers.  A protection whose absence no test and no
-payload notices is untested, and the command fails.
+Run from the root of the checkout: scripts/mutate-layers.  A protection whose absence no test notices,
+or no payload, is untested, and the command fails.
 """
 
 import os
@@ -19,6 +19,9 @@ README = Path(__file__).with_name("README.md")
 _TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _SECONDS = 600  # on a busy machine
+_NOBODY = "NOBODY"
+_TESTS = ("-m", "not slow", "tests/escapes", "tests/policies", "tests/runner")
+_PAYLOADS = ("-k", "standard", "tests/escapes/test_payloads.py")
 _HEAD = """
 {place}:
 
@@ -76,18 +79,22 @@ MUTATIONS = (
     Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
     Mutation("wall time", "runner/watching/supervision.py", '        self._end_or_interrupt("wall_time")', "        pass"),
     Mutation("output cap", "runner/watching/supervision.py", "            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:", "            if False:"),
-    Mutation("killing at the end", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),
+    Mutation("killing at the end of a session", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),
+    Mutation(
+        "killing at the end", "runner/supervisor.py", "            custody.cell.kill_init()", "            pass",
+        (("runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),),
+    ),
 )  # fmt: skip
 
 
 def noticed_by(copy: Path, *chosen: str) -> str:
-    """Run the tests of `copy` until one fails; return its name."""
+    """Run the tests of `copy` until one fails; return its name, empty if none does."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]
     environment = {**os.environ, "XDG_CACHE_HOME": str(copy / "cache"), "PYTHONPATH": str(copy)}
     try:
         done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS,
-            stdin=subprocess.DEVNULL, check=False,
+            command, cwd=copy, env=environment | {"COLUMNS": "500"}, capture_output=True, text=True,
+            timeout=_SECONDS, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "the run does not end"
@@ -96,6 +103,14 @@ def noticed_by(copy: Path, *chosen: str) -> str:
         return ""
     file, _, test = failed[1].partition("::")
     return f"{Path(file).name}::{test}"
+
+
+def noticed_again(copy: Path, noticed: str, *chosen: str) -> str:
+    """Run what noticed the last time and, if it does not any more, all that are `chosen`."""
+    file, _, test = noticed.partition("::")
+    places = list((copy / "tests").rglob(file)) if test else []
+    again = noticed_by(copy, f"{places[0]}::{test}") if len(places) == 1 else ""
+    return again or noticed_by(copy, *chosen) or _NOBODY
 
 
 def misplaced() -> list[str]:
@@ -107,8 +122,9 @@ def misplaced() -> list[str]:
     ]
 
 
-def mutate(mutation: Mutation) -> tuple[str, str]:
-    """Return which test and which payload notice `mutation`, empty where none does."""
+def mutate(mutation: Mutation, by_test: str, by_payload: str) -> tuple[str, str]:
+    """Return which test and which payload notice `mutation`; those that did the last time are asked
+    first."""
     with tempfile.TemporaryDirectory(prefix="cellwright-mutation-") as directory:
         copy = Path(directory) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info")
@@ -117,33 +133,42 @@ def mutate(mutation: Mutation) -> tuple[str, str]:
         for file, line, instead in mutation.edits():
             text = (copy / file).read_text()
             (copy / file).write_text(text.replace(line, instead))
-        by_test = noticed_by(
-            copy, "-m", "not slow", "tests/escapes", "tests/policies", "tests/runner"
+        return (
+            noticed_again(copy, by_test, *_TESTS),
+            noticed_again(copy, by_payload, *_PAYLOADS),
         )
-        return by_test, noticed_by(copy, "-k", "standard", "tests/escapes/test_payloads.py")
 
 
 def main() -> None:
     if lost := misplaced():
         raise SystemExit(f"these stand elsewhere by now: {', '.join(lost)}")
     wanted = sys.argv[1:]
+    if unknown := set(wanted) - {each.layer for each in MUTATIONS}:
+        raise SystemExit(f"no such protection: {', '.join(sorted(unknown))}")
     chosen = [each for each in MUTATIONS if not wanted or each.layer in wanted]
-    rows = {} if not wanted else rows_so_far()
+    rows = rows_so_far()
     for mutation in chosen:
-        by_test, by_payload = mutate(mutation)
-        rows[mutation.layer] = (
-            f"| {mutation.layer} | `{mutation.file}` | {by_test or 'NOBODY'} | {by_payload or '-'} |"
-        )
+        last = noticed(rows.get(mutation.layer, ""))
+        cells = (mutation.layer, f"`{mutation.file}`", *mutate(mutation, *last))
+        rows[mutation.layer] = f"| {' | '.join(cells)} |"
         print(rows[mutation.layer], flush=True)
         write(rows)
-    sys.exit(any("NOBODY" in rows[each.layer] for each in chosen))
+    sys.exit(any(_NOBODY in rows[each.layer] for each in chosen))
+
+
+def noticed(row: str) -> tuple[str, str]:
+    """Return the test and the payload of a row, empty where there are none."""
+    cells = row.removesuffix(" |").split(" | ")
+    return (cells[2], cells[3]) if len(cells) == 4 else ("", "")
 
 
 def rows_so_far() -> dict[str, str]:
     """Return the rows of the table by their protection: those that are not tried anew stay."""
     table = _TABLE.search(README.read_text())
     lines = table[0].splitlines() if table else []
-    return {line[2:].partition(" | ")[0]: line for line in lines if line.startswith("| ")}
+    rows = {line[2:].partition(" | ")[0]: line for line in lines if line.startswith("| ")}
+    rows.pop("protection", None)  # the head
+    return rows
 
 
 def write(rows: dict[str, str]) -> None:

@@ -260,3 +260,18 @@ def test_every_protection_can_still_be_switched_off() -> None:
     from tests.mutations import misplaced
 
     assert misplaced() == []
+
+
+def test_each_protection_has_a_test_and_a_payload_that_notice() -> None:
+    """Those of the table, which exist; or a run that does not end."""
+    from tests.mutations import MUTATIONS, noticed, rows_so_far
+
+    rows = rows_so_far()
+    assert rows.keys() == {each.layer for each in MUTATIONS}
+    for layer, row in rows.items():
+        for name in noticed(row):
+            file, found, test = name.partition("::")
+            function = f"def {test.partition('[')[0]}("
+            places = (ROOT / "tests").rglob(file) if found else ()
+            there = any(function in path.read_text() for path in places)
+            assert there or name == "the run does not end", layer

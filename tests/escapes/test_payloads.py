@@ -1,4 +1,5 @@
-"""The guest payloads of ../shared/attacks, each in a cell of its own, canaries planted on the host.
+"""Guest payloads, each in a cell of its own, canaries planted on the host: those of `payloads/`, one for
+each layer that the others do not miss, and those of ../shared/attacks.
 
 A payload prints one JSON line with its verdict.  `escaped: true` fails; a payload that reports no
 verdict must be one that we are known to end.
@@ -11,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,18 +20,24 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxResult
-from tests.conftest import SHARED, policy_named
+from cellwright.policies.policy import MIB, Policy
+from tests.conftest import SHARED, policy_named, with_limits
+from tests.escapes.living import children
 
-pytestmark = [pytest.mark.needs("shared"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # Payloads for what does not exist, an egress proxy, and what test_payloads_in_sessions.py runs.
 _LATER = ("PXY-", "SESS-")
 ATTACKS = sorted(
     path for path in (SHARED / "attacks").glob("*.py") if not path.name.startswith(_LATER)
 )
-# Those that end by being ended: for a flood of refused calls, garbage on the control channel, or
-# running past the limit.
+OWN = sorted(Path(__file__).with_name("payloads").glob("LAY-*"))
+# First ours: the time of an access tells only once that somebody read.
+PAYLOADS = [*OWN, *ATTACKS]
+# Those that end by being ended: for a flood of refused calls, garbage on the control channel, running
+# past the limit, or saying too much.
 ENDED = {
+    "LAY-14",
     "NOTIF-01",
     "NOTIF-03",
     "PROTO-01",
@@ -43,6 +51,10 @@ ENDED = {
 }
 # Those that start other programs, which a profile may not show.
 OF_PROGRAMS = {"LANG-01"}
+# The refused call that the result must tell of; those of ../shared/attacks start a child first, which
+# is refused where a profile has none.
+NOTED = {"LAY-09": "mount", "NS-04": "ptrace", "NS-06": "unshare", "SC-02": "bpf"}
+NEEDS = {"LAY-10": "landlock"}
 PLANTED = ["/", "/etc", "/root", "/home", "/var", "/var/tmp", "/var/lib", "/run", "/opt", "/srv", "/mnt", "/tmp", "/dev/shm", "/usr/local"]  # fmt: skip
 # What payloads may expect, and what of the host they are to recognize if they see it.
 SETTINGS = {
@@ -64,6 +76,10 @@ class Host:
             self._plant_file(stack, Path(directory, "sbx_canary"))
         os.environ["SBX_CANARY_ENV"] = self.canary
         stack.callback(os.environ.pop, "SBX_CANARY_ENV")
+        self.shown = stack.enter_context(
+            tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cellwright-shown-")
+        )
+        self.hidden = self._plant_shown(Path(self.shown))
         command = [sys.executable, "-I", "-c", "import time; time.sleep(900)", self.canary]
         self.process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(self.process.kill)
@@ -76,6 +92,18 @@ class Host:
         ):
             file.write(self.canary)
             stack.callback(path.unlink, missing_ok=True)
+
+    def _plant_shown(self, shown: Path) -> tuple[str, str]:
+        """Make what a policy is to show but for two paths, which are returned; every user may read it."""
+        directory, token, program = shown / "secrets", shown / "token", shown / "program"
+        directory.mkdir()
+        for path in (directory / "key", token):
+            path.write_text(self.canary)
+            path.chmod(0o644)
+        program.write_text("#!/bin/sh\n")
+        for path in (shown, program, directory):
+            path.chmod(0o755)
+        return str(directory), str(token)
 
     def _listeners(self) -> Iterator[socket.socket]:
         yield socket.create_server(("127.0.0.1", PORT))
@@ -103,22 +131,74 @@ def host() -> Iterator[Host]:
         yield Host(stack)
 
 
+def policy_for(profile: str, host: Host) -> Policy:
+    """Return `profile` as payloads meet it: it shows a directory, and has caps that are reached soon."""
+    policy = policy_named(profile)
+    files = msgspec.structs.replace(
+        policy.filesystem, read=(*policy.filesystem.read, host.shown), hidden=host.hidden
+    )
+    policy = msgspec.structs.replace(policy, filesystem=files)
+    return with_limits(policy, wall_seconds=34.0, cpu_seconds=60.0, output_total_bytes=96 * MIB)
+
+
 @pytest.fixture(scope="module", params=["standard", "strict"])
 def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
     """Made after the canaries were planted: what the launcher inherits, it inherits with them."""
-    policy = policy_named(request.param)
-    limits = msgspec.structs.replace(policy.limits, wall_seconds=34.0, cpu_seconds=60.0)
-    with Sandbox(policy=msgspec.structs.replace(policy, limits=limits)) as box:
+    with Sandbox(policy=policy_for(request.param, host)) as box:
         yield box
 
 
 def settings_for(sandbox: Sandbox) -> dict[str, str]:
     """Return `SETTINGS` with namespaces that a cell does not share: the launcher's, which only root may
-    read, or ours."""
+    read, or ours, and with what the policy says."""
     pid = sandbox._supervisor.generation.launcher.pids()[2] if os.geteuid() == 0 else os.getpid()
     links = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
     numbers = {name: re.sub("[^0-9]", "", link) for name, link in links.items()}
-    return {**SETTINGS, "SBXT_HOST_NS": json.dumps(numbers)}
+    limits = sandbox.policy.limits
+    return {
+        **SETTINGS,
+        "SBXT_HOST_NS": json.dumps(numbers),
+        "SBXT_SHOWN": sandbox.policy.filesystem.read[-1],
+        "SBXT_WORKSPACE_BYTES": str(limits.workspace_bytes),
+        "SBXT_OUTPUT_TOTAL_BYTES": str(limits.output_total_bytes),
+    }
+
+
+def case_of(payload: Path) -> str:
+    return payload.name.partition("_")[0]
+
+
+def run(sandbox: Sandbox, payload: Path) -> SandboxResult:
+    """Run `payload` as it expects; one for a shell is besides what variables ask to be run before it."""
+    text = payload.read_text()
+    if payload.suffix == ".bash":
+        variables = dict.fromkeys(("BASH_ENV", "ENV"), "/workspace/before")
+        return sandbox.execute(text, "bash", files={"before": text}, env=variables)
+    timeout = 7.0 if case_of(payload) in ("RES-14", "RES-15") else None
+    header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
+    return sandbox.execute(header + text, timeout=timeout)
+
+
+def left_of_payloads(sandbox: Sandbox) -> list[str]:
+    """Return the names that payloads gave to processes of theirs that are there once all should be gone."""
+    sandbox.settle()
+    names = [Path(f"/proc/{pid}/comm") for pid in descendants(sandbox)]
+    return [comm for path in names if (comm := _read(path)).startswith("sbx")]
+
+
+def descendants(sandbox: Sandbox) -> list[int]:
+    found = [sandbox._supervisor.generation.launcher.pids()[1]]
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError):
+            found += children(pid)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def verdict_of(result: SandboxResult, case: str) -> tuple[bool | None, str]:
@@ -131,33 +211,49 @@ def verdict_of(result: SandboxResult, case: str) -> tuple[bool | None, str]:
     return verdict["escaped"], verdict["detail"]
 
 
-@pytest.mark.parametrize("payload", ATTACKS, ids=lambda path: path.name.partition("_")[0])
+def _parameter(payload: Path) -> object:
+    needs = [pytest.mark.needs(NEEDS[case_of(payload)])] if case_of(payload) in NEEDS else []
+    return pytest.param(payload, id=case_of(payload), marks=needs)
+
+
+@pytest.mark.parametrize("payload", [_parameter(each) for each in PAYLOADS])
 def test_a_payload_stays_inside(
     sandbox: Sandbox, host: Host, payload: Path, record_property: pytest.FixtureRequest
 ) -> None:
-    case = payload.name.partition("_")[0]
-    timeout = 7.0 if case in ("RES-14", "RES-15") else None
-    header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
-    result = sandbox.execute(header + payload.read_text(), timeout=timeout)
+    case, launcher = case_of(payload), sandbox._supervisor.generation
+    result = run(sandbox, payload)
     escaped, detail = verdict_of(result, case)
     record_property("verdict", f"{escaped} {result.status.value} ({result.reason}) {detail[:120]}")
     assert not escaped, detail
     if escaped is None:
         assert case in ENDED, (result.status, result.reason, result.error, result.stderr[-500:])
-        assert result.reason in ("violation", "wall_time")
+        assert result.reason in ("violation", "wall_time", "output")
     no_programs = case in OF_PROGRAMS and not sandbox.policy.processes.subprocesses
     assert not detail.startswith("REFUSED" if no_programs else ("REFUSED", "SKIP"))
     assert host.canary not in str(result.to_dict())
     assert "FORGED-OK" not in (result.stdout if case == "PROTO-06" else "")
+    if case in NOTED and (case.startswith("LAY-") or sandbox.policy.processes.subprocesses):
+        assert NOTED[case] in {each.syscall for each in result.violations}
+    assert left_of_payloads(sandbox) == []
+    assert sandbox._supervisor.generation is launcher, "it cost the other cells their launcher"
     assert host.connections() == 0
     assert host.process.poll() is None
     assert sandbox.execute("1 + 1").value == 2
 
 
+@pytest.mark.needs("shared")
 @pytest.mark.parametrize("case", ["SIDE-01", "SIDE-03"])
 def test_nothing_is_left_for_the_next_cell(sandbox: Sandbox, case: str) -> None:
     (payload,) = (path for path in ATTACKS if path.name.startswith(case))
-    header = f"import os; os.environ.update({SETTINGS!r})\n"
     for _ in range(2):
-        escaped, detail = verdict_of(sandbox.execute(header + payload.read_text()), case)
+        escaped, detail = verdict_of(run(sandbox, payload), case)
         assert not escaped, detail
+
+
+def test_nothing_of_a_payload_outlives_its_session(sandbox: Sandbox) -> None:
+    (payload,) = (path for path in OWN if case_of(path) == "LAY-15")
+    launcher = sandbox._supervisor.generation
+    with sandbox.session() as session:
+        assert verdict_of(session.execute(payload.read_text()), "LAY-15")[0] is False
+    assert left_of_payloads(sandbox) == []
+    assert sandbox._supervisor.generation is launcher, "it cost the other cells their launcher"

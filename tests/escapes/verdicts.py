@@ -1,4 +1,4 @@
-"""Write VERDICTS.md: what each payload of ../shared/attacks reported, under each shipped profile.
+"""Write VERDICTS.md: what each payload reported, ours and those of ../shared/attacks, by profile.
 
 Run from the root of the checkout: python -m tests.escapes.verdicts
 
@@ -14,27 +14,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
 from cellwright import Sandbox
-from tests.conftest import policy_named
-from tests.escapes.test_payloads import ATTACKS, Host, settings_for, verdict_of
+from tests.conftest import with_limits
+from tests.escapes.test_payloads import PAYLOADS, Host, case_of, policy_for, run, verdict_of
 
 TABLE = Path(__file__).with_name("VERDICTS.md")
 _EMULATED_SECONDS = 240.0  # of wall time, where everything takes ten times as long and more
 
 
-def verdicts(profile: str, wall_seconds: float = 34.0) -> dict[str, str]:
+def verdicts(profile: str, host: Host, wall_seconds: float = 34.0) -> dict[str, str]:
     """Run every payload under `profile`; return case -> verdict in words."""
-    policy = policy_named(profile)
-    limits = msgspec.structs.replace(policy.limits, wall_seconds=wall_seconds, cpu_seconds=600.0)
-    with Sandbox(policy=msgspec.structs.replace(policy, limits=limits)) as sandbox:
+    policy = with_limits(policy_for(profile, host), wall_seconds=wall_seconds, cpu_seconds=600.0)
+    with Sandbox(policy=policy) as sandbox:
 
-        def run(payload: Path) -> tuple[str, str]:
-            case = payload.name.partition("_")[0]
-            timeout = 7.0 if case in ("RES-14", "RES-15") else None
-            header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
-            result = sandbox.execute(header + payload.read_text(), timeout=timeout)
+        def judged(payload: Path) -> tuple[str, str]:
+            case = case_of(payload)
+            result = run(sandbox, payload)
             escaped, detail = verdict_of(result, case)
             print(case, escaped, result.reason, ascii(detail)[:200], file=sys.stderr, flush=True)
             if escaped is None:
@@ -42,30 +37,30 @@ def verdicts(profile: str, wall_seconds: float = 34.0) -> dict[str, str]:
             return case, "ESCAPED" if escaped else "contained"
 
         with ThreadPoolExecutor(2) as pool:
-            return dict(pool.map(run, ATTACKS))
+            return dict(pool.map(judged, PAYLOADS))
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--line"]:
         sys.exit(say(*arguments[1:]))
     with contextlib.ExitStack() as stack:
-        Host(stack)
-        found = {profile: verdicts(profile) for profile in ("strict", "standard")}
+        host = Host(stack)
+        found = {profile: verdicts(profile, host) for profile in ("strict", "standard")}
     place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
     head = f"# Verdicts\n\nWritten by `python -m tests.escapes.verdicts`: {place}.\n\n"
-    rows = [["payload", *found], ["---"] * (len(found) + 1)]
+    rows = [("payload", *found)]
     rows += [
-        [case, *(found[profile][case] for profile in found)] for case in sorted(found["strict"])
+        (case, *(found[profile][case] for profile in found)) for case in sorted(found["strict"])
     ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
     TABLE.write_text(head + "\n".join(lines) + "\n")
 
 
 def say(profile: str) -> bool:
     """Print what came of all payloads under `profile`; tell whether one escaped."""
     with contextlib.ExitStack() as stack:
-        Host(stack)
-        found = verdicts(profile, wall_seconds=_EMULATED_SECONDS)
+        found = verdicts(profile, Host(stack), wall_seconds=_EMULATED_SECONDS)
     cases = sorted(found)
     said = {
         "date": time.strftime("%Y-%m-%d"),

@@ -1,0 +1,16 @@
+"""Pid 1 has the guest's uid, and shares its descriptors and memory with who makes all cells: list them,
+read it."""
+
+import contextlib
+import json
+import os
+
+_SECRETS = ("mem", "maps", "environ", "auxv", "stack")
+seen = []
+with contextlib.suppress(OSError):
+    seen.append(f"descriptors {os.listdir('/proc/1/fd')}")
+for name in _SECRETS:
+    with contextlib.suppress(OSError), open(f"/proc/1/{name}", "rb") as file:
+        seen.append(f"{name} {len(file.read(1))}")
+
+print(json.dumps({"case": "LAY-06", "escaped": bool(seen), "detail": f"seen: {seen}"}))
