@@ -146,9 +146,11 @@ class Custody:
             raise LauncherLost(cell_began=self._has_work)
         try:
             message: Status = decode(frame, Status)
-        except msgspec.DecodeError as error:
+        except BaseException as error:
             _close(descriptors)
-            raise _nonsense(error) from None
+            if isinstance(error, msgspec.DecodeError):
+                raise _nonsense(error) from None
+            raise
         expected = _DESCRIPTORS.get(type(message), 0)
         if expected and len(descriptors) == expected and type(message) not in self._told:
             self._told.add(type(message))
