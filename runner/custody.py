@@ -24,6 +24,10 @@ _DESCRIPTORS = {Forked: 2, Mounted: 1, Listening: 1}
 class Origin(Protocol):
     """Where a cell comes from."""
 
+    @property
+    def listens(self) -> bool:
+        """Tell whether its cells have a listener, without which none is lent."""
+
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
 
@@ -64,6 +68,8 @@ class Custody:
             if not self._hears_by(deadline):
                 raise LauncherLost(cell_began=False)
             self.receive()
+        if self._origin.listens and self.listener is None:
+            raise InternalError("a cell is ready, and nobody hears what it is refused")
 
     def is_alive(self) -> bool:
         """Tell whether a cell that waits for its program still does."""

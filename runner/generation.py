@@ -137,6 +137,10 @@ class Generation:
         """Tell whether the launcher is there."""
         return not self._lost and self.launcher.is_alive()
 
+    @property
+    def listens(self) -> bool:
+        return bool(self.plan.refusals)
+
     def lose(self) -> None:
         """Note that the launcher died: its keeper may take a moment to follow."""
         self._lost = True

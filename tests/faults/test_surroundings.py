@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import json
 import os
 import re
 import resource
@@ -217,6 +218,44 @@ def test_where_memory_runs_out_cells_go_before_who_embeds_them(tmp_path: Path) -
     finally:
         for directory in (*group.glob("*/*/"), *group.glob("*/"), group):
             directory.rmdir()
+
+
+# limits that we were given
+
+INHERITED = """
+import json, resource, sys
+sys.path[:0] = {paths!r}
+from cellwright import Sandbox
+from tests.conftest import policy_named
+LOOK = "import resource; [resource.getrlimit(getattr(resource, 'RLIMIT_' + name)) for name in names]"
+def seen():
+    with Sandbox(policy=policy_named("strict"), pool=0) as box:
+        asked = dict(box.plan.rlimits)
+        return asked, box.execute(LOOK, inputs={{"names": list(asked)}}).value
+asked, _ = seen()
+for name, value in asked.items():
+    number = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(number)[1]
+    limit = {limit}
+    if name != "CPU" and (hard == resource.RLIM_INFINITY or limit <= hard):
+        resource.setrlimit(number, (limit, limit))
+        asked[name] = min(limit, value)
+    elif hard != resource.RLIM_INFINITY:
+        asked[name] = min(hard, value)
+print(json.dumps([list(asked.values()), seen()[1]]))
+"""
+
+
+@pytest.mark.parametrize("limit", ["value // 2", "value * 2"])
+def test_a_cells_limits_are_those_of_its_policy_or_the_lower_ones_that_we_were_given(
+    limit: str,
+) -> None:
+    script = INHERITED.format(paths=[str(ROOT), *sys.path], limit=limit)
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted, found = json.loads(done.stdout)
+    assert found == [[each, each] for each in wanted]
 
 
 # the listener

@@ -14,7 +14,7 @@ from cellwright import Sandbox, SandboxStatus
 from cellwright.harness.daemon.address import listening_at
 from cellwright.runner.cgroups import detect, v1
 from tests.conftest import ROOT, policy_named, soon
-from tests.faults.injection import _ASK_THROUGH, Call, Injector, program_of
+from tests.faults.injection import ASK_THROUGH, Call, Injector, program_of
 from tests.faults.test_ends import Trap
 from tests.runner.test_leftovers import cgroups_of
 
@@ -60,7 +60,7 @@ def killed_at(name: str, number: int, code: str, place: Path) -> bool:
     try:
         channel = injector.theirs.fileno()
         os.set_inheritable(channel, True)
-        ask = _ASK_THROUGH.format(channel=channel, program=program_of([name], channel).hex())
+        ask = ASK_THROUGH.format(channel=channel, program=program_of([name], channel).hex())
         paths = [str(ROOT), *sys.path]
         script = KILLED.format(paths=paths, place=str(place), ask=ask, code=code)
         command = [sys.executable, "-I", "-c", script]
