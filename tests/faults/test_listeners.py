@@ -7,7 +7,7 @@ import pytest
 
 from cellwright import LaunchError, Sandbox, SandboxStatus
 from cellwright.policies.errors import InternalError
-from cellwright.runner.listener import Listener
+from cellwright.runner.watching.listener import Listener
 from tests.conftest import policy_named
 from tests.faults.injection import shim
 from tests.faults.test_ends import nothing_left
