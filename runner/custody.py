@@ -131,6 +131,9 @@ class Custody:
         """Kill what is left of the cell; afterwards nothing of it is there."""
         try:
             self.retire()
+        except BaseException:
+            self.cell.kill()  # where memory is short, killing it may be what failed
+            raise
         finally:
             self._origin.free(self.cell)
 
