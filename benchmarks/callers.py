@@ -114,11 +114,13 @@ def of_each() -> list[Call]:
 
 
 class Answer(NamedTuple):
-    """What came of a call: the nonce that it was given, what it said, and its result, if it has one."""
+    """What came of a call: the nonce that it was given, what it said, and its result, if it has one;
+    else what it `did`."""
 
     nonce: str
     heard: str
     result: SandboxResult | None
+    did: str = "hung up"
 
 
 class Caller:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import sys
 import tempfile
@@ -13,20 +12,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ..harness.local import OTHER_LANGUAGES_CELLS
 from ..harness.sandbox import Sandbox
-from ..harness.session import Session
 from ..policies.errors import CellwrightError, InternalError
+from ..policies.loading import load_policy
 from ..runner.pool import PoolSettings
-from . import faults
+from . import checkpoints, faults
 from .callers import WELL, Answer, Call, Caller, drawn, languages
 from .census import Census
+from .checkpoints import Period
+from .conversations import Talk, with_programs, with_sessions
 from .daemon import daemon
-from .report import Column, Report, Table, Value, Verdict
+from .report import Report, Table, Value
 from .settings import Settings, sandbox
 from .stretches import NOTES, Stretch, censuses, more, own_temporary_files, settled, whole
 
@@ -34,38 +34,31 @@ _SEED = 20260102
 _MINUTES, _SMOKE_MINUTES = 1.0, 0.1
 _CHECKPOINTS = 6
 _WARM_UP_SECONDS = 60.0
-_CALLERS, _SESSIONS = 8, 2
-_REQUESTS = 20  # of a session, at most
+_CALLERS, _SESSIONS, _PROGRAMS = 8, 2, 2
 _BETWEEN_SECONDS = 0.5  # two faults, in the mean
 _WALL_SECONDS = 5.0
-# Who waits for a cell of a launcher that is stopped gives up after 20 s, for its end after 20 more; a
-# request of which nothing ran is made up to three times.
-_LONGEST_SECONDS = 75.0
 _NAME = "faults at random"
 _MEANING = (
-    f"{_CALLERS} callers of every kind and language, {_SESSIONS} sessions, clients of a daemon.",
+    f"{_CALLERS} callers of every kind and language, clients of a daemon,",
+    f"{_SESSIONS} sessions and {_PROGRAMS} programs that are talked with.",
     f"A fault every {_BETWEEN_SECONDS:g} s, to processes and cgroups of the run and no others.",
     "At a checkpoint who is stopped goes on, every language must run, and a census is taken.",
 )
-
-
-class Period(NamedTuple):
-    """What was seen between two checkpoints, and is there more of at the second one."""
-
-    ends: Counter[str]  # reasons of results, and names of exceptions
-    wrong: list[str]
-    longest: float
-    faults: int
-    left: dict[str, float]
 
 
 class Chaos:
     """Callers in threads of their own, and faults meanwhile."""
 
     def __init__(
-        self, made: Sandbox, shared: Sandbox, caller: Caller, hitting: faults.Faults
+        self,
+        made: Sandbox,
+        living: Sandbox,
+        shared: Sandbox,
+        caller: Caller,
+        hitting: faults.Faults,
     ) -> None:
         self._made = made
+        self._living = living
         self._shared = shared
         self._caller = caller
         self._faults = hitting
@@ -84,9 +77,10 @@ class Chaos:
         self._forget()
         self._over.clear()
         hits = sum(self._faults.done.values())
-        with ThreadPoolExecutor(_CALLERS + _SESSIONS) as threads:
+        with ThreadPoolExecutor(_CALLERS + _SESSIONS + _PROGRAMS) as threads:
             work = [threads.submit(self._call_on) for _ in range(_CALLERS)]
-            work += [threads.submit(self._converse_on) for _ in range(_SESSIONS)]
+            for talk, cells, count in self._conversations():
+                work += [threads.submit(talk, cells, self._over, self._note) for _ in range(count)]
             self._hit_until(time.monotonic() + seconds)
             self._over.set()
         for each in work:
@@ -108,6 +102,7 @@ class Chaos:
 
     def _settle(self) -> None:
         self._made.settle()
+        self._living.settle()
         self._shared.settle()
 
     def _recover(self) -> None:
@@ -126,19 +121,13 @@ class Chaos:
 
     # what is called meanwhile
 
+    def _conversations(self) -> tuple[tuple[Talk, Sandbox, int], ...]:
+        return (with_sessions, self._made, _SESSIONS), (with_programs, self._living, _PROGRAMS)
+
     def _call_on(self) -> None:
         chance = random.Random(self._chance.random())
         while not self._over.is_set():
             self._note(partial(self._caller.make, drawn(1, chance)[0]))
-
-    def _converse_on(self) -> None:
-        while not self._over.is_set():
-            with contextlib.suppress(CellwrightError), self._made.session() as session:
-                nonce = os.urandom(8).hex()
-                for number in range(_REQUESTS):
-                    if session.lost or self._over.is_set():
-                        break
-                    self._note(partial(_said_again, session, nonce, number))
 
     def _note(self, make: Callable[[], Answer]) -> None:
         """Make a call, and note how it ended and whether it could end like that."""
@@ -155,12 +144,6 @@ class Chaos:
                 self._wrong.append(complaint)
 
 
-def _said_again(session: Session, nonce: str, number: int) -> Answer:
-    """Have a session say what it was given with its first request."""
-    result = session.execute("print(x)" if number else f"x = {nonce!r}; print(x)")
-    return Answer(nonce, result.stdout.strip(), result)
-
-
 def _why_not(cells: Sandbox, call: Call) -> str:
     """Make a call that has to end well; say why it did not."""
     try:
@@ -175,7 +158,7 @@ def _judged(answer: Answer) -> tuple[str, str]:
     said less than it should, and nothing else."""
     well = answer.result is not None and answer.result.ok
     if answer.heard == answer.nonce or (not answer.heard and not well):
-        return answer.result.reason if answer.result else "hung up", ""
+        return answer.result.reason if answer.result else answer.did, ""
     return "wrong", f"wanted {answer.nonce}, heard {answer.heard[:40]!r}"
 
 
@@ -187,7 +170,7 @@ def measure(settings: Settings) -> Report:
     return Report(
         name="chaos",
         title="Faults at random",
-        tables=(_table(rows), done, censuses([seen])),
+        tables=(checkpoints.table(rows), done, censuses([seen])),
         verdicts=seen.verdicts(),
         notes=(*_MEANING, *NOTES),
     )
@@ -196,22 +179,22 @@ def measure(settings: Settings) -> Report:
 def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, Table]:
     """Have faults, and return what was seen and done; add a row for each checkpoint to `rows`."""
     minutes = settings.minutes or (_SMOKE_MINUTES if settings.smoke else _MINUTES)
-    checkpoints = 1 if settings.smoke else _CHECKPOINTS
-    seconds = minutes * 60 / checkpoints
+    count = 1 if settings.smoke else _CHECKPOINTS
+    seconds = minutes * 60 / count
     trail = Path(tempfile.gettempdir(), "cellwright-soak", "audit.jsonl")
     trail.parent.mkdir()
     with _chaos(settings, trail) as (chaos, hitting):
         _, before = chaos.period(min(seconds, _WARM_UP_SECONDS), None)  # what is made once is made
         periods: list[Period] = []
         census = before
-        for number in range(1, checkpoints + 1):
+        for number in range(1, count + 1):
             period, census = chaos.period(seconds, before)
             periods.append(period)
-            rows.append(_row(number * seconds / 60, period))
+            rows.append(checkpoints.row(number * seconds / 60, period))
             print(*rows[-1], file=sys.stderr, flush=True)
     calls = sum(period.ends.total() for period in periods)
     wrong = [complaint for period in periods for complaint in period.wrong]
-    verdicts = (*_verdicts(periods), whole(_NAME, trail))
+    verdicts = (*checkpoints.verdicts(_NAME, periods), whole(_NAME, trail))
     return Stretch(_NAME, calls, wrong, before, census, verdicts), faults.table(hitting.done)
 
 
@@ -222,39 +205,16 @@ def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faul
     with (
         daemon(settings) as path,
         sandbox(mine, audit=trail) as made,
+        sandbox(_of_servers(settings), pool=0) as living,
         Sandbox(connect=path) as shared,
     ):
         hitting = faults.Faults(random.Random(_SEED), path)
-        yield Chaos(made, shared, Caller(made, path), hitting), hitting
+        yield Chaos(made, living, shared, Caller(made, path), hitting), hitting
 
 
-def _verdicts(periods: list[Period]) -> tuple[Verdict, ...]:
-    left = [period.left for period in periods if period.left]
-    longest = max(period.longest for period in periods)
-    return (
-        Verdict(
-            f"{_NAME}: nothing is left at any checkpoint",
-            not left,
-            f"at {len(left)} of {len(periods)}{''.join(f'; {each}' for each in left[:3])}",
-        ),
-        Verdict(
-            f"{_NAME}: every call comes back within {_LONGEST_SECONDS:g} s",
-            longest < _LONGEST_SECONDS,
-            f"longest {longest:.1f} s",
-        ),
-    )
-
-
-def _row(minutes: float, period: Period) -> tuple[Value, ...]:
-    ends = ", ".join(f"{count} {what}" for what, count in period.ends.most_common())
-    left = str(period.left) if period.left else "nothing"
-    return (minutes, period.faults, ends, len(period.wrong), period.longest, left)
-
-
-def _table(rows: list[tuple[Value, ...]]) -> Table:
-    """Return what was seen at each checkpoint."""
-    head = (
-        Column("minutes", 1), Column("faults", 0), Column("calls, by how they ended"),
-        Column("wrong", 0), Column("longest s", 1), Column("left"),
-    )  # fmt: skip
-    return Table(title="At each checkpoint", columns=head, rows=tuple(rows))
+def _of_servers(settings: Settings) -> Settings:
+    """Have the profile for programs that live, but for their time."""
+    server = load_policy("server")
+    short = replace(server.limits, wall_seconds=_WALL_SECONDS)
+    optional = settings.policy.optional_layers
+    return settings._replace(policy=replace(server, limits=short, optional_layers=optional))

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from ..runner.result import SandboxResult
+from ..runner.threads import begin
 
 
 class Background:
@@ -20,8 +21,12 @@ class Background:
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
         self.outcome: SandboxResult | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread = begin(name, self._run)
+        except BaseException:
+            os.close(self._cancel)
+            self._cancel = -1
+            raise
 
     def _run(self) -> None:
         try:

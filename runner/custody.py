@@ -24,6 +24,10 @@ _DESCRIPTORS = {Forked: 2, Mounted: 1, Listening: 1}
 class Origin(Protocol):
     """Where a cell comes from."""
 
+    @property
+    def listens(self) -> bool:
+        """Tell whether its cells have a listener, without which none is lent."""
+
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
 
@@ -64,6 +68,8 @@ class Custody:
             if not self._hears_by(deadline):
                 raise LauncherLost(cell_began=False)
             self.receive()
+        if self._origin.listens and self.listener is None:
+            raise InternalError("a cell is ready, and nobody hears what it is refused")
 
     def is_alive(self) -> bool:
         """Tell whether a cell that waits for its program still does."""
@@ -125,6 +131,9 @@ class Custody:
         """Kill what is left of the cell; afterwards nothing of it is there."""
         try:
             self.retire()
+        except BaseException:
+            self.cell.kill()  # where memory is short, killing it may be what failed
+            raise
         finally:
             self._origin.free(self.cell)
 
@@ -146,9 +155,11 @@ class Custody:
             raise LauncherLost(cell_began=self._has_work)
         try:
             message: Status = decode(frame, Status)
-        except msgspec.DecodeError as error:
+        except BaseException as error:
             _close(descriptors)
-            raise _nonsense(error) from None
+            if isinstance(error, msgspec.DecodeError):
+                raise _nonsense(error) from None
+            raise
         expected = _DESCRIPTORS.get(type(message), 0)
         if expected and len(descriptors) == expected and type(message) not in self._told:
             self._told.add(type(message))

@@ -126,14 +126,20 @@ class Generation:
             custody.prepare()
             return custody
         except BaseException:
-            if cell:
-                cell.kill()
-            self.free(cell)
+            try:
+                if cell:
+                    cell.kill()
+            finally:
+                self.free(cell)
             raise
 
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
         return not self._lost and self.launcher.is_alive()
+
+    @property
+    def listens(self) -> bool:
+        return bool(self.plan.refusals)
 
     def lose(self) -> None:
         """Note that the launcher died: its keeper may take a moment to follow."""
@@ -157,13 +163,15 @@ class Generation:
 
     def free(self, cell: Cell | None) -> None:
         """Free what a cell held that is gone, or that never came to be."""
-        if cell:
-            cell.close()
-        with self._lock:
+        with self._lock:  # first: what follows may fail where memory is short
             self._living -= 1
             if cell:
                 self._leftovers.append(cell.cgroup)
-        self._sweep()
+        try:
+            if cell:
+                cell.close()
+        finally:
+            self._sweep()
 
     def retire(self) -> None:
         """Make no more cells, and end the launcher when those that live are gone."""
@@ -176,6 +184,7 @@ class Generation:
         with self._lock:
             self._retired = True
         self.launcher.close()
+        self.tree.close()  # whoever still holds a cell, nothing of it runs
         self._sweep()
 
     def _new_cell(self) -> Cell:
@@ -188,10 +197,12 @@ class Generation:
             raise LaunchError(f"cannot make {error.filename}: {error.strerror}") from None
         try:
             return Cell(cgroup)
-        except OSError as error:
+        except BaseException as error:
             cgroup.close_descriptors()
             cgroup.remove()  # nothing was ever in it
-            raise LaunchError(f"no descriptors for a cell: {error.strerror}") from None
+            if isinstance(error, OSError):
+                raise LaunchError(f"no descriptors for a cell: {error.strerror}") from None
+            raise
 
     def _create_cgroup(self) -> Cgroup:
         caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ..policies.errors import CellwrightError
 from .custody import Custody
+from .threads import begin
 
 _QUIET_SECONDS = 0.003  # after it, calls do not come in quick succession
 
@@ -49,13 +51,12 @@ class Pool:
         self._closed = False
         self._threads: list[threading.Thread] = []
         if settings.size:
-            self._begin("cellwright-fill", self._fill)
-            self._begin("cellwright-clear", self._clear)
-
-    def _begin(self, name: str, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+            try:
+                for name, work in (("fill", self._fill), ("clear", self._clear)):
+                    self._threads.append(begin(f"cellwright-{name}", partial(_go_on, work)))
+            except BaseException:
+                self.close()
+                raise
 
     def lease(self) -> Custody | None:
         """Return a parked cell, None if there is none."""
@@ -118,18 +119,21 @@ class Pool:
 
     # the two threads
 
-    def _fill(self) -> None:
-        while self._wait_until(self._wants_cell):
-            made: Custody | None = None
-            # The next caller meets it himself; a thread that ended here would be waited for by settle.
-            with contextlib.suppress(Exception):
-                made = self._make()
-                self._cell_bytes = made.memory_bytes()
+    def _fill(self) -> bool:
+        """Make a cell once one is wanted; False once the pool is closed."""
+        if not self._wait_until(self._wants_cell):
+            return False
+        made: Custody | None = None
+        try:
+            made = self._make()
+            self._cell_bytes = made.memory_bytes()
+        finally:  # what kept it from being made the next caller meets himself
             with self._changed:
                 self._failed = made is None
-                if made:
+                if made is not None:
                     self._parked.append(made)
             self._done()
+        return True
 
     def _wants_cell(self) -> bool:
         surplus = len(self._parked) - self._target()
@@ -148,13 +152,17 @@ class Pool:
     def _is_quiet(self) -> bool:
         return time.monotonic() - self._asked_at >= _QUIET_SECONDS
 
-    def _clear(self) -> None:
-        while self._wait_until(self._wants_clearing):
+    def _clear(self) -> bool:
+        """Take down a cell once one has served; False once the pool is closed."""
+        if not self._wait_until(self._wants_clearing):
+            return False
+        try:
             with self._changed:
                 custody = self._served.popleft()
-            with contextlib.suppress(Exception):
-                custody.dispose()
+            custody.dispose()
+        finally:
             self._done()
+        return True
 
     def _wait_until(self, wanted: Callable[[], bool]) -> bool:
         """Wait for work; False once the pool is closed."""
@@ -169,3 +177,14 @@ class Pool:
         with self._changed:
             self._at_work -= 1
             self._changed.notify_all()
+
+
+def _go_on(work: Callable[[], bool]) -> None:
+    """Work until that is over.  What fails once may do so for as long as memory is short; a thread that
+    ended for it would be waited for by `settle`, and no cell be parked or taken down any more."""
+    while True:
+        try:
+            if not work():
+                return
+        except Exception:  # noqa: BLE001 - whoever calls next meets it himself
+            time.sleep(_QUIET_SECONDS)

@@ -9,6 +9,7 @@ from ..policies.errors import BusyError, CellwrightError, ClosedError
 from ..policies.languages import PYTHON
 from .custody import Custody
 from .session import SessionCell, SessionSettings
+from .threads import begin
 
 _DAY = 86_400.0
 _CLOSED = "the sandbox was closed"
@@ -23,10 +24,7 @@ class Sessions:
         self._changed = threading.Condition()
         self._alive: list[SessionCell] = []
         self._closed = False
-        self._thread = threading.Thread(
-            target=self._evict_expired, name="cellwright-sessions", daemon=True
-        )
-        self._thread.start()
+        self._thread = begin("cellwright-sessions", self._evict_expired)
 
     def make_room(self) -> None:
         """Evict the session that was idle longest if there are too many; raises BusyError."""
@@ -47,7 +45,11 @@ class Sessions:
         self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None],
         language: str = PYTHON,
     ) -> SessionCell:  # fmt: skip
-        session = SessionCell(custody, layers, self._settings, give_back, language)
+        try:
+            session = SessionCell(custody, layers, self._settings, give_back, language)
+        except BaseException:  # nobody else knows of the cell
+            give_back(custody)
+            raise
         with self._changed:
             self._alive.append(session)
             self._changed.notify_all()

@@ -52,7 +52,11 @@ class Supervisor:
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)
         self._programs = Turns(settings.programs, settings.queue_seconds)  # who lives for hours
-        self._pool = Pool(settings, lambda: self._make(parked=True))
+        try:
+            self._pool = Pool(settings, lambda: self._make(parked=True))
+        except BaseException:
+            self._generation.close()
+            raise
 
     @property
     def plan(self) -> Plan:
@@ -104,8 +108,8 @@ class Supervisor:
     ) -> SandboxResult:  # fmt: skip
         parked = self._pool.lease()
         custody = parked or self._make()
-        leased_at = time.monotonic()
         try:
+            leased_at = time.monotonic()
             performed = perform(custody, request, on_output, cancel)
             ended_at = time.monotonic()
             custody.cell.kill_init()

@@ -120,6 +120,7 @@ _NEEDS = {
     "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
+    "testcapi": lambda: importlib.util.find_spec("_testcapi") is not None,
     "model": lambda: MODEL is not None,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),

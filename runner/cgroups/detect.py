@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .systemd import delegated_scope
-from .tree import CgroupTree, NoCgroups, remove, write
+from .tree import CgroupTree, NoCgroups, remove_given_up, remove_with_cells, write
 from .v1 import CgroupTreeV1
 from .v2 import CgroupTreeV2
 
@@ -94,11 +94,12 @@ def _start_time(pid: int) -> str:
 
 def sweep(parents: Iterable[Path]) -> None:
     """Remove what a supervisor that was killed left behind; never what a living one uses."""
+    remove_given_up()
     for parent in parents:
         for left in parent.glob(f"{_PREFIX}-*-*-*"):
             _, pid, start, *_ = left.name.split("-")
             if pid.isdecimal() and _start_time(int(pid)) != start:
-                remove([*left.glob("*/"), left])
+                remove_with_cells(left)
 
 
 def _hierarchies(mounts: str) -> dict[str, Path]:

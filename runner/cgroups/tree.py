@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -120,7 +121,7 @@ def open_all(paths: Iterable[Path], flags: int) -> tuple[int, ...]:
     try:
         for path in paths:
             opened.append(os.open(path, flags | os.O_CLOEXEC))  # noqa: PERF401 - to be closed
-    except OSError:
+    except BaseException:  # no memory, Ctrl-C
         for descriptor in opened:
             os.close(descriptor)
         raise
@@ -138,7 +139,7 @@ class Counters:
             for name, path in files.items():
                 with contextlib.suppress(FileNotFoundError):  # an older kernel does not have it
                     self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except BaseException:
             self.close()
             raise
 
@@ -195,3 +196,43 @@ def remove(directories: Iterable[Path]) -> bool:
         except OSError:
             gone = False
     return gone
+
+
+def remove_with_cells(directory: Path) -> bool:
+    """Remove the cgroup of a supervisor and what is left below it; False if one is still busy.
+
+    Others may do the same meanwhile.
+    """
+    return remove([*_below(directory), directory])
+
+
+def give_up(directory: Path) -> None:
+    """Remove the cgroup of a supervisor that is done.  What is busy still, the next sweep of this
+    process removes, or that of another one after its end."""
+    if remove_with_cells(directory):
+        _BUSY.discard(directory)
+    elif directory not in _BUSY:
+        _BUSY.add(directory)
+        words = f"{directory}: a process in it does not end; it is removed later"
+        warnings.warn(words, ResourceWarning, stacklevel=2)
+
+
+def remove_given_up() -> None:
+    """Remove what was busy when its supervisor was done, and is no more."""
+    for directory in tuple(_BUSY):
+        if remove_with_cells(directory):
+            _BUSY.discard(directory)
+
+
+_BUSY: set[Path] = set()
+
+
+def remove_cells(directory: Path) -> bool:
+    """Remove what is left below the cgroup of a supervisor; False if one is still busy."""
+    return remove(_below(directory))
+
+
+def _below(directory: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []

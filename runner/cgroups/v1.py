@@ -11,6 +11,7 @@ from .tree import (
     Cgroup,
     Counters,
     Usage,
+    give_up,
     open_all,
     processes_in,
     read_field,
@@ -52,7 +53,7 @@ class CgroupV1:
                     if controller in directories
                 }
             )
-        except OSError:
+        except BaseException:  # no memory, Ctrl-C: nobody else knows of it
             self.close_descriptors()
             remove(unique)
             raise
@@ -135,8 +136,8 @@ class CgroupTreeV1:
                 write(launcher / "cgroup.procs", str(pid))
 
     def close(self) -> None:
-        remove([directory / "launcher" for directory in self._unique()])
-        remove(self._unique())
+        for directory in self._unique():
+            give_up(directory)
 
 
 def _kill_in(directory: Path, pid: int) -> None:

@@ -4,7 +4,19 @@ import contextlib
 import os
 from pathlib import Path
 
-from .tree import CONTROLLERS, Caps, Cgroup, Counters, Usage, open_all, read_field, remove, write
+from .tree import (
+    CONTROLLERS,
+    Caps,
+    Cgroup,
+    Counters,
+    Usage,
+    give_up,
+    open_all,
+    read_field,
+    remove,
+    remove_cells,
+    write,
+)
 
 _PERIOD_MICROSECONDS = 100_000
 _COUNTERS = {
@@ -30,7 +42,7 @@ class CgroupV2:
             _give(directory, owner)
             self.descriptors = open_all([directory], os.O_RDONLY)
             self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
-        except OSError:
+        except BaseException:  # no memory, Ctrl-C: nobody else knows of it
             self.close_descriptors()
             remove([directory])
             raise
@@ -121,6 +133,7 @@ class CgroupTreeV2:
         return CgroupV2(self._directory / name, caps, self._controllers, self._owner)
 
     def close(self) -> None:
-        remove([self._launcher_directory])
         if self._created:
-            remove([self._directory])
+            give_up(self._directory)
+        else:  # systemd removes its scope
+            remove_cells(self._directory)

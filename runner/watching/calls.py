@@ -5,9 +5,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from ..channel import ProtocolError
 from ..messages import Answer, Call
+from ..threads import begin
 
 OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
 _MOST_OPEN = 64
@@ -76,9 +78,7 @@ class _Workers:
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = queue.SimpleQueue()
-            threading.Thread(
-                target=self._serve, args=(worker,), name="cellwright-tool", daemon=True
-            ).start()
+            begin("cellwright-tool", partial(self._serve, worker))
         worker.put(work)
 
     def _serve(self, own: "queue.SimpleQueue[Callable[[], None]]") -> None:

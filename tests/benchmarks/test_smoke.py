@@ -7,11 +7,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from cellwright.benchmarks import callers, chaos, commands, fairness, lineup, stretches
+from cellwright.benchmarks import (
+    callers,
+    chaos,
+    commands,
+    conversations,
+    fairness,
+    lineup,
+    stretches,
+)
 from cellwright.benchmarks.census import (
     GUEST,
     INIT,
@@ -156,6 +165,27 @@ def test_a_trail_in_which_an_execution_does_not_end_is_not_whole(tmp_path: Path)
         assert stretches.whole("", path).holds
         log.record("execution", "start", execution_id="b")
     assert not stretches.whole("", path).holds
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("talk", [conversations.with_sessions, conversations.with_programs])
+def test_a_conversation_in_which_nothing_breaks_is_right_to_its_end(
+    talk: conversations.Talk,
+) -> None:
+    judged: list[tuple[str, str]] = []
+    over = threading.Event()
+
+    def note(make: conversations.Make) -> None:
+        judged.append(chaos._judged(make()))
+        if len(judged) == 25:  # the second one has begun
+            over.set()
+
+    with sandbox(chaos._of_servers(SETTINGS), pool=0) as made:
+        talk(made, over, note)
+    wanted = "sent back" if talk is conversations.with_programs else "exit"
+    assert judged == [(wanted, "")] * 25
 
 
 # Faults

@@ -36,7 +36,7 @@ _FILTER = (
     "from cellwright.runner.kernel import privileges as p;"
     "p.install_seccomp_filter(bytes.fromhex('{program}'));del p;"
 )
-_ASK_THROUGH = (
+ASK_THROUGH = (
     "import array,socket;"
     "from cellwright.runner.kernel import privileges as p;"
     "s=socket.socket(fileno={channel});"
@@ -179,7 +179,7 @@ def injecting(names: Iterable[str], answer: Answer) -> Iterator[Injector]:
 def ask_through(channel: int, names: Iterable[str], patch: pytest.MonkeyPatch) -> None:
     """Have launchers that this process starts send their listener on `channel`."""
     os.set_inheritable(channel, True)
-    _shim(_ASK_THROUGH.format(channel=channel, program=program_of(names, channel).hex()), patch)
+    shim(ASK_THROUGH.format(channel=channel, program=program_of(names, channel).hex()), patch)
     probe = generation.probe_host
     patch.setattr(generation, "probe_host", lambda missing: _without_listener(probe(missing)))
 
@@ -194,11 +194,11 @@ def denying_a_listener(number: int) -> Iterator[None]:
     )  # fmt: skip
     program = b"".join(_INSTRUCTION.pack(*each) for each in code)
     with pytest.MonkeyPatch.context() as patch:
-        _shim(_FILTER.format(program=program.hex()), patch)
+        shim(_FILTER.format(program=program.hex()), patch)
         yield
 
 
-def _shim(code: str, patch: pytest.MonkeyPatch) -> None:
+def shim(code: str, patch: pytest.MonkeyPatch) -> None:
     """Have launchers do `code` once they have imported, before anything else."""
     start = spawn._BOOTSTRAP
     assert start.endswith(_LAST)

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import json
 import os
 import re
 import resource
@@ -19,7 +20,16 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import AuditLog, CellwrightError, LaunchError, Sandbox, SandboxStatus, verify
+from cellwright import (
+    AuditLog,
+    CellwrightError,
+    LaunchError,
+    Sandbox,
+    SandboxStatus,
+    Workspaces,
+    verify,
+)
+from cellwright.policies.errors import WorkspaceError
 from cellwright.runner.watching.listener import Listener
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.daemon.daemons import serving
@@ -168,6 +178,37 @@ def test_who_cleans_up_after_us_too_early_costs_nobody_a_call(
             shutil.rmtree(tmp_path / "cellwright")
 
 
+def test_who_cleans_up_workspaces_while_they_are_used_is_told_of_and_costs_the_next_nothing(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "workspaces"
+    with Sandbox(policy=policy_named("strict"), pool=0, workspaces=place) as box:
+        assert box.execute("open('a', 'w').write('x')", workspace="mine").workspace.state == "saved"
+        session = box.session(workspace="mine")
+        session.execute("open('b', 'w').write('y')")
+        shutil.rmtree(place)
+        with pytest.raises(WorkspaceError, match="not saved: .*No such file"):
+            session.close()
+        look = "import os; os.listdir('/workspace')"
+        assert box.execute(look, workspace="mine").value == []
+        assert box.execute("open('c', 'w').write('z')", workspace="mine").workspace.state == "saved"
+        assert box.execute(look, workspace="mine").value == ["c"]
+
+
+@pytest.mark.needs("root")
+def test_a_place_for_state_that_is_another_users_is_refused_a_link_to_it_too(
+    tmp_path: Path,
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "link").symlink_to(theirs)
+    os.chown(theirs, 65534, 65534)
+    for place in (theirs, tmp_path / "link"):
+        with pytest.raises(WorkspaceError, match="others may write"):
+            Workspaces(place).write("mine", "f", "")
+    assert os.listdir(theirs) == []
+
+
 def test_a_daemon_whose_socket_is_cleaned_up_goes_on_for_those_who_are_connected(
     tmp_path: Path,
 ) -> None:
@@ -192,7 +233,7 @@ from cellwright import Sandbox
 from tests.conftest import policy_named
 with Sandbox(policy=policy_named("strict"), pool=0, cgroup_root={root!r}) as box:
     hog = box.execute("hog = bytearray(400 << 20)")
-    print(hog.status.name, hog.value, box.execute("1 + 1").value)
+    print(hog.status.name, hog.reason, hog.value, box.execute("1 + 1").value)
 """
 
 
@@ -211,12 +252,48 @@ def test_where_memory_runs_out_cells_go_before_who_embeds_them(tmp_path: Path) -
         command = [sys.executable, "-I", "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        status, value, after = done.stdout.split()
-        assert status in ("KILLED", "FAILED")
-        assert (value, after) == ("None", "2")
+        assert done.stdout.split() == ["KILLED", "memory", "None", "2"]
     finally:
         for directory in (*group.glob("*/*/"), *group.glob("*/"), group):
             directory.rmdir()
+
+
+# limits that we were given
+
+INHERITED = """
+import json, resource, sys
+sys.path[:0] = {paths!r}
+from cellwright import Sandbox
+from tests.conftest import policy_named
+LOOK = "import resource; [resource.getrlimit(getattr(resource, 'RLIMIT_' + name)) for name in names]"
+def seen():
+    with Sandbox(policy=policy_named("strict"), pool=0) as box:
+        asked = dict(box.plan.rlimits)
+        return asked, box.execute(LOOK, inputs={{"names": list(asked)}}).value
+asked, _ = seen()
+for name, value in asked.items():
+    number = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(number)[1]
+    limit = {limit}
+    if name != "CPU" and (hard == resource.RLIM_INFINITY or limit <= hard):
+        resource.setrlimit(number, (limit, limit))
+        asked[name] = min(limit, value)
+    elif hard != resource.RLIM_INFINITY:
+        asked[name] = min(hard, value)
+print(json.dumps([list(asked.values()), seen()[1]]))
+"""
+
+
+@pytest.mark.parametrize("limit", ["value // 2", "value * 2"])
+def test_a_cells_limits_are_those_of_its_policy_or_the_lower_ones_that_we_were_given(
+    limit: str,
+) -> None:
+    script = INHERITED.format(paths=[str(ROOT), *sys.path], limit=limit)
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted, found = json.loads(done.stdout)
+    assert found == [[each, each] for each in wanted]
 
 
 # the listener

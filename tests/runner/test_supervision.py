@@ -97,6 +97,8 @@ class FakeOrigin:
     def lose(self) -> None:
         self.lost = True
 
+    listens = False
+
     def give_up(self) -> None:
         self.given_up = True
 
