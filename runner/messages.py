@@ -163,9 +163,8 @@ Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped
 
 
 def encode(frame: msgspec.Struct) -> bytes:
-    buffer = (
-        bytearray()
-    )  # where memory runs out while this grows is a MemoryError; else a crash (measured)
+    # `encode` crashes the process when memory runs out; growing this is a MemoryError then (measured).
+    buffer = bytearray()
     _ENCODER.encode_into(frame, buffer)
     return bytes(buffer)
 
