@@ -98,6 +98,8 @@ def noticed_by(copy: Path, *chosen: str) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "the run does not end"
+    if "Address already in use" in done.stdout:
+        raise SystemExit("another run has the port of the payloads: wait for its end")
     failed = _FAILED.search(done.stdout)
     if not failed:
         return ""
