@@ -31,7 +31,8 @@ class Launcher:
         self._sock = socket.socket(fileno=spawned.socket)
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
-        self._nursery = -1  # its pidfd, once there is one: its end is the end of launcher and cells
+        # Pidfds, once there are any: their end is the end of launcher and cells.
+        self._nursery = self._keeper = -1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
@@ -57,6 +58,7 @@ class Launcher:
     def _require_power_over_cells(self) -> None:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
         try:
+            self._keeper = os.pidfd_open(self.keeper)
             self._nursery = os.pidfd_open(self.pids()[1])
             signal.pidfd_send_signal(self._nursery, 0)
         except ProcessLookupError:
@@ -99,12 +101,14 @@ class Launcher:
                 raise LauncherLost(cell_began=False) from None
 
     def is_alive(self) -> bool:
-        """Tell whether it still holds its end of the socket."""
+        """Tell whether it still holds its end of the socket, and its keeper, whom it follows, lives."""
         with self._lock:
             if self._sock.fileno() < 0:
                 return False
             poll = select.poll()
             poll.register(self._sock, 0)
+            if self._keeper >= 0:
+                poll.register(self._keeper, select.POLLIN)
             return not poll.poll(0)
 
     def pids(self) -> tuple[int, int, int]:
@@ -126,7 +130,10 @@ class Launcher:
                 return
             self._sock.close()
             nursery, self._nursery = self._nursery, -1
+            keeper, self._keeper = self._keeper, -1
         os.close(self._stderr)
+        if keeper >= 0:
+            os.close(keeper)
         if nursery >= 0:  # if the keeper was killed, it knows of no end but its own
             channel.has_news(nursery, _END_SECONDS)
             os.close(nursery)

@@ -19,7 +19,7 @@ from cellwright.benchmarks.report import (
     Table,
     Verdict,
 )
-from cellwright.harness.cli.main import main as cli
+from cellwright.harness.cli import main as cli
 from tests.conftest import ROOT
 
 HOSTILE = "<script>alert(1)</script>"

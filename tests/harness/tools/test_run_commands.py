@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellwright import Broker, Runs, Sandbox
-from cellwright.harness.cli.main import main as cli
+from cellwright.harness.cli import main as cli
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
 from tests.conftest import policy_named
