@@ -19,6 +19,7 @@ README = Path(__file__).with_name("README.md")
 _TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _SECONDS = 600  # on a busy machine
+_SECONDS_OF_ONE = 90.0
 _NOBODY = "NOBODY"
 _TESTS = ("-m", "not slow", "tests/escapes", "tests/policies", "tests/runner")
 _PAYLOADS = ("-k", "standard", "tests/escapes/test_payloads.py")
@@ -87,14 +88,14 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def noticed_by(copy: Path, *chosen: str) -> str:
+def noticed_by(copy: Path, *chosen: str, seconds: float = _SECONDS) -> str:
     """Run the tests of `copy` until one fails; return its name, empty if none does."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]
     environment = {**os.environ, "XDG_CACHE_HOME": str(copy / "cache"), "PYTHONPATH": str(copy)}
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment | {"COLUMNS": "500"}, capture_output=True, text=True,
-            timeout=_SECONDS, stdin=subprocess.DEVNULL, check=False,
+            timeout=seconds, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "the run does not end"
@@ -111,7 +112,8 @@ def noticed_again(copy: Path, noticed: str, *chosen: str) -> str:
     """Run what noticed the last time and, if it does not any more, all that are `chosen`."""
     file, _, test = noticed.partition("::")
     places = list((copy / "tests").rglob(file)) if test else []
-    again = noticed_by(copy, f"{places[0]}::{test}") if len(places) == 1 else ""
+    one = f"{places[0]}::{test}" if len(places) == 1 else ""
+    again = noticed_by(copy, one, seconds=_SECONDS_OF_ONE) if one else ""
     return again or noticed_by(copy, *chosen) or _NOBODY
 
 

@@ -217,6 +217,7 @@ def test_a_reader_that_stops_loses_its_run_and_others_do_not_notice(tight: Daemo
         assert all(isinstance(reply, Output) for reply in heard)  # and then hung up on
 
 
+@pytest.mark.slow  # 0.3 s are not much on an emulated host
 def test_a_large_result_that_nobody_reads_is_dropped(tight: Daemon) -> None:
     big = "open('f', 'wb').write(bytes(8 << 20)); print('x' * 90_000)"
     with unchanged(tight):
