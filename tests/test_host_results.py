@@ -13,7 +13,7 @@ from tests.hosts import results
 
 RESULTS = {result["host"]: result for result in results.read_all()}
 ALL = {*ALWAYS, *OPTIONAL_LAYERS}
-ATTACKED = {"b", "e"}
+ATTACKED = {"a", "b", "e"}
 # what each host has to hold; where it is nothing, nothing may run
 HOLDS = {"a": ALL, "b": ALL, "c": ALL - set(CAPS), "d": set(), "e": ALL, "f": ALL}
 
