@@ -12,7 +12,7 @@ from ...policies.errors import InternalError
 from .interface import INTERFACE
 from .names import identifier
 from .python_types import annotation, definitions
-from .syntax import docstring, identifiers_in, import_from, invoke, name_of
+from .syntax import NOT_GENERIC, docstring, identifiers_in, import_from, invoke, name_of
 from .types import ANY, Described, Field
 
 _CALLED = {"UNSET", "call_tool", "given"}
@@ -126,7 +126,7 @@ def _function(described: Described, name: str) -> ast.FunctionDef:
     said = docstring(described.description, [(each.name, each.field) for each in parameters])
     body = [*said, *_call(described, parameters)]
     returns = annotation(described.result)
-    return ast.FunctionDef(name, arguments, body, [], returns)
+    return ast.FunctionDef(name, arguments, body, [], returns, **NOT_GENERIC)
 
 
 def _argument(parameter: Parameter) -> ast.arg:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 
 from .names import RESERVED, identifier
-from .syntax import docstring, invoke, name_of, subscript
+from .syntax import NOT_GENERIC, docstring, invoke, name_of, subscript
 from .types import (
     Either,
     Field,
@@ -63,7 +63,8 @@ def _record_as_class(name: str, record: Record) -> ast.stmt:
     for field in record.fields:
         type = _needed(annotation(field.type), field, record)
         body.append(ast.AnnAssign(ast.Name(field.wire, ast.Store()), type, None, 1))
-    return ast.ClassDef(name, [name_of("TypedDict")], _total(record), body or [ast.Pass()], [])
+    bases: list[ast.expr] = [name_of("TypedDict")]
+    return ast.ClassDef(name, bases, _total(record), body or [ast.Pass()], [], **NOT_GENERIC)
 
 
 def _record_as_call(name: str, record: Record, unknown: set[str]) -> list[ast.stmt]:

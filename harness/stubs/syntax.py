@@ -2,8 +2,12 @@
 
 import ast
 from collections.abc import Iterable
+from typing import Any
 
 from .types import Field
+
+# Python 3.12 reads this field in source and makes none by itself; 3.11 takes it for no field.
+NOT_GENERIC: dict[str, Any] = {"type_params": []}
 
 
 def name_of(name: str) -> ast.Name:

@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class Memory:
         self._lock = threading.Lock()
         try:
             self._file = sqlite3.connect(path, check_same_thread=False)
+            weakref.finalize(self, self._file.close)  # nobody is asked to close it
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB) "
                 "WITHOUT ROWID"

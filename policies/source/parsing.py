@@ -22,6 +22,13 @@ _LEVELS_PER_FRAME = 3
 _CHARACTERS_PER_LEVEL = 2
 _UNLIMITED_BYTES = 2 * 1024 * 1024  # of a thread where RLIMIT_STACK is infinite: pthread_create(3)
 
+# CPython's parser keeps every beginning of a dotted name that is imported: memory grows with the square
+# of the length, to 16 GiB for 256 Ki characters.  Whatever is not ASCII may be part of a name.
+_PARTS = 256
+_NAME = r"[\w\x80-\U0010ffff]"
+_GAP = r"[\s\\]*+"
+_DOTTED = re.compile(rf"(?<!{_NAME})(?:{_NAME}++{_GAP}\.{_GAP})++")
+
 # CPython 3.11 counts the depth of every tree that it makes in one place, and raises SystemError where
 # two threads make one at a time (see gh-106905).  The process that embeds us may parse besides.
 _one_at_a_time = threading.RLock()  # a finalizer that runs meanwhile may come back here
@@ -29,7 +36,7 @@ _ATTEMPTS = 10
 
 
 class TooDeep(Exception):  # noqa: N818 - becomes a finding
-    """This thread's stack may not be enough."""
+    """This thread's stack, or the memory, may not be enough."""
 
 
 def parse(code: str) -> ast.Module:
@@ -41,6 +48,8 @@ def parse(code: str) -> ast.Module:
     """
     if (needed := _needed(code)) > _stack():
         raise TooDeep(f"to parse it safely takes {needed} bytes of stack, a thread has {_stack()}")
+    if any(name[0].count(".") >= _PARTS for name in _DOTTED.finditer(code)):
+        raise TooDeep(f"to parse a name of more than {_PARTS} parts takes too much memory")
     if _FILTER not in warnings.filters:
         warnings.filterwarnings("ignore", module=re.escape(_FILENAME))
     return _parsed(code, _ATTEMPTS)

@@ -1,4 +1,4 @@
-"""From source distribution to wheel to a clean environment, outside the checkout."""
+"""From source distribution to wheel to a clean environment, outside the checkout, of other Pythons too."""
 
 import os
 import shutil
@@ -77,9 +77,13 @@ def wheel(sdist: Path, place: Path) -> Path:
 def python(wheel: Path, place: Path) -> Path:
     """A new environment that holds the wheel and what it depends on, nothing else."""
     base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
-    run(base, "-Im", "venv", place / "venv", cwd=place)
-    made = place / "venv" / "bin" / "python"
-    run(made, "-Im", "pip", "install", "--disable-pip-version-check", "-q", wheel, cwd=place)
+    return installed(wheel, base, place / "venv")
+
+
+def installed(wheel: Path, base: str, environment: Path) -> Path:
+    run(base, "-Im", "venv", environment, cwd=wheel.parent)
+    made = environment / "bin" / "python"
+    run(made, "-Im", "pip", "install", "--disable-pip-version-check", "-q", wheel, cwd=wheel.parent)
     return made
 
 
@@ -163,3 +167,50 @@ with Sandbox(SandboxConfig(optional_layers={OPTIONAL!r})) as sandbox:
     print(sandbox.execute({program!r}, {language!r}).stdout)
 """
     assert run(python, "-I", "-c", code, cwd=place).strip() == "7"
+
+
+# Other Pythons
+
+OTHERS = [f"python3.{minor}" for minor in range(11, 16) if minor != sys.version_info.minor]
+CAN_INSTALL = """
+import ensurepip, os, sysconfig
+assert os.path.isfile(sysconfig.get_path("include") + "/Python.h"), "python-prctl is compiled"
+"""
+WITH_A_TOOL = f"""
+from cellwright import Sandbox, SandboxConfig
+from cellwright.harness.tools.broker import Broker, Offer
+from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+
+record = {{"type": "object", "properties": {{"n": {{"type": "integer"}}}}, "required": ["n"]}}
+spec = ToolSpec(
+    name="double", description="Twice n.", owner=ToolOwner.DEVELOPER, parameters=record,
+    output_schema=record,
+)
+broker = Broker(Offer([Tool(spec, lambda given, caller: {{"n": given["n"] * 2}})]))
+with Sandbox(SandboxConfig(optional_layers={OPTIONAL!r}), tools=broker) as sandbox:
+    called = sandbox.execute("from tools import double\\ndouble(21)['n']")
+    refused = sandbox.execute("open('/etc/shadow')")
+print(called.value, refused.error.partition(":")[0])
+"""
+
+
+def usable(name: str) -> str:
+    """Return the first `name` of PATH that starts and for which packages can be built, or nothing."""
+    for folder in os.get_exec_path():
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            tried = subprocess.run([path, "-Ic", CAN_INSTALL], capture_output=True, check=False)
+            if tried.returncode == 0:
+                return path
+    return ""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_wheel_works_with_another_python(wheel: Path, place: Path, name: str) -> None:
+    base = usable(name)
+    if not base:
+        pytest.skip(f"no {name} of PATH starts, with pip and the headers")
+    made = installed(wheel, base, place / name)
+    if not OPTIONAL:
+        run(made.with_name("cellwright"), "doctor", cwd=place)
+    assert run(made, "-I", "-c", WITH_A_TOOL, cwd=place).split() == ["42", "FileNotFoundError"]

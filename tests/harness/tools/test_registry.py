@@ -282,7 +282,8 @@ def test_kill_9_at_any_point_loses_nothing_that_was_committed(tmp_path: Path) ->
         assert len(kept - told - {"shared"}) <= 12  # committed, and killed before it could say so
         versions = [each.version for each in registry.versions("shared")]
         assert versions == list(range(1, len(versions) + 1))
-    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_ten_thousand_tools_are_all_there(tmp_path: Path) -> None:
