@@ -146,7 +146,7 @@ def test_a_server_that_will_not_end_is_killed_with_what_it_started(serve: Serve)
     assert fake.call("deaf") == "two"
     assert len(processes_of(fake.folder)) == 2
     fake.servers.close()
-    assert processes_of(fake.folder) == []
+    assert soon(lambda: processes_of(fake.folder) == [])  # who was killed is not ours to wait for
 
 
 # floods
