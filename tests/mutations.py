@@ -45,6 +45,11 @@ class Mutation(NamedTuple):
         return ((self.file, self.line, self.instead), *self.also)
 
 
+_KILLED_ONCE_MORE = (
+    "runner/custody.py",
+    "            self.cell.kill()  # where",
+    "            pass  # where",
+)
 MUTATIONS = (
     Mutation("pid_ns", "runner/launcher/inits.py", "    processes.CLONE_NEWPID | processes.CLONE_NEWNET\n", "    processes.CLONE_NEWNET\n"),
     Mutation("net_ns", "runner/launcher/inits.py", " | processes.CLONE_NEWNET", ""),
@@ -80,10 +85,13 @@ MUTATIONS = (
     Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
     Mutation("wall time", "runner/watching/supervision.py", '        self._end_or_interrupt("wall_time")', "        pass"),
     Mutation("output cap", "runner/watching/supervision.py", "            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:", "            if False:"),
-    Mutation("killing at the end of a session", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),
+    Mutation(
+        "killing at the end of a session", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline",
+        (_KILLED_ONCE_MORE,),
+    ),
     Mutation(
         "killing at the end", "runner/supervisor.py", "            custody.cell.kill_init()", "            pass",
-        (("runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"),),
+        (("runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"), _KILLED_ONCE_MORE),
     ),
 )  # fmt: skip
 
