@@ -32,7 +32,7 @@ class Launcher:
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
         # Pidfds, once there are any: their end is the end of launcher and cells.
-        self._nursery = self._keeper = -1
+        self._nursery_pidfd = self._keeper_pidfd = -1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
@@ -58,9 +58,9 @@ class Launcher:
     def _require_power_over_cells(self) -> None:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
         try:
-            self._keeper = os.pidfd_open(self.keeper)
-            self._nursery = os.pidfd_open(self.pids()[1])
-            signal.pidfd_send_signal(self._nursery, 0)
+            self._keeper_pidfd = os.pidfd_open(self.keeper)
+            self._nursery_pidfd = os.pidfd_open(self.pids()[1])
+            signal.pidfd_send_signal(self._nursery_pidfd, 0)
         except ProcessLookupError:
             raise LauncherLost(cell_began=False) from None
         except PermissionError:
@@ -107,8 +107,8 @@ class Launcher:
                 return False
             poll = select.poll()
             poll.register(self._sock, 0)
-            if self._keeper >= 0:
-                poll.register(self._keeper, select.POLLIN)
+            if self._keeper_pidfd >= 0:
+                poll.register(self._keeper_pidfd, select.POLLIN)
             return not poll.poll(0)
 
     def pids(self) -> tuple[int, int, int]:
@@ -119,8 +119,8 @@ class Launcher:
     def kill(self) -> None:
         """Kill it and every cell at once, stopped or not; `close` frees what is left."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._nursery >= 0:
-                signal.pidfd_send_signal(self._nursery, signal.SIGKILL)
+            if self._nursery_pidfd >= 0:
+                signal.pidfd_send_signal(self._nursery_pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """End it, and with it every cell; returns when nothing of it is left."""
@@ -129,8 +129,8 @@ class Launcher:
             if self._sock.fileno() < 0:
                 return
             self._sock.close()
-            nursery, self._nursery = self._nursery, -1
-            keeper, self._keeper = self._keeper, -1
+            nursery, self._nursery_pidfd = self._nursery_pidfd, -1
+            keeper, self._keeper_pidfd = self._keeper_pidfd, -1
         os.close(self._stderr)
         if keeper >= 0:
             os.close(keeper)

@@ -206,6 +206,9 @@ def remove_with_cells(directory: Path) -> bool:
     return remove([*_below(directory), directory])
 
 
+_BUSY: set[Path] = set()  # given up, and not removed yet
+
+
 def give_up(directory: Path) -> None:
     """Remove the cgroup of a supervisor that is done.  What is busy still, the next sweep of this
     process removes, or that of another one after its end."""
@@ -222,9 +225,6 @@ def remove_given_up() -> None:
     for directory in tuple(_BUSY):
         if remove_with_cells(directory):
             _BUSY.discard(directory)
-
-
-_BUSY: set[Path] = set()
 
 
 def remove_cells(directory: Path) -> bool:

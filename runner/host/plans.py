@@ -18,8 +18,6 @@ from .cache import cached
 if TYPE_CHECKING:
     from .programs import Program
 
-_SOURCES = ("compile.py", "languages.py", "seccomp.py", "syscalls.py", "syscalls.toml", "plan.py")
-
 
 def plan_for(
     policy: Policy, host: Host, *, learning: bool = False, program: "Program | None" = None
@@ -41,12 +39,11 @@ def _compile(policy: Policy, host: Host, learning: bool, program: "Program | Non
 
 
 def _compiler_identity() -> bytes:
-    """Return what changes whenever the compiler does."""
+    """Return what changes whenever the compiler does: any module of the policies may be part of it."""
     folder = Path(__file__).parents[2] / "policies"
-    files = [str(folder / name) for name in _SOURCES]
+    files = sorted(str(file) for file in folder.iterdir() if file.suffix in (".py", ".toml"))
     spec = importlib.util.find_spec("pyseccomp")
     if spec and spec.origin:
         files.append(spec.origin)
-    return repr(
-        [(file, os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
-    ).encode()
+    stats = [(file, os.stat(file)) for file in files]
+    return repr([(file, stat.st_mtime_ns, stat.st_size) for file, stat in stats]).encode()

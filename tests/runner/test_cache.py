@@ -188,3 +188,17 @@ print(len(calls), os.listdir(home))
     command = [sys.executable, "-I", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stderr, done.stdout) == ("", "2 []\n")
+
+
+def test_a_plan_is_compiled_anew_once_any_module_of_the_compiler_has_changed() -> None:
+    """Before, one that was taken out of another was not looked at: plans outlived their compiler."""
+    code = (
+        "import sys; import cellwright.policies.compile; from cellwright.runner.host import plans\n"
+        "identity = plans._compiler_identity().decode()\n"
+        "used = {name: module for name, module in sys.modules.items()\n"
+        "        if name.startswith('cellwright.policies.')}\n"
+        "print(len(used) > 5, [name for name, each in used.items() if each.__file__ not in identity])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True []\n"
