@@ -4,6 +4,7 @@ The SDK is imported by commands that need a server, when they do.
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,12 @@ def add_file(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     )
 
 
+def require_sdk() -> None:
+    """Raise PolicyError if the protocol's SDK is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        raise PolicyError("the extra `mcp` is not installed", "pip install 'cellwright[mcp]'")
+
+
 @contextmanager
 def opened(
     options: argparse.Namespace, registry: "ToolRegistry | None" = None
@@ -69,11 +76,9 @@ def opened(
 
     Raises PolicyError if the SDK is not installed.
     """
-    try:
-        from .servers import McpServers
-    except ModuleNotFoundError:
-        hint = "pip install 'cellwright[mcp]'"
-        raise PolicyError("the extra `mcp` is not installed", hint) from None
+    require_sdk()
+    from .servers import McpServers
+
     with McpServers(options.servers, pins=options.pins, registry=registry) as servers:
         yield servers
 

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import logging
 import runpy
 import sys
@@ -18,7 +17,7 @@ from ...tools.decorator import is_marked
 from ...tools.hygiene import RedactSecrets
 from ...tools.registry import ToolRegistry
 from ...tools.runs import Runs
-from ..commands import add_file, opened
+from ..commands import add_file, opened, require_sdk
 from .place import Place
 from .sessions import Limits, OwnedSessions
 from .tokens import tokens_of
@@ -72,8 +71,7 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace, policy: Policy) -> int:
     """Serve until the client closes its end, or a signal; raises PolicyError."""
-    if importlib.util.find_spec("mcp") is None:
-        raise PolicyError("the extra `mcp` is not installed", "pip install 'cellwright[mcp]'")
+    require_sdk()
     check_limit("--sessions", options.sessions, whole=True)
     check_limit("--session-idle", options.session_idle)
     limits = Limits(of_all=options.sessions, idle_seconds=options.session_idle)

@@ -71,3 +71,12 @@ def test_a_program_has_the_tools_of_servers(serve: Serve) -> None:
 def test_a_daemon_has_servers_of_its_own(tmp_path: Path) -> None:
     argv = ["run", "--connect", "/nowhere", "--servers", "x", "-c", ""]
     assert carry_out(argv, None) == 2
+
+
+@pytest.mark.parametrize("arguments", [["servers", "list", "--servers", "none.json"], ["mcp"]])
+def test_without_the_sdk_it_is_said_what_to_install(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert carry_out(arguments, None) == 2
+    assert "pip install 'cellwright[mcp]'" in capsys.readouterr().err
