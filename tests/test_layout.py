@@ -275,3 +275,12 @@ def test_each_protection_has_a_test_and_a_payload_that_notice() -> None:
             places = (ROOT / "tests").rglob(file) if found else ()
             there = any(function in path.read_text() for path in places)
             assert there or name == "the run does not end", layer
+
+
+def test_each_payload_of_ours_is_described_and_has_its_verdict() -> None:
+    """python -m tests.escapes.verdicts writes them."""
+    folder = ROOT / "tests" / "escapes"
+    ours = {path.name.partition("_")[0] for path in (folder / "payloads").glob("LAY-*")}
+    for document in (folder / "VERDICTS.md", folder / "payloads" / "README.md"):
+        lines = document.read_text().splitlines()
+        assert ours == {line[2:8] for line in lines if line.startswith("| LAY-")}
