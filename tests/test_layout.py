@@ -18,7 +18,6 @@ MODULES = sorted(
     if not any(parent.is_symlink() for parent in path.parents)
 )  # fmt: skip
 SCRIPTS = {"runner/host/loaded_libraries.py"}  # run by another interpreter, imports nothing of ours
-MAX_LINES = 300
 
 
 def name_of(path: Path) -> str:
@@ -218,11 +217,6 @@ def test_every_module_says_what_it_is_for() -> None:
         name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
-
-
-def test_no_module_is_longer_than_a_reader_holds() -> None:
-    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_nothing_of_a_cell_is_unpickled_or_logged() -> None:
