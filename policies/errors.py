@@ -6,6 +6,7 @@
     ├── LaunchError          a cell or its launcher could not be built
     │   └── LauncherLost     the launcher ended, and every cell with it
     ├── AuditError           the audit trail cannot be opened or written
+    ├── BudgetExceeded       work on untrusted input took more steps or time than it may
     ├── BusyError            no room for another execution now
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session is gone, and its state with it
@@ -29,7 +30,7 @@
 What untrusted code does is never an exception: it is a result.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 class CellwrightError(Exception):
@@ -70,6 +71,22 @@ class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
     def __init__(self, cell_began: bool) -> None:
         super().__init__("the launcher died" + (" while the cell ran" if cell_began else ""))
         self.cell_began = cell_began
+
+
+class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
+    """Work of the host on untrusted input was ended because its budget was used up.
+
+    `cause` says by what: the number of steps, the time, or the caller, who gave up.
+    """
+
+    kind = "budget"
+
+    def __init__(
+        self, message: str, hint: str = "", *,
+        cause: Literal["steps", "wall_time", "cancelled"] = "steps",
+    ) -> None:  # fmt: skip
+        super().__init__(message, hint)
+        self.cause = cause
 
 
 class BusyError(CellwrightError):
