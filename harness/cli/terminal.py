@@ -4,28 +4,18 @@ import base64
 import codecs
 import json
 import os
-import re
 import sys
-import unicodedata
 
 from ...runner.result import SandboxResult
-
-# What moves a cursor, writes a title, reverses text (Unicode TR36, CVE-2021-42574) or is not seen at
-# all, such as zero-width and tag characters, in which words for a model can hide.
-_TRICKS = frozenset(("Cc", "Cf", "Co", "Cs", "Zl", "Zp"))
-_UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
+from ..hidden import replace_hidden
 
 
 def harmless(text: str) -> str:
-    """Return `text` with the characters written out that control what is shown, or are not shown:
-    those of the categories Cc, Cf, Co, Cs, Zl and Zp, but for newline and tab."""
-    return _UNUSUAL.sub(_written_out, text)
+    """Return `text` with its hidden characters (hidden.py) written as escapes, such as `\\u200b`."""
+    return replace_hidden(text, _escaped)
 
 
-def _written_out(match: re.Match[str]) -> str:
-    character = match[0]
-    if character.isprintable() or unicodedata.category(character) not in _TRICKS:
-        return character
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 

@@ -1,6 +1,7 @@
 """`cellwright tools`: making, calling and looking at the tools in a registry."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from ...policies.errors import PolicyError, ToolError, ToolFailed, ToolResultInv
 from ...policies.permissions import FilePermission, PermissionLevel, PermissionSet
 from ...policies.policy import Policy
 from ..cli.terminal import harmless
+from ..hidden import replace_hidden
 from ..sandbox import Sandbox
 from .factory import ToolFactory
 from .registry import ToolRegistry
@@ -240,5 +242,6 @@ def _read(path: str) -> str:
 
 
 def _print_json(value: Any, indent: int = 0) -> None:
-    text = msgspec.json.encode(value)
-    print(msgspec.json.format(text, indent=indent).decode() if indent else text.decode())
+    encoded = msgspec.json.encode(value)
+    text = msgspec.json.format(encoded, indent=indent).decode() if indent else encoded.decode()
+    print(replace_hidden(text, lambda character: json.dumps(character)[1:-1]))

@@ -1,7 +1,6 @@
 """From what the maker of a tool says to a spec that is checked, or to why it cannot be a tool."""
 
 import datetime
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from ...policies.policy import check_limit, check_names
+from ..hidden import first_hidden
 from .naming import normalised
 from .schema import Described, describe_source
 from .spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of
@@ -17,14 +17,7 @@ from .validation import compile_schema
 _MAX_DESCRIPTION = 10_000
 _MAX_TESTS = 100
 _MAX_NAMES = 256
-_INVISIBLE = (
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-)  # controls, what only directs others, and what is nothing
-_VISIBLE = "\n\t"
+_IN_SOURCE = str.maketrans("", "", "\r\f")  # ends of lines and of pages
 
 
 def draft(
@@ -37,7 +30,10 @@ def draft(
     Raises ToolInvalid and PolicyError naming what makes no sense.
     """
     name = normalised(name)
+    for about in msgspec.structs.astuple(provenance):
+        _check_visible("provenance", about)
     _check_text("source", source_code)
+    _check_seen("source", source_code.translate(_IN_SOURCE))
     check_limit("timeout.wall_seconds", timeout)
     described = describe_source(source_code, name)
     description = description or described.description
@@ -78,6 +74,7 @@ def _test(given: Any) -> ToolTest:
         return given
     if isinstance(given, str):
         _check_text("tests", given)
+        _check_seen("tests", given.translate(_IN_SOURCE))
         return ToolTest(source=given)
     if isinstance(given, tuple | list) and len(given) == 2:
         given = {"input": given[0], "expected": given[1]}
@@ -138,9 +135,16 @@ def _check_visible(where: str, text: object) -> None:
     assert isinstance(text, str)  # noqa: S101 - checked above
     if len(text) > _MAX_DESCRIPTION:
         raise ToolInvalid(f"{where}: more than {_MAX_DESCRIPTION} characters")
-    for character in text:
-        if unicodedata.category(character) in _INVISIBLE and character not in _VISIBLE:
-            raise ToolInvalid(f"{where}: holds {character!a}, which nobody sees")
+    _check_seen(where, text)
+
+
+def _check_seen(where: str, text: str) -> None:
+    """Refuse hidden characters (hidden.py)."""
+    if character := first_hidden(text):
+        raise ToolInvalid(
+            f"{where}: holds {character!a}, which nobody sees",
+            "remove it; in the source of a tool, write it as an escape",
+        )
 
 
 def _names(where: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+from ..hidden import is_hidden, replace_hidden
+
 MAX_CHARACTERS = 4096  # of one text; what a tool does stands at the beginning
 _MAX_WORD = 40  # longer ones are data: hashes, base64
 _MAX_KNOWN = 50_000  # words remembered, so that each is stemmed once
@@ -17,12 +19,6 @@ _RUNS = re.compile(r"[^\W\d_]+|\d+")
 # HTTPServer -> HTTP Server; readFile -> read File.
 _HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _JOINTS, _CAMELS = re.compile(r"[_./-]+"), re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-# Cf: bidirectional and zero-width characters, tags; Cs: halves of a pair; Zl, Zp: they break lines.
-_UNSEEN = frozenset({"Cf", "Cs", "Cc", "Co", "Zl", "Zp"})
-_SELECTORS = frozenset(
-    {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
-)  # Mn, but they carry data
 _VOWELS = frozenset("aeiouy")
 
 # Words that say nothing about what a tool does.  Verbs stay: `get`, `list` and `find` are names.
@@ -71,26 +67,18 @@ def apart(name: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Return the beginning of a text without accents and without characters that nobody sees."""
+    """Return the beginning of a text without accents and without hidden characters."""
     text = text[:MAX_CHARACTERS]
     if text.isascii():
         return text
     apart = unicodedata.normalize("NFKD", text)[:MAX_CHARACTERS]  # one character may become 18
-    return "".join(c for c in apart if unicodedata.category(c) not in ("Mn", "Cf", "Cs"))
+    return "".join(c for c in apart if unicodedata.category(c) != "Mn" and not is_hidden(c))
 
 
 def visible(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """Return the beginning of a text as people see it: what hides, reorders or smuggles is left out."""
-    cut = text[:limit]
-    if cut.isascii():
-        seen = _CONTROLS.sub("", cut)
-    else:
-        seen = "".join(c for c in cut if c in "\n\t" or not _is_unseen(c))
+    """Return the beginning of a text as people see it, without hidden characters (hidden.py)."""
+    seen = replace_hidden(text[:limit], lambda _: "")
     return seen + "…" if len(text) > limit else seen
-
-
-def _is_unseen(character: str) -> bool:
-    return unicodedata.category(character) in _UNSEEN or ord(character) in _SELECTORS
 
 
 @functools.lru_cache(_MAX_KNOWN)

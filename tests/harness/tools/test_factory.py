@@ -30,6 +30,7 @@ from cellwright import (
     ToolTestFailed,
 )
 from cellwright.harness.tools import cells
+from cellwright.harness.tools.spec import Provenance
 from cellwright.policies.policy import Filesystem
 from tests.conftest import OPTIONAL, policy_named
 
@@ -520,6 +521,11 @@ def test_a_forged_result_is_only_the_tools_own_word(factory: ToolFactory) -> Non
         ({"name": "d\u043euble"}, "no name"),
         ({"description": "fine\u202e"}, "nobody sees"),
         ({"description": "fine\U000e0041"}, "nobody sees"),
+        ({"description": "fine\U000e0101"}, "nobody sees"),
+        ({"description": "fine\u3164"}, "nobody sees"),
+        ({"source_code": f"{DOUBLE}  # \u202e"}, "nobody sees"),
+        ({"tests": ["assert True  # \u2066"]}, "nobody sees"),
+        ({"provenance": Provenance(task="sum\U000e0101")}, "nobody sees"),
         ({"description": "\x1b[2J"}, "nobody sees"),
         ({"description": "\ud800"}, "surrogate"),
         ({"description": "x" * 20_000}, "more than"),
