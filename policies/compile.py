@@ -45,7 +45,7 @@ def compile_policy(
     Raises PolicyError if the policy makes no sense and Unenforceable, naming every gap, if the
     host cannot give a layer that the policy does not call optional.
     """
-    check_policy(policy)
+    policy = check_policy(policy)
     layers = layers_in_force(policy, host)
     table = syscall_table()
     limits = policy.limits

@@ -54,9 +54,8 @@ class PolicyError(CellwrightError, ValueError):
 class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "unenforceable: ..."
     """This host cannot give what the policy requires; `gaps` names each missing layer and why."""
 
-    def __init__(self, gaps: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, gaps: tuple[tuple[str, str], ...], hint: str = "") -> None:
         lines = "\n".join(f"  {layer}: {reason}" for layer, reason in gaps)
-        hint = 'run "cellwright doctor"; a policy may name a layer optional'
         super().__init__(f"this host cannot enforce the policy:\n{lines}", hint)
         self.gaps = gaps
 

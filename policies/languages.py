@@ -89,10 +89,28 @@ def as_environment(inputs: bytes) -> dict[str, str]:
     }
 
 
-def language_of_file(name: str) -> str:
-    """Return the language that a file's name ends in, Python if in none."""
-    suffix = "." + name.rpartition(".")[2]
-    return next((key for key, each in LANGUAGES.items() if each.suffix == suffix), PYTHON)
+def suffixes() -> tuple[str, ...]:
+    """Return the ends of file names that tell a language."""
+    return (".py", *(each.suffix for each in LANGUAGES.values()))
+
+
+def language_of_file(name: str) -> str | None:
+    """Return the language that a file's name ends in, None if in none."""
+    suffix = "." + name.rpartition("/")[2].rpartition(".")[2]
+    if suffix == ".py":
+        return PYTHON
+    return next((key for key, each in LANGUAGES.items() if each.suffix == suffix), None)
+
+
+def language_of_first_line(line: str) -> str | None:
+    """Return the language whose interpreter a `#!` line names, None if it names none that cells run."""
+    if not line.startswith("#!"):
+        return None
+    words = line[2:].split()
+    if words and words[0].endswith("/env"):
+        words = [word for word in words[1:] if not word.startswith("-")]
+    name = words[0].rpartition("/")[2] if words else ""
+    return language_called(PYTHON if name.startswith("python3") else name)
 
 
 def language_called(name: str) -> str | None:

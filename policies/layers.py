@@ -2,7 +2,7 @@
 
 from .errors import Unenforceable
 from .host import Host
-from .policy import OPTIONAL_LAYERS, Policy
+from .policy import CGROUP, OPTIONAL_LAYERS, Policy
 
 ALWAYS = (
     "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
@@ -19,10 +19,22 @@ def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
     missing = _missing(host)
     gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
     if gaps:
-        raise Unenforceable(tuple(gaps))
+        raise Unenforceable(tuple(gaps), _way_out([layer for layer, _ in gaps]))
     present = tuple(layer for layer in OPTIONAL_LAYERS if layer not in missing)
     fallback = tuple(weaker for layer, weaker in _FALLBACKS.items() if layer in missing)
     return ALWAYS + present + fallback
+
+
+def _way_out(layers: list[str]) -> str:
+    """Return what repairs the gaps and, where a policy may go on without, the flag and the field."""
+    repair = '"cellwright doctor" says how to repair it'
+    if not set(layers) <= set(OPTIONAL_LAYERS):
+        return repair
+    names = dict.fromkeys(CGROUP if each.startswith(CGROUP) else each for each in layers)
+    flags = " ".join(f"--optional {name}" for name in names)
+    fields = ", ".join(f'"{name}"' for name in names)
+    fields = f"optional_layers=[{fields}]"
+    return f"{repair}; to go on without: {flags}, or in Python SandboxConfig({fields})"
 
 
 def _missing(host: Host) -> dict[str, str]:

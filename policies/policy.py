@@ -13,6 +13,13 @@ MIB = 1024 * 1024
 
 # Every layer that can be named optional, and so be missing on a host.  The rest is always required.
 OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
+CGROUP = "cgroup"  # the name for the three layers that need a control group
+
+# Every layer that can be named optional, and so be missing on a host.  The rest is always required.
+OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
+
+
+CGROUP = "cgroup"  # the name for the three layers that need a control group
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,7 +135,10 @@ _LARGEST = 2**53  # past this a float or another language's number is no longer 
 
 
 def check_policy(policy: Policy) -> Policy:
-    """Return `policy` if it makes sense; raise PolicyError naming the first field that does not."""
+    """Return `policy`, with its optional layers written out.
+
+    Raises PolicyError naming the first field that is invalid.
+    """
     for field in msgspec.structs.fields(Limits):
         check_limit(
             f"limits.{field.name}", getattr(policy.limits, field.name), whole=field.type is int
@@ -154,11 +164,26 @@ def check_policy(policy: Policy) -> Policy:
         if group not in EXTRA_GROUPS:
             known = ", ".join(EXTRA_GROUPS)
             raise PolicyError(f"syscalls.groups: {group!r} is not one of {known}")
-    for layer in policy.optional_layers:
-        if layer not in OPTIONAL_LAYERS:
+    layers = named_layers("optional_layers", policy.optional_layers)
+    if layers == policy.optional_layers:
+        return policy
+    return msgspec.structs.replace(policy, optional_layers=layers)
+
+
+def named_layers(where: str, names: object) -> tuple[str, ...]:
+    """Return the layers that `names` stand for: "cgroup" for the three that need one.
+
+    Raises PolicyError, with `where` the names were given, for what is no optional layer.
+    """
+    named = check_names(where, names)
+    for name in named:
+        if name not in (*OPTIONAL_LAYERS, CGROUP):
             known = ", ".join(OPTIONAL_LAYERS)
-            raise PolicyError(f"optional_layers: {layer!r} is not one of {known}")
-    return policy
+            raise PolicyError(
+                f"{where}: {name!r} is not one of {known}, or {CGROUP} for the last three"
+            )
+    together = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith(f"{CGROUP}_"))
+    return tuple(each for name in named for each in (together if name == CGROUP else (name,)))
 
 
 def check_validation(validation: Validation) -> None:

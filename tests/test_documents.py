@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import cellwright
-from cellwright.harness.cli import commands
+from cellwright.harness.cli import commands, options
 from cellwright.harness.daemon import frames
 from cellwright.harness.daemon.limits import ServeLimits
 from cellwright.policies import policy
@@ -160,13 +160,13 @@ def test_every_command_and_option_is_described() -> None:
     )  # fmt: skip
     for command, parser in choices.items():
         assert f"`cellwright {command}" in described
-        options = {option for action in parser._actions for option in action.option_strings}
-        assert options - {"-h", "--help"} <= named_in("harness/README.md"), command
+        names = {option for action in parser._actions for option in action.option_strings}
+        assert names - {"-h", "--help"} <= named_in("harness/README.md"), command
 
 
 def test_every_exit_status_is_described() -> None:
     rows = {row[0] for row in rows_of("harness/README.md")}
-    statuses = (commands.RAN, commands.GUEST_FAILED, commands.USAGE, commands.OURS)
+    statuses = (options.RAN, options.GUEST_FAILED, options.USAGE, options.OURS)
     assert {str(status) for status in statuses} <= rows
 
 

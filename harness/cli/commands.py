@@ -8,25 +8,23 @@ from typing import Any
 
 import msgspec
 
-from ...policies.errors import CellwrightError, PolicyError
 from ...policies.policy import Policy
 from ...runner.spawn import Spawned, interpreter
 from ..sandbox import Sandbox
 from ..version import NAME, installed_version
-from .options import GUEST_FAILED, OURS, RAN, USAGE, add_policy, policy_named, policy_of
+from .options import GUEST_FAILED, OURS, RAN, add_policy, policy_named, policy_of
 from .run_commands import add_repl, add_run
 from .terminal import result_line
 
 
 def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
-    """Run one command, with the launcher that was started ahead for it; return its exit status."""
+    """Run one command, with the launcher that was started ahead for it; return its exit status.
+
+    `main` tells what an exception means.
+    """
     options = _parser(next(iter(arguments), None)).parse_args(arguments)
     options.spawned = spawned
-    try:
-        return int(options.command(options))
-    except CellwrightError as error:
-        print(f"cellwright: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, PolicyError) else OURS
+    return int(options.command(options))
 
 
 class _Version(argparse.Action):
@@ -82,6 +80,7 @@ def _add_learn(learn: argparse.ArgumentParser) -> None:
 
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     doctor.set_defaults(command=_doctor)
+    add_policy(doctor)
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
     doctor.add_argument("--servers", metavar="FILE", help="look at these MCP servers too")
     doctor.add_argument(
@@ -229,10 +228,11 @@ def _doctor(options: argparse.Namespace) -> int:
         return 0
     from .doctor import examine, report
 
-    findings = examine()
+    *findings, verdict = examine(policy_of(options))
     if options.servers:
         from ..mcp.findings import findings_of
 
         findings += findings_of(options.servers)
+    findings.append(verdict)
     report(findings, as_json=options.json)
     return OURS if any(finding.verdict == "FAIL" for finding in findings) else RAN

@@ -11,7 +11,7 @@ from ...policies.errors import CellwrightError, PolicyError, Unenforceable
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
 from ...runner.result import SandboxResult
 from ..sandbox import Sandbox
-from .repairs import MOUNT_PROC, REPAIRS, repair_of_launch
+from .repairs import MOUNT_PROC, repair_of_launch, repair_of_layer
 from .verdicts import Finding
 
 _MIB = 1024 * 1024
@@ -65,8 +65,11 @@ _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
 )  # fmt: skip
 
 
-def examine() -> list[Finding]:
-    """Try every layer; a launch that fails is itself a finding, with its repair."""
+def examine(wanted: Policy = Policy(name="strict")) -> list[Finding]:  # noqa: B008 - a constant
+    """Try every layer; a launch that fails is itself a finding, with its repair.
+
+    The last finding is the verdict: whether a program runs on this host under the policy `wanted`.
+    """
     findings = [_python(), _kernel(), _machine()]
     policy = Policy(
         name="doctor",
@@ -84,7 +87,21 @@ def examine() -> list[Finding]:
     except CellwrightError as error:
         message = _in_one_line(error)
         findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
-    return findings
+    return [*findings, _verdict(wanted)]
+
+
+def _verdict(wanted: Policy) -> Finding:
+    """Tell whether a program runs here, by running one as `cellwright run` does."""
+    try:
+        with Sandbox(policy=wanted, pool=0) as sandbox:
+            result = sandbox.execute("1 + 1")
+    except CellwrightError as error:
+        why = f"no program runs here under the policy {wanted.name}: {_in_one_line(error)}"
+        return Finding("verdict", "FAIL", why, error.hint.partition("; ")[2] or "see above")
+    if result.value == 2:
+        return Finding("verdict", "PASS", f"programs run here, under the policy {wanted.name}", "")
+    why = f"1 + 1 under the policy {wanted.name}: {result.reason}, {result.error}"
+    return Finding("verdict", "FAIL", why, "please report this")
 
 
 def _in_one_line(error: CellwrightError) -> str:
@@ -107,12 +124,12 @@ def _try(
 ) -> Finding:
     if layer not in sandbox.layers:
         why = f"this host does not have it: {lacking.get(layer, 'no reason is known')}"
-        return Finding(layer, "WARN", why, REPAIRS.get(layer, ""))
+        return Finding(layer, "WARN", why, repair_of_layer(layer))
     result = sandbox.execute(program)
     if judge(result):
         return Finding(layer, "PASS", proof, "")
     seen = f"{proof}: no, {result.reason}, {result.value!r}, {result.error}"
-    return Finding(layer, "FAIL", seen, REPAIRS.get(layer, "please report this"))
+    return Finding(layer, "FAIL", seen, repair_of_layer(layer) or "please report this")
 
 
 def _python() -> Finding:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...policies.policy import OPTIONAL_LAYERS, Policy
+from ...policies.policy import Policy, named_layers
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
-_CGROUP = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith("cgroup"))
 
 
 def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -37,8 +36,7 @@ def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
         from ...policies.loading import load_policy
 
         policy = load_policy(name)
-    layers = [_CGROUP if each == "cgroup" else (each,) for each in options.optional]
-    chosen = tuple(layer for group in layers for layer in group)
+    chosen = named_layers("--optional", options.optional)
     return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
 
 

@@ -1,22 +1,39 @@
-"""What to do about a layer that is missing: the words doctor ends with."""
+"""Repairs: the commands by which a layer that is missing can be had, as doctor prints them."""
 
+import os
 from pathlib import Path
 
-_CGROUP = (
-    "on a systemd host: pip install 'cellwright[systemd]' (a delegated scope is then asked for) "
-    "in a session, or after loginctl enable-linger USER; "
-    "elsewhere run as root, in a container with /sys/fs/cgroup writable, or name a directory you "
-    "own: Sandbox(cgroup_root=...); "
-    "or go without: --optional cgroup"
+from ...policies.policy import CGROUP
+from ...runner.cgroups.detect import hierarchies, mountinfo
+
+_WITHOUT = "or go on with weaker caps: --optional cgroup"
+_DELEGATED = (
+    "on a systemd host: pip install 'cellwright[systemd]' in a login session, or after loginctl "
+    "enable-linger USER, so that systemd delegates a cgroup; elsewhere run as root, or in a container "
+    f"with /sys/fs/cgroup writable; {_WITHOUT}"
 )
 MOUNT_PROC = "mount -t proc proc /proc"
 REPAIRS = {
     "landlock": "boot Linux 5.19 or newer with landlock in lsm=, or go without: --optional landlock",
     "listener": "boot Linux 5.0 or newer, or go without: --optional listener",
-    "cgroup_memory": _CGROUP,
-    "cgroup_pids": _CGROUP,
-    "cgroup_cpu": _CGROUP,
 }
+
+
+def repair_of_layer(layer: str) -> str:
+    """Return what to do about a layer that this host lacks; empty if nothing is known."""
+    return _repair_of_cgroups() if layer.startswith(CGROUP) else REPAIRS.get(layer, "")
+
+
+def _repair_of_cgroups() -> str:
+    tops = hierarchies(mountinfo())
+    if not tops or os.geteuid() == 0:
+        return _DELEGATED
+    mine = " ".join(f"{top}/cellwright" for top in dict.fromkeys(tops.values()))
+    user = os.geteuid()
+    return (
+        f"as root: mkdir {mine} && chown -R {user} {mine}; then "
+        f"export CELLWRIGHT_CGROUP_ROOT={next(iter(tops.values()))}/cellwright; {_WITHOUT}"
+    )
 
 
 # What a launcher that could not be set up said, what to do.

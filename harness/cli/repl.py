@@ -21,7 +21,7 @@ from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
 from ..session import Session
 from .keepsakes import keep
-from .terminal import StreamPrinter, harmless, result_line
+from .terminal import StreamPrinter, harmless, result_line, violation_lines
 from .typed import Lines, Typed
 
 HELP = """\
@@ -114,7 +114,8 @@ class Repl:
         if result.value is not None and not self._python:
             text = msgspec.json.encode(result.value).decode()
             print(harmless(text) if self._lines.interactive else text, flush=True)
-        _say_violations(result)
+        for line in violation_lines(result):
+            _say(line, "")
         self._keep(result.artifacts)
         _say_end(result)
         self.failed = self.failed or not result.ok
@@ -195,12 +196,6 @@ class Repl:
 
 def _say(text: str, who: str = "cellwright: ") -> None:
     print("\n".join(map(harmless, f"{who}{text}".split("\n"))), file=sys.stderr, flush=True)
-
-
-def _say_violations(result: SandboxResult) -> None:
-    for each in result.violations:
-        words = " ".join((each.syscall, *each.arguments))
-        _say(f"refused: {words} ({each.rule})" + (f", {each.count} times" * (each.count > 1)))
 
 
 def _say_end(result: SandboxResult) -> None:

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...policies.errors import PolicyError
-from ...policies.languages import PYTHON, language_called, language_of_file
+from ...policies.languages import (
+    PYTHON,
+    language_called,
+    language_names,
+    language_of_file,
+    language_of_first_line,
+    suffixes,
+)
 from ...policies.policy import MIB
 from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
 from ..sandbox import Sandbox
 from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
-from .terminal import EventPrinter, StreamPrinter, harmless, result_line
+from .terminal import EventPrinter, StreamPrinter, harmless, result_line, violation_lines
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ..tools.broker import Broker
 
 _OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
+_LINE = 256  # bytes of a first line that names an interpreter (execve(2))
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
@@ -67,7 +75,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 
 def add_repl(repl: argparse.ArgumentParser) -> None:
-    repl.set_defaults(command=_repl, file="", servers=None)
+    repl.set_defaults(command=_repl, code=None, file="", servers=None)
     repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
     repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
     repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
@@ -81,12 +89,13 @@ def add_repl(repl: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    language = _language(options)
     code = _read(options.file) if options.code is None else options.code
     printer = _printer(options)
     with _sandbox(options) as sandbox:
         result = sandbox.execute(
             code,
-            _language(options),
+            language,
             stdin=_read(options.stdin) if options.stdin else None,
             files=dict(map(_file, options.files)),
             timeout=options.timeout,
@@ -105,8 +114,7 @@ def _repl(options: argparse.Namespace) -> int:
     from .repl import Repl
     from .typed import lines_of_stdin
 
-    if not (language := language_called(options.language)):
-        raise PolicyError(f"language: there is no {options.language!r}")
+    language = check_language(options.language)
     lines = lines_of_stdin(state_directory() / "history")
     with contextlib.closing(lines), _sandbox(options) as sandbox:
         open_session = partial(sandbox.session, language=language, workspace=options.workspace)
@@ -122,7 +130,29 @@ def _repl(options: argparse.Namespace) -> int:
 
 
 def _language(options: argparse.Namespace) -> str:
-    return str(options.language or language_of_file(options.file or ""))
+    """Return the language that --language names, or else the file's name or first line."""
+    if options.language:
+        return check_language(options.language)
+    if options.code is not None or options.file in ("", "-"):
+        return PYTHON
+    found = language_of_file(options.file) or language_of_first_line(_first_line(options.file))
+    if not found and "." in os.path.basename(options.file):
+        known = ", ".join(suffixes())
+        raise PolicyError(
+            f"{options.file}: its name tells no language: {known} do", "--language names it"
+        )
+    return found or PYTHON
+
+
+def _first_line(path: str) -> str:
+    return _read(path)[:_LINE].partition(b"\n")[0].decode(errors="replace")
+
+
+def check_language(name: str) -> str:
+    """Return the language that is meant; raises PolicyError if there is none of that name."""
+    if found := language_called(name):
+        return found
+    raise PolicyError(f"--language: unknown language {name!r}: {', '.join(language_names())}")
 
 
 @contextlib.contextmanager
@@ -148,7 +178,7 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
             pool=0,
             audit=audit or False,
             tools=tools,
-            language=language_called(_language(options)) or PYTHON,  # no other launcher is needed
+            language=_language(options),  # no other launcher is needed
         ) as sandbox,
     ):
         yield sandbox
@@ -178,7 +208,11 @@ def _show(result: SandboxResult, options: argparse.Namespace) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
     elif options.verbose or not result.ok:
-        print(result_line(result), file=sys.stderr)
+        print(*violation_lines(result), result_line(result), sep="\n", file=sys.stderr)
+    elif result.violations:
+        count = sum(each.count for each in result.violations)
+        attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"
+        print(f"cellwright: {attempts} refused; -v shows which", file=sys.stderr)
     if result.artifacts and (options.output or not as_json):  # JSON has their content
         _keep(result, options)
     return RAN if result.ok and _is_kept(result) else GUEST_FAILED

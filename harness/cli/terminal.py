@@ -6,8 +6,10 @@ import json
 import os
 import sys
 
-from ...runner.result import SandboxResult
+from ...runner.result import SandboxResult, Violation
 from ..hidden import replace_hidden
+
+_SHOWN, _LONGEST = 10, 300  # attempts on a terminal, and characters of one
 
 
 def harmless(text: str) -> str:
@@ -80,3 +82,17 @@ def result_line(result: SandboxResult) -> str:
     if result.truncated:
         parts.append(f"dropped {sum(result.truncated.values())} bytes of output")
     return "cellwright: " + " · ".join(parts)
+
+
+def violation_lines(result: SandboxResult) -> list[str]:
+    """Return what the program attempted and was refused, an attempt a line, the first ten."""
+    lines = [f"cellwright: refused: {_attempt(each)}" for each in result.violations[:_SHOWN]]
+    if left_out := len(result.violations) - len(lines):
+        lines.append(f"cellwright: and {left_out:,} more that were refused; --json has them all")
+    return lines
+
+
+def _attempt(violation: Violation) -> str:
+    words = harmless(" ".join((violation.syscall, *violation.arguments)))[:_LONGEST]
+    times = f", {violation.count:,} times" if violation.count > 1 else ""
+    return f"{words} ({violation.rule}){times}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...policies.errors import ClosedError, PolicyError
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds, narrow
-from ...policies.policy import Policy
+from ...policies.policy import Policy, named_layers
 from ...runner.audit.log import AuditLog
 from ...runner.pool import PoolSettings
 from ..permissions import policy_of
@@ -50,7 +50,7 @@ class Cells:
         self._ceiling = ceiling
         self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
         self._pool = PoolSettings(size=pool)
-        self._optional_layers = tuple(optional_layers)
+        self._optional_layers = named_layers("optional_layers", optional_layers)
         self._lock = threading.Lock()
         self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
         self._closed = False

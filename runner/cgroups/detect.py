@@ -14,24 +14,29 @@ from .v2 import CgroupTreeV2
 
 _PREFIX = "cellwright"
 _WANTED = ("memory", "cpu", "pids", "cpuacct")
+_USABLE = (
+    "a delegated v2 cgroup is one, and so is a directory in a v1 hierarchy, such as "
+    "/sys/fs/cgroup/memory/mine with /sys/fs/cgroup/pids/mine and the like beside it"
+)
 _counter = itertools.count()
 
 
 def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     """Return the tree for a new supervisor whose launcher's keeper is the process `keeper`.
 
-    `root`, or else CELLWRIGHT_CGROUP_ROOT, names a directory to use: a delegated v2 cgroup, or one
-    that holds v1 hierarchies as
-    /sys/fs/cgroup does.  Without it: the v1 hierarchies that have the controllers, if we may write
+    `root`, or else CELLWRIGHT_CGROUP_ROOT, names a directory to use: a delegated v2 cgroup; a
+    directory of one v1 hierarchy, which stands for those at the same place in the others; or one that
+    holds a directory of each v1 controller, as /sys/fs/cgroup does.
+
+    Without it: the v1 hierarchies that have the controllers, if we may write
     there; else a v2 scope that systemd delegates to us; else the top of v2, if it is not systemd's.
     """
     root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT")
     try:
         if root is not None:
             return _at(Path(root))
-        hierarchies = _hierarchies(mountinfo())
-        if hierarchies:
-            return _v1(hierarchies)
+        if found := hierarchies(mountinfo()):
+            return _v1(found)
         return _v2(keeper)
     except OSError as error:
         return NoCgroups(f"{error.filename}: {error.strerror}")
@@ -46,14 +51,24 @@ def _at(root: Path) -> CgroupTree:
         sweep([root])
         return CgroupTreeV2(root / _name(), create=True)
     children = {name: root / name for name in _WANTED if (root / name).is_dir()}
-    if not children:
-        return NoCgroups(f"{root} is no cgroup directory")
-    return _v1(children)
+    if found := _namesakes(root) or children:
+        return _v1(found)
+    return NoCgroups(f"{root} is no cgroup directory: {_USABLE}")
 
 
-def _v1(hierarchies: dict[str, Path]) -> CgroupTree:
-    sweep(hierarchies.values())
-    return CgroupTreeV1(hierarchies, _name())
+def _namesakes(root: Path) -> dict[str, Path]:
+    """Return controller -> the directory that is at the same place in its v1 hierarchy as `root` is in
+    one of them: /sys/fs/cgroup/pids/mine for /sys/fs/cgroup/memory/mine."""
+    tops = hierarchies(mountinfo())
+    place = next((root.relative_to(top) for top in tops.values() if root.is_relative_to(top)), None)
+    if place is None:
+        return {}
+    return {name: top / place for name, top in tops.items() if (top / place).is_dir()}
+
+
+def _v1(directories: dict[str, Path]) -> CgroupTree:
+    sweep(directories.values())
+    return CgroupTreeV1(directories, _name())
 
 
 def _v2(keeper: int) -> CgroupTree:
@@ -102,7 +117,7 @@ def sweep(parents: Iterable[Path]) -> None:
                 remove_with_cells(left)
 
 
-def _hierarchies(mounts: str) -> dict[str, Path]:
+def hierarchies(mounts: str) -> dict[str, Path]:
     """Return controller -> v1 mount point, from the text of /proc/self/mountinfo."""
     found: dict[str, Path] = {}
     for line in mounts.splitlines():

@@ -82,5 +82,5 @@ def _require_types_stripped(node: str) -> None:
         found = version or done.stderr.strip()[-200:] or "of no version"
         raise LaunchError(
             f"{node} is {found}, which cannot run typescript: node 22.13 or newer is needed",
-            'install a newer one, or name it: Sandbox(interpreters={"javascript": ...})',
+            'install it as /usr/local/bin/node; or Sandbox(interpreters={"javascript": PATH})',
         )

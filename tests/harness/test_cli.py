@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwright import Sandbox, SandboxConfig, Unenforceable
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -175,7 +176,7 @@ def test_a_deadline_is_told() -> None:
         (["run", "/nowhere.py"], 2),
         (["run", "-c", "1", "--policy", "lenient"], 2),
         (["run", "-c", "1", "--optional", "seccomp"], 2),
-        (["run", "-c", "1", "--language", "cobol"], 1),
+        (["run", "-c", "1", "--language", "cobol"], 2),
         (["nonsense"], 2),
         ([], 2),
     ],
@@ -197,7 +198,7 @@ def test_explain_names_what_is_in_force() -> None:
 
 
 def test_doctor_proves_every_layer_that_is_in_force() -> None:
-    done = cellwright("doctor", "--json")
+    done = cellwright("doctor", "--json", *OPTIONS)
     findings = {each["layer"]: each for each in json.loads(done.stdout)}
     assert done.returncode == 0, findings
     assert {each["verdict"] for each in findings.values()} <= {"PASS", "WARN"}
@@ -205,3 +206,68 @@ def test_doctor_proves_every_layer_that_is_in_force() -> None:
         assert findings[layer]["verdict"] == "PASS"
     for each in findings.values():
         assert each["verdict"] == "PASS" or each["repair"]
+
+
+def test_doctor_ends_with_a_verdict_that_is_what_run_does(tmp_path: Path) -> None:
+    """A host without a usable cgroup, as a directory that is none makes this one."""
+    environment = os.environ | {"CELLWRIGHT_CGROUP_ROOT": str(tmp_path)}
+
+    def told(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "cellwright", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, _ = told("doctor")
+    assert (status, told("run", "-c", "1")[0]) == (70, 70)
+    *_, verdict, repair = out.splitlines()
+    assert verdict.startswith("FAIL  verdict        no program runs here under the policy strict: ")
+    assert "--optional cgroup" in repair
+    status, out, _ = told("doctor", "--optional", "cgroup")
+    assert (status, told("run", "--optional", "cgroup", "-c", "1")[0]) == (0, 0)
+    assert out.splitlines()[-1] == "PASS  verdict        programs run here, under the policy strict"
+
+
+def test_a_refusal_names_the_flag_and_the_field_that_go_on_without(tmp_path: Path) -> None:
+    with pytest.raises(Unenforceable) as refusal:
+        Sandbox(cgroup_root=str(tmp_path))
+    hint = refusal.value.hint
+    assert "--optional cgroup" in hint
+    assert 'optional_layers=["cgroup"]' in hint
+    config = SandboxConfig(optional_layers=["cgroup", *OPTIONAL])
+    with Sandbox(config, cgroup_root=str(tmp_path), pool=0) as sandbox:
+        assert sandbox.execute("6 * 7").value == 42
+
+
+def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> None:
+    failed = run("-c", "open('/etc/shadow')")
+    *_, refused, result = failed.stderr.splitlines()
+    assert refused == "cellwright: refused: openat '/etc/shadow' O_RDONLY (mount_ns: not shown)"
+    assert result.startswith("cellwright: failed (exception)")
+    code = "for name in ('shadow', 'gshadow'):\n try: open(f'/etc/{name}')\n except OSError: pass"
+    ran = run("-c", code)
+    assert (ran.returncode, ran.stderr) == (
+        0,
+        "cellwright: 2 attempts were refused; -v shows which\n",
+    )
+    assert run("-v", "-c", code).stderr.count("cellwright: refused: openat") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("notes.txt", "its name tells no language"),
+        ("program.py", ""),
+        ("program", ""),
+        ("script.txt", ""),
+    ],
+)
+def test_a_file_whose_name_tells_no_language_is_not_taken_for_python(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    first = "#!/usr/bin/env python3\n" if name == "script.txt" else ""
+    (tmp_path / name).write_text(f"{first}print(1)")
+    done = run(str(tmp_path / name))
+    assert (done.returncode, done.stdout) == ((2, "") if said else (0, "1\n"))
+    assert said in done.stderr

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus
-from cellwright.policies.languages import LANGUAGES, language_called, language_of_file
+from cellwright.policies.languages import (
+    LANGUAGES,
+    language_called,
+    language_of_file,
+    language_of_first_line,
+)
 from cellwright.runner.host import programs
 from tests.conftest import OPTIONAL, ROOT, newer_node, policy_named
 
@@ -391,7 +396,18 @@ def test_names_of_languages_and_files() -> None:
         "python", "javascript", "javascript", "ruby", "bash", None,
     ]  # fmt: skip
     assert [language_of_file(each) for each in ("a.js", "b.sh", "c.rb", "d.py", "e", "", "f.ts")] == [
-        "javascript", "sh", "ruby", "python", "python", "python", "typescript",
+        "javascript", "sh", "ruby", "python", None, None, "typescript",
+    ]  # fmt: skip
+    first = (
+        "#!/bin/sh -e",
+        "#! /usr/bin/env -S node --x",
+        "#!/usr/bin/python3.11",
+        "#!/bin/awk",
+        "#!",
+        "1",
+    )
+    assert [language_of_first_line(each) for each in first] == [
+        "sh", "javascript", "python", None, None, None,
     ]  # fmt: skip
     assert all(each.package for each in LANGUAGES.values())
 

@@ -98,7 +98,11 @@ n
 def test_the_doctor_warns_of_each_cap_and_passes_the_rest() -> None:
     findings = doctor()
     amiss = {name for name, each in findings.items() if each["verdict"] != "PASS"}
-    assert amiss - set(LANGUAGES) == set(CAPS)  # an interpreter may be missing, or too old
+    # An interpreter may be missing, or too old.
+    assert amiss - set(LANGUAGES) == {*CAPS, "verdict"}
+    assert "--optional cgroup" in findings["verdict"]["repair"]
+    assert cellwright("doctor").returncode == 70
+    assert cellwright("doctor", "--optional", "cgroup").returncode == 0
     for layer in CAPS:
         assert findings[layer]["verdict"] == "WARN"
         assert findings[layer]["proof"].startswith("this host does not have it: ")

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: e
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
 # What doctor tries besides layers: the host, a daemon, and the interpreters of languages.
 NOT_LAYERS = (
-    "python", "kernel", "machine", "launcher", "daemon",
+    "python", "kernel", "machine", "launcher", "daemon", "verdict",
     "bash", "javascript", "ruby", "sh", "typescript",
 )  # fmt: skip
 

@@ -83,7 +83,7 @@ DETECTION = {
 def test_hierarchies_are_found(
     text: str, hierarchies: dict[str, Path], unified: Path | None
 ) -> None:
-    assert detect._hierarchies(text) == hierarchies
+    assert detect.hierarchies(text) == hierarchies
     assert detect._mount_point_of_v2(text) == unified
 
 
@@ -455,6 +455,24 @@ def test_without_a_cgroup_the_guest_is_counted_by_who_reaped_it(tmp_path: Path, 
         usage = sandbox.execute("sum(range(5_000_000)); len(bytearray(20_000_000))").usage
     assert usage.memory_peak_bytes > 20_000_000
     assert usage.cpu_user_seconds + usage.cpu_system_seconds > 0.01
+
+
+@pytest.mark.needs("root", "v1_memory")
+def test_a_directory_of_one_v1_hierarchy_stands_for_those_of_the_others() -> None:
+    """An operator who makes one in each names any of them: none is the parent of the others."""
+    name = f"cellwright-test-{os.getpid()}"
+    tops = detect.hierarchies(detect.mountinfo())
+    made = [top / name for top in dict.fromkeys(tops.values())]
+    try:
+        for each in made:
+            each.mkdir()
+        with Sandbox(cgroup_root=str(tops["memory"] / name), pool=0) as sandbox:
+            assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids"} <= set(sandbox.layers)
+            assert any(each.is_dir() for each in (tops["memory"] / name).iterdir())
+            assert sandbox.execute("x = bytearray(1 << 30)").reason == "memory"
+    finally:
+        for each in made:
+            each.rmdir()
 
 
 @pytest.mark.needs("cgroup")
