@@ -28,9 +28,7 @@ from .sessions import OpenSessions
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
     from ..runner.audit.log import AuditLog
-    from .tools.broker import Broker
-    from .tools.offering import Offering
-    from .tools.spec import Tool
+    from .tools.offering import Offered, Offering
     from .workspaces.calls import Wanted
     from .workspaces.store import Workspaces
 
@@ -47,7 +45,7 @@ class LocalCells:
         pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
         interpreters: Mapping[str, str],
         workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
-        tools: "Broker | Sequence[Tool] | None", blocked_imports: Sequence[str] | None,
+        tools: "Offered | None", blocked_imports: Sequence[str] | None,
         blocked_builtins: Sequence[str] | None,
     ) -> None:  # fmt: skip
         self.policy = _policy(config, policy)
@@ -200,15 +198,17 @@ def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") ->
 
 
 def _offering(
-    tools: "Broker | Sequence[Tool] | None", policy: Policy, audit: "AuditLog | None"
+    tools: "Offered | None", policy: Policy, audit: "AuditLog | None"
 ) -> "Offering | None":
     if tools is None:
         return None
-    from .tools.broker import Broker, Offer
+    from .tools.broker import Broker
     from .tools.offering import Offering
 
-    broker = tools if isinstance(tools, Broker) else Broker(Offer(tools), audit=audit)
-    return Offering(broker, policy.tools)
+    if not isinstance(tools, Broker):
+        own = getattr(tools, "broker", None)  # a ToolFactory's, with its rules and its filters
+        tools = own if isinstance(own, Broker) else Broker(tools, audit=audit)
+    return Offering(tools, policy.tools, audit)
 
 
 def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":

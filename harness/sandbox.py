@@ -26,8 +26,7 @@ from .session import Session
 
 if TYPE_CHECKING:
     from ..runner.audit.log import AuditLog
-    from .tools.broker import Broker
-    from .tools.spec import Tool
+    from .tools.offering import Offered
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
@@ -78,8 +77,9 @@ class Sandbox(Executing):
     usual places ({"javascript": "/opt/node/bin/node"}), `workspaces` those that calls may name, or
     their directory, `audit` the trail to write to, which stays yours to close; unless told it is one
     in memory, False is none.  `tools` are those of the host that programs may call, as far as the
-    policy lets them: Tools, or a Broker.  `blocked_imports` and `blocked_builtins` take the place of
-    what source checks look for.  Use it as a context manager, or call `close`.
+    policy lets them: a list of functions or Tools, a Broker, a ToolFactory or McpServers.
+    `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it
+    as a context manager, or call `close`.
 
     `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
     one of the names that the daemon has, and everything else is the daemon's to say.
@@ -103,7 +103,7 @@ class Sandbox(Executing):
         interpreters: Mapping[str, str] = MappingProxyType({}),
         workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
-        tools: "Broker | Sequence[Tool] | None" = None,
+        tools: "Offered | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         connect: str | os.PathLike[str] | None = None,
@@ -213,7 +213,7 @@ class Sandbox(Executing):
         return self._cells.workspaces
 
     def sibling(
-        self, policy: Policy, pool: PoolSettings, tools: "Broker | None" = None,
+        self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
     ) -> "Sandbox":  # fmt: skip
         """Return another sandbox of the same interpreter, cgroups, source checks and trail."""

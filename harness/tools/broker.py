@@ -4,7 +4,7 @@ Its gates are the lines of `Broker._pass`, in order; none is skipped for any cal
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,12 +20,12 @@ from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, stricte
 from ...runner.audit.spans import Span, span_of
 from ..calling import CALLING
 from .approval import Approve, Asked, nobody
-from .catalogue import Catalogue
+from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
 from .discovery import Discovery
 from .hygiene import Filter, Hits
 from .meter import Meter
-from .noting import Noting, Passing
+from .noting import OWN, Noting, OwnTrail, Passing
 from .results import READ_RESULT, Results
 from .returning import Returned, Returning
 from .spec import Caller, Tool, ToolOwner, ToolSpec
@@ -37,26 +37,30 @@ if TYPE_CHECKING:
 
 
 class Broker:
-    """Calls tools for programs in cells, for made tools and for whoever embeds it.  Safe from many
-    threads.
+    """Calls tools for programs in cells, for made tools and for the host.  Safe from many threads.
 
+    `tools` is a catalogue, such as a ToolFactory or McpServers, or a sequence of tools and functions.
     `rules` hold for every caller, beside those of the caller's own policy.  `approve` is asked about
     calls that the rules, or the tool itself, want approved.  `filters` see every result, and the words
     of every error, before the caller does (hygiene.py).
+
+    Every call of a program is recorded in the trail of its sandbox.  `audit` is a trail for all calls,
+    those of the host included; the default is one in memory for calls that no sandbox records.  None
+    is no trail of its own.  Raises PolicyError for tools that it cannot call.
     """
 
     def __init__(
         self,
-        tools: Catalogue,
+        tools: "Catalogue | Iterable[Tool | Callable[..., Any]]",
         *,
         rules: Tools = Tools(),  # noqa: B008 - a constant
         vault: Vault | None = None,
         approve: Approve = nobody,
-        audit: "AuditLog | None" = None,
+        audit: "AuditLog | OwnTrail | None" = OWN,
         filters: Sequence[Filter] = (),
     ) -> None:
         self.rules = rules
-        self._tools = tools
+        self._tools = catalogue_of(tools)
         self._vault = vault or Vault()
         self._approve = approve
         self._noting = Noting(audit)
@@ -66,9 +70,24 @@ class Broker:
         self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))
 
+    @property
+    def audit(self) -> "AuditLog | None":
+        """The trail of calls that come from no sandbox; None with `audit=None`."""
+        return self._noting.audit
+
     def call(self, name: str, arguments: dict[str, Any], caller: Caller | None = None) -> Any:
         """Return what the tool gives; raises a ToolError that says at which gate the call ended."""
         return self._call(name, arguments, caller or CALLING.get() or self._host).value
+
+    def try_out(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Any:
+        """Call a tool that need not be offered, through every gate but the one that finds it."""
+        span = span_of(caller.traceparent)
+        hits: Hits = {}
+        try:
+            return self._made(tool, arguments, caller, span, hits).value
+        except ToolError as error:
+            self._noting.refused(tool.spec.name, caller, span, error, hits)
+            raise
 
     def call_for_json(self, name: str, arguments: dict[str, Any], caller: Caller) -> bytes:
         """Do the same, and return JSON."""
@@ -96,7 +115,11 @@ class Broker:
         self, name: str, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> Returned:
         _count(caller)  # whatever becomes of it: or the trail could be filled with refusals
-        tool = self._find(name, caller)
+        return self._made(self._find(name, caller), arguments, caller, span, hits)
+
+    def _made(
+        self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
+    ) -> Returned:
         passing = Passing(tool, arguments, caller, span)
         self._check_arguments(passing)
         verdict = self._judge(passing)

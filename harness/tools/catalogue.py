@@ -1,12 +1,14 @@
 """Where a broker finds tools."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
 
-from ...policies.errors import ToolNotFound
+from ...policies.errors import PolicyError, ToolNotFound
+from .decorator import tool_of
 from .spec import Tool, ToolSpec
 
 
+@runtime_checkable
 class Catalogue(Protocol):
     """Where tools are found.
 
@@ -37,3 +39,32 @@ class Offer:
 
     def revision(self) -> int:
         return 0
+
+
+def catalogue_of(tools: object) -> Catalogue:
+    """Return a catalogue, or one of a sequence of tools and functions; raises PolicyError."""
+    if isinstance(tools, Catalogue):
+        return tools
+    if callable(tools):
+        raise PolicyError(f"tools: {tools!r} is one tool", "give a list of tools")
+    if not isinstance(tools, Iterable) or isinstance(tools, str | bytes | dict):
+        from .registry import ToolRegistry  # slow to import, and seldom given
+
+        if isinstance(tools, ToolRegistry):
+            raise PolicyError(
+                "tools: a ToolRegistry has no cells in which its tools could run",
+                "give ToolFactory(registry=...), which runs them",
+            )
+        raise PolicyError(
+            "tools: must be a list of functions, a Broker, a ToolFactory or McpServers, "
+            f"not {type(tools).__name__}"
+        )
+    return Offer(map(_tool, tools))
+
+
+def _tool(given: Tool | Callable[..., Any]) -> Tool:
+    if isinstance(given, Tool) or callable(given):
+        return tool_of(given)
+    raise PolicyError(
+        f"tools: {ascii(given)[:80]} is not a tool", "give functions, marked with @tool or not"
+    )

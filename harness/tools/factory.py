@@ -28,7 +28,7 @@ from .files import Exported, read_tool, write_tool
 from .finding import ToolSearch
 from .hygiene import Filter
 from .making import draft
-from .performing import Performer, check_arguments
+from .performing import Performer
 from .program import program_of_call
 from .registry import ToolRegistry
 from .schema import describe_source
@@ -139,13 +139,16 @@ class ToolFactory(Closing):
         return self.broker.call(name, arguments, CALLING.get() or self._caller)
 
     def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
-        """Do what `call` does in a cell, for a retired tool too, without counting or asking."""
+        """Do what `call` does for a made tool, a retired one too, without counting or asking; a
+        developer's or a server's is called as `call` does."""
         spec, arguments = self.registry.get(name), _object(name, input)
-        check_arguments(spec, arguments)
-        if here := self.registry.developers(name) or self.registry.served(name):
-            return here.perform(arguments, self._caller)
+        if not self.registry.is_made(spec):
+            return self.call(name, arguments)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
-        return self._performer.run(spec, program, arguments)
+        trial = Tool(
+            replace(spec, risky=False), lambda given, _: self._performer.run(spec, program, given)
+        )
+        return self.broker.try_out(trial, arguments, CALLING.get() or self._caller)
 
     def run_tests(self, name: str) -> int:
         """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""

@@ -1,7 +1,9 @@
-"""What the trail is told of calls: that one is made, what came of it, why it was refused."""
+"""Records of calls: that one is about to be made, what came of it, why it was refused."""
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -24,11 +26,40 @@ class Passing(NamedTuple):
     span: Span
 
 
-class Noting:
-    """Writes the records of one broker; nothing where there is no trail."""
+OWN: Final = "own"
+OwnTrail = Literal["own"]
+_OWN_ENTRIES = 1000
 
-    def __init__(self, audit: "AuditLog | None") -> None:
-        self._audit = audit
+
+class Noting:
+    """Writes the records of one broker: into `audit`, and into the trails of the sandboxes whose
+    programs call.
+
+    With `OWN`, a call that comes from no sandbox with a trail is recorded in one in memory.
+    """
+
+    def __init__(self, audit: "AuditLog | OwnTrail | None") -> None:
+        self._given = audit
+        self._lock = threading.Lock()
+        self._own: AuditLog | None = None
+
+    @property
+    def audit(self) -> "AuditLog | None":
+        """The trail of calls that come from no sandbox."""
+        if self._given != OWN:
+            return self._given
+        from ...runner.audit.log import AuditLog
+
+        with self._lock:
+            self._own = self._own or AuditLog(max_entries=_OWN_ENTRIES)
+            return self._own
+
+    def _trails(self, caller: Caller) -> "list[AuditLog]":
+        """Return where a call is recorded, each trail once."""
+        if caller.trails and self._given == OWN:
+            return _each_once(caller.trails)
+        audit = self.audit
+        return _each_once((audit, *caller.trails) if audit else caller.trails)
 
     def approved(self, passing: Passing, digest: str) -> None:
         self._note("approved", passing, digest=digest)
@@ -36,7 +67,7 @@ class Noting:
     def made(self, passing: Passing) -> None:
         """Note that a call is about to be made: of its arguments the hash and the length, never the
         text, which may hold anything."""
-        if self._audit:
+        if self._trails(passing.caller):
             text = msgspec.json.encode(passing.arguments, order="deterministic")
             digest = hashlib.sha256(text).hexdigest()
             self._note("call", passing, arguments_sha256=digest, arguments_bytes=len(text))
@@ -46,8 +77,8 @@ class Noting:
         self._note("returned", passing, result_bytes=size, **_filtered(hits))
 
     def _note(self, action: str, passing: Passing, **details: Any) -> None:
-        if self._audit:
-            self._audit.record(
+        for trail in self._trails(passing.caller):
+            trail.record(
                 "tool", action, target=passing.tool.spec.name, span=passing.span,
                 caller=passing.caller.id, depth=passing.caller.depth, **details,
             )  # fmt: skip
@@ -55,8 +86,6 @@ class Noting:
     def refused(self, name: str, caller: Caller, span: Span, error: ToolError, hits: Hits) -> None:
         """Note why a call was refused, or failed; of those beyond a budget the 1st, 2nd, 4th, 8th...:
         whoever calls on must not fill the trail."""
-        if not self._audit:
-            return
         beyond = isinstance(error, ToolBudgetExceeded)
         times = (
             error.times if isinstance(error, ToolBudgetExceeded) else 0
@@ -66,11 +95,16 @@ class Noting:
         refused = not isinstance(error, ToolFailed | ToolResultInvalid)
         action = "refused" if refused else "failed"
         more: dict[str, Any] = {"times": times} if beyond and times else {}
-        self._audit.record(
-            "tool", "waiting" if error.kind == "paused" else action, target=name, span=span,
-            allowed=not refused, level=AuditLevel.WARNING, caller=caller.id, kind=error.kind,
-            why=error.what, **more, **_filtered(hits),
-        )  # fmt: skip
+        for trail in self._trails(caller):
+            trail.record(
+                "tool", "waiting" if error.kind == "paused" else action, target=name, span=span,
+                allowed=not refused, level=AuditLevel.WARNING, caller=caller.id, kind=error.kind,
+                why=error.what, **more, **_filtered(hits),
+            )  # fmt: skip
+
+
+def _each_once(trails: "Iterable[AuditLog]") -> "list[AuditLog]":
+    return list({id(trail): trail for trail in trails}.values())
 
 
 def _filtered(hits: Hits) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The tools of one sandbox, as the programs in its cells may call them."""
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,11 +21,13 @@ from ...runner.shelf import Shelf
 from ..calling import CALLING
 from ..stubs.laying import Stubs
 from .broker import Broker
+from .catalogue import Catalogue
 from .meter import Meter
 from .results import READ_RESULT
-from .spec import Caller
+from .spec import Caller, Tool
 
 if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
     from ...runner.audit.spans import Span
 
 _LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer and in records
@@ -34,6 +37,8 @@ _MOST_NAMED = 500  # of more tools than these the rest can be called by call_too
 _MOST_BESIDE_STUBS = 32  # of more the guest finds all as files, when it imports them
 
 _Names = dict[str, tuple[str, ...]]
+# What a sandbox can be given as its tools.
+Offered = Broker | Catalogue | Iterable[Tool | Callable[..., Any]]
 
 
 class Offering:
@@ -42,8 +47,11 @@ class Offering:
     The guest names a tool and gives arguments, nothing else: who calls is known from the socket.
     """
 
-    def __init__(self, broker: Broker, rules: Tools) -> None:
+    def __init__(self, broker: Broker, rules: Tools, audit: "AuditLog | None") -> None:
+        """`audit` is the sandbox's trail: every call of its programs is recorded there, whatever
+        other trail the broker has."""
         self.broker = broker
+        self._trails = (audit,) if audit else ()
         self._rules = rules
         self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
         self._stubs = Stubs(lambda name: broker.may_call(name, Caller(rules=rules)))
@@ -131,9 +139,9 @@ class Offering:
             id = above.id if above.recorder else id  # of a run, which has more than one execution
             return above._replace(
                 id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
-                rules=narrow_tools(above.rules, self._rules),
+                rules=narrow_tools(above.rules, self._rules), trails=above.trails + self._trails,
             )  # fmt: skip
-        return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter)
+        return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter, trails=self._trails)
 
 
 def _refusal(call: Call, error: CellwrightError) -> Answer:

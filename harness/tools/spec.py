@@ -19,6 +19,7 @@ from ...policies.tools import Tools
 from .meter import Meter
 
 if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
     from .recording import Recorder
 
 
@@ -163,6 +164,7 @@ class Caller(NamedTuple):
     meter: Meter | None = None
     recorder: "Recorder | None" = None  # of a run that can wait
     intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
+    trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]
