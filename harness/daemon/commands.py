@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import resource
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ from ...runner.cgroups.delegation import take_delegation
 from ...runner.pool import PoolSettings
 from ...runner.session import SessionSettings
 from ..cli.options import audit_of
+from ..descriptors import allow_descriptors
 from ..sandbox import Sandbox
 from .address import default_path, listening_at, notify, passed_by_systemd
 from .limits import ServeLimits
@@ -27,7 +27,6 @@ from .units import write_units
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
-_DESCRIPTORS = 65_536
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -71,7 +70,7 @@ def serve(
     check_limit("--drain", options.drain)
     for number in _SIGNALS:  # until there is something to drain: give back what there is
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    _allow_descriptors()
+    allow_descriptors()
     with _listener(options) as (listener, place), audit_of(options) as audit:
         server = Server(listener, _services(options, policies, audit), limits, options.drain)
         names = ", ".join(policy.name for policy in policies)
@@ -130,10 +129,3 @@ def _stopping_on_signals(server: Server) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(-1)
-
-
-def _allow_descriptors() -> None:
-    """Use what we may have: a cell takes a dozen, a connection one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -20,6 +20,7 @@ from ...tools.runs import Runs
 from ..commands import add_file, opened, require_sdk
 from .place import Place
 from .sessions import Limits, OwnedSessions
+from .streams import claim
 from .tokens import tokens_of
 from .workshop import Workshops
 
@@ -75,7 +76,7 @@ def serve(options: argparse.Namespace, policy: Policy) -> int:
     check_limit("--sessions", options.sessions, whole=True)
     check_limit("--session-idle", options.session_idle)
     limits = Limits(of_all=options.sessions, idle_seconds=options.session_idle)
-    place = _place_of(options)
+    place = _place_of(options) or claim()  # before any file of --tools runs: it may print
     _log_to_stderr()
     spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
     from .running import run

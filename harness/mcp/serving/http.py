@@ -1,48 +1,43 @@
-"""The protocol over HTTP: who is let in, and what is told of those who go away."""
+"""The protocol over HTTP: which requests are let in, and what is told of clients that go away."""
 
-import contextlib
-import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
-import uvicorn
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import Response
 
+from .connections import MOST_CONNECTIONS, App, Message, Receive, Scope, Send, let_in
 from .owners import CLIENT, owner_id
 from .pipes import LINE_BYTES
 from .tokens import Tokens
 from .weights import Weights
 from .work import GONE
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 PATH = "/mcp"
-_MOST_CONNECTIONS = 1000
+_REQUESTS_OF_ONE = MOST_CONNECTIONS * 3 // 4  # of one client: some are left for others
+_BODY_SECONDS = 60.0  # from the header of a request to the last byte of its body
 _MOST_CONVERSATIONS = 256
 _IDLE_SECONDS = 1800.0  # of a conversation
 _SESSION = b"mcp-session-id"
+_ONCE = (b"authorization", b"host", b"origin", b"mcp-session-id")  # others would read another one
 
 
 class Door:
-    """Lets in who has a token; what stands behind learns from it whose each request is."""
+    """Lets in requests that come with a token, and tells the app whose each one is."""
 
     def __init__(self, app: App, tokens: Tokens, on_end: Callable[[str], None]) -> None:
         self._app = app
         self._tokens = tokens
         self._on_end = on_end
-        self._weights = Weights()
+        self._bodies = Weights()
+        self._requests = Weights(MOST_CONNECTIONS, _REQUESTS_OF_ONE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with 401 before a byte of its body is read, or pass it on."""
+        """Refuse a request before a byte of its body is read, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)  # the lifespan; there are no websockets
             return
@@ -50,13 +45,24 @@ class Door:
         if client is None:
             refusal = Response("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
-            return
-        with self._weights.held(client, _length(scope)) as fits:
-            if not fits:
+        elif twice := _given_twice(scope):
+            await Response(f"the header {twice} stands there twice\n", 400)(scope, receive, send)
+        else:
+            await self._let_in(client, scope, receive, send)
+
+    async def _let_in(self, client: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a client's request on, if it does not ask for too much at once."""
+        with (
+            self._requests.held(client, 1) as one_more,
+            self._bodies.held(client, _length(scope)) as fits,
+        ):
+            if not (one_more and fits):
                 await Response("too much is asked at once\n", 503)(scope, receive, send)
                 return
+            let_in(scope)
             gone = anyio.Event()
             scope.update({CLIENT: client, GONE: gone, "user": _user(client)})
+            scope["headers"] = _without_own_origin(scope["headers"])
             await self._app(scope, _heard(receive, gone), self._watched(scope, send))
 
     def _watched(self, scope: Scope, send: Send) -> Send:
@@ -78,13 +84,41 @@ def _user(client: str) -> AuthenticatedUser:
 
 
 def _heard(receive: Receive, gone: anyio.Event) -> Receive:
+    """Return what passes a body on, in time; one that does not come in time ends as a client that has
+    gone away."""
+    deadline = anyio.current_time() + _BODY_SECONDS
+
     async def hear() -> Message:
-        message = await receive()
+        nonlocal deadline
+        message: Message = {"type": "http.disconnect"}
+        with anyio.CancelScope(deadline=deadline):
+            message = await receive()
         if message["type"] == "http.disconnect":
             gone.set()
+        elif not message.get("more_body", False):
+            deadline = float("inf")  # what comes next is the end, however late
         return message
 
     return hear
+
+
+def _without_own_origin(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Leave out an Origin that is the very host, and port, that the request was sent to.
+
+    Such a request is no other page's.  Whether the host is one of ours is checked after this, so
+    another name that resolves to us (DNS rebinding) gains nothing.
+    """
+    said = dict(headers)
+    own = {scheme + said.get(b"host", b"") for scheme in (b"http://", b"https://")}
+    if said.get(b"origin") not in own:
+        return headers
+    return [each for each in headers if each[0] != b"origin"]
+
+
+def _given_twice(scope: Scope) -> str:
+    """Return the name of a header that decides who is let in, if it is there twice."""
+    names = [key for key, _ in scope["headers"]]
+    return next((key.decode() for key in _ONCE if names.count(key) > 1), "")
 
 
 def _header(scope: Scope, name: bytes) -> str:
@@ -115,35 +149,3 @@ def app_of(
         ),
     )  # fmt: skip
     return Door(app, tokens, on_end)
-
-
-async def serve_http(app: App, listener: socket.socket, ending: anyio.Event) -> None:
-    """Serve until it is time to end; what runs then has a second."""
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, limit_concurrency=_MOST_CONNECTIONS, ws="none",
-        timeout_graceful_shutdown=1, lifespan="on", server_header=False,
-        http="h11",  # whatever else is installed: its headers are bounded
-    )  # fmt: skip
-    server = _Server(config)
-
-    async def end() -> None:
-        await ending.wait()
-        server.should_exit = True
-
-    async with anyio.create_task_group() as beside:
-        beside.start_soon(end)
-        await server.serve([listener])
-        beside.cancel_scope.cancel()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us."""
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)

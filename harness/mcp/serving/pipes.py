@@ -1,18 +1,20 @@
 """The protocol over stdin and stdout: lines no longer than we read, and an end that always comes.
 
-stdout carries nothing else: what anything else writes there goes to stderr.  Neither descriptor is
-read or written by a thread, which could not be told to stop.
+The descriptors are those that `claim` took from everything else (streams.py).  Neither is read or
+written by a thread, which could not be told to stop.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import anyio
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
+
+from .streams import Streams
 
 LINE_BYTES = 16 * 1024 * 1024
 _CHUNK = 64 * 1024
@@ -69,32 +71,13 @@ async def _until(ready: Any, descriptor: int) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def serve_pipes(server: Server[Any]) -> None:
+async def serve_pipes(server: Server[Any], streams: Streams) -> None:
     """Serve the one client at the other end until it closes its end."""
-    with _claimed() as (reading, writing):
-        stdin = cast("anyio.AsyncFile[str]", Lines(reading))
-        stdout = cast("anyio.AsyncFile[str]", Text(writing))
-        with contextlib.suppress(BrokenPipeError):
-            async with stdio_server(stdin, stdout) as (read_stream, write_stream):
-                await server.run(read_stream, write_stream, server.create_initialization_options())
-
-
-@contextlib.contextmanager
-def _claimed() -> Iterator[tuple[int, int]]:
-    """Give descriptors of our own for stdin and stdout, which are nothing and stderr meanwhile."""
-    reading, writing = os.dup(0), os.dup(1)
-    sys.stdout.flush()
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    try:
-        yield reading, writing
-    finally:
-        os.dup2(reading, 0)
-        os.dup2(writing, 1)
-        os.close(reading)
-        os.close(writing)
+    stdin = cast("anyio.AsyncFile[str]", Lines(streams.reading))
+    stdout = cast("anyio.AsyncFile[str]", Text(streams.writing))
+    with contextlib.suppress(BrokenPipeError):
+        async with stdio_server(stdin, stdout) as (read_stream, write_stream):
+            await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
 def _say(words: str) -> None:

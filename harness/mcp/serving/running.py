@@ -8,30 +8,33 @@ from typing import Any
 import anyio
 from mcp.server import Server
 
+from ...descriptors import allow_descriptors
 from ...tools.runs import Runs
-from .http import PATH, app_of, listening, serve_http
+from .connections import listening, serve_http
+from .http import PATH, app_of
 from .owners import PIPE
 from .pipes import serve_pipes
 from .place import Place
 from .server import Serving
 from .sessions import OwnedSessions
+from .streams import Streams
 from .workshop import Workshops
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(
-    workshops: Workshops, sessions: OwnedSessions, runs: Runs, place: Place | None,
+    workshops: Workshops, sessions: OwnedSessions, runs: Runs, place: Place | Streams,
     *, open_world: bool = False,
 ) -> None:  # fmt: skip
-    """Serve until the client at the other end of the pipe closes it, or a signal comes.
+    """Serve over HTTP at a place, or over a pipe until the client closes it; a signal ends either.
 
     `open_world` tells clients that some of what can be called acts outside this host.
     """
     server = Serving(workshops, sessions, runs, open_world=open_world).server()
-    if place is None:
+    if isinstance(place, Streams):
         workshops.of(PIPE.client)  # whoever is there will want it at once
-        anyio.run(_until_signalled, lambda ending: serve_pipes(server))
+        anyio.run(_until_signalled, lambda ending: serve_pipes(server, place))
         return
     anyio.run(_until_signalled, lambda ending: _over_http(server, sessions, place, ending))
 
@@ -55,6 +58,7 @@ async def _until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> N
 async def _over_http(
     server: Server[Any], sessions: OwnedSessions, place: Place, ending: anyio.Event
 ) -> None:
+    allow_descriptors()
     with listening(place.host, place.port) as listener:
         app = app_of(server, place.tokens, place.hosts, place.origins, sessions.close_all)
         host, port, *_ = listener.getsockname()

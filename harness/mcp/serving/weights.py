@@ -1,4 +1,4 @@
-"""How much of requests' bodies is held at once: of one client, and of all."""
+"""How much of something clients hold at once, each and together: bytes of bodies, or requests."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 class Weights:
-    """Counts bytes from before a body is read until its request is answered."""
+    """Counts from before the body of a request is read until the request is answered."""
 
     def __init__(self, most: int = 256 * MIB, most_of_one: int = 128 * MIB) -> None:
         self._most, self._most_of_one = most, most_of_one
@@ -18,7 +18,7 @@ class Weights:
 
     @contextlib.contextmanager
     def held(self, client: str, size: int) -> Iterator[bool]:
-        """Tell whether there is room for a body, and count it meanwhile if so."""
+        """Tell whether there is room for so much more, and count it meanwhile if so."""
         with self._lock:
             fits = (
                 self._held[client] + size <= self._most_of_one

@@ -103,6 +103,11 @@ UNWELCOME: dict[str, tuple[dict[str, str], int]] = {
     "a page of this host": ({"Authorization": BEARER, "Origin": "http://localhost:3000"}, 403),
     "a page without a name": ({"Authorization": BEARER, "Origin": "null"}, 403),
     "a name like one": ({"Authorization": BEARER, "Origin": "http://page.example.evil"}, 403),
+    "another port of ours": ({"Authorization": BEARER, "Origin": "http://127.0.0.1:1"}, 403),
+    "a name of theirs for both": (
+        {"Authorization": BEARER, "Host": "evil.example", "Origin": "http://evil.example"},
+        421,
+    ),
     "another name of ours": ({"Authorization": BEARER, "Host": "evil.example"}, 421),
     "and a port": ({"Authorization": BEARER, "Host": "evil.example:8808"}, 421),
     "a name that begins so": ({"Authorization": BEARER, "Host": "localhost.evil.example"}, 421),
@@ -123,7 +128,12 @@ def test_who_is_not_welcome_is_not_served(
 @userns
 def test_who_is_welcome_is_served(place: Place) -> None:
     body = json.dumps(HELLO).encode()
-    for more in ({}, {"Origin": "http://page.example"}, {"Host": "localhost:1"}):
+    here = place.http.base.removeprefix("http://")
+    for more in (
+        {}, {"Origin": "http://page.example"}, {"Host": "localhost:1"},
+        {"Origin": f"http://{here}"}, {"Origin": f"https://{here}"},  # behind a proxy
+        {"Host": "localhost:1", "Origin": "http://localhost:1"},
+    ):  # fmt: skip
         assert post(place, {"Authorization": BEARER, **more}, body) == 200
 
 

@@ -92,10 +92,10 @@ class Piped:
 
 
 @contextmanager
-def by_hand(*options: str) -> Iterator[Piped]:
-    """Give a server, and see that it ends and leaves nothing."""
+def by_hand(*options: str, **variables: str) -> Iterator[Piped]:
+    """Give a server with these variables beside the few that it needs, and see that it ends."""
     with subprocess.Popen(
-        [*COMMAND, *OPTIONS, *options], cwd=ROOT, env=environment(), stdin=subprocess.PIPE,
+        [*COMMAND, *OPTIONS, *options], cwd=ROOT, env=environment() | variables, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         timer = threading.Timer(BOUND_SECONDS, process.kill)
@@ -304,20 +304,42 @@ def test_a_message_that_is_too_long_is_not_kept() -> None:
         assert b"is not read" in server.process.stderr.read()
 
 
-def test_what_a_tool_of_the_host_prints_is_no_part_of_the_protocol(tmp_path: Path) -> None:
+LOUD = """
+import atexit, os, sys, threading
+from cellwright import tool
+print("at import", sys.stdin.read())
+os.system("echo from a child at import")
+atexit.register(print, "at exit")
+
+@tool
+def loud() -> int:
+    "Be loud."
+    print("in a call")
+    os.system("echo from a child in a call")
+    return 1
+"""
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_a_tool_of_the_host_prints_is_no_part_of_the_protocol(
+    tmp_path: Path, buffered: bool
+) -> None:
+    """Whenever it is flushed: while the file is imported, in a call, and as the process ends."""
     file = tmp_path / "loud.py"
-    file.write_text(
-        "import os\nfrom cellwright import tool\n\n@tool\ndef loud() -> int:\n"
-        "    'Be loud.'\n    print('to stdout')\n    os.system('echo from a child')\n    return 1\n"
-    )
-    with by_hand("--tools", str(file)) as server:
+    file.write_text(LOUD)
+    variables = {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    with by_hand("--tools", str(file), **variables) as server:
         server.shake_hands()
         server.send(request(1, "call_tool", {"name": "loud"}))
         assert server.read()["id"] == 1
         server.close()
+        assert server.process.stdout
+        assert server.process.stdout.read() == b""
         assert server.process.wait(BOUND_SECONDS) == 0
         assert server.process.stderr
-        assert b"from a child" in server.process.stderr.read()
+        told = server.process.stderr.read()
+    for words in (b"at import", b"from a child at import", b"in a call", b"in a call", b"at exit"):
+        assert words in told
 
 
 # Parts

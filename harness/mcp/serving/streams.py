@@ -1,0 +1,41 @@
+"""The two descriptors that carry the protocol over a pipe, taken away from everything else.
+
+Needs no SDK, so that the command claims them before it runs any code of a developer.
+"""
+
+import os
+import sys
+from typing import NamedTuple
+
+from ....policies.errors import PolicyError
+
+
+class Streams(NamedTuple):
+    """Descriptors of the client's pipe: the protocol is read from `reading` and written to
+    `writing`."""
+
+    reading: int
+    writing: int
+
+
+def claim() -> Streams:
+    """Move standard input and output to descriptors of our own, for the rest of this process.
+
+    After this, descriptor 0 is empty and descriptor 1 is standard error, and they stay so: text that
+    Python, a C library or a child still holds in a buffer then goes to standard error whenever it is
+    flushed, at exit too.  Raises PolicyError if standard input or output is closed.
+    """
+    try:
+        streams = Streams(os.dup(0), os.dup(1))
+    except OSError as error:
+        raise PolicyError(
+            f"cannot serve over a pipe: standard input or output is closed ({error.strerror})",
+            "start it from an MCP client, or serve over HTTP: --http",
+        ) from None
+    if sys.stdout is not None:
+        sys.stdout.flush()  # what this command itself has printed so far
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return streams
