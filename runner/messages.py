@@ -93,6 +93,7 @@ class Run(_Frame, frozen=True):
     """The program and what it is given.  `inputs` is a JSON object of variables.
 
     In a session `request` counts from 1, and `stdin` is given here, since a pipe ends but once.
+    `nonce` is to be repeated in the Finished frame of this request.
     """
 
     code: str
@@ -104,6 +105,7 @@ class Run(_Frame, frozen=True):
     stdin: bytes = b""
     picture_bytes: int = 0  # of all pictures together
     tools: dict[str, tuple[str, ...]] = {}  # what it may call: name -> names of its parameters
+    nonce: str = ""
 
 
 class Answer(_Frame, frozen=True):
@@ -147,7 +149,8 @@ class Finished(_Frame, frozen=True):
     """What the program came to, in its own words: believed about the value and nothing else.
 
     With `ends_well` it asks to be ended now, as by exit(0); without, the kernel's word is waited for.
-    In a session, where no process ends with a program, there is no other word than `exit_code`.
+    In a session, where no process ends with a program, there is no other word than `exit_code`, and
+    `nonce` says which request it is about: that of the Run frame.
     """
 
     value: bytes | None  # JSON
@@ -156,6 +159,8 @@ class Finished(_Frame, frozen=True):
     traceback: str | None
     ends_well: bool = False
     pictures: tuple[tuple[str, bytes], ...] = ()  # (MIME type, content) of the value, and figures
+    nonce: str = ""
+    # Last: bash writes what it has at a newline, which a status of 10 is, and a frame is one write(2).
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 

@@ -82,10 +82,11 @@ def perform(
     """
     limits = request.limits
     captures = _captures(custody, request, on_output)
-    said = _words(request, turn)
+    nonce = os.urandom(8).hex() if turn and turn.number else ""
+    said = _words(request, turn, nonce)
     work = Work(
         said.program, said.stdin, limits, captures, cancel,
-        stays=turn is not None, on_call=request.on_call, ending=said.ending,
+        stays=turn is not None, on_call=request.on_call, ending=said.ending, nonce=nonce,
     )  # fmt: skip
     return Performed(Supervision(custody, work).run(), captures)
 
@@ -102,14 +103,14 @@ def _captures(
     return (stderr,)
 
 
-def _words(request: Request, turn: Turn | None) -> Words:
+def _words(request: Request, turn: Turn | None, nonce: str) -> Words:
     if request.program:
         return Words(encode(request.program.frame))
     stdin = request.stdin or b""
     run = Run(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, turn.number if turn else 0, stdin if turn else b"",
-        request.limits.artifact_bytes, request.tools,
+        request.limits.artifact_bytes, request.tools, nonce,
     )  # fmt: skip
     if turn is None:
         return Words(encode(run), stdin)

@@ -1,6 +1,7 @@
 """Cells that live across requests, each with its interpreter's state and its files."""
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from ..policies.errors import CellwrightError, ClosedError, LauncherLost, SessionLost
 from ..policies.languages import PYTHON
+from ..policies.policy import Limits
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
@@ -21,6 +23,9 @@ from .turns import Turns
 from .workspace import Listing
 
 _WAIT_SECONDS = 30.0  # for the request before to end
+# Between two looks at the CPU time of a session at the least: what is used in this time is the most
+# that threads and children can use beyond the limit while no request runs.
+_CPU_LOOK_SECONDS = 0.1
 
 
 class SessionSettings(NamedTuple):
@@ -37,11 +42,12 @@ class SessionCell:
     """A cell and the requests to it, which are served one after the other in order of arrival."""
 
     def __init__(
-        self, custody: Custody, layers: tuple[str, ...], settings: SessionSettings,
+        self, custody: Custody, layers: tuple[str, ...], limits: Limits, settings: SessionSettings,
         give_back: Callable[[Custody], None], language: str = PYTHON,
     ) -> None:  # fmt: skip
         self._custody = custody
         self._layers = layers
+        self._limits = limits
         self.language = language
         self._settings = settings
         self._give_back = give_back
@@ -52,6 +58,7 @@ class SessionCell:
         self._lock = threading.Lock()  # of the two that follow
         self._holders = 0
         self._born_at = self.used_at = time.monotonic()
+        self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
         self.lost = ""  # why it is gone
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
@@ -182,16 +189,46 @@ class SessionCell:
         if os.getpid() != self._owner:
             raise ClosedError("the session was opened before this process was forked")
 
-    def expires_at(self) -> float:
+    def due_at(self) -> float:
+        """Return the moment, by time.monotonic, at which `look` may find a reason to end it."""
+        return min(self._expires_at(), self._cpu_look_at)
+
+    def look(self) -> None:
+        """End it if it was idle or lived for too long, or if its CPU time is used up.
+
+        While a request runs its supervision looks at the CPU time; threads and children that the
+        request left go on computing between two requests, when nobody else looks.
+        """
+        now = time.monotonic()
+        if self._expires_at() <= now:
+            self.try_to_evict("it was idle, or alive, for too long")
+        elif self._cpu_look_at <= now:
+            self._look_at_cpu_time(now)
+
+    def _look_at_cpu_time(self, now: float) -> None:
+        with contextlib.suppress(SessionLost), self.held():
+            limits, used = self._limits, self._custody.cell.cgroup.cpu_seconds()
+            if used is None:  # no cgroup counts: RLIMIT_CPU holds, for each process by itself
+                self._cpu_look_at = math.inf
+                return
+            left = limits.cpu_seconds - used
+            self._cpu_look_at = now + max(left / limits.cpus, _CPU_LOOK_SECONDS)
+            if left <= 0:
+                self.try_to_evict(
+                    f"it used more than {limits.cpu_seconds:g} s of CPU time between two requests",
+                    "lost",
+                )
+
+    def _expires_at(self) -> float:
         settings = self._settings
         return min(self.used_at + settings.idle_seconds, self._born_at + settings.lifetime_seconds)
 
-    def try_to_evict(self, why: str) -> bool:
+    def try_to_evict(self, why: str, action: str = "evicted") -> bool:
         """End it unless a request runs; tell whether it is gone."""
         if not self._turns.try_take():
             return bool(self.lost)
         try:
-            self.end(why, "evicted")
+            self.end(why, action)
         finally:
             self._turns.end()
         return True

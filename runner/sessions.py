@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ..policies.errors import BusyError, CellwrightError, ClosedError
 from ..policies.languages import PYTHON
+from ..policies.policy import Limits
 from .custody import Custody
 from .session import SessionCell, SessionSettings
 from .threads import begin
@@ -17,14 +18,15 @@ _BREATH_SECONDS = 0.05  # between two looks at a session that is due, but busy
 
 
 class Sessions:
-    """Those of one sandbox: counted, and taken down when they have been idle or lived too long."""
+    """Those of one sandbox: counted, and taken down when they have been idle or lived too long, or
+    have used up their CPU time."""
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._changed = threading.Condition()
         self._alive: list[SessionCell] = []
         self._closed = False
-        self._thread = begin("cellwright-sessions", self._evict_expired)
+        self._thread = begin("cellwright-sessions", self._end_what_is_due)
 
     def make_room(self) -> None:
         """Evict the session that was idle longest if there are too many; raises BusyError."""
@@ -42,11 +44,11 @@ class Sessions:
                 )
 
     def admit(
-        self, custody: Custody, layers: tuple[str, ...], give_back: Callable[[Custody], None],
-        language: str = PYTHON,
+        self, custody: Custody, layers: tuple[str, ...], limits: Limits,
+        give_back: Callable[[Custody], None], language: str = PYTHON,
     ) -> SessionCell:  # fmt: skip
         try:
-            session = SessionCell(custody, layers, self._settings, give_back, language)
+            session = SessionCell(custody, layers, limits, self._settings, give_back, language)
         except BaseException:  # nobody else knows of the cell
             give_back(custody)
             raise
@@ -72,15 +74,15 @@ class Sessions:
     def _forget_the_lost(self) -> None:
         self._alive = [each for each in self._alive if not each.lost]
 
-    def _evict_expired(self) -> None:
+    def _end_what_is_due(self) -> None:
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
                 for session in self._alive:
-                    if session.expires_at() <= now:
-                        # It is gone in any case; a thread that ended here would evict nobody else.
+                    if session.due_at() <= now:
+                        # It is gone in any case; a thread that ended here would end no other.
                         with contextlib.suppress(Exception):
-                            session.try_to_evict("it was idle, or alive, for too long")
+                            session.look()
                 self._forget_the_lost()
-                soonest = min((each.expires_at() for each in self._alive), default=now + _DAY)
+                soonest = min((each.due_at() for each in self._alive), default=now + _DAY)
                 self._changed.wait(max(_BREATH_SECONDS, soonest - now))

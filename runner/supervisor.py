@@ -141,7 +141,8 @@ class Supervisor:
         sessions.make_room()
         custody = self._pool.lease() or self._make()
         plan = self.plan
-        return sessions.admit(custody, plan.layers, self._pool.give_back, plan.language)
+        limits = self._policy.limits
+        return sessions.admit(custody, plan.layers, limits, self._pool.give_back, plan.language)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""

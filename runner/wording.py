@@ -25,12 +25,14 @@ _GREETING = (
     b'[ "${BASH_VERSION-}" ] && set +H +o history && history -c; exec 2>&8 8>&-\n'
 )
 # A Finished frame as msgpack has it (messages.py), in one write(2): octal digits of the status are made
-# by arithmetic, since a policy may allow no subshell.  It is said once: `_cell` is the request's.
+# by arithmetic, since a policy may allow no subshell.  It is said once: `_cell` is the request's.  The
+# nonce stands behind the byte that tells its length.
 _ENDING = (
-    '{{ case $_cell in {0}|{0}x) printf "\\\\0\\\\230\\\\250Finished\\\\300\\\\300\\\\300\\\\300'
-    '\\\\30$((3-($?!=0)))\\\\220\\\\314\\\\$(($?/64))$(($?%64/8))$(($?%8))" >&9;; esac; }} '
-    "2>/dev/null; _cell=\n"
+    '{{ case $_cell in {0}|{0}x) printf "\\\\0\\\\231\\\\250Finished\\\\300\\\\300\\\\300\\\\300'
+    '\\\\30$((3-($?!=0)))\\\\220\\\\{1:o}{2}\\\\314\\\\$(($?/64))$(($?%64/8))$(($?%8))" >&9;; '
+    "esac; }} 2>/dev/null; _cell=\n"
 )
+_SHORT_TEXT = 0xA0  # msgpack: plus the length, of a text of less than 32 bytes
 _NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ and what is not ASCII
 _FIRST = 0  # starting the interpreter counts as a request
 
@@ -50,7 +52,7 @@ def words(run: Run, language: str, last_exit_code: int) -> Words:
         return Words(encode(run))
     if not LANGUAGES[language].is_shell:
         return Words(_as_json(run))
-    ending = _ENDING.format(run.request).encode()
+    ending = _ending(run.request, run.nonce)
     return Words(b"", _as_lines(run, language, last_exit_code) + ending, ending)
 
 
@@ -62,8 +64,12 @@ def first_words(files: tuple[InputFile, ...], language: str) -> Words:
     start = encode(Start(files))
     if not LANGUAGES[language].is_shell:
         return Words(start)
-    ending = _ENDING.format(_FIRST).encode()
+    ending = _ending(_FIRST, "")
     return Words(start, _GREETING + ending, ending)
+
+
+def _ending(request: int, nonce: str) -> bytes:
+    return _ENDING.format(request, _SHORT_TEXT + len(nonce), nonce).encode()
 
 
 def _as_json(run: Run) -> bytes:
@@ -76,6 +82,7 @@ def _as_json(run: Run) -> bytes:
         "stdin": len(run.stdin),
         "limit": run.value_bytes,
         "request": run.request,
+        "nonce": run.nonce,
         "tools": list(run.tools),
     }
     contents = b"".join([*(file.data for file in run.files), run.stdin])

@@ -42,10 +42,11 @@ def give(run: Run, main: types.ModuleType, filename: str) -> None:
         write(file)
 
 
-def report(end: tuple[Finished, int], sock: Channel) -> None:
+def report(end: tuple[Finished, int], sock: Channel, nonce: str = "") -> None:
     finished, code = end
+    told = replace(finished, ends_well=code == 0, exit_code=code, nonce=nonce)
     with contextlib.suppress(OSError):  # the guest may have closed it
-        for packet in packets(encode(replace(finished, ends_well=code == 0, exit_code=code))):
+        for packet in packets(encode(told)):
             sock.send(packet)
 
 

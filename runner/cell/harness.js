@@ -22,10 +22,10 @@
       fs.writeSync(3, Buffer.concat([Buffer.from([more]), frame.subarray(start, start + size)]));
     }
   };
-  const send = ({ value = null, representation = null, error = null, trace = null, well = 0xc2, code = 0 }) => {
+  const send = ({ value = null, representation = null, error = null, trace = null, well = 0xc2, code = 0, nonce = "" }) => {
     const frame = Buffer.concat([
-      Buffer.from([0x98]), text("Finished"), value === null ? nil : sized(0xc6, value),
-      text(representation), text(error), text(trace), Buffer.from([well, 0x90, 0xcc, code]),
+      Buffer.from([0x99]), text("Finished"), value === null ? nil : sized(0xc6, value),
+      text(representation), text(error), text(trace), Buffer.from([well, 0x90]), text(nonce), Buffer.from([0xcc, code]),
     ]);
     try { post(frame); } catch { } // the program may have closed it
   };
@@ -143,11 +143,9 @@
   let give_up = null; // ends the wait for a promise
   let stdin = null; // as a stream, once it is asked for
 
-  const prepare = (frame) => {
-    const end = frame.indexOf(0x0a);
-    const request = JSON.parse(frame.subarray(0, end).toString());
-    let at = end + 1;
-    const content = (size) => frame.subarray(at, at += size);
+  const prepare = (request, contents) => {
+    let at = 0;
+    const content = (size) => contents.subarray(at, at += size);
     for (const [name, size, executable] of request.files) {
       const file = path.join("/workspace", name);
       fs.mkdirSync(path.dirname(file), { recursive: true });
@@ -158,7 +156,6 @@
     Object.assign(process.env, request.environment);
     Object.assign(globalThis, request.inputs);
     offer(request.tools);
-    return request;
   };
   const read_from = (data) => { // what is opened has the lowest number that is free
     const file = data.length ? "/tmp/cell.stdin" : "/dev/null";
@@ -171,14 +168,12 @@
     give_up = reject;
     Promise.resolve(value).then(resolve, reject);
   });
-  const answer = async (frame) => {
-    let limit = 0;
+  const answer = async (request, contents) => {
     try {
-      const request = prepare(frame);
-      limit = request.limit;
+      prepare(request, contents);
       const value = await settled(run(request.code, `<cell ${request.request}>`, true));
       if (value !== undefined) globalThis._ = value;
-      return { ...told(value, limit), well: 0xc3 };
+      return { ...told(value, request.limit), well: 0xc3 };
     } catch (error) {
       if (!(error instanceof Exit)) return failure(error);
       return { code: error.code, well: error.code ? 0xc2 : 0xc3 };
@@ -191,7 +186,11 @@
   const next = () => { // between two programs everything stands still: timers, too
     const frame = receive();
     if (frame === null) process.reallyExit(0);
-    answer(frame).catch(failure).then((finished) => { send(finished); setImmediate(next); });
+    const end = frame.indexOf(0x0a), request = JSON.parse(frame.subarray(0, end).toString());
+    answer(request, frame.subarray(end + 1)).catch(failure).then((finished) => {
+      send({ ...finished, nonce: request.nonce });
+      setImmediate(next);
+    });
   };
   const converse = () => {
     process.argv.splice(1);

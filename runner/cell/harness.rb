@@ -14,10 +14,10 @@ lambda do |given|
       control.syswrite(more.b + frame.byteslice(start, size))
     end
   end
-  send = lambda do |value: nil, representation: nil, error: nil, trace: nil, well: false, code: 0|
+  send = lambda do |value: nil, representation: nil, error: nil, trace: nil, well: false, code: 0, nonce: ""|
     bytes = value.nil? ? "\xC0".b : [0xC6, value.bytesize].pack("CN") + value.b
-    frame = "\x98".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
-    frame += [well ? 0xC3 : 0xC2, 0x90, 0xCC, code & 0xFF].pack("C*")
+    frame = "\x99".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
+    frame += [well ? 0xC3 : 0xC2, 0x90].pack("C*") + text[nonce] + [0xCC, code & 0xFF].pack("C*")
     post[frame]
   rescue SystemCallError, IOError
     nil # the program may have closed it
@@ -191,9 +191,7 @@ lambda do |given|
       break frame if frame&.start_with?("{") # and is no answer to a call that was given up
     end
   end
-  prepare = lambda do |frame|
-    header, contents = frame.split("\n", 2)
-    request = JSON.parse(header.force_encoding("UTF-8"))
+  prepare = lambda do |request, contents|
     at = 0
     request["files"].each do |name, size, executable|
       path = File.join("/workspace", name)
@@ -209,7 +207,6 @@ lambda do |given|
     STDIN.reopen(input.empty? ? "/dev/null" : "/tmp/cell.stdin")
     give[request]
     offer[request["tools"]]
-    request
   end
   # Ignored but while a program runs: SIGINT never interrupts what is done in between.
   handler = "DEFAULT"
@@ -219,8 +216,8 @@ lambda do |given|
   ensure
     handler = trap("INT", "IGNORE") || "DEFAULT"
   end
-  answer = lambda do |frame|
-    request = prepare[frame]
+  answer = lambda do |request, contents|
+    prepare[request, contents]
     value = interruptibly[request]
     main.local_variable_set(:_, value) unless value.nil?
     { **told[value, request["limit"]], well: true }
@@ -234,10 +231,12 @@ lambda do |given|
     $PROGRAM_NAME = "cell"
     send[well: true] # it has started
     loop do
-      finished = answer[receive[]]
+      header, contents = receive[].split("\n", 2)
+      request = JSON.parse(header.force_encoding("UTF-8"))
+      finished = answer[request, contents]
       take_back[]
       [$stdout, $stderr].each { |stream| stream.flush rescue nil }
-      send[**finished]
+      send[**finished, nonce: request["nonce"]]
     end
   rescue EOFError
     exit!(0)

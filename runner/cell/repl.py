@@ -41,7 +41,7 @@ def converse(
         finished, code = session.answer(following)
         if os.getpid() != itself:
             return code
-        report((finished, code), sock)
+        report((finished, code), sock, following.nonce)
         following = receive(receiver)
     return 0
 

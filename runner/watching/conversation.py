@@ -31,9 +31,10 @@ class Conversation:
 
     def __init__(
         self, sock: socket.socket, program: bytes, limits: Limits,
-        on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (),
+        on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (), nonce: str = "",
     ) -> None:  # fmt: skip
-        """`owed` is what the conversation before this one, with the same guest, left unsent."""
+        """`owed` is what the conversation before this one, with the same guest, left unsent; `nonce`
+        is what the last word has to repeat, or it is one to another request."""
         self._sock = sock
         self._sending = threading.Lock()
         self._packets = deque((*owed, *(channel.packets(program) if program else ())))
@@ -42,6 +43,7 @@ class Conversation:
         self._sent_in_part = False
         self._limits = limits
         self._on_call = on_call
+        self._nonce = nonce
         self._receiver = channel.Receiver(sock, most_heard(limits))
         self.finished: Finished | None = None
         self.is_open = True
@@ -125,6 +127,8 @@ class Conversation:
         if self._on_call and isinstance(finished, Call):
             self._on_call(finished)
             return
+        if finished.nonce != self._nonce:
+            raise channel.ProtocolError("a last word that does not belong to this request")
         if len(finished.value or finished.representation or "") > self._limits.value_bytes:
             raise channel.ProtocolError(f"a value of more than {self._limits.value_bytes} bytes")
         self.finished = finished

@@ -39,6 +39,7 @@ class Work(NamedTuple):
     stays: bool = False  # a request of a session: the cell is to outlive it
     on_call: OnCall | None = None  # answers its calls of tools, in a thread of its own
     ending: bytes = b""  # a shell's, which reads requests from stdin: how each ends there
+    nonce: str = ""  # of a request of a session: its last word must repeat it
 
 
 class Observation(NamedTuple):
@@ -73,7 +74,9 @@ class Supervision:
         self._timers = Timers()
         self._input = Feeding(cell, self, work.stdin, stays=bool(work.ending))
         on_call = self._begin_call if work.on_call else None
-        self._talk = Conversation(cell.control, work.program, work.limits, on_call, cell.owed)
+        self._talk = Conversation(
+            cell.control, work.program, work.limits, on_call, cell.owed, work.nonce
+        )
         self._answering: Answering | None = None
         if work.on_call:
             self._answering = Answering(custody, self._talk, work.limits, work.on_call, self)
@@ -132,7 +135,10 @@ class Supervision:
         self._custody.begin()
         now = time.monotonic()
         self._timers.at(now + self._limits.wall_seconds, self._on_wall_time)
-        self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
+        if self._stays:  # the requests before this one have used some
+            self._check_cpu()
+        else:
+            self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
         if self._stays and self._talk.speaks_first():
             self.complain("spoke before it was asked")
         elif self._talk.send_some():  # a long program goes in as the guest takes it

@@ -2,6 +2,7 @@
 one's result, and the session, its neighbours and the host go on or say that they do not."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from cellwright import (
     WorkspaceError,
 )
 from cellwright.harness import sessions as session_module
+from cellwright.policies.policy import Limits
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
 from cellwright.runner.sessions import Sessions
@@ -80,7 +82,10 @@ def test_a_request_that_was_left_is_not_answered_to_the_next(session: Session) -
 
 # Frames of the guest's own making
 
-FORGED = (b"\0" + encode(Finished(b'"forged"', None, None, None, ends_well=True))).hex()
+NONCE = "0123456789abcdef"  # in place of that of the request, which a Python program can find
+FORGED = (
+    b"\0" + encode(Finished(b'"forged"', None, None, None, ends_well=True, nonce=NONCE))
+).hex()
 FORGERIES = {
     "one, and then what is right": "os.write(3, forged)",
     "two": "os.write(3, forged)\nos.write(3, forged)",
@@ -90,9 +95,11 @@ FORGERIES = {
     "one for the next, by a child after the end": "if not os.fork():\n    time.sleep(0.05)\n    os.write(3, forged)\n    os._exit(0)",
     "a thousand": "later(lambda: [os.write(3, forged) for _ in range(1000)])",
 }  # fmt: skip
-BEFORE = """
-import os, threading, time
-forged = bytes.fromhex(given)
+BEFORE = f"""
+import os, sys, threading, time
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("run"), "nonce"): frame = frame.f_back
+forged = bytes.fromhex(given).replace(b"{NONCE}", frame.f_locals["run"].nonce.encode())
 def later(do): threading.Timer(0.05, do).start()
 """
 
@@ -109,6 +116,34 @@ def test_a_forged_answer_is_never_that_to_a_later_request(session: Session, forg
     later = session.execute("'later'")
     assert (later.reason, later.value, later.session_lost) == ("violation", None, True)
     assert "spoke before it was asked" in str(later.error)
+
+
+BLIND = {  # each sends a frame as one of a cell of single use is: it repeats no nonce
+    "python": "import os\nos.write(3, bytes.fromhex('{0}'))",
+    "javascript": "require('fs').writeSync(3, Buffer.from('{0}', 'hex'))",
+    "bash": "printf '{1}' >&9",
+    "sh": "printf '{1}' >&9",
+}
+AFTER = {"python": "'own'", "javascript": "'own'", "bash": "echo own", "sh": "echo own"}
+
+
+@pytest.mark.parametrize("language", BLIND)
+def test_an_answer_without_the_nonce_of_its_request_ends_the_session(
+    sandbox: Sandbox, language: str
+) -> None:
+    """Else the real answer, which comes later, would be taken for that to the next request."""
+    if language == "javascript" and not shutil.which("node"):
+        pytest.skip("this host has no node")
+    frame = b"\0" + encode(Finished(None, None, None, None, ends_well=True))
+    octal = "".join(f"\\{byte:03o}" for byte in frame)
+    forgery = BLIND[language].format(frame.hex(), octal)
+    with sandbox.session(language=language) as session:
+        assert session.execute(AFTER[language]).ok
+        forged = session.execute(f"{forgery}\n{AFTER[language]}")
+        assert (forged.reason, forged.session_lost) == ("violation", True)
+        assert "does not belong to this request" in str(forged.error)
+        with pytest.raises(SessionLost):
+            session.execute(AFTER[language])
 
 
 SILENCED = {
@@ -273,7 +308,7 @@ def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> No
     sessions, custody = Sessions(SessionSettings()), SimpleNamespace(workspace_at_rest=None)
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
-        sessions.admit(custody, (), given_back.append)  # type: ignore[arg-type]
+        sessions.admit(custody, (), Limits(), given_back.append)  # type: ignore[arg-type]
     assert given_back == [custody]
 
 

@@ -29,14 +29,16 @@ from pathlib import Path
 from cellwright.harness.daemon.commands import serve
 from cellwright.harness.daemon.limits import ServeLimits
 from tests.conftest import policy_named
+{imports}
 if {descriptors}:
     resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
 options = argparse.Namespace(
     socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
     session_idle={idle},
 )
-serve(options, [policy_named("strict"), policy_named("standard")], ServeLimits(**{limits!r}))
+serve(options, {policies}, ServeLimits(**{limits!r}))
 """
+PROFILES = '[policy_named("strict"), policy_named("standard")]'
 
 
 class Daemon:
@@ -98,11 +100,13 @@ with Sandbox(connect={str(self.path)!r}) as sandbox:
 @contextlib.contextmanager
 def serving(
     path: Path, *, drain: float = 10.0, audit: str | None = None, descriptors: int = 0,
-    sessions: int = 32, idle: float = 1800.0, **limits: Any,
+    sessions: int = 32, idle: float = 1800.0, policies: str = PROFILES, imports: str = "",
+    **limits: Any,
 ) -> Iterator[Daemon]:  # fmt: skip
+    """Start one; `policies` is an expression in Python, for which `imports` are statements."""
     script = SCRIPT.format(
         paths=[str(ROOT), *sys.path], path=str(path), drain=drain, audit=audit, limits=limits,
-        descriptors=descriptors, sessions=sessions, idle=idle,
+        descriptors=descriptors, sessions=sessions, idle=idle, policies=policies, imports=imports,
     )  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
