@@ -36,6 +36,11 @@ def keep(
         raise PolicyError(reason, "name another directory with --output") from None
 
 
+def images(artifacts: Iterable[Artifact]) -> tuple[Artifact, ...]:
+    """Return those that have no other form: a table in HTML or Markdown is its text once more."""
+    return tuple(each for each in artifacts if each.mime not in ("text/html", "text/markdown"))
+
+
 def _write(directory: str, artifact: Artifact, *, overwrite: bool) -> str:
     *parents, name = map(_harmless, artifact.name.split("/"))
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,7 +20,7 @@ from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
 from ..session import Session
-from .keepsakes import keep
+from .keepsakes import images, keep
 from .terminal import StreamPrinter, harmless, result_line, violation_lines
 from .typed import Lines, Typed
 
@@ -34,6 +34,7 @@ HELP = """\
 :quit                 leave, as Ctrl-D does
 Ctrl-C interrupts the program and keeps its state."""
 
+_LEAVE = ("exit", "exit()", "quit", "quit()")  # typed at a prompt: of a person who wants to leave
 _SHOW = "print(repr(_)[:20_000])"  # of Python a value as JSON has it is not what people expect
 _NOTABLE_SECONDS = 1.0
 _INTERRUPTED = 128 + signal.SIGINT
@@ -73,6 +74,8 @@ class Repl:
         while True:
             try:
                 line = self._lines.read(self._prompts[self._typed.pending])
+                if not self._typed.pending and self._lines.interactive and line.strip() in _LEAVE:
+                    return 0
                 if not self._typed.pending and line.startswith(":") and line[1:2].isalpha():
                     if self._obey(line[1:]) == "quit":
                         return 0
@@ -116,7 +119,7 @@ class Repl:
             print(harmless(text) if self._lines.interactive else text, flush=True)
         for line in violation_lines(result):
             _say(line, "")
-        self._keep(result.artifacts)
+        self._keep(images(result.artifacts))
         _say_end(result)
         self.failed = self.failed or not result.ok
         if result.session_lost:

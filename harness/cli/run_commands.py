@@ -24,7 +24,14 @@ from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
 from ..sandbox import Sandbox
 from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
-from .terminal import EventPrinter, StreamPrinter, harmless, result_line, violation_lines
+from .terminal import (
+    EventPrinter,
+    StreamPrinter,
+    harmless,
+    result_line,
+    shown_value,
+    violation_lines,
+)
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
@@ -205,6 +212,10 @@ def _printer(options: argparse.Namespace) -> OnOutput | None:
 
 def _show(result: SandboxResult, options: argparse.Namespace) -> int:
     as_json = options.json or options.json_lines
+    if not as_json and result.ok and _has_only_a_value(result):
+        text = shown_value(result.value, _language(options))
+        print(harmless(text) if sys.stdout.isatty() else text)
+        result = msgspec.structs.replace(result, value=None)
     if as_json:
         sys.stdout.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
     elif options.verbose or not result.ok:
@@ -213,9 +224,14 @@ def _show(result: SandboxResult, options: argparse.Namespace) -> int:
         count = sum(each.count for each in result.violations)
         attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"
         print(f"cellwright: {attempts} refused; -v shows which", file=sys.stderr)
-    if result.artifacts and (options.output or not as_json):  # JSON has their content
+    if options.output or not as_json:  # JSON has their content
         _keep(result, options)
     return RAN if result.ok and _is_kept(result) else GUEST_FAILED
+
+
+def _has_only_a_value(result: SandboxResult) -> bool:
+    """Tell whether the program printed nothing, so that its value is all that there is to show."""
+    return result.value is not None and not (result.stdout or result.stderr or result.truncated)
 
 
 def _is_kept(result: SandboxResult) -> bool:
@@ -228,10 +244,13 @@ def _is_kept(result: SandboxResult) -> bool:
 
 
 def _keep(result: SandboxResult, options: argparse.Namespace) -> None:
-    from .keepsakes import keep
+    if not result.artifacts:
+        return
+    from .keepsakes import images, keep
 
     directory = options.output or _OUTPUT
-    for path in keep(result.artifacts, directory, overwrite=options.overwrite):
+    made = result.artifacts if options.output or options.collect else images(result.artifacts)
+    for path in keep(made, directory, overwrite=options.overwrite):
         print(f"cellwright: wrote {harmless(path)}", file=sys.stderr)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult, Violation
 from ..hidden import replace_hidden
 
@@ -96,3 +97,11 @@ def _attempt(violation: Violation) -> str:
     words = harmless(" ".join((violation.syscall, *violation.arguments)))[:_LONGEST]
     times = f", {violation.count:,} times" if violation.count > 1 else ""
     return f"{words} ({violation.rule}){times}"
+
+
+def shown_value(value: object, language: str) -> str:
+    """Return the value of a program's last expression as text: a text as it is, anything else as the
+    language of Python, or JSON, writes it."""
+    if isinstance(value, str):
+        return value
+    return repr(value) if language == PYTHON else json.dumps(value, ensure_ascii=False)

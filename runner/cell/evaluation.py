@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import inspect
 import json
 import os
 import sys
@@ -18,7 +19,11 @@ from .pictures import pictures
 FILENAME = "<cell>"
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
-_OURS = os.path.dirname(__file__) + os.sep
+# Between us and the program: our frames, and those of the event loop in which it awaits.
+_NOT_THE_PROGRAMS = (
+    os.path.dirname(__file__) + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "asyncio", "base_events.py"),
+)
 
 
 def outcome(
@@ -36,29 +41,48 @@ def outcome(
     return (replace(finished, pictures=drawn) if drawn else finished), 0
 
 
+class Executor:
+    """Executes compiled source; what awaits at its top level runs in one event loop."""
+
+    def __init__(self) -> None:
+        self._loop: Any = None  # of asyncio, once something is awaited
+
+    def execute(self, code: types.CodeType, namespace: dict[str, object]) -> object:
+        value: Any = eval(code, namespace)  # noqa: S307
+        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
+
+    def _await(self, value: Any) -> object:
+        import asyncio  # takes 40 ms: only where something is awaited
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(value)
+
+
 class Program(NamedTuple):
-    """Source, the name that tracebacks give it, the compiler's flags, and what executes its parts."""
+    """Source, the name that tracebacks give it, and what executes its parts."""
 
     code: str
+    executor: Executor
     filename: str = FILENAME
-    flags: int = 0
-    execute: Callable[[types.CodeType, dict[str, object]], object] = eval
 
     def run(self, namespace: dict[str, object]) -> object:
         """Execute it; return the value of its last statement if that is an expression."""
         if one_line := self._as_expression():
-            return self.execute(one_line, namespace)
+            return self.executor.execute(one_line, namespace)
         # The flag makes it parse only (ast.parse would leave a frame of its own in the traceback).
         tree: ast.Module = self._compile(self.code, "exec", ast.PyCF_ONLY_AST)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         if tree.body:
-            self.execute(self._compile(tree, "exec"), namespace)
+            self.executor.execute(self._compile(tree, "exec"), namespace)
         if not isinstance(last, ast.Expr):
             return None
-        return self.execute(self._compile(ast.Expression(last.value), "eval"), namespace)
+        return self.executor.execute(self._compile(ast.Expression(last.value), "eval"), namespace)
 
     def _compile(self, source: str | ast.AST, mode: str, flags: int = 0) -> Any:
-        return compile(source, self.filename, mode, self.flags | flags, dont_inherit=True)  # type: ignore[arg-type]
+        flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        return compile(source, self.filename, mode, flags, dont_inherit=True)  # type: ignore[arg-type]
 
     def _as_expression(self) -> types.CodeType | None:
         """Compile one line that is an expression, in a third of the time that a syntax tree takes."""
@@ -103,7 +127,7 @@ def _exited(leaving: SystemExit) -> tuple[Finished, int]:
 def _raised(error: BaseException) -> Finished:
     """Print the traceback as python(1) does, without our own frames, and return it."""
     frame = error.__traceback__
-    while frame and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+    while frame and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_PROGRAMS):
         frame = frame.tb_next
     try:
         lines = traceback.format_exception(type(error), error, frame)

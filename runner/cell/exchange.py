@@ -5,6 +5,7 @@ import contextlib
 import json
 import linecache
 import os
+import sys
 import types
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from ..channel import Channel, Receiver, packets
 from ..messages import Answer, Become, Finished, InputFile, Run, Start, decode, encode
 
+WORKSPACE = "/workspace"
 _RUN_BYTES = 256 * 1024 * 1024
 _Word = Run | Start | Become
 
@@ -40,6 +42,8 @@ def give(run: Run, main: types.ModuleType, filename: str) -> None:
     linecache.cache[filename] = (len(run.code), None, lines, filename)
     for file in run.files:
         write(file)
+    if run.files:  # what was listed before them has none of their names
+        sys.path_importer_cache.pop(WORKSPACE, None)
 
 
 def report(end: tuple[Finished, int], sock: Channel, nonce: str = "") -> None:
@@ -58,7 +62,7 @@ def report_to(control: int, finished: Finished) -> None:
 
 def write(file: InputFile) -> None:
     """Write an input below /workspace; the supervisor has checked the path."""
-    path = os.path.join("/workspace", file.path)
+    path = os.path.join(WORKSPACE, file.path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as opened:
         opened.write(file.data)

@@ -4,7 +4,9 @@ Everything before `outcome` is ours and runs behind every layer already; from th
 this process can be trusted, least of all the Finished frame it sends.
 """
 
+import _sitebuiltins
 import atexit
+import builtins
 import gc
 import importlib
 import linecache
@@ -21,8 +23,9 @@ from typing import NoReturn
 from ...policies.plan import Plan
 from ..channel import Channel
 from ..messages import Become, Finished, Run, encode
-from .evaluation import FILENAME, Program, outcome
-from .exchange import give, receive, receiver_of, report
+from .evaluation import FILENAME, Executor, Program, outcome
+from .exchange import WORKSPACE, give, receive, receiver_of, report
+from .pictures import display
 from .programs import Interpreter, become_program
 from .repl import converse
 from .tools import Toolbox
@@ -58,6 +61,7 @@ def prepare(plan: Plan) -> None:
     rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
     _preload(plan.python_path, plan.preload)
+    _add_what_people_expect()
     gc.collect()
     gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
     gc.freeze()
@@ -75,6 +79,23 @@ def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
         if len(os.listdir("/proc/self/task")) > 1:  # a fork would have none of them
             raise ImportError(f"cannot preload {name}: it starts a thread")
     os.environ.update(environment)
+
+
+def _add_what_people_expect() -> None:
+    """Let programs import files of their own, and give them what the module site gives to python(1)
+    and a notebook to its cells.
+
+    /workspace comes last: a file that another program left there never takes the place of a module
+    of the standard library or of a package.
+    """
+    sys.path.append(WORKSPACE)
+    sys.dont_write_bytecode = True  # else each import would leave a file among the program's own
+    builtins.__dict__.update(
+        exit=_sitebuiltins.Quitter("exit", "the end of the program"),
+        quit=_sitebuiltins.Quitter("quit", "the end of the program"),
+        help=_sitebuiltins._Helper(),
+        display=display,
+    )
 
 
 def rehearse() -> None:
@@ -153,7 +174,7 @@ def _execute(run: Run, toolbox: Toolbox) -> tuple[Finished, int]:
     gc.enable()
     give(run, main, FILENAME)
     toolbox.open(run, main)
-    program = Program(run.code)
+    program = Program(run.code, Executor())
     return outcome(lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes)
 
 

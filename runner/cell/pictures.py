@@ -1,4 +1,4 @@
-"""What a value shows of itself besides text, as notebooks know it, and the figures that are open."""
+"""Pictures: what values show of themselves besides text, as in notebooks, and figures that are open."""
 
 import contextlib
 import io
@@ -13,12 +13,21 @@ _METHODS = {
     "_repr_markdown_": "text/markdown",
 }
 Pictures = tuple[tuple[str, bytes], ...]
+_displayed: list[tuple[str, bytes]] = []  # since the last program ended
+
+
+def display(*values: object) -> None:
+    """Show values as the last one of a program is shown: their text on stdout, and their pictures."""
+    for value in values:
+        print(value if isinstance(value, str) else repr(value))  # noqa: T201 - the program's output
+        _displayed.extend(_of_value(value))
 
 
 def pictures(value: object, limit: int) -> Pictures:
     """Return (MIME type, content) of each, as many as fit into `limit` bytes; a method that fails gives
     none."""
-    found = [] if value is None else _of_value(value)
+    found = [*_displayed, *([] if value is None else _of_value(value))]
+    _displayed.clear()
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         found += _figures(pyplot)
     kept = []

@@ -4,10 +4,8 @@ SIGINT, by which the supervisor ends a program that takes too long, is ignored b
 runs: it never interrupts what we do in between, and one that comes too late is lost.
 """
 
-import ast
 import contextlib
 import gc
-import inspect
 import io
 import linecache
 import os
@@ -18,7 +16,7 @@ from typing import Any
 
 from ..channel import Channel, Receiver
 from ..messages import Become, Finished, Run, Start
-from .evaluation import Program, outcome
+from .evaluation import Executor, Program, outcome
 from .exchange import give, receive, report
 from .tools import Toolbox
 
@@ -51,7 +49,7 @@ class _Session:
         self._main = main
         self._toolbox = toolbox
         self._handler: Any = signal.default_int_handler  # or what programs put in its place
-        self._loop: Any = None  # of asyncio, once something is awaited
+        self._executor = Executor()
 
     def answer(self, run: Run) -> tuple[Finished, int]:
         finished, code = outcome(lambda: self._run(run), run.value_bytes, run.picture_bytes)
@@ -69,7 +67,7 @@ class _Session:
         return value
 
     def _interruptibly(self, run: Run, filename: str) -> object:
-        program = Program(run.code, filename, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, self._execute)
+        program = Program(run.code, self._executor, filename)
         try:
             signal.signal(signal.SIGINT, self._handler)
             sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
@@ -79,15 +77,3 @@ class _Session:
         finally:
             self._handler = signal.getsignal(signal.SIGINT) or self._handler
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # raises what came just before
-
-    def _execute(self, code: types.CodeType, namespace: dict[str, object]) -> object:
-        value: Any = eval(code, namespace)  # noqa: S307
-        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
-
-    def _await(self, value: Any) -> object:
-        import asyncio  # takes 40 ms: only where something is awaited
-
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(value)

@@ -240,6 +240,34 @@ def test_a_refusal_names_the_flag_and_the_field_that_go_on_without(tmp_path: Pat
         assert sandbox.execute("6 * 7").value == 42
 
 
+TABLE = """
+class Table:
+    def _repr_html_(self): return "<table>"
+    def _repr_png_(self): return b"png"
+    def __repr__(self): return "  a b\\n0 1 2"
+Table()
+"""
+
+
+def test_a_program_that_prints_nothing_shows_its_value() -> None:
+    assert run("-c", "6 * 7").stdout == "42\n"
+    assert run("-c", "[None, 'text']").stdout == "[None, 'text']\n"
+    assert run("-c", "print('words'); 6 * 7").stdout == "words\n"
+
+
+def test_a_table_is_shown_as_text_and_written_only_where_asked(tmp_path: Path) -> None:
+    arguments = [*OPTIONS, "-c", TABLE]
+    command = [sys.executable, "-m", "cellwright", "run", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )  # fmt: skip
+    assert done.stdout == "  a b\n0 1 2\n"
+    assert os.listdir(tmp_path / "cellwright-output") == ["picture-1.png"]
+    run("--output", str(tmp_path / "told"), "-c", TABLE)
+    assert sorted(os.listdir(tmp_path / "told")) == ["picture-1.png", "picture-2.html"]
+
+
 def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> None:
     failed = run("-c", "open('/etc/shadow')")
     *_, refused, result = failed.stderr.splitlines()
