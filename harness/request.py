@@ -12,12 +12,12 @@ from ..policies.languages import language_called, language_names
 from ..policies.policy import Limits, Policy, check_names, check_variable
 from ..runner.messages import Become, InputFile
 from ..runner.performance import Living, Request, Streams
-from ..runner.workspace import Executable
+from ..runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .config import with_timeout
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 20_000  # as many as the host lists of a workspace
-_MAX_PATH_BYTES = 1024
+_NAME_BYTES = 255  # of one name in a directory (NAME_MAX, limits.h)
 
 
 class Rejected(Exception):  # noqa: N818 - not an error of ours: it becomes a result
@@ -197,16 +197,25 @@ def check_tree(names: Collection[str]) -> None:
 
 
 def check_file_name(name: str) -> str:
-    """Return `name` if it is a plain relative path below the workspace."""
+    """Return `name` if it is a plain relative path below the workspace.
+
+    Its bounds are those of the host's look at a workspace (runner/workspace.py): what is saved there
+    can be put into a cell again.
+    """
     parts = name.split("/") if isinstance(name, str) else [""]
     if any(part in ("", ".", "..") for part in parts) or "\0" in name:
         raise PolicyError(f"files: {name!r} is not a plain relative path")
     try:
-        too_long = len(name.encode()) > _MAX_PATH_BYTES
+        too_long = len(name.encode()) > MOST_PATH_BYTES
     except UnicodeEncodeError:
         raise PolicyError(f"files: {name!r} holds a lone surrogate") from None
-    if too_long or any(len(part.encode()) > 255 for part in parts):
-        raise PolicyError(f"files: {name[:80]!r}... is too long")
+    if too_long or any(len(part.encode()) > _NAME_BYTES for part in parts):
+        raise PolicyError(
+            f"files: {name[:80]!r}... is too long",
+            f"at most {MOST_PATH_BYTES} bytes, and {_NAME_BYTES} between two slashes",
+        )
+    if len(parts) > MOST_LEVELS + 1:
+        raise PolicyError(f"files: {name[:80]!r}... has more than {MOST_LEVELS} levels")
     return name
 
 

@@ -21,9 +21,11 @@ from ..policies.errors import WorkspaceError
 
 _CHUNK = 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_DEPTH = 32
+MOST_LEVELS = 32  # of directories
 _ENTRIES = 20_000
-_PATH_BYTES = 4096  # PATH_MAX, its NUL included
+# Of a path below /workspace.  By its whole path a file is put into the next cell: with /workspace/ and
+# a NUL this is PATH_MAX (limits.h).  A program makes longer ones by chdir(2).
+MOST_PATH_BYTES = 4096 - len("/workspace/") - 1
 _PATH_CHARACTERS = 4 * 1024 * 1024  # of all paths together: each may have 4,095, and is kept here
 _SECONDS = 5.0
 _HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
@@ -197,15 +199,17 @@ def _walk(
             too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
             if too_many or time.monotonic() > deadline:
                 return leave_out("there are too many for a look")
-            if not _can_be_told(name):
+            if not _is_utf8(name):
                 leave_out("a name that is not UTF-8")
+            elif len(os.fsencode(name)) > MOST_PATH_BYTES:
+                leave_out(f"a path of more than {MOST_PATH_BYTES} bytes")
             elif not entry.is_dir(follow_symlinks=False):
                 if seen := _regular(entry):
                     yield name, seen
-            elif depth < _DEPTH:
+            elif depth < MOST_LEVELS:
                 directories.append((name, depth + 1))
             else:
-                leave_out(f"more than {_DEPTH} levels")
+                leave_out(f"more than {MOST_LEVELS} levels")
     return None
 
 
@@ -225,12 +229,13 @@ def _scan(
         os.close(descriptor)
 
 
-def _can_be_told(path: str) -> bool:
-    """Tell whether a path is UTF-8, as all of a result is, and could be opened again by itself."""
+def _is_utf8(path: str) -> bool:
+    """Tell whether a path is UTF-8, as all of a result is."""
     try:
-        return len(path.encode()) < _PATH_BYTES
+        path.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _regular(entry: "os.DirEntry[str]") -> Seen | None:

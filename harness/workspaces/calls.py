@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...policies.errors import CellwrightError, WorkspaceError
+from ...policies.errors import CellwrightError, PolicyError, WorkspaceError
 from ...runner.capture import OnOutput
 from ...runner.performance import Request, called_off
 from ...runner.result import SandboxResult
@@ -47,11 +47,22 @@ def execute_in(
     except CalledOff:
         return called_off(request, asked_at, supervisor.plan.layers)
     with opened:
-        filled = with_files(request, opened.files())
+        filled = _with_files_of(wanted.name, request, opened.files())
         result = supervisor.execute(filled, on_output, cancel, opened.keep)
         if wanted.clean and result.ok:
             opened.remove()
         return replace(result, workspace=opened.kept)
+
+
+def _with_files_of(name: str, request: Request, files: Mapping[str, bytes]) -> Request:
+    """Return `request` with the files of a workspace; PolicyError says whose they are."""
+    try:
+        return with_files(request, files)
+    except PolicyError as error:
+        raise PolicyError(
+            f"workspace {name!r}: {error.what}",
+            "a policy with larger limits, or `cellwright workspace remove` of some of its files",
+        ) from None
 
 
 class SessionWorkspace:

@@ -213,6 +213,10 @@ def test_a_workspace_that_does_not_go_into_a_cell_is_said_before_it_runs(
         ),
         ("import os\nopen(os.fsencode('f') + b'\\xff', 'w')", "a name that is not UTF-8"),
         ("import os\nos.makedirs('/'.join(map(str, range(40))))", "more than 32 levels"),
+        (
+            "import os\nfor _ in range(20):\n    os.mkdir('d' * 250)\n    os.chdir('d' * 250)\nopen('f', 'w')",
+            "a path of more than 4084 bytes",
+        ),
     ],
 )
 def test_what_cannot_be_told_whole_is_not_told_in_part(
@@ -224,6 +228,32 @@ def test_what_cannot_be_told_whole_is_not_told_in_part(
     assert kept.state == ("refused" if why else "saved"), kept
     assert str(why or "") in kept.why
     assert ("f" in [file.path for file in store.files("mine")]) is (why is None)
+
+
+@pytest.mark.parametrize("length", [255, 1024, 1025, 4084])
+def test_what_was_saved_can_be_put_into_a_cell_again(
+    sandbox: Sandbox, store: Workspaces, length: int
+) -> None:
+    """A path that may be saved and not be given would keep its workspace shut for ever."""
+    code = f"""
+import os
+directories, rest = divmod({length} - 1, 200)
+path = "/".join(["d" * 199] * directories + ["f" * (rest + 1)])
+os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+open(path, "w").write("here")
+len(path)"""
+    made = sandbox.execute(code, workspace="mine")
+    assert made.value == length
+    assert made.workspace
+    assert made.workspace.state == "saved"
+    ((path, size),) = ((file.path, file.size_bytes) for file in store.files("mine"))
+    assert (len(path), size) == (length, 4)
+    again = sandbox.execute("open(path).read()", inputs={"path": path}, workspace="mine")
+    assert again.value == "here"
+    with sandbox.session(workspace="mine") as session:
+        assert session.download(path) == b"here"
+        session.restore(session.snapshot())
+    store.write("mine", "f", b"beside it")
 
 
 def test_only_regular_files_are_kept_and_no_link_is_followed(

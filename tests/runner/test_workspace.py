@@ -109,7 +109,7 @@ def test_entries_and_depth_are_bounded(
     path, descriptor = place
     for number in range(30):
         (path / str(number)).touch()
-    deep = path.joinpath(*["d"] * (ws._DEPTH + 2))
+    deep = path.joinpath(*["d"] * (ws.MOST_LEVELS + 2))
     deep.mkdir(parents=True)
     (deep / "f").touch()
     assert len(list_files(descriptor)) == 30
