@@ -15,7 +15,7 @@ from .custody import Custody
 from .messages import Become, InputFile, Run, encode
 from .result import Phases, SandboxResult, SandboxStatus
 from .turns import NEVER as NEVER  # the execution cannot be cancelled
-from .watching.calls import OnCall
+from .watching.calls import OnCall, Orphans
 from .watching.supervision import Observation, Supervision, Work
 from .wording import Words, first_words, words
 from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     collect: tuple[str, ...] = ()  # globs of files below /workspace
     tools: dict[str, tuple[str, ...]] = {}  # that it may call: name -> names of its parameters
     on_call: OnCall | None = None  # answers its calls
+    orphans: Orphans | None = None  # counts the calls that outlive their programs
     program: Living | None = None  # takes the place of `code`, which then only describes it
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
@@ -86,7 +87,8 @@ def perform(
     said = _words(request, turn, nonce)
     work = Work(
         said.program, said.stdin, limits, captures, cancel,
-        stays=turn is not None, on_call=request.on_call, ending=said.ending, nonce=nonce,
+        stays=turn is not None, on_call=request.on_call, orphans=request.orphans,
+        ending=said.ending, nonce=nonce,
     )  # fmt: skip
     return Performed(Supervision(custody, work).run(), captures)
 

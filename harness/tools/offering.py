@@ -10,6 +10,7 @@ from ...policies.errors import (
     CellwrightError,
     InternalError,
     ToolArgumentsInvalid,
+    ToolBudgetExceeded,
     ToolError,
     ToolNotFound,
 )
@@ -18,6 +19,7 @@ from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
 from ...runner.shelf import Shelf
+from ...runner.watching.calls import Orphans
 from ..calling import CALLING
 from ..stubs.laying import Stubs
 from .broker import Broker
@@ -53,6 +55,7 @@ class Offering:
         self.broker = broker
         self._trails = (audit,) if audit else ()
         self._rules = rules
+        self._orphans = Orphans()
         self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
         self._stubs = Stubs(lambda name: broker.may_call(name, Caller(rules=rules)))
 
@@ -66,7 +69,10 @@ class Offering:
         """Return `request` with what its program may call, and what answers it."""
         caller = self._caller(session_id or request.execution_id, span)
         names = self._names(caller, language)
-        return replace(request, tools=names, on_call=lambda call: self.answer(call, caller))
+        return replace(
+            request, tools=names, on_call=lambda call: self.answer(call, caller),
+            orphans=self._orphans,
+        )  # fmt: skip
 
     def _names(self, caller: Caller, language: str) -> _Names:
         """Return what a program can name; looked up, and laid out, anew once others are offered."""
@@ -109,6 +115,11 @@ class Offering:
 
     def _arguments(self, call: Call) -> dict[str, Any]:
         """Return what the guest says, decoded, if it is bounded; raises ToolError."""
+        if self._orphans.is_full():
+            raise ToolBudgetExceeded(
+                "too many tools still run that were called by programs which have ended",
+                "call again once some of them have returned",
+            )
         if len(call.name) > _LONGEST_NAME:
             raise ToolNotFound("no tool has a name as long as that")
         most = min(self._rules.argument_bytes, self.broker.rules.argument_bytes)

@@ -5,7 +5,7 @@ import os
 from ...policies.policy import Limits
 from ..custody import Custody
 from ..messages import Answer, Call
-from .calls import Calls, OnCall
+from .calls import Calls, OnCall, Orphans
 from .conversation import Conversation, most_heard
 from .doors import Doors
 from .watcher import Watcher
@@ -20,10 +20,10 @@ class Answering:
 
     def __init__(
         self, custody: Custody, talk: Conversation, limits: Limits, on_call: OnCall,
-        watcher: Watcher,
+        watcher: Watcher, orphans: Orphans | None = None,
     ) -> None:  # fmt: skip
         self._talk = talk
-        self._calls = Calls(on_call, self._tell)
+        self._calls = Calls(on_call, self._tell, orphans)
         self.ready = self._calls.ready
         self._listener = custody.listener
         self._doors: Doors | None = None  # where the kernel tells of opens

@@ -14,15 +14,50 @@ from ..threads import begin
 OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
+_MOST_ORPHANS = 64  # of one caller: as many as one program may have open
+_MOST_ORPHANS_IN_ALL = 512  # of this process: each holds a thread
+
+
+class Orphans:
+    """Counts the calls of one caller whose tools still run though their programs have ended.
+
+    A tool cannot be ended from outside, and each holds a thread: without a bound, programs that call
+    and end at once would pile up threads.  Safe from many threads.
+    """
+
+    _lock = threading.Lock()
+    _in_all = 0
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, change: int) -> None:
+        with Orphans._lock:
+            self._count += change
+            Orphans._in_all += change
+
+    def is_full(self) -> bool:
+        """Tell whether another call has to be refused until some of these tools have ended."""
+        return self._count >= _MOST_ORPHANS or Orphans._in_all >= _MOST_ORPHANS_IN_ALL
+
+    @classmethod
+    def forget(cls) -> None:
+        """Begin anew: the child of a fork has none of their threads."""
+        cls._lock, cls._in_all = threading.Lock(), 0
 
 
 class Calls:
     """Those of one execution.  `tell` sends an answer, and says whether that takes more than one go;
-    then `ready` becomes readable, for whoever can wait for room."""
+    then `ready` becomes readable, for whoever can wait for room.  Those that outlive the execution
+    are counted by `orphans`."""
 
-    def __init__(self, answer: OnCall, tell: Callable[[Answer], bool]) -> None:
+    def __init__(
+        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None
+    ) -> None:
         self._answer = answer
         self._tell = tell
+        self._orphans = orphans or Orphans()
+        self._performed = 0  # begun, and their tools have not ended
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self.ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -37,14 +72,26 @@ class Calls:
         if len(self._open) >= _MOST_OPEN:
             raise ProtocolError(f"more than {_MOST_OPEN} calls of tools at once")
         self._open.add(call.number)
-        _WORKERS.do(lambda: self._put(self._answer(call)))
+        with self._lock:
+            self._performed += 1
+        _WORKERS.do(partial(self._perform, call))
+
+    def _perform(self, call: Call) -> None:
+        try:
+            self._put(self._answer(call))
+        finally:
+            with self._lock:
+                self._performed -= 1
+                is_orphan = self.ready < 0
+            if is_orphan:
+                self._orphans.add(-1)
 
     def sent(self, numbers: Iterable[int]) -> None:
         """Make room: who calls and does not listen has only so many answers kept."""
         self._open.difference_update(numbers)
 
     def close(self) -> None:
-        """Forget what is open: a tool that still runs will find nobody to tell.
+        """Forget what is open: a tool that still runs is an orphan, whose answer nobody hears.
 
         Closing twice is fine.
         """
@@ -52,6 +99,7 @@ class Calls:
             if self.ready >= 0:
                 os.close(self.ready)
                 self.ready = -1
+                self._orphans.add(self._performed)
 
     def _put(self, answer: Answer | None) -> None:
         with self._lock:
@@ -97,3 +145,4 @@ class _Workers:
 
 _WORKERS = _Workers()
 os.register_at_fork(after_in_child=_WORKERS.forget)
+os.register_at_fork(after_in_child=Orphans.forget)

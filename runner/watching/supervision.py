@@ -13,7 +13,7 @@ from ..custody import Custody
 from ..messages import Call, Finished
 from ..result import Reason, Violation
 from .answering import Answering
-from .calls import OnCall
+from .calls import OnCall, Orphans
 from .conversation import Conversation
 from .feeding import Feeding
 from .listener import REST_SECONDS, Listener
@@ -38,6 +38,7 @@ class Work(NamedTuple):
     cancel: int  # a descriptor that ends it once it is readable, or negative
     stays: bool = False  # a request of a session: the cell is to outlive it
     on_call: OnCall | None = None  # answers its calls of tools, in a thread of its own
+    orphans: Orphans | None = None  # counts those that outlive it
     ending: bytes = b""  # a shell's, which reads requests from stdin: how each ends there
     nonce: str = ""  # of a request of a session: its last word must repeat it
 
@@ -79,7 +80,9 @@ class Supervision:
         )
         self._answering: Answering | None = None
         if work.on_call:
-            self._answering = Answering(custody, self._talk, work.limits, work.on_call, self)
+            self._answering = Answering(
+                custody, self._talk, work.limits, work.on_call, self, work.orphans
+            )
         self._watch_all(work.cancel)
 
     def _watch_all(self, cancel: int) -> None:

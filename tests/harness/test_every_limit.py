@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from cellwright import Sandbox, SandboxResult, Session, SessionLost
+from cellwright import Broker, Sandbox, SandboxResult, Session, SessionLost
+from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.decorator import tool, tool_of
+from cellwright.harness.tools.spec import Caller, Tool
 from cellwright.policies.policy import MIB, Limits, Policy
+from cellwright.policies.tools import _CAPS
 from cellwright.runner.channel import has_news
 from tests.conftest import policy_named, soon, with_limits
 from tests.harness.daemon.daemons import Daemon, serving
@@ -154,16 +159,63 @@ TABLE = {
 }  # fmt: skip
 
 
+# The caps of [tools], and what each makes of a program.  Between two calls of a session nobody can call
+# a tool (tests/harness/tools/test_calls_from_cells.py), and a daemon offers none.
+_CALL = """
+from tools import numbers, nested, ToolError
+def kind(work):
+    try:
+        return work()
+    except ToolError as error:
+        return error.kind
+"""
+TOOLS: dict[str, tuple[float, str, object, object]] = {  # limit, expression, its value with and without
+    "calls": (2, "[kind(lambda: len(numbers(1))) for _ in range(3)]", [1, 1, "budget"], [1, 1, 1]),
+    "calls_per_second": (
+        0.001, "[kind(lambda: len(numbers(1))) for _ in range(2)]", [1, "budget"], [1, 1],
+    ),
+    "depth": (1, "kind(lambda: nested(1))", "denied", [0]),
+    "argument_bytes": (50, "kind(lambda: len(numbers(1, 'x' * 99)))", "invalid_arguments", 1),
+    "result_bytes": (100, "kind(lambda: numbers(99)) == [0] * 99", False, True),
+    "result_rows": (10, "kind(lambda: numbers(99)) == [0] * 99", False, True),
+}  # fmt: skip
+
+
+def test_a_cap_on_tools_is_of_one_call_and_of_each_of_a_session() -> None:
+    @tool
+    def numbers(n: int, text: str = "") -> list[int]:
+        """Return a list of `n` zeros."""
+        return [0] * n
+
+    def nest(arguments: dict[str, Any], caller: Caller) -> Any:
+        return broker.call("numbers", arguments, caller)
+
+    nested = replace(tool_of(numbers).spec, name="nested")
+    broker = Broker(Offer([tool_of(numbers), Tool(nested, nest)]))
+    wide = policy_named("strict")
+    with Sandbox(policy=wide, tools=broker, pool=0) as sandbox:
+        for field, (_, code, _, unbounded) in TOOLS.items():
+            assert sandbox.execute(f"{_CALL}{code}").value == unbounded, field
+    for field, (limit, code, bounded, _) in TOOLS.items():
+        policy = replace(wide, tools=replace(wide.tools, **{field: limit}))
+        with Sandbox(policy=policy, tools=broker, pool=0) as sandbox:
+            assert sandbox.execute(f"{_CALL}{code}").value == bounded, field
+            with sandbox.session() as session:
+                for _ in range(2):
+                    assert session.execute(f"{_CALL}{code}").value == bounded, field
+
+
 def policy_of(field: str) -> Policy:
     wide = policy_named("standard")
     # Opens are not noted: one between two calls would wait for the next.
-    unwatched = msgspec.structs.replace(wide.filesystem, watch=False)
-    wide = msgspec.structs.replace(wide, name=field, filesystem=unwatched)
+    unwatched = replace(wide.filesystem, watch=False)
+    wide = replace(wide, name=field, filesystem=unwatched)
     return with_limits(wide, **{field: TABLE[field].limit}) if field in TABLE else wide
 
 
 def test_the_tables_name_every_limit() -> None:
     assert set(TABLE) == {field.name for field in msgspec.structs.fields(Limits)}
+    assert set(TOOLS) == set(_CAPS)
     for field, case in TABLE.items():
         assert bool(case.between) != bool(case.nothing_between), field
 
@@ -186,7 +238,8 @@ def test_in_one_call(limited: tuple[Case, Sandbox], wide: Sandbox) -> None:
     assert case.holds(result), result
     unbounded = wide.execute(case.program, **case.given)
     assert unbounded.ok
-    assert not case.holds(unbounded)
+    # A busy host may give a program no more than the cap on its share would.
+    assert sandbox.policy.name == "cpus" or not case.holds(unbounded)
 
 
 def test_over_the_calls_of_a_session(limited: tuple[Case, Sandbox]) -> None:

@@ -623,3 +623,48 @@ def test_an_answer_that_nobody_waited_for_is_not_mixed_with_the_next_request() -
             assert session.execute("6 * 7").value == 42
             assert session.execute("len(await tools.many(n=n))").value == size
     assert any(owed)
+
+
+OUTLIVED = """
+import os, threading
+from tools import wait, begun
+for _ in range(31): threading.Thread(target=wait, args=(1,), daemon=True).start()
+begun(most)
+os._exit(0)
+"""
+
+
+def test_tools_that_outlive_their_programs_are_bounded() -> None:
+    """Each holds a thread of the host, and nobody can end it from outside."""
+    go_on, changed, performed = threading.Event(), threading.Condition(), 0
+
+    def wait(_: dict[str, Any], __: Caller) -> int:
+        nonlocal performed
+        with changed:
+            performed += 1
+            changed.notify_all()
+        go_on.wait(60)
+        return 1
+
+    def begun(arguments: dict[str, Any], _: Caller) -> bool:
+        """Wait until so many calls have begun."""
+        with changed:
+            return changed.wait_for(lambda: performed >= int(arguments["n"]), 10)
+
+    tools = [Tool(spec("wait"), wait), Tool(spec("begun"), begun)]
+    asks = "import tools\ntry:\n    seen = tools.wait(1)\nexcept tools.ToolError as error:\n    seen = error.kind, str(error)\nseen"
+    with (
+        AuditLog() as trail,
+        Sandbox(policy=policy_named("strict"), tools=tools, audit=trail, pool=0) as sandbox,
+    ):
+        for number in range(1, 6):
+            sandbox.execute(OUTLIVED, inputs={"most": 31 * number})
+        assert 64 <= performed <= 64 + 31
+        said = sandbox.execute(asks).value
+        assert said[0] == "budget"
+        assert "programs which have ended" in said[1]
+        assert any("programs which have ended" in str(event) for event in trail.get_entries())
+        with Sandbox(policy=policy_named("strict"), tools=tools, pool=0) as other:
+            assert other.execute("import tools\ntools.begun(1)").value is True, "another's are not"
+        go_on.set()
+        assert soon(lambda: sandbox.execute(asks).value == 1)
