@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .policies.errors import ToolInvalid as ToolInvalid
     from .policies.errors import ToolNotFound as ToolNotFound
     from .policies.errors import ToolOutcomeUnknown as ToolOutcomeUnknown
+    from .policies.errors import ToolQuotaExceeded as ToolQuotaExceeded
     from .policies.errors import ToolResultInvalid as ToolResultInvalid
     from .policies.errors import ToolTestFailed as ToolTestFailed
     from .policies.errors import Unenforceable as Unenforceable
@@ -104,7 +105,7 @@ _HOMES = {
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
         "ToolArgumentsInvalid", "ToolBudgetExceeded", "ToolDenied", "ToolError", "ToolExists",
         "ToolFailed", "ToolDiverged", "ToolInvalid", "ToolNotFound", "ToolOutcomeUnknown",
-        "ToolResultInvalid", "ToolTestFailed",
+        "ToolQuotaExceeded", "ToolResultInvalid", "ToolTestFailed",
         "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),

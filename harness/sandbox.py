@@ -25,6 +25,7 @@ from .program import Program
 from .session import Session
 
 if TYPE_CHECKING:
+    from ..policies.source.findings import Rules
     from ..runner.audit.log import AuditLog
     from .tools.offering import Offered
     from .workspaces.store import Workspaces
@@ -215,11 +216,17 @@ class Sandbox(Executing):
     def sibling(
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+        rules: "Rules | None" = None,
     ) -> "Sandbox":  # fmt: skip
-        """Return another sandbox of the same interpreter, cgroups, source checks and trail."""
+        """Return another sandbox of the same interpreter, cgroups, source checks and trail.
+
+        Source checks go by `rules` as far as this sandbox was not given lists of its own.
+        """
         if self._alike is None:
             raise PolicyError("connect: a daemon makes no cells for other policies than its own")
-        alike: dict[str, Any] = self._alike
+        alike: dict[str, Any] = dict(self._alike)
+        for name in ("blocked_imports", "blocked_builtins") if rules else ():
+            alike[name] = getattr(rules, name) if alike[name] is None else alike[name]
         return Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
             **alike,

@@ -19,6 +19,7 @@
     │   ├── ToolDenied           the caller may not
     │   │   └── ApprovalRequired     nobody has approved the call
     │   ├── ToolBudgetExceeded   the caller has called too many, or too fast
+    │   ├── ToolQuotaExceeded    the maker's tools take all the room that one maker has
     │   ├── ToolArgumentsInvalid the arguments are not what its schema says
     │   ├── ToolResultInvalid    the result is not what its schema says
     │   ├── ToolDiverged         a run that was resumed calls something else than before
@@ -159,6 +160,12 @@ class ApprovalRequired(ToolDenied):
     """A person has to approve the call, and nobody has."""
 
     kind = "not_approved"
+
+
+class ToolQuotaExceeded(ToolError):  # noqa: N818
+    """The tools of one maker would take more than its quota of bytes or versions."""
+
+    kind = "quota"
 
 
 class ToolArgumentsInvalid(ToolError, ValueError):  # noqa: N818

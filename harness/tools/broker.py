@@ -186,7 +186,11 @@ class Broker:
         if caller.tools is not None and tool.spec.name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
         if caller.depth >= min(self.rules.depth, caller.rules.depth):
-            raise ToolDenied(f"{caller.depth} tools have called each other already", tool=name)
+            raise ToolDenied(
+                f"{name}: {caller.depth} tools have called each other already, as many as tools.depth "
+                "of the policy allows",
+                tool=name,
+            )
         return tool
 
     def _check_arguments(self, passing: Passing) -> None:

@@ -11,9 +11,12 @@ from msgspec.structs import replace
 from ...policies.errors import ClosedError, PolicyError
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds, narrow
+from ...policies.permissions import PermissionLevel
 from ...policies.policy import Policy, named_layers
+from ...policies.source.findings import Rules, rules_with
 from ...runner.audit.log import AuditLog
 from ...runner.pool import PoolSettings
+from ..intake import rules_of
 from ..permissions import policy_of
 from ..sandbox import Sandbox
 from .broker import Broker
@@ -23,6 +26,15 @@ PROFILE = "tool"
 ALIVE = 8  # sandboxes: each has a launcher, and cells that wait
 _TRAIL_ENTRIES = 1000
 POOL = 4  # cells that wait, for each set of permissions
+
+
+def _rules(grants: Grants, policy: Policy) -> Rules:
+    """Return what source checks look for in tools: less, where permissions allow more."""
+    return rules_with(
+        rules_of(policy.validation, None, None),
+        files=any(each.level is not PermissionLevel.NONE for each in grants.files),
+        programs=any(each.allow_subprocess for each in grants.processes),
+    )
 
 
 class _Shared:
@@ -110,9 +122,13 @@ class Cells:
 
     def _make(self, grants: Grants, tools: Broker | None) -> Sandbox:
         policy = self.policy(grants)
+        rules = _rules(grants, policy)
         if self._ceiling is None:
-            return Sandbox(policy=policy, pool=self._pool, audit=self.audit, tools=tools)
-        return self._ceiling.sibling(policy, self._pool, tools)
+            return Sandbox(
+                policy=policy, pool=self._pool, audit=self.audit, tools=tools,
+                blocked_imports=rules.blocked_imports, blocked_builtins=rules.blocked_builtins,
+            )  # fmt: skip
+        return self._ceiling.sibling(policy, self._pool, tools, rules=rules)
 
     def _give_back(self, shared: _Shared) -> None:
         with self._lock:

@@ -16,11 +16,12 @@ class _Count:
         self.uses = self.failures = self.in_a_row = 0
         self.well = False
 
-    def add(self, *, well: bool) -> None:
+    def add(self, *, well: bool, may_retire: bool) -> None:
         self.uses += 1
         self.failures += not well
-        self.in_a_row = 0 if well else self.in_a_row + 1
-        self.well |= well
+        if may_retire:
+            self.in_a_row = 0 if well else self.in_a_row + 1
+            self.well |= well
 
     @property
     def usage(self) -> Usage:
@@ -36,13 +37,14 @@ class Counts:
         self._unwritten: dict[Counted, _Count] = {}
         self._failing: set[Counted] = set()  # whose last call failed
 
-    def note(self, counted: Counted, *, well: bool) -> bool:
-        """Count a call; tell whether the version was retired by that.
+    def note(self, counted: Counted, *, well: bool, may_retire: bool = True) -> bool:
+        """Count a call; tell whether the version was retired by that, which only one that
+        `may_retire` does.
 
         What cannot be written now is written with the next.
         """
         count = self._unwritten.setdefault(counted, _Count())
-        count.add(well=well)
+        count.add(well=well, may_retire=may_retire)
         if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
             with contextlib.suppress(RegistryError):
                 return self._write(counted)

@@ -18,6 +18,7 @@ from ...policies.errors import (
 )
 from ...policies.permissions import PermissionSet
 from ...policies.policy import Policy
+from ...policies.source.findings import way_out
 from ...policies.tools import Tools
 from ..calling import CALLING
 from ..sandbox import Sandbox
@@ -40,6 +41,7 @@ from .vault import Vault
 _UNBOUNDED = Tools(
     calls=2**52, calls_per_second=2**52, argument_bytes=2**52, result_bytes=2**52, result_rows=2**52
 )
+_KNOWN = 20  # tools that an error lists
 
 
 class ToolFactory(Closing):
@@ -72,7 +74,7 @@ class ToolFactory(Closing):
         self._owns_registry = registry is None
         self._cells = Cells(sandbox, pool, optional_layers)
         audit = self._cells.audit
-        self._stock = Stock(self.registry)
+        self._stock = Stock(self.registry, maker)
         self.broker = Broker(
             self._stock, rules=rules, vault=vault, approve=approve, filters=filters, audit=audit
         )
@@ -103,10 +105,12 @@ class ToolFactory(Closing):
             name, description, source_code, input_schema=input_schema, permissions=permissions,
             tests=tests, timeout=timeout, calls=calls, risky=risky, tags=tags, provenance=provenance,
         )  # fmt: skip
+        self._check_calls(spec)
         with self._cells.lend(spec.grants) as sandbox:
             _, why = sandbox.validate_source(source_code)
         if why:
-            raise ToolInvalid(f"{spec.name}: {why}", tool=spec.name)
+            hint = way_out(why.rpartition(": ")[2])
+            raise ToolInvalid(f"{spec.name}: {why}", hint, tool=spec.name)
         if known := self._same(spec):
             return known
         if not allow_similar and (other := self.registry.alike(spec)):
@@ -117,6 +121,21 @@ class ToolFactory(Closing):
                 existing=other.name,
             )
         return self.registry.add(self._performer.try_out(spec, described))
+
+    def _check_calls(self, spec: ToolSpec) -> None:
+        """Raise ToolInvalid for a tool to call that there is not; it may call itself."""
+        for name in spec.calls:
+            try:
+                if name != spec.name:
+                    self.registry.get(name)
+            except ToolNotFound:
+                known = [each.name for each in self.registry.list_tools() if each.name != spec.name]
+                more = f" and {len(known) - _KNOWN} more" if len(known) > _KNOWN else ""
+                raise ToolInvalid(
+                    f"{spec.name}: calls: there is no tool {name!r}",
+                    f"make it first; there are {', '.join(known[:_KNOWN]) or 'no others'}{more}",
+                    tool=spec.name,
+                ) from None
 
     def _same(self, spec: ToolSpec) -> ToolSpec | None:
         """Return the tool that `spec` would be again, if it is there already."""

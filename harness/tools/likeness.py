@@ -1,4 +1,5 @@
-"""Whether two tools do the same: the same shape of parameters, and nearly the same words."""
+"""Whether two tools do the same: the same shape of parameters, and the same source or nearly the
+same words."""
 
 import difflib
 import re
@@ -34,13 +35,28 @@ def _kind(schema: object) -> str:
 
 
 def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
-    """Return the one of `others` whose description is nearly that of `spec`, if there is one."""
+    """Return the one of `others` that has the source of `spec`, or nearly its description."""
+    source = _source_of(spec)
+    if source and (same := next((each for each in others if _does_what(each, spec, source)), None)):
+        return same
     words = _words(spec.description)
     if len(words) < _LEAST_WORDS:
         return None
     found = [(_ratio(words, _words(each.description)), each) for each in others]
     ratio, best = max(found, key=lambda each: each[0], default=(0.0, None))
     return best if ratio >= NEARLY else None
+
+
+def _does_what(other: ToolSpec, spec: ToolSpec, source: str) -> bool:
+    """Tell whether `other` runs this source with the permissions and the calls of `spec`."""
+    may = (other.calls, other.grants) == (spec.calls, spec.grants)
+    return may and _source_of(other) == source
+
+
+def _source_of(spec: ToolSpec) -> str:
+    """Return a source without the name of its function, blank lines and ends of lines."""
+    lines = re.sub(rf"\b{re.escape(spec.function)}\b", "_", spec.source_code).splitlines()
+    return "\n".join(line.rstrip() for line in lines if line.strip()) if spec.function else ""
 
 
 def _ratio(some: list[str], others: list[str]) -> float:

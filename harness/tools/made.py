@@ -10,15 +10,15 @@ from ...policies.errors import RegistryError
 from .counting import Counted, Counts
 from .likeness import shape_of
 from .spec import ToolSpec, ToolState
-from .store import Store, Usage
+from .store import Quota, Store, Usage
 
 
 class MadeTools(Closing):
     """Versions of tools by the keys of their names.  Safe from many threads, and its file from many
     processes.  What is asked for while the file is closed or damaged raises RegistryError."""
 
-    def __init__(self, path: str | None, retired_after: int) -> None:
-        self._store = Store(path)
+    def __init__(self, path: str | None, retired_after: int, quota: Quota) -> None:
+        self._store = Store(path, quota)
         self._counts = Counts(self._store, retired_after)
         self._lock = threading.RLock()
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
@@ -63,7 +63,7 @@ class MadeTools(Closing):
     def add(self, key: str, spec: ToolSpec) -> ToolSpec:
         """Keep a tool as the next version of its name, and return that.
 
-        Raises ToolExists if the name is another maker's.
+        Raises ToolExists if the name is another maker's, ToolQuotaExceeded.
         """
         with self._lock:
             self._forget()
@@ -85,10 +85,10 @@ class MadeTools(Closing):
 
     # counting
 
-    def note(self, counted: Counted, *, well: bool) -> None:
+    def note(self, counted: Counted, *, well: bool, may_retire: bool = True) -> None:
         """Count a call, which failed unless it went `well`, and retire what fails too often."""
         with self._lock:
-            if self._counts.note(counted, well=well):
+            if self._counts.note(counted, well=well, may_retire=may_retire):
                 self._forget()
 
     def usage(self, counted: Counted) -> Usage:

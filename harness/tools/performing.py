@@ -1,6 +1,7 @@
 """Running the programs of made tools, each in a cell: calls of them, and their own tests."""
 
 import os
+import re
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,6 +22,8 @@ from .program import ARGUMENTS, program_of_call, program_of_test
 from .schema import Described
 from .spec import Caller, ToolSpec, ToolState, ToolTest
 from .validation import compile_schema, is_same
+
+_OF_A_CALL = re.compile(r"tools\.ToolError: ([\w.-]+)(?= >|:)")
 
 
 class Performer:
@@ -96,6 +99,9 @@ def check_result(spec: ToolSpec, value: object) -> None:
 
 def _failed(spec: ToolSpec, result: SandboxResult) -> ToolFailed:
     said = harmless(result.error or f"{result.status.value}, {result.reason}")
+    inner = _OF_A_CALL.match(said)  # what it called failed: `a > b: why`, however deep
+    if inner and inner[1] in spec.calls:
+        return ToolFailed(f"{spec.name} > {said[inner.start(1) :]}", tool=spec.name, result=result)
     return ToolFailed(f"{spec.name}: {said}", tool=spec.name, result=result)
 
 

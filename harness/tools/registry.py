@@ -20,7 +20,7 @@ from .likeness import most_alike, shape_of
 from .made import MadeTools
 from .naming import key_of, reference
 from .spec import Tool, ToolOwner, ToolSpec, ToolState
-from .store import Usage
+from .store import Quota, Usage
 
 # The broker answers these itself.
 RESERVED = ("results_read", "tools_search", "tools_browse", "tools_describe")
@@ -49,13 +49,18 @@ class ToolRegistry(Closing):
 
     Without `path` it is in memory.  A developer's tool is never shadowed: of two tools with one
     name his is meant, then a server's.  A made tool that fails `retired_after` times in a row, with
-    no call between that went well, is retired.  Uses are written to the file now and then, failures
-    at once.
+    no call between that went well, is retired; calls on behalf of other makers do neither.  Uses are
+    written to the file now and then, failures at once.  The tools of one maker have at most
+    `maker_versions` versions, whose records have at most `maker_bytes` together.
     """
 
-    def __init__(self, path: str | None = None, *, retired_after: int = RETIRED_AFTER) -> None:
+    def __init__(
+        self, path: str | None = None, *, retired_after: int = RETIRED_AFTER,
+        maker_bytes: int = Quota().bytes, maker_versions: int = Quota().versions,
+    ) -> None:  # fmt: skip
         """Open or make the file at `path`; raises RegistryError."""
-        self._made = MadeTools(path, retired_after)
+        quota = Quota(maker_bytes, maker_versions)
+        self._made = MadeTools(path, retired_after, quota)
         self._lock = threading.Lock()
         self._developers: dict[str, Tool] = {}
         self._served: list[Served] = []
@@ -105,7 +110,8 @@ class ToolRegistry(Closing):
     def add(self, spec: ToolSpec) -> ToolSpec:
         """Keep a tool that was made, as the next version of its name, and return that.
 
-        Raises ToolExists if the name is a developer's, a server's or another maker's, RegistryError.
+        Raises ToolExists if the name is a developer's, a server's or another maker's,
+        ToolQuotaExceeded if the maker has too many, RegistryError.
         """
         key = key_of(spec.name)
         if key in RESERVED:
@@ -153,7 +159,7 @@ class ToolRegistry(Closing):
         return self._made.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
 
     def alike(self, spec: ToolSpec) -> ToolSpec | None:
-        """Return another tool that does the same, as far as shape and description tell."""
+        """Return another tool that does the same, as far as shape, source and description tell."""
         shape, own = shape_of(spec.parameters), key_of(spec.name)
         others = [tool.spec for tool in self._developers.values()]
         others = [each for each in others if shape_of(each.parameters) == shape]
@@ -183,13 +189,15 @@ class ToolRegistry(Closing):
 
     # counting
 
-    def note(self, spec: ToolSpec, *, well: bool) -> None:
+    def note(self, spec: ToolSpec, *, well: bool, may_retire: bool = True) -> None:
         """Count a call of a made tool, which failed unless it went `well`.
 
+        Without `may_retire` the failures in a row are left as they are: one maker must not retire the
+        tools of another.
         What cannot be written now is written with the next: a call must not fail of that.
         """
         if self.is_made(spec):
-            self._made.note(_counted(spec), well=well)
+            self._made.note(_counted(spec), well=well, may_retire=may_retire)
 
     def usage(self, name: str) -> Usage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""

@@ -23,8 +23,10 @@ class Stock:
 
     performer: Performer
 
-    def __init__(self, registry: ToolRegistry) -> None:
+    def __init__(self, registry: ToolRegistry, maker: str = "") -> None:
+        """`maker` is on whose behalf tools are called; without one it is the host, which owns all."""
         self._registry = registry
+        self._maker = maker
         self._lock = threading.Lock()
         self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
 
@@ -61,14 +63,15 @@ class Stock:
 
     def _made(self, spec: ToolSpec) -> Tool:
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+        is_own = self._maker in ("", spec.provenance.maker)
 
         def perform(arguments: dict[str, Any], caller: Caller) -> Any:
             try:
                 value = self.performer.run(spec, program, arguments)
             except (ToolFailed, ToolResultInvalid):
-                self._registry.note(spec, well=False)
+                self._registry.note(spec, well=False, may_retire=is_own)
                 raise
-            self._registry.note(spec, well=True)
+            self._registry.note(spec, well=True, may_retire=is_own)
             return value
 
         return Tool(spec, perform)

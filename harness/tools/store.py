@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...policies.errors import RegistryError, ToolExists, ToolInvalid
+from ...policies.errors import RegistryError, ToolExists, ToolInvalid, ToolQuotaExceeded
 from .database import Database
 from .likeness import shape_of
 from .naming import key_of
@@ -16,6 +16,7 @@ _FORMAT = 1001  # other files of ours count from 1
 _MAX_SPEC_BYTES = 1024 * 1024
 _MAX_PAGES = 262_144  # of 4 KiB: a GiB
 _MAX_VERSIONS = 100_000  # of all tools together: who makes them may be a program in a loop
+_MAX_REMOVED = 10_000  # removed names whose last version number is remembered
 _SCHEMA = """
 CREATE TABLE tools (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, maker TEXT NOT NULL, latest INTEGER NOT NULL,
@@ -40,16 +41,28 @@ class Usage(NamedTuple):
     in_a_row: int = 0
 
 
+class Quota(NamedTuple):
+    """How much one maker's tools may take: versions, and bytes of their records together.
+
+    In memory a record takes some 17 times its bytes (measured with schemas of 30,000 literals).
+    """
+
+    bytes: int = 4 * 1024 * 1024
+    versions: int = 2000
+
+
 class Store:
     """Versions of tools by key.  Safe from many threads; not across a fork."""
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | None = None, quota: Quota = Quota()) -> None:  # noqa: B008
         """Open or make the file at `path`, or one in memory; raises RegistryError."""
+        self._quota = quota
         self._database = Database(path, "registry", _FORMAT, _SCHEMA)
         self._reading, self._writing = self._database.reading, self._database.writing
         self.path = self._database.path
         with self._reading("prepare") as db:
             db.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
+            db.execute("CREATE INDEX IF NOT EXISTS makers ON tools (maker)")
 
     # reading
 
@@ -106,7 +119,8 @@ class Store:
                 db.execute("INSERT INTO tools (key, name, maker, latest) VALUES (?, ?, ?, ?)", row)
                 self._insert(db, key, shape_of(spec.parameters), spec)
 
-    def _insert(self, db: sqlite3.Connection, key: str, shape: str, spec: ToolSpec) -> None:
+    def _insert(self, db: sqlite3.Connection, key: str, shape: str, spec: ToolSpec) -> int:
+        """Store a version; return the bytes of its record."""
         blob = msgspec.json.encode(spec)
         if len(blob) > _MAX_SPEC_BYTES:
             raise ToolInvalid(f"{len(blob)} bytes, more than {_MAX_SPEC_BYTES}", tool=spec.name)
@@ -114,13 +128,14 @@ class Store:
             "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, ?, ?, ?, ?)",
             (key, spec.version, spec.state.value, shape, blob),
         )
+        return len(blob)
 
     def add(
         self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec]
     ) -> ToolSpec:
         """Store `finished(version)` as the next version of a tool, whose name `spec` has.
 
-        Raises ToolExists if it belongs to another maker.
+        Raises ToolExists if it belongs to another maker, ToolQuotaExceeded.
         """
         with self._writing("add to") as db:
             maker, latest = self._last(db, key, spec)
@@ -132,7 +147,28 @@ class Store:
                 (key, made.name, maker, made.version),
             )
             self._insert(db, key, shape, made)
+            self._check_quota(db, made)
         return made
+
+    def _check_quota(self, db: sqlite3.Connection, made: ToolSpec) -> None:
+        """Raise ToolQuotaExceeded if the maker of a tool has too much with it."""
+        maker = made.provenance.maker
+        versions, size = db.execute(
+            "SELECT count(*), total(length(v.spec)) FROM tools AS t "
+            "JOIN versions AS v ON v.key = t.key WHERE t.maker = ? AND t.removed = 0",
+            (maker,),
+        ).fetchone()
+        for name, has, most in (
+            ("maker_bytes", int(size), self._quota.bytes),
+            ("maker_versions", versions, self._quota.versions),
+        ):
+            if has > most:
+                raise ToolQuotaExceeded(
+                    f"{made.name}: with it the tools of {maker or 'this maker'} have {has} "
+                    f"{name.partition('_')[2]}, more than {most}",
+                    f"remove tools that are not needed, or raise {name} of the ToolRegistry",
+                    tool=made.name,
+                )
 
     def _last(self, db: sqlite3.Connection, key: str, spec: ToolSpec) -> tuple[str, int]:
         """Return whose the tool will be, and its last version, which no later one repeats."""
@@ -152,10 +188,19 @@ class Store:
         return maker, latest
 
     def remove(self, key: str) -> None:
-        """Forget every version of a tool; its numbers are not given again."""
+        """Forget every version of a tool.
+
+        Its numbers are not given again while it is among the removed tools that are remembered, those
+        with the most versions.
+        """
         with self._writing("remove from") as db:
             db.execute("UPDATE tools SET removed = 1, maker = '' WHERE key = ?", (key,))
             db.execute("DELETE FROM versions WHERE key = ?", (key,))
+            db.execute(
+                "DELETE FROM tools WHERE removed = 1 AND key IN (SELECT key FROM tools "
+                "WHERE removed = 1 ORDER BY latest DESC, key LIMIT -1 OFFSET ?)",
+                (_MAX_REMOVED,),
+            )
 
     def set_state(self, key: str, version: int, state: ToolState) -> None:
         """Set the state of a version, and forgive its failures."""
@@ -168,8 +213,8 @@ class Store:
     def count(self, key: str, version: int, more: Usage, *, well: bool, retire_at: int) -> bool:
         """Add to the counts of a version, and retire it if it failed too often in a row.
 
-        `well`: it went well once among these, and `more.in_a_row` failures came after that.  Tell
-        whether it is retired.
+        `well`: it went well once among the calls that may retire it, and `more.in_a_row` failures came
+        after that.  Tell whether it is retired.
         """
         with self._writing("write to") as db:
             db.execute(

@@ -34,6 +34,9 @@ _BUILTIN_REASONS = {
     "locals": "reaches names by text",
     "breakpoint": "starts a debugger",
 }
+# What tools with permissions of their own may reach: the cell shows the files, and starts the programs.
+_OF_FILES = ("os", "pathlib", "shutil", "open")
+_OF_PROGRAMS = ("os", "subprocess", "multiprocessing", "pty", "signal")
 _STACK = "climbs the stack"
 # Attributes by which a program climbs to what it was not given.
 WALKS = {
@@ -99,6 +102,35 @@ class Rules(msgspec.Struct, frozen=True):
         if self.allowed_imports:
             return _NOT_ALLOWED
         return _IMPORT_REASONS.get(module.partition(".")[0], _BLOCKED)
+
+
+def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:
+    """Return rules without what permissions for files, or for programs, allow.
+
+    Only the lists that are the default are changed: others are an operator's own.
+    """
+    allowed = {*(_OF_FILES if files else ()), *(_OF_PROGRAMS if programs else ())}
+
+    def left(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in allowed) if names == usual else names
+
+    return msgspec.structs.replace(
+        rules,
+        blocked_imports=left(rules.blocked_imports, BLOCKED_IMPORTS),
+        blocked_builtins=left(rules.blocked_builtins, BLOCKED_BUILTINS),
+    )
+
+
+def way_out(what: str) -> str:
+    """Return what lets a tool have an import or a builtin that is blocked; nothing if nothing does."""
+    name = what.partition(".")[0]
+    if name in _OF_FILES:
+        return "a tool that has a FilePermission may use it; pass data as arguments otherwise"
+    if name in _OF_PROGRAMS:
+        return "a tool that has a ProcessPermission may use it"
+    if _IMPORT_REASONS.get(name) == _NETWORK:
+        return "cells have no network: let it call a tool of the host, named in calls"
+    return ""
 
 
 def reason_of_builtin(name: str) -> str:

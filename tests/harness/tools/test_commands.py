@@ -62,7 +62,7 @@ def test_a_tool_is_made_called_shown_and_removed(tools: Shell) -> None:
 
 
 def test_a_tool_goes_from_one_registry_to_another_as_files(tools: Shell) -> None:
-    tools.says("create", "double.py", "--calls", "other", "--risky")
+    tools.says("create", "double.py", "--calls", "double", "--risky")
     assert tools.says("export", "double", "out") == "out/double\n"
     other = ("--registry", "other.db")
     assert tools("import", "out/double", *other).returncode == 2

@@ -217,6 +217,78 @@ def test_what_a_tool_does_wrong_is_a_typed_error_and_a_failure(
         assert not caught.value.result.ok
 
 
+def test_another_makers_failing_calls_do_not_retire_a_tool(sandbox: Sandbox) -> None:
+    with ToolRegistry() as registry, ToolFactory(sandbox, registry, maker="alice") as alice:
+        alice.create_tool("div", "Divide", "def div(a: int, b: int) -> float:\n    return a / b")
+        with ToolFactory(sandbox, registry, maker="mallory") as mallory:
+            for _ in range(11):
+                with pytest.raises(ToolFailed, match="ZeroDivisionError"):
+                    mallory.call("div", {"a": 1, "b": 0})
+        assert alice.call("div", {"a": 4, "b": 2}) == 2
+
+
+def test_a_tool_can_only_be_made_to_call_what_there_is(factory: ToolFactory) -> None:
+    factory.create_tool("double", "Double", DOUBLE)
+    source = "import tools\ndef four(n: int) -> int:\n    return tools.double(n=tools.double(n=n))"
+    with pytest.raises(
+        ToolInvalid, match="calls: there is no tool 'dubble'\nhint: .*there are double"
+    ):
+        factory.create_tool("four", "Multiply by four", source, calls=["dubble"])
+    factory.create_tool("four", "Multiply by four", source, calls=["double"])
+    assert factory.call("four", {"n": 2}) == 8
+
+
+READ_IT = """from pathlib import Path
+def read_it(path: str) -> list:
+    with open(path) as file:
+        return [file.read(), Path(path).name]
+"""
+
+
+def test_what_its_permissions_allow_the_source_of_a_tool_may_import(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("hello")
+    tmp_path.chmod(0o755)
+    granted = PermissionSet([FilePermission(allowed_paths=[str(tmp_path / "note.txt")])])
+    with ToolFactory(pool=0, optional_layers=OPTIONAL) as factory:
+        with pytest.raises(ToolInvalid, match="Blocked import: pathlib\nhint: .*FilePermission"):
+            factory.create_tool("read_it", "Read a file", READ_IT)
+        with pytest.raises(ToolInvalid, match="Blocked import: socket\nhint: .*no network"):
+            factory.create_tool("dial", "Dial", "import socket\ndef dial(): ...")
+        factory.create_tool("read_it", "Read a file", READ_IT, permissions=granted)
+        path = str(tmp_path / "note.txt")
+        assert factory.call("read_it", {"path": path}) == ["hello", "note.txt"]
+        with pytest.raises(ToolFailed, match="FileNotFoundError"):
+            factory.call("read_it", {"path": "/etc/hostname"})
+        with pytest.raises(ToolInvalid, match="import: subprocess\nhint: .*ProcessPermission"):
+            factory.create_tool("go", "Go", "import subprocess\ndef go(): ...", permissions=granted)
+
+
+def test_an_operators_own_list_holds_for_a_tool_whatever_its_permissions(tmp_path: Path) -> None:
+    granted = PermissionSet([FilePermission(allowed_paths=[str(tmp_path)])])
+    policy = policy_named("strict", filesystem=Filesystem(read=(str(tmp_path),)))
+    with (
+        Sandbox(policy=policy, pool=0, blocked_imports=["pathlib"], blocked_builtins=[]) as ceiling,
+        ToolFactory(ceiling, pool=0) as factory,
+    ):
+        with pytest.raises(ToolInvalid, match="Blocked import: pathlib"):
+            factory.create_tool("read_it", "Read a file", READ_IT, permissions=granted)
+        factory.create_tool(
+            "names", "List", "import os\ndef names() -> list: return os.listdir('/')"
+        )
+
+
+def test_a_tool_that_calls_itself_too_deeply_says_so_once(factory: ToolFactory) -> None:
+    source = (
+        "import tools\ndef fact(n: int) -> int:\n    return 1 if n < 2 else n * tools.fact(n=n - 1)"
+    )
+    factory.create_tool("fact", "Factorial", source, calls=["fact"])
+    assert factory.call("fact", {"n": 3}) == 6
+    with pytest.raises(ToolFailed) as caught:
+        factory.call("fact", {"n": 9})
+    assert str(caught.value).startswith("fact > fact > fact > fact > fact: 4 tools have called")
+    assert str(caught.value).count("tools.depth") == 1
+
+
 def test_a_tool_that_keeps_failing_is_retired_and_its_older_version_is_not(
     factory: ToolFactory,
 ) -> None:
@@ -448,8 +520,9 @@ def test_a_tool_calls_what_its_spec_lists_and_nothing_else(factory: ToolFactory)
         factory.call("both", {"name": "triple"})
     with pytest.raises(ToolTestFailed, match="may not call"):
         factory.create_tool(
-            "other", "Call again", source, calls=["double"], tests=["both('triple')"]
-        )
+            "other", "Call again", source, calls=["double"], tests=["both('triple')"],
+            allow_similar=True,
+        )  # fmt: skip
 
 
 def test_a_tool_that_calls_itself_ends(factory: ToolFactory) -> None:

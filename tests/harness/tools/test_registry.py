@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from cellwright import (
     ToolDenied,
     ToolExists,
     ToolNotFound,
+    ToolQuotaExceeded,
     ToolRegistry,
     ToolSpec,
     ToolState,
@@ -162,6 +164,18 @@ def test_ten_failures_in_a_row_retire_a_tool(registry: ToolRegistry) -> None:
     assert registry.set_state("double", ToolState.TRUSTED).state is ToolState.TRUSTED
     registry.note(made, well=False)
     assert registry.get("double").state is ToolState.TRUSTED
+
+
+def test_calls_for_others_neither_retire_a_tool_nor_save_it(registry: ToolRegistry) -> None:
+    made = registry.add(spec("double"))
+    for _ in range(20):
+        registry.note(made, well=False, may_retire=False)
+    assert registry.get("double").state is ToolState.DRAFT
+    assert registry.usage("double") == (20, 20, 0)
+    for _ in range(10):
+        registry.note(made, well=False)
+        registry.note(made, well=True, may_retire=False)
+    assert registry.get("double").state is ToolState.RETIRED
 
 
 def test_failures_of_several_processes_are_in_one_row(tmp_path: Path) -> None:
@@ -452,6 +466,67 @@ def test_the_same_words_for_the_same_shape_are_the_same_tool(
     second = spec("second", description=other, parameters=renamed)
     assert (registry.alike(second) is not None) == alike
     assert registry.alike(replace(second, parameters={"properties": {}})) is None
+
+
+def test_the_same_source_under_another_name_is_the_same_tool(registry: ToolRegistry) -> None:
+    source = "def {0}(n: int) -> int:\n\n    return {0}(n - 1) if n else 0{1}"
+    registry.add(
+        spec("one", description="Count down", source_code=source.format("one", " "), function="one")
+    )
+    other = spec(
+        "two", description="Other words", source_code=source.format("two", "\n"), function="two"
+    )
+    found = registry.alike(other)
+    assert found is not None
+    assert found.name == "one"
+    assert registry.alike(replace(other, source_code=other.source_code.replace("0", "1"))) is None
+    assert registry.alike(replace(other, source_code="", function="")) is None
+
+
+@pytest.mark.parametrize(("cap", "most"), [("maker_bytes", 20_000), ("maker_versions", 8)])
+def test_one_maker_has_only_so_much_room_and_leaves_the_others_theirs(
+    tmp_path: Path, cap: str, most: int
+) -> None:
+    def made(number: int, maker: str = "alice") -> ToolSpec:
+        return spec(f"t{number}", maker, description="x" * 2000)
+
+    def fill(registry: ToolRegistry) -> None:
+        for number in range(20):
+            registry.add(made(number))
+
+    caps: dict[str, Any] = {cap: most}
+    path = str(tmp_path / "tools.db")
+    with ToolRegistry(path, **caps) as registry:
+        with pytest.raises(
+            ToolQuotaExceeded, match=f"more than {most}\nhint: .* raise {cap}"
+        ) as told:
+            fill(registry)
+        kept = len(registry.list_tools())
+        assert 5 <= kept <= 8
+        assert told.value.tool == f"t{kept}"
+    with ToolRegistry(path, **caps) as registry:
+        with pytest.raises(ToolQuotaExceeded):
+            registry.add(made(0))  # a version more
+        registry.add(made(100, "bob"))
+        registry.remove("t0", "alice")
+        registry.add(made(kept))
+        assert len(registry.list_tools()) == kept + 1
+
+
+def test_removed_names_do_not_pile_up(
+    registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MAX_REMOVED", 5)
+    registry.add(spec("kept"))
+    for _ in range(2):
+        registry.add(spec("often"))
+    registry.remove("often")
+    for number in range(20):
+        registry.add(spec(f"t{number}"))
+        registry.remove(f"t{number}")
+    db = registry._made._store._database._db
+    assert db.execute("SELECT count(*) FROM tools").fetchone() == (6,)
+    assert registry.add(spec("often")).version == 3
 
 
 def test_a_tool_does_not_resemble_itself_or_one_that_is_retired(registry: ToolRegistry) -> None:

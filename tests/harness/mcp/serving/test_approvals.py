@@ -112,7 +112,9 @@ def test_a_tool_that_calls_a_risky_one_cannot_wait(server: Inside, era: str) -> 
     source = f"def {name}() -> str:\n    import tools\n    return tools.pay('ann', 3)"
 
     async def body(client: Client) -> None:
-        await call(client, "create_tool", name=name, source_code=source, calls=["pay"])
+        await call(
+            client, "create_tool", name=name, source_code=source, calls=["pay"], allow_similar=True
+        )
         assert "cannot be asked from here" in await failing(client, "call_tool", name=name)
         result = await client.call_tool("run_code", {"code": f"import tools\ntools.{name}()"})
         assert "cannot be asked from here" in str(result.structured_content)
