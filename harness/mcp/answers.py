@@ -17,22 +17,25 @@ from mcp.types import (
 from ...policies.errors import ToolFailed, ToolResultInvalid
 from ..tools.spec import ToolSpec
 from ..tools.vault import Redaction
-from .definitions import shown
+from .definitions import shown, unwrapped
+from .links import Link
 
 _MOST_BLOCKS = 10_000
 
 
-def value_of(result: CallToolResult, spec: ToolSpec, secrets: tuple[str, ...] = ()) -> Any:
+def value_of(result: CallToolResult, spec: ToolSpec, link: Link) -> Any:
     """Return the structured content, if there is any; else the text of the one block of text, else a
     list of blocks, text as it is.
 
     Text is never parsed: what a value is must not depend on what is in it.  Raises ToolFailed for
     what the tool says is an error, ToolResultInvalid if it promised structured content.
     """
+    secrets = link.secrets
     if result.is_error:
-        raise ToolFailed(_redacted(_words(result), secrets), tool=spec.name)
+        words = link.clean(_words(result))
+        raise ToolFailed(f"{words}{link.network_hint(words)}", tool=spec.name)
     if result.structured_content is not None:
-        return _without(result.structured_content, secrets, spec)
+        return _without(unwrapped(result.structured_content, spec.output_schema), secrets, spec)
     if spec.output_schema is not None:
         raise ToolResultInvalid(
             f"{spec.name}: its schema promises structured content, and there is none",
@@ -61,10 +64,6 @@ def _block(block: ContentBlock) -> Any:
 def _words(result: CallToolResult) -> str:
     texts = [each.text for each in result.content if isinstance(each, TextContent)]
     return shown(" ".join(texts)) or "it failed, and did not say why"
-
-
-def _redacted(text: str, secrets: tuple[str, ...]) -> str:
-    return Redaction(secrets).text(text) if secrets else text
 
 
 def _without(value: Any, secrets: tuple[str, ...], spec: ToolSpec) -> Any:

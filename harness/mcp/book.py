@@ -5,11 +5,13 @@ same stays.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from ...policies.errors import ToolDenied, ToolInvalid, ToolNotFound
+from ...runner.budget import Budget
 from ..tools.naming import key_of
 from ..tools.spec import Tool, ToolSpec
 from .config import ServerConfig
@@ -31,7 +33,11 @@ class _Page(NamedTuple):
 
 
 class Book:
-    """Safe from many threads."""
+    """Safe from many threads.
+
+    What a server says is read, checked and pinned before the book is locked: however long that takes,
+    only who waits for that server waits.
+    """
 
     def __init__(
         self, configs: Iterable[ServerConfig], pins: Pins, tool: Callable[[ToolSpec], Tool]
@@ -40,6 +46,7 @@ class Book:
         self._pins = pins
         self._tool = tool
         self._lock = threading.RLock()
+        self._reading: dict[str, threading.Lock] = defaultdict(threading.Lock)  # by server
         self._pages: dict[str, _Page] = {}
         self._keys: dict[str, Tool] = {}
         self.revision = 0
@@ -50,22 +57,25 @@ class Book:
     def knows(self, server: str) -> bool:
         return server in self._pages
 
-    def take(self, config: ServerConfig, listing: Listing) -> None:
-        """Compare what a server lists with what is pinned, or pin it if nothing is."""
-        with self._lock:
+    def take(self, config: ServerConfig, listing: Listing, budget: Budget) -> None:
+        """Compare what a server lists with what is pinned, or pin it if nothing is.
+
+        Raises BudgetExceeded, and takes nothing, if checking what is pinned takes too long.
+        """
+        with self._reading[config.name]:
             pinned = self._pins.of(config)
             now, dropped = listing
             if pinned is None:
-                now, worse = _checked(now)
+                now, worse = _checked(now, budget)
                 pinned, dropped = now, (*dropped, *worse)
                 self._pins.pin(config, now.values())
             self._compare(config, pinned, now, dropped)
 
-    def pin(self, config: ServerConfig) -> Drift:
-        """Pin what was last listed; return what that changes."""
-        with self._lock:
+    def pin(self, config: ServerConfig, budget: Budget) -> Drift:
+        """Pin what was last listed; return what that changes.  Raises BudgetExceeded, as `take`."""
+        with self._reading[config.name]:
             page = self._pages[config.name]
-            now, worse = _checked(page.listed or {})
+            now, worse = _checked(page.listed or {}, budget)
             self._pins.pin(config, now.values())
             self._compare(config, now, now, (*page.dropped, *worse))
         return page.drift
@@ -161,14 +171,22 @@ class Book:
         return len(page.tools), page.dropped, page.drift
 
 
-def _checked(found: Mapping[str, Definition]) -> tuple[dict[str, Definition], tuple[str, ...]]:
-    """Return those whose schemas are schemas, and why others are left out."""
+def _checked(
+    found: Mapping[str, Definition], budget: Budget
+) -> tuple[dict[str, Definition], tuple[str, ...]]:
+    """Return those whose schemas are schemas, and why others are left out.
+
+    Raises BudgetExceeded once all of them together take too long: which were left out would depend on
+    how fast the machine is.
+    """
     good: dict[str, Definition] = {}
     bad: list[str] = []
     for wire, each in found.items():
         try:
-            check(each)
+            check(each, budget)
             good[wire] = each
         except ToolInvalid as error:
+            budget.spend()
+            budget.look()
             bad.append(f"{wire!a}: {error.what}")
     return good, tuple(bad)

@@ -1,5 +1,6 @@
 """Servers in cells: each in its own, which shows it what its configuration names and nothing else."""
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ PROFILE = "server"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
 _OF_A_BASE = ("bin", "lib", "lib64")
+_MAX_MANIFEST_BYTES = 1024 * 1024
 _GRACE_SECONDS = 2.0  # to exit after its input ended
 
 
@@ -87,14 +89,40 @@ def _command(config: ServerConfig, env: Mapping[str, str]) -> str:
             f"server {config.name}: there is no program {config.command!r}",
             "install it, or give its whole path as command",
         )
-    return os.path.abspath(found)
+    command, real = os.path.abspath(found), os.path.realpath(found)
+    return real if _package_of(real) else command  # Node looks for modules beside the real file
+
+
+def _package_of(program: str) -> Path | None:
+    """Return the npm package that names `program` as one of its programs, if one does."""
+    folders = (each for each in Path(program).parents if (each / "package.json").is_file())
+    nearest = next(folders, None)
+    if nearest and Path(program) in _programs_of(nearest / "package.json"):
+        return nearest
+    return None
+
+
+def _programs_of(manifest: Path) -> list[Path]:
+    """Return the files that a package.json names as programs (`bin` in package.json(5))."""
+    try:
+        with open(manifest, "rb") as file:
+            given = json.loads(file.read(_MAX_MANIFEST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []
+    named = given.get("bin") if isinstance(given, dict) else None
+    paths = named.values() if isinstance(named, dict) else [named]
+    return [(manifest.parent / each).resolve() for each in paths if isinstance(each, str)]
 
 
 def _needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
     """Return what has to be executable for `command` to be: its virtual environment, with the Python
-    that this was made from, or itself."""
+    that this was made from, or its npm package with those that it may use, or itself."""
     if any(Path(command).is_relative_to(each) for each in shown):
         return ()
+    if around := [each for each in Path(command).parents if each.name == "node_modules"]:
+        return (str(around[-1]),)
+    if package := _package_of(command):
+        return (str(package),)
     environment = Path(command).parent.parent
     if not (environment / "pyvenv.cfg").is_file():
         return (command,)

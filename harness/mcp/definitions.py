@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...policies.errors import ToolInvalid
+from ...runner.budget import Budget
 from ..tools.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of
 from ..tools.spec import Provenance, ToolOwner, ToolSpec, ToolState
 from ..tools.validation import compile_schema
@@ -27,6 +28,12 @@ _COMMENTS = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 _SAID = ("description", "title", "$comment")
+# FastMCP puts a value that is no object into an object with this one property, and says so by this
+# word of the output schema (fastmcp/tools/tool.py, from 2.10 on).
+_WRAPS = "x-fastmcp-wrap-result"
+_WRAPPED = "result"
+_UNWRAPPED = "x-cellwright-unwrapped"  # our word, in the schema of what was wrapped
+_READ_CHARACTERS = 64 * 1024  # of a text that is shown: far more than is left of it
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -91,16 +98,17 @@ def _check_schema(schema: Any, key: str) -> None:
             raise ToolInvalid(f"{key}: there are characters in a name that nobody sees")
 
 
-def check(definition: Definition) -> None:
+def check(definition: Definition, budget: Budget) -> None:
     """Raise ToolInvalid unless its schemas are schemas: some milliseconds each, once."""
-    compile_schema(definition.said["inputSchema"])
-    compile_schema(definition.said.get("outputSchema") or {})
+    for schema in (definition.said["inputSchema"], _output_of(definition) or {}):
+        budget.look()
+        compile_schema(schema)
 
 
 def spec_of(definition: Definition, name: str, config: ServerConfig) -> ToolSpec:
     """Return the tool called `name` as everyone else has it; `function` is what the server calls it."""
     said = definition.said
-    output = said.get("outputSchema")
+    output = _output_of(definition)
     return ToolSpec(
         name=name,
         description=shown(said.get("description") or said.get("title") or ""),
@@ -115,6 +123,32 @@ def spec_of(definition: Definition, name: str, config: ServerConfig) -> ToolSpec
         risky=_is_risky(definition, config),
         provenance=Provenance(maker=f"mcp:{config.name}"),
     )
+
+
+def _output_of(definition: Definition) -> dict[str, Any] | None:
+    """Return the output schema; of a result that is wrapped, the schema of what is in it."""
+    schema: dict[str, Any] = definition.said.get("outputSchema") or {}
+    properties = schema.get("properties")
+    if schema.get(_WRAPS) is not True or not isinstance(properties, dict):
+        return schema or None
+    inside = properties.get(_WRAPPED)
+    if len(properties) > 1 or not isinstance(inside, dict):
+        return schema
+    beside = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
+    alone = {**inside, **beside, _UNWRAPPED: True}
+    try:
+        check_words(alone)
+    except ToolInvalid:  # it refers to the object around it
+        return schema
+    return alone
+
+
+def unwrapped(value: Any, schema: Mapping[str, Any] | None) -> Any:
+    """Return what a result holds if `schema`, that of the spec, is the schema of what is in it."""
+    holds = schema is not None and schema.get(_UNWRAPPED) is True
+    if holds and isinstance(value, dict) and value.keys() == {_WRAPPED}:
+        return value[_WRAPPED]
+    return value
 
 
 def _is_risky(definition: Definition, config: ServerConfig) -> bool:
@@ -132,7 +166,8 @@ def _matches(wire: str, globs: tuple[str, ...]) -> bool:
 
 def shown(text: str) -> str:
     """Return a server's words as people see them: without comments, and what hides or reorders."""
-    return visible(_COMMENTS.sub("", visible(text, len(text))))
+    read = text[:_READ_CHARACTERS]
+    return visible(_COMMENTS.sub("", visible(read, len(read))))
 
 
 def clean_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A way to a server: a process and its pipes, or HTTP; with limits, whichever it is."""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,10 +19,21 @@ from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
 from .sieve import Sieve
 from .variables import from_vault
 
-# What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node and others write it.
-_NO_NETWORK = ("EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "Temporary failure in name resolution",
-               "Name or service not known", "Network is unreachable")  # fmt: skip
+# What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node, curl and others write it.
+_NO_NETWORK = re.compile(
+    "EAI_AGAIN|ENOTFOUND|ENETUNREACH|fetch failed|name resolution|Name or service not known|"
+    "Network is unreachable|Could not resolve|nodename nor servname|All connection attempts failed",
+    re.IGNORECASE,
+)
+# What stands below the words of an error: its stack, its fields, and the version of Node.
+_BELOW_AN_ERROR = re.compile(r"\s|[\]})]+,?$|Node\.js v[\d.]+$")
+_ERROR = re.compile(r"(Uncaught )?[\w$.]*(Error|Exception)\b|(error|fatal|panic)\b", re.IGNORECASE)
+_LAST_LINES = 5
+_LAST_CHARACTERS = 300
 Launch = Callable[[ServerConfig, Mapping[str, str]], Peer]
+
+
+NO_NETWORK_HINT = "; cells have no network: run it with sandboxed: false, or elsewhere by url"
 
 
 class Link:
@@ -46,17 +58,33 @@ class Link:
     def why(self) -> str:
         """Return why it ended, in the server's last words if it had any."""
         said = self._tail.text
-        last = self.clean(said.strip().rpartition("\n")[2])[-300:]  # or a part of one would stay
+        last = last_words(self.clean(said))  # cleaned first, or a part of one would stay
         why = self.clean(self.sieve.why)
         words = f"{why}, after {last!a}" if last else why
-        no_network = self.in_cell and any(each in said for each in _NO_NETWORK)
-        return f"{words}; cells have no network" if no_network else words
+        return words + self.network_hint(said)
+
+    def network_hint(self, said: str) -> str:
+        """Return what to add to the words of a failure: that a server in a cell has no network, if that
+        is what it fails for; else nothing."""
+        return NO_NETWORK_HINT if self.in_cell and _NO_NETWORK.search(said) else ""
 
     async def __aenter__(self) -> Any:
         return self.sieve, self.sieve.writer
 
     async def __aexit__(self, *_: object) -> None:
         """Whoever opened it closes it."""
+
+
+def last_words(said: str) -> str:
+    """Return why a program ended, of what it wrote to its standard error: the line of the error if its
+    stack is all that follows (Node ends with its own version), else the last five lines."""
+    lines = [each.rstrip() for each in said.splitlines() if each.strip()]
+    for line in reversed(lines):
+        if not _BELOW_AN_ERROR.match(line):
+            if _ERROR.match(line):
+                return line[-_LAST_CHARACTERS:]
+            break
+    return " | ".join(each.strip() for each in lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
 def open_link(

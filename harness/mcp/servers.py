@@ -8,9 +8,11 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
+import anyio
 
-from ...policies.errors import ClosedError, PolicyError, ToolError
+from ...policies.errors import BudgetExceeded, ClosedError, PolicyError, ToolError, ToolFailed
+from ...runner.budget import STEPS_PER_SECOND, Budget
+from ...runner.turns import NEVER
 from ..tools.naming import key_of
 from ..tools.registry import ToolRegistry
 from ..tools.spec import Caller, Tool, ToolSpec
@@ -24,7 +26,10 @@ from .links import Launch
 from .pins import Drift, Pins
 from .room import Room
 from .status import Progressed, ServerStatus, state_of
+from .threads import in_thread
 from .upstream import Means
+
+_STEPS = 10 * STEPS_PER_SECOND  # for the definitions of one server
 
 
 class McpServers:
@@ -119,7 +124,11 @@ class McpServers:
     def pin(self, server: str) -> Drift:
         """Believe what a server says of its tools now; return what that changed."""
         self._ask(self._config(server).name)
-        return self._book.pin(self._config(server))
+        config = self._config(server)
+        try:
+            return self._book.pin(config, _budget(config, config.connect_timeout))
+        except BudgetExceeded as exceeded:
+            raise ToolFailed(f"{server} cannot be pinned: {exceeded.what}") from None
 
     def close(self) -> None:
         """End every server; what is called then raises ToolFailed.  Closing twice is fine."""
@@ -165,11 +174,19 @@ class McpServers:
 
         upstream = self._open_room().upstreams[spec.server]
         believed = partial(self._book.check, spec)
-        result, secrets = await upstream.call(spec.function, arguments, believed, progress)
-        return value_of(result, spec, secrets)
+        result, link = await upstream.call(spec.function, arguments, believed, progress)
+        return value_of(result, spec, link)
 
     async def _listed(self, config: ServerConfig, listing: Listing) -> None:
-        await anyio.to_thread.run_sync(self._book.take, config, listing)
+        """Take up what a server lists, before the time for that is over, or only that would be told;
+        raises ToolFailed."""
+        seconds = 0.9 * (anyio.current_effective_deadline() - anyio.current_time())
+        try:
+            await in_thread(
+                lambda stop: self._book.take(config, listing, _budget(config, seconds, stop))
+            )
+        except BudgetExceeded as exceeded:
+            raise ToolFailed(exceeded.what) from None
 
     def _ask(self, server: str) -> None:
         room = self._open_room()
@@ -208,6 +225,11 @@ class McpServers:
             upstream.error if upstream else "", upstream.starts if upstream else 0,
             connection.protocol if connection else "", connection.link.pid if connection else 0,
         )  # fmt: skip
+
+
+def _budget(config: ServerConfig, seconds: float, stop: int = NEVER) -> Budget:
+    """Return what may be spent on the definitions of one server."""
+    return Budget(f"checking the tools of {config.name}", _STEPS, seconds=seconds, cancel=stop)
 
 
 def _close(rooms: list[Room]) -> None:

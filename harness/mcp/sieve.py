@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from mcp.client._transport import ReadStream, WriteStream
 from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
@@ -57,7 +58,7 @@ class Sieve:
         if isinstance(item, Violation):
             self.end(str(item))
             raise anyio.EndOfStream
-        return self._sifted(item) if isinstance(item, SessionMessage) else item
+        return await self._sifted(item) if isinstance(item, SessionMessage) else item
 
     def end(self, why: str) -> None:
         """Note why there is nothing more to be had; the first reason counts."""
@@ -72,13 +73,16 @@ class Sieve:
         if self._room < 0:
             raise Violation(f"it floods: more than {MESSAGES_PER_SECOND:g} messages a second")
 
-    def _sifted(self, received: SessionMessage) -> SessionMessage:
+    async def _sifted(self, received: SessionMessage) -> SessionMessage:
         message = received.message
         if isinstance(message, JSONRPCResponse):
             id = coerce_request_id(message.id)  # the session takes "7" for 7, and so do we
             is_listing = id in self._listings
             self._listings.discard(id)
-            message.result = _page(message.result) if is_listing else _unmarked(message.result)
+            if is_listing:  # in a thread: it is up to 4 MiB, and other servers share the loop
+                message.result = await anyio.to_thread.run_sync(_page, message.result)
+            else:
+                message.result = _unmarked(message.result)
         return received
 
     async def aclose(self) -> None:

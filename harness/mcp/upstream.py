@@ -56,8 +56,8 @@ class Upstream:
     async def call(
         self, wire: str, arguments: dict[str, Any], believed: Callable[[], None],
         on_progress: Progress | None,
-    ) -> tuple[CallToolResult, tuple[str, ...]]:  # fmt: skip
-        """Call a tool, and return what came of it with what must not stand in it.
+    ) -> tuple[CallToolResult, Link]:  # fmt: skip
+        """Call a tool, and return what came of it with the link that it came by.
 
         `believed` raises if the tool, as it is now listed, may not be called.  Raises ToolFailed if
         the server cannot be had, dies, says no or is silent for too long, ToolResultInvalid if it
@@ -66,7 +66,7 @@ class Upstream:
         connection = await self.connected()
         believed()
         timeout = self.config.timeout
-        sieve, secrets = connection.link.sieve, connection.link.secrets
+        link, sieve = connection.link, connection.link.sieve
         heard = sieve.heard
         try:
             with anyio.fail_after(timeout):
@@ -76,9 +76,9 @@ class Upstream:
                 self._group.start_soon(self._prove_alive, connection)
             raise ToolFailed(f"{self.config.name} did not answer within {timeout:g} s") from None
         except Exception as error:  # noqa: BLE001 - whatever the SDK makes of what a server sends
-            raise self._told(error, connection.link) from None
+            raise self._told(error, link) from None
         self._failures = 0
-        return result, secrets
+        return result, link
 
     async def _prove_alive(self, connection: Connection) -> None:
         """End a connection on which nothing is heard, whatever is asked."""
@@ -207,8 +207,8 @@ class Upstream:
         if isinstance(_leaf(error), ValidationError):
             return ToolResultInvalid(f"{self.config.name} broke the protocol: {words}")
         if link.sieve.ended.is_set():
-            words = f"{words}: {link.why}"
-        return ToolFailed(f"{self.config.name}: {words}")
+            return ToolFailed(f"{self.config.name}: {words}: {link.why}")
+        return ToolFailed(f"{self.config.name}: {words}{link.network_hint(words)}")
 
     def stop(self) -> None:
         """Have it end; whoever waits for the group waits for that."""

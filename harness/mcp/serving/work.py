@@ -1,15 +1,15 @@
 """Blocking work on behalf of a request: in a thread, told to end when the request is over."""
 
 import codecs
-import os
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
 import anyio
-from anyio import CapacityLimiter, from_thread, to_thread
+from anyio import CapacityLimiter, from_thread
 
 from ....runner.capture import OnOutput
 from ...cli.terminal import harmless
+from ..threads import in_thread
 from .owners import Context, owner_of
 
 T = TypeVar("T")
@@ -43,11 +43,7 @@ class Desk:
         ever sent a second time, so nobody could be told what came of it.
         """
         async with self._of_one(owner_of(context).client), self._turns:
-            stop = os.eventfd(0, os.EFD_CLOEXEC)
-            try:
-                value, error = await _attended(context, work, stop)
-            finally:
-                os.close(stop)
+            value, error = await _attended(context, work)
         if error:
             raise error
         return cast("T", value)
@@ -57,36 +53,27 @@ class Desk:
 
 
 async def _attended(
-    context: Context, work: Callable[[Line], T], stop: int
+    context: Context, work: Callable[[Line], T]
 ) -> tuple[T | None, Exception | None]:
+    """Return what came of the work, with its progress told beside it."""
     progress = Progress(context) if wants_progress(context) else None
-    line = Line(stop, progress.tell if progress else None)
 
-    def outcome() -> tuple[T | None, Exception | None]:
+    def outcome(stop: int) -> tuple[T | None, Exception | None]:
         try:
-            return work(line), None
+            return work(Line(stop, progress.tell if progress else None)), None
         except Exception as error:  # noqa: BLE001 - raised again, outside the group of tasks
             return None, error
 
+    gone: anyio.Event | None = context.request.scope[GONE] if context.request else None
     async with anyio.create_task_group() as beside:
-        beside.start_soon(_watch, context, stop)
         if progress:
             beside.start_soon(progress.relay)
-        with anyio.CancelScope(shield=True):  # its cell is taken down by the thread: wait for it
-            found = await to_thread.run_sync(outcome, limiter=CapacityLimiter(1))
+        # its cell is taken down by the thread: that is waited for
+        found = await in_thread(outcome, gone.wait if gone else anyio.sleep_forever)
         if progress:
             await progress.finish()
         beside.cancel_scope.cancel()
     return found
-
-
-async def _watch(context: Context, stop: int) -> None:
-    """Have the work end when the request is over, in whatever way."""
-    gone: anyio.Event | None = context.request.scope[GONE] if context.request else None
-    try:
-        await (gone.wait() if gone else anyio.sleep_forever())
-    finally:
-        os.eventfd_write(stop, 1)
 
 
 def wants_progress(context: Context) -> bool:

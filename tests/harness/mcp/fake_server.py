@@ -111,6 +111,8 @@ def call(request):
             child.stdout.readline()
             answer(request, text("two"))
             child.wait()
+    if name == "structured":
+        return text("x", structuredContent=given["value"])
     if name == "lie":
         return text("{}", structuredContent={"n": "no number"})
     if name == "break_promise":

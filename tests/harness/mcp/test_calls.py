@@ -1,6 +1,7 @@
 """Tools of servers among all others: what a call gives, who may call, where they are found."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -8,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.types import CallToolResult, TextContent
 
 from cellwright import Sandbox, ToolFactory, ToolRegistry
+from cellwright.harness.mcp.answers import value_of
 from cellwright.harness.mcp.cells import policy_of
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
+from cellwright.harness.mcp.links import Link
 from cellwright.harness.mcp.servers import McpServers
 from cellwright.harness.tools.broker import Broker
 from cellwright.harness.tools.finding import ToolSearch
 from cellwright.harness.tools.naming import key_of
-from cellwright.harness.tools.spec import ToolOwner
+from cellwright.harness.tools.spec import ToolOwner, ToolSpec
 from cellwright.policies.errors import (
     ApprovalRequired,
     ClosedError,
@@ -27,6 +31,7 @@ from cellwright.policies.errors import (
     ToolExists,
     ToolFailed,
     ToolNotFound,
+    ToolResultInvalid,
 )
 from cellwright.policies.loading import load_policy
 from cellwright.policies.tools import ToolRule, Tools
@@ -47,6 +52,38 @@ def test_text_stays_text_and_several_blocks_are_a_list(serve: Serve) -> None:
         {"type": "resource", "uri": "file:///a", "mime_type": "text/plain", "text": "inside"},
         {"type": "resource_link", "uri": "file:///b", "name": "b"},
     ]
+
+
+WRAPPED = {
+    "type": "object", "x-fastmcp-wrap-result": True, "required": ["result"],
+    "properties": {"result": {"type": "array", "items": {"$ref": "#/$defs/Row"}}},
+    "$defs": {"Row": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+}  # fmt: skip
+
+
+def test_a_result_that_fastmcp_wrapped_is_unwrapped(serve: Serve) -> None:
+    fake = serve(tool("structured", outputSchema=WRAPPED))
+    assert fake.call("structured", value={"result": [{"n": 1}]}) == [{"n": 1}]
+    schema = fake.servers.get("fake.structured").spec.output_schema
+    assert schema
+    assert schema["type"] == "array"
+    with pytest.raises(ToolResultInvalid, match="not of type 'integer'"):
+        fake.call("structured", value={"result": [{"n": "x"}]})
+    with pytest.raises(ToolResultInvalid):
+        fake.call("structured", value={"other": 1})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**WRAPPED, "x-fastmcp-wrap-result": False},
+        {**WRAPPED, "properties": {**WRAPPED["properties"], "more": {}}},  # type: ignore[dict-item]
+        {**WRAPPED, "properties": {"result": {"anyOf": [{"$ref": "#/properties/result/not"}, {}], "not": False}}},
+    ],
+)  # fmt: skip
+def test_a_result_that_is_not_surely_wrapped_is_left_as_it_is(serve: Serve, schema: Any) -> None:
+    value = {"result": [{"n": 1}]}
+    assert serve(tool("structured", outputSchema=schema)).call("structured", value=value) == value
 
 
 def test_a_call_takes_every_gate_of_the_broker(serve: Serve) -> None:
@@ -124,7 +161,7 @@ def test_a_server_in_a_cell_sees_what_it_is_shown(
     variables = json.loads(cell.call("env"))
     assert variables.keys() - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "TMPDIR", "TZ"}
     assert cell.servers.status()[0].sandboxed
-    with pytest.raises(ToolFailed, match="after 'it is broken'"):
+    with pytest.raises(ToolFailed, match="after 'Traceback [|] it is broken'"):
         cell.call("die")
     assert json.loads(cell.call("where"))[1] == "/workspace"
     assert cell.starts == 2
@@ -200,6 +237,69 @@ def test_what_fetches_a_server_needs_a_network_that_cells_have_not(
     fake = serve(command=command, sandboxed=True)
     with pytest.raises(ToolFailed, match="cells have no network"):
         fake.call("echo")
+
+
+SERVER_IN_NODE = """
+import { createInterface } from "node:readline";
+import { words } from "dependency";
+import { more } from "./more.js";
+const tool = { name: "say", inputSchema: { type: "object" } };
+const answers = {
+  initialize: (asked) => ({
+    protocolVersion: asked.protocolVersion, capabilities: { tools: {} },
+    serverInfo: { name: "say", version: "1" },
+  }),
+  "tools/list": () => ({ tools: [tool] }),
+  "tools/call": () => ({ content: [{ type: "text", text: words + more }] }),
+};
+createInterface({ input: process.stdin }).on("line", (line) => {
+  const { id, method, params } = JSON.parse(line);
+  if (id === undefined) return;
+  const result = answers[method]?.(params);
+  const said = result ? { result } : { error: { code: -32601, message: "what?" } };
+  console.log(JSON.stringify({ jsonrpc: "2.0", id, ...said }));
+});
+"""
+
+
+@pytest.mark.needs("cgroup", "node")
+@pytest.mark.parametrize("place", ["node_modules/@scope/server", "source"])
+def test_a_link_that_npm_made_is_a_server(serve: Serve, tmp_path: Path, place: str) -> None:
+    """`npm install` links to a package below node_modules, `npm link` to one that lies elsewhere."""
+    package = tmp_path / place
+    main, link = package / "dist" / "index.js", tmp_path / "node_modules" / ".bin" / "say"
+    files = {
+        package / "package.json": '{"type": "module", "bin": {"say": "./dist/index.js"}}',
+        main: f"#!/usr/bin/env node{SERVER_IN_NODE}",
+        package / "dist" / "more.js": 'export const more = "!";',
+    }
+    near = package if place == "source" else tmp_path
+    dependency = near / "node_modules" / "dependency"
+    files[dependency / "package.json"] = '{"type": "module", "exports": "./index.js"}'
+    files[dependency / "index.js"] = 'export const words = "hello";'
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    main.chmod(0o755)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(main, link.parent))
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # root's cells are an ordinary user's
+    given = {"command": str(link), "connect_timeout": 60}
+    with McpServers({"mcpServers": {"node": given}}, pins=tmp_path / "pins.json") as servers:
+        assert Broker(servers).call("node.say", {}) == "hello!"
+
+
+@pytest.mark.parametrize("sandboxed", [True, False])
+@pytest.mark.parametrize("words", ["getaddrinfo EAI_AGAIN example.org", "TypeError: fetch failed"])
+def test_a_call_that_fails_for_want_of_a_network_says_so(words: str, sandboxed: bool) -> None:
+    streams: Any = (None, None)
+    link = Link(streams)
+    link.in_cell = sandboxed
+    content: list[Any] = [TextContent(type="text", text=words)]
+    with pytest.raises(ToolFailed) as told:
+        value_of(CallToolResult(content=content, is_error=True), ToolSpec(name="a.b"), link)
+    assert ("cells have no network" in str(told.value)) is sandboxed
 
 
 # asking back

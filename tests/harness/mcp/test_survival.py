@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cellwright import Vault
+from cellwright.harness.mcp.links import last_words
 from cellwright.policies.errors import ToolDenied, ToolFailed, ToolNotFound, ToolResultInvalid
 from tests.conftest import soon
 
@@ -43,10 +44,50 @@ def test_a_server_that_dies_in_a_call_is_told_with_its_last_words_and_started_ag
     serve: Serve,
 ) -> None:
     fake = serve("die", "echo")
-    with pytest.raises(ToolFailed, match="closed the connection, after 'it is broken'"):
+    with pytest.raises(
+        ToolFailed, match="closed the connection, after 'Traceback [|] it is broken'"
+    ):
         fake.call("die")
     assert fake.call("echo") == "{}"
     assert fake.starts == 2
+
+
+NODE = """/srv/server.js:3
+throw new TypeError("no database")
+^
+
+TypeError: no database
+    at Object.<anonymous> (/srv/server.js:3:7)
+    at Module._compile (node:internal/modules/cjs/loader:1554:14) {
+  code: 'E_NONE',
+  [cause]: undefined
+}
+
+Node.js v20.18.1
+"""
+PYTHON = """Traceback (most recent call last):
+  File "/srv/server.py", line 3, in <module>
+    open("x")
+FileNotFoundError: [Errno 2] No such file or directory: 'x'
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (NODE, "TypeError: no database"),
+        (PYTHON, "FileNotFoundError: [Errno 2] No such file or directory: 'x'"),
+        ("Uncaught Error: bad\n    at f (x.js:1)\n", "Uncaught Error: bad"),
+        ("Error: once\ngoing on\nbye\n", "Error: once | going on | bye"),
+        ("\n".join(map(str, range(9))), "4 | 5 | 6 | 7 | 8"),
+        ("usage: server DIR\n", "usage: server DIR"),
+        ("Node.js v20.18.1\n", "Node.js v20.18.1"),
+        (" \n", ""),
+        ("x" * 5000, "x" * 300),
+    ],
+)
+def test_the_last_words_are_those_of_the_error_else_the_last_lines(said: str, last: str) -> None:
+    assert last_words(said) == last
 
 
 @pytest.mark.parametrize("more", [0, 290])  # then what is kept begins within it
