@@ -132,12 +132,23 @@ def _make_executable(path: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> bytes:
-    """Return lines that write a file, octal escapes for what is not plain; `set -C` is overruled."""
+    """Return lines that write a file, octal escapes for what is not plain; `set -C` is overruled.
+
+    A name that is a FIFO's is left alone: to open it would wait for a reader.
+    """
     target = shlex.quote(path).encode()
     pieces = [data[start : start + _LINE_BYTES] for start in range(0, len(data), _LINE_BYTES)]
+    line = (
+        b"[ -f %(at)b ] || [ ! -e %(at)b ] && printf '%(data)b' >%(more)b %(at)b || "
+        b"{ _cell=${_cell%%x}x; [ -f %(at)b ] || echo %(at)b: not a regular file >&2; }\n"
+    )
     lines = [
-        b"printf '%b' >%b %b || _cell=${_cell%%x}x\n"
-        % (_NOT_PLAIN.sub(_escaped, piece), b">" if number else b"|", target)
+        line
+        % {
+            b"at": target,
+            b"data": _NOT_PLAIN.sub(_escaped, piece),
+            b"more": b">" if number else b"|",
+        }
         for number, piece in enumerate(pieces or [b""])
     ]
     return b"".join(lines)

@@ -2,9 +2,11 @@
 
 import builtins
 import contextlib
+import errno
 import json
 import linecache
 import os
+import stat
 import sys
 import types
 
@@ -14,6 +16,8 @@ from ..channel import Channel, Receiver, packets
 from ..messages import Answer, Become, Finished, InputFile, Run, Start, decode, encode
 
 WORKSPACE = "/workspace"
+# O_NONBLOCK: to open a FIFO that nobody reads fails at once (fifo(7)); for regular files it is void.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN_BYTES = 256 * 1024 * 1024
 _Word = Run | Start | Become
 
@@ -61,10 +65,16 @@ def report_to(control: int, finished: Finished) -> None:
 
 
 def write(file: InputFile) -> None:
-    """Write an input below /workspace; the supervisor has checked the path."""
+    """Write an input below /workspace; the supervisor has checked the path.
+
+    Raises OSError, also where something other than a regular file has that name: to write to a FIFO
+    that an earlier request of a session made would take until the deadline.
+    """
     path = os.path.join(WORKSPACE, file.path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as opened:
+    with open(os.open(path, _NEW, 0o666), "wb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
         opened.write(file.data)
     if file.executable:
         os.chmod(path, 0o700)

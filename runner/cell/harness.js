@@ -143,13 +143,23 @@
   let give_up = null; // ends the wait for a promise
   let stdin = null; // as a stream, once it is asked for
 
+  const write = (file, content) => { // to open a FIFO without O_NONBLOCK would wait for a reader
+    const { O_WRONLY, O_CREAT, O_TRUNC, O_NONBLOCK } = fs.constants;
+    const opened = fs.openSync(file, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK);
+    try {
+      if (!fs.fstatSync(opened).isFile()) throw new Error(`${file}: not a regular file`);
+      fs.writeFileSync(opened, content);
+    } finally {
+      fs.closeSync(opened);
+    }
+  };
   const prepare = (request, contents) => {
     let at = 0;
     const content = (size) => contents.subarray(at, at += size);
     for (const [name, size, executable] of request.files) {
       const file = path.join("/workspace", name);
       fs.mkdirSync(path.dirname(file), { recursive: true });
-      fs.writeFileSync(file, content(size));
+      write(file, content(size));
       if (executable) fs.chmodSync(file, 0o700);
     }
     read_from(content(request.stdin));

@@ -191,6 +191,14 @@ lambda do |given|
       break frame if frame&.start_with?("{") # and is no answer to a call that was given up
     end
   end
+  flags = File::WRONLY | File::CREAT | File::TRUNC | File::NONBLOCK | File::BINARY
+  write = lambda do |path, content| # to open a FIFO without NONBLOCK would wait for a reader
+    File.open(path, flags) do |file|
+      raise Errno::EINVAL, "#{path}: not a regular file" unless file.stat.file?
+
+      file.write(content)
+    end
+  end
   prepare = lambda do |request, contents|
     at = 0
     request["files"].each do |name, size, executable|
@@ -198,7 +206,7 @@ lambda do |given|
       File.dirname(path).split("/").reduce do |above, part|
         "#{above}/#{part}".tap { |directory| Dir.mkdir(directory) unless Dir.exist?(directory) }
       end
-      File.binwrite(path, contents.byteslice(at, size))
+      write[path, contents.byteslice(at, size)]
       File.chmod(0o700, path) if executable
       at += size
     end

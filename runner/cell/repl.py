@@ -71,7 +71,7 @@ class _Session:
         try:
             signal.signal(signal.SIGINT, self._handler)
             sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
-            give(run, self._main, filename)  # which waits where a file's name is that of a FIFO
+            give(run, self._main, filename)
             self._toolbox.open(run, self._main)
             return program.run(self._main.__dict__)
         finally:
