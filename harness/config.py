@@ -118,6 +118,8 @@ def with_timeout(limits: Limits, seconds: float | None) -> Limits:
 
 def check_sessions(settings: SessionSettings) -> SessionSettings:
     """Return `settings` if they make sense; raises PolicyError naming what does not."""
+    if not isinstance(settings, SessionSettings):
+        raise PolicyError(f"sessions: must be SessionSettings, not {settings!r}")
     for name, value in settings._asdict().items():
         check_limit(f"sessions.{name}", value, whole=not name.endswith("seconds"))
     if settings.alive < 1 or settings.requests < 1:
@@ -125,17 +127,21 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
     return settings
 
 
-def check_interpreters(paths: Mapping[str, str]) -> Mapping[str, str]:
+def check_interpreters(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
     """Return `paths`, language to interpreter, if each can be executed; raises PolicyError."""
+    if not isinstance(paths, Mapping):
+        raise PolicyError(f"interpreters: must be a mapping, not {type(paths).__name__}")
     known = interpreted_languages()
+    checked = {}
     for language, path in paths.items():
         if language not in known:
             raise PolicyError(f"interpreters: {language!r} is none of {', '.join(known)}")
-        if not (isinstance(path, str) and os.path.isabs(path)):
+        if not (isinstance(path, str | os.PathLike) and os.path.isabs(path)):
             raise PolicyError(f"interpreters.{language}: {path!r} is not an absolute path")
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             raise PolicyError(f"interpreters.{language}: {path} cannot be executed")
-    return dict(paths)
+        checked[language] = os.fspath(path)
+    return checked
 
 
 def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
@@ -143,6 +149,8 @@ def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
 
     Raises PolicyError naming what makes no sense.
     """
+    if not isinstance(pool, int | PoolSettings):
+        raise PolicyError(f"pool: must be a whole number or PoolSettings, not {pool!r}")
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
     if fresh_exec:
         settings = settings._replace(cells_per_launcher=1)

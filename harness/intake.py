@@ -11,14 +11,13 @@ from ..runner.performance import Request, Streams, new_execution_id
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.workspace import KeptWorkspace
 from .calling import CALLING
-from .request import Rejected, check_language, make_program, make_request
+from .request import CallArguments, Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
     from ..runner.audit.clerk import Clerk
     from ..runner.audit.spans import Span
     from .tools.offering import Offering
 
-_GIVEN = {"stdin", "inputs", "files", "env", "timeout", "trace_id", "collect"}
 Perform = Callable[[str, Request], SandboxResult]  # the first is the language
 
 
@@ -36,16 +35,15 @@ class Intake:
         self._offering = offering
 
     def perform(
-        self, code: str | bytes, language: str, given: dict[str, Any], perform: Perform,
+        self, code: str | bytes, language: str, given: CallArguments, perform: Perform,
         session_id: str | None = None,
     ) -> SandboxResult:  # fmt: skip
         """Check a request, have it performed, and record both; raises what the three raise."""
-        check_given(given)
         try:
             language = check_language(language)
-            request = make_request(code, self._policy.limits, **given)
+            request = make_request(code, self._policy.limits, **given.of_request())
         except Rejected as refusal:
-            return self._rejected(str(refusal), given.get("trace_id"))
+            return self._rejected(str(refusal), given.trace_id)
         findings = self._findings(request.code, language)
         if findings and self._policy.validation.mode == "enforce":
             return self._rejected(str(findings[0]), request.trace_id, findings)
@@ -132,12 +130,6 @@ def _about(request: Request, session_id: str | None) -> dict[str, str]:
     """Return what else a record of its start says: never an argument, which may be a secret."""
     program = {"program": request.program.frame.arguments[0]} if request.program else {}
     return program | ({"session_id": session_id} if session_id else {})
-
-
-def check_given(given: dict[str, Any]) -> None:
-    """Raise TypeError for an argument that `execute` does not have."""
-    if unknown := given.keys() - _GIVEN:
-        raise TypeError(f"execute() has no argument {', '.join(sorted(unknown))}")
 
 
 def rules_of(

@@ -22,6 +22,7 @@ from ..runner.supervisors import Supervisors
 from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
 from .intake import Intake, rules_of
 from .program import OnStreams, Program, Programs
+from .request import CallArguments
 from .session import Session
 from .sessions import OpenSessions
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from .workspaces.store import Workspaces
 
 OTHER_LANGUAGES_CELLS = 2
+PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
+_POLICIES = (
+    "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy, "
+    "a PermissionSet or a SandboxConfig"
+)
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
 
 
@@ -40,10 +46,11 @@ class LocalCells:
     """Cells of this process's own.  The arguments are those of `Sandbox`."""
 
     def __init__(
-        self, *, config: SandboxConfig | None, policy: str | Policy | PermissionSet | None,
-        python: str | None, cgroup_root: str | None, spawned: Spawned | None,
+        self, *, config: SandboxConfig | PolicyLike | None, policy: PolicyLike | None,
+        python: str | os.PathLike[str] | None, cgroup_root: str | os.PathLike[str] | None,
+        spawned: Spawned | None,
         pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
-        interpreters: Mapping[str, str],
+        interpreters: Mapping[str, str | os.PathLike[str]],
         workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
         tools: "Offered | None", blocked_imports: Sequence[str] | None,
         blocked_builtins: Sequence[str] | None,
@@ -53,16 +60,17 @@ class LocalCells:
         rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
         settings = check_pool(pool, fresh_exec=fresh_exec)
         sessions, language = check_sessions(sessions), _language(language)
-        interpreters = check_interpreters(interpreters)
-        self.audit = _audit_log(config, audit)
+        known = check_interpreters(interpreters)
+        cgroup_root = None if cgroup_root is None else os.fspath(cgroup_root)
+        self.audit = _audit_log(config if isinstance(config, SandboxConfig) else None, audit)
         offering = _offering(tools, self.policy, self.audit)
         shelf = offering.shelf if offering else _no_shelf
-        spawned = spawned or Spawned(python or interpreter())
+        spawned = spawned or Spawned(os.fspath(python) if python else interpreter())
         self.supervisor = Supervisor(
             self.policy, spawned, cgroup_root, settings,
-            language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
+            language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
         )  # fmt: skip
-        made = self.policy, spawned.executable, cgroup_root, settings, interpreters, shelf
+        made = self.policy, spawned.executable, cgroup_root, settings, known, shelf
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
         self._programs = Programs()
@@ -80,9 +88,9 @@ class LocalCells:
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: dict[str, Any],
+        given: CallArguments,
     ) -> SandboxResult:  # fmt: skip
-        wanted = self._wanted(given)
+        wanted = self._wanted(given.workspace, given.clean)
 
         def perform(language: str, request: Request) -> SandboxResult:
             supervisor = self._supervisors.of(language)
@@ -107,12 +115,10 @@ class LocalCells:
 
         return self._programs.start(work)
 
-    def session(self, id: str | None, given: dict[str, Any]) -> Session:
-        return self._sessions.open(id, self._wanted(given), **given)
+    def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
+        return self._sessions.open(id, self._wanted(workspace, clean), language=language)
 
-    def _wanted(self, given: dict[str, Any]) -> "Wanted | None":
-        """Take the named workspace out of what was given."""
-        name, clean = given.pop("workspace", None), given.pop("clean", False)
+    def _wanted(self, name: str | None, clean: bool) -> "Wanted | None":
         if name is not None:
             from .workspaces.calls import Wanted  # seldom wanted
 
@@ -163,20 +169,30 @@ def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
     return "" if language == PYTHON else interpreters.get(interpreter_of(language), "")
 
 
-def _policy(config: SandboxConfig | None, policy: str | Policy | PermissionSet | None) -> Policy:
+def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | None") -> Policy:
     if config is not None and policy is not None:
         raise PolicyError("give a config or a policy, not both")
-    if isinstance(policy, str):
-        from ..policies.loading import load_policy
-
-        return load_policy(policy)
-    if isinstance(policy, PermissionSet):
+    if isinstance(config, SandboxConfig):
+        return config.policy()
+    given: object = config if policy is None else policy
+    if given is None:
+        return check_policy(Policy(name="strict"))
+    if isinstance(given, Policy):
+        return check_policy(given)
+    if isinstance(given, PermissionSet):
         from .permissions import policy_of
 
-        return policy_of(policy)
-    if config is not None:
-        return config.policy()
-    return check_policy(policy or Policy(name="strict"))
+        return policy_of(given)
+    if isinstance(given, str | os.PathLike | Mapping):
+        from ..policies.loading import load_policy, policy_of_data
+
+        if isinstance(given, Mapping):
+            return policy_of_data(given)
+        return load_policy(given if isinstance(given, str) else os.path.abspath(given))
+    name = "config" if policy is None else "policy"
+    raise PolicyError(
+        f"{name}: must be {_POLICIES}, not {type(given).__name__}",
+    )
 
 
 def _language(name: str) -> str:
@@ -194,6 +210,11 @@ def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") ->
 
     if isinstance(given, AuditLog):
         return given
+    if not isinstance(given, bool | None):
+        raise PolicyError(
+            f"audit: must be an AuditLog, True or False, not {given!r}",
+            "AuditLog(path=...) writes to a file, and is yours to close",
+        )
     return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
 
 

@@ -1,6 +1,7 @@
 """From what a caller passes to a checked request, or to the reason why it is refused."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,29 @@ _NAME_BYTES = 255  # of one name in a directory (NAME_MAX, limits.h)
 
 class Rejected(Exception):  # noqa: N818 - not an error of ours: it becomes a result
     """The program cannot be run as it is; the message says why."""
+
+
+class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller gives to one execution beside the program: the keyword arguments of `execute`.
+
+    A new one is added here and in the three signatures of `Executing`, which a test compares.
+    """
+
+    stdin: str | bytes | None = None
+    inputs: Mapping[str, Any] | None = None
+    files: Mapping[str, str | bytes] | None = None
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None
+    collect: Sequence[str] = ()
+    workspace: str | None = None
+    clean: bool = False
+    trace_id: str | None = None
+
+    def of_request(self) -> dict[str, Any]:
+        """Return the arguments of `make_request`: all but those about a named workspace."""
+        given = msgspec.structs.asdict(self)
+        del given["workspace"], given["clean"]
+        return given
 
 
 def make_request(
@@ -119,7 +143,7 @@ def check_language(language: str) -> str:
 
 def _source(code: str | bytes) -> str:
     if not isinstance(code, str | bytes):
-        raise PolicyError(f"code: must be text or bytes, not {type(code).__name__}")
+        raise PolicyError(f"code: must be text or bytes, not {type(code).__name__}", _content(code))
     text = _decode(code).removeprefix("\ufeff")  # a byte order mark, as python(1) skips it
     if not text.strip():
         raise Rejected("the source is empty")
@@ -227,8 +251,15 @@ def _parents(name: str) -> list[str]:
 def as_bytes(name: str, data: str | bytes) -> bytes:
     """Return content as bytes; raises PolicyError naming what makes no sense."""
     if not isinstance(data, str | bytes):
-        raise PolicyError(f"{name}: must be text or bytes, not {type(data).__name__}")
+        raise PolicyError(
+            f"{name}: must be text or bytes, not {type(data).__name__}", _content(data)
+        )
     try:
         return data.encode() if isinstance(data, str) else data
     except UnicodeEncodeError:
         raise PolicyError(f"{name}: holds a lone surrogate") from None
+
+
+def _content(given: object) -> str:
+    """Return a hint for a path that was given in the place of what the file holds."""
+    return "pathlib.Path.read_bytes returns the content" if isinstance(given, os.PathLike) else ""

@@ -4,9 +4,10 @@ import asyncio
 import collections
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from ..runner.capture import OnOutput
 from ..runner.result import SandboxResult, SandboxStatus
 from .background import Background
 
@@ -98,3 +99,17 @@ async def aexecute(
         raise
     finally:
         os.close(cancel)
+
+
+def in_loop(on_output: Callable[[str, bytes], Awaitable[None] | None]) -> OnOutput:
+    """Return a function for another thread that has what `on_output` returns awaited in this loop."""
+    loop = asyncio.get_running_loop()
+
+    async def wait_for(told: Awaitable[None]) -> None:
+        await told
+
+    def tell(stream: str, data: bytes) -> None:
+        if (told := on_output(stream, data)) is not None:
+            asyncio.run_coroutine_threadsafe(wait_for(told), loop).result()
+
+    return tell

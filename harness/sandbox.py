@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..policies.errors import PolicyError
 from ..policies.languages import PYTHON
-from ..policies.permissions import PermissionSet
 from ..policies.plan import Plan
 from ..policies.policy import Policy
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER
 from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
 from ..runner.session import SessionSettings
@@ -20,8 +18,9 @@ from ..runner.spawn import Spawned
 from ..runner.supervisor import Supervisor
 from .config import SandboxConfig
 from .executing import Executing
-from .local import LocalCells
+from .local import LocalCells, PolicyLike
 from .program import Program
+from .request import CallArguments
 from .session import Session
 
 if TYPE_CHECKING:
@@ -50,12 +49,14 @@ class _Cells(Protocol):
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: dict[str, Any], /,
+        given: CallArguments, /,
     ) -> SandboxResult: ...  # fmt: skip
 
     def program(self, argv: Sequence[str], given: dict[str, Any], /) -> Program: ...
 
-    def session(self, id: str | None, given: dict[str, Any], /) -> Session: ...
+    def session(
+        self, id: str | None, language: str, workspace: str | None, clean: bool, /
+    ) -> Session: ...
 
     def validate_source(self, code: str, /) -> tuple[bool, str | None]: ...
 
@@ -67,20 +68,21 @@ class _Cells(Protocol):
 class Sandbox(Executing):
     """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
 
-    `Sandbox()` denies everything and requires every layer.  `config` widens it by named permissions;
-    `policy` replaces it: the name of a shipped profile, the path of a TOML file, a Policy or a
-    PermissionSet.  `python` names another interpreter of the same version, `cgroup_root` a directory
-    in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready (0: a
-    call makes its own and takes it down before it returns) or all settings of the pool, `fresh_exec`
-    that each cell has a launcher, and so an address layout and a hash seed, of its own, `language`
-    whose launcher is started now (another's is when it is first asked for), `sessions` how many of
-    them live and how long, `interpreters` the paths of those of other languages that are not in the
-    usual places ({"javascript": "/opt/node/bin/node"}), `workspaces` those that calls may name, or
-    their directory, `audit` the trail to write to, which stays yours to close; unless told it is one
-    in memory, False is none.  `tools` are those of the host that programs may call, as far as the
-    policy lets them: a list of functions or Tools, a Broker, a ToolFactory or McpServers.
-    `blocked_imports` and `blocked_builtins` take the place of what source checks look for.  Use it
-    as a context manager, or call `close`.
+    `Sandbox()` denies everything and requires every layer.  `config` widens it by named
+    permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, a
+    mapping as TOML has it, a Policy or a PermissionSet; each of these may stand in the place of
+    `config` too.  `python` names another interpreter of the same version, `cgroup_root` a directory
+    in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready
+    (0: a call makes its own and takes it down before it returns) or all settings of the pool,
+    `fresh_exec` that each cell has a launcher, and so an address layout and a hash seed, of its
+    own, `language` whose launcher is started now (another's is when it is first asked for),
+    `sessions` how many of them live and how long, `interpreters` the paths of those of other
+    languages that are not in the usual places ({"javascript": "/opt/node/bin/node"}), `workspaces`
+    those that calls may name, or their directory, `audit` the trail to write to, which stays yours
+    to close; unless told it is one in memory, False is none.  `tools` are those of the host that
+    programs may call, as far as the policy lets them: a list of functions or Tools, a Broker, a
+    ToolFactory or McpServers.  `blocked_imports` and `blocked_builtins` take the place of what
+    source checks look for.  Use it as a context manager, or call `close`.
 
     `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
     one of the names that the daemon has, and everything else is the daemon's to say.
@@ -91,17 +93,17 @@ class Sandbox(Executing):
 
     def __init__(
         self,
-        config: SandboxConfig | None = None,
+        config: SandboxConfig | PolicyLike | None = None,
         *,
-        policy: str | Policy | PermissionSet | None = None,
-        python: str | None = None,
-        cgroup_root: str | None = None,
+        policy: PolicyLike | None = None,
+        python: str | os.PathLike[str] | None = None,
+        cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
         fresh_exec: bool = False,
         language: str = PYTHON,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
-        interpreters: Mapping[str, str] = MappingProxyType({}),
+        interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({}),
         workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
         tools: "Offered | None" = None,
@@ -152,33 +154,16 @@ class Sandbox(Executing):
         assert isinstance(self._cells, LocalCells)  # noqa: S101 - a daemon's is not within reach
         return self._cells.supervisor
 
-    def execute(
-        self,
-        code: str | bytes,
-        language: str = "python",
-        *,
-        on_output: OnOutput | None = None,
-        cancel: int = NEVER,
-        **given: Any,
-    ) -> SandboxResult:
-        """Run `code` in a fresh cell and return what came of it.
-
-        `language`: python, javascript, typescript, bash, sh or ruby, as far as the host has its
-        interpreter.
-        `given`: `stdin` (text or bytes), `inputs` (variables, as JSON has them), `files` (path below
-        /workspace -> content), `env`, `timeout` (seconds, only shorter than the policy's),
-        `trace_id`, `collect` (globs of files to bring back).  `on_output(stream, bytes)` is called as
-        output comes; `cancel` is a descriptor that ends the execution once it is readable.
-        `workspace` names one whose files are there before and are kept after, however the program
-        ends; with `clean` it is removed once a program completes.
-
-        What the code does wrong is in the result; raises PolicyError for arguments that make no
-        sense, ClosedError after `close`, LaunchError if no cell could be built, BusyError and
-        WorkspaceError if the workspace cannot be had.
-        """
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
         return self._cells.execute(code, language, on_output, cancel, given)
 
-    def session(self, id: str | None = None, language: str = PYTHON, **given: Any) -> "Session":
+    def session(
+        self, id: str | None = None, language: str = PYTHON, *, workspace: str | None = None,
+        clean: bool = False,
+    ) -> "Session":  # fmt: skip
         """Return a session: a cell that keeps variables and files from one call to the next.
 
         With `id`, the one of that name if it lives, else a new one.  With `workspace`, the files of
@@ -190,7 +175,7 @@ class Sandbox(Executing):
         """
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
-        return self._cells.session(id, {"language": language, **given})
+        return self._cells.session(id, language, workspace, clean)
 
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,

@@ -8,11 +8,13 @@ from ..policies.languages import program_that_does_nothing
 from ..runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
+from .request import CallArguments
 
 
 class Session(Executing):
     """One cell that lives across calls: variables, imports, files, threads and the working directory
-    stay.  Calls from several threads are served in order, never mixed.  Made by `Sandbox.session`.
+    stay, and the value of the last expression is `_` in the next call.  Calls from several threads are
+    served in order, never mixed.  Made by `Sandbox.session`.
 
     A call that takes too long is interrupted (KeyboardInterrupt) and the state stays; one that has
     not yielded after a second is interrupted again, and after another one killed, the session with
@@ -84,3 +86,13 @@ class Session(Executing):
         `diverged` of the new session names the calls, counted from 1, that went another way.
         Raises SessionLost if one of them ends it, PolicyError if there is too much to replay.
         """
+
+
+def own(given: CallArguments) -> CallArguments:
+    """Return `given` if a session can have it: its workspace is the one that it was opened with."""
+    if given.workspace is not None or given.clean:
+        raise PolicyError(
+            "workspace: a call of a session has that of the session",
+            "sandbox.session(workspace=...)",
+        )
+    return given

@@ -4,14 +4,14 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ..policies.errors import PolicyError
 from ..policies.languages import PYTHON
 from ..runner.capture import OnOutput
-from ..runner.performance import NEVER, Request
+from ..runner.performance import Request
 from ..runner.result import SandboxResult, SandboxStatus
 from ..runner.session import SessionCell
 from ..runner.supervisors import Supervisors
@@ -19,8 +19,8 @@ from ..runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_fi
 from .archive import files_of, pack
 from .history import History, outcome_of
 from .intake import Intake
-from .request import Rejected, check_language
-from .session import Session
+from .request import CallArguments, Rejected, check_language
+from .session import Session, own
 
 if TYPE_CHECKING:
     from .workspaces.calls import SessionWorkspace, Wanted
@@ -57,30 +57,18 @@ class CellSession(Session):
     def workspace(self) -> KeptWorkspace | None:
         return self._kept_in.kept if self._kept_in else None
 
-    def execute(
-        self,
-        code: str | bytes,
-        language: str | None = None,
-        *,
-        on_output: OnOutput | None = None,
-        cancel: int = NEVER,
-        **given: Any,
-    ) -> SandboxResult:
-        """Run `code` with what the calls before it left; the arguments are those of Sandbox.execute.
-
-        The value of its last expression is `_` in the next.  Python may await at the top level.  Raises
-        SessionLost if the session is gone, BusyError if the call before it does not end, PolicyError
-        for another language than its own.
-        """
-
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
         def perform(language: str, request: Request) -> SandboxResult:
             if language != self.language:
                 raise PolicyError(f"language: this session runs {self.language}, not {language}")
             return self._cell.execute(request, on_output, cancel)
 
-        result = self._intake.perform(code, language or self.language, given, perform, self.id)
+        result = self._intake.perform(code, language, own(given), perform, self.id)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
-            self._history.add(code, given, result)
+            self._history.add(code, asdict(given), result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
 
     def download(self, path: str) -> bytes:

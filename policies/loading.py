@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,42 @@ def load_policy(name: str) -> Policy:
     return check_named(name, _merged(name, ()))
 
 
+def policy_of_data(data: Mapping[str, Any]) -> Policy:
+    """Return the policy that `data` says, which is what TOML would be read as; raises PolicyError.
+
+    `extends` names a profile, or a TOML file by its path.
+    """
+    merged = _over_parent(dict(data), "policy", ())
+    try:
+        return check_policy(msgspec.convert(merged, Policy))
+    except msgspec.ValidationError as error:
+        raise PolicyError(f"policy: {error}", _meant(str(error))) from None
+
+
 def check_named(name: str, data: dict[str, Any]) -> Policy:
     """Return the policy that `data` says; an error names the file that it came from."""
     try:
         return check_policy(msgspec.convert(data, Policy))
     except (ValueError, msgspec.ValidationError) as error:
-        raise PolicyError(f"{_place(name, str(error))}: {error}") from None
+        raise PolicyError(f"{_place(name, str(error))}: {error}", _meant(str(error))) from None
+
+
+def _meant(complaint: str) -> str:
+    """Return a hint that names the field that was meant by an unknown one, if one is like it."""
+    if not (unknown := _UNKNOWN.search(complaint)):
+        return ""
+    import difflib  # only where something is wrong
+
+    sections = [each.type for each in msgspec.structs.fields(Policy)]
+    known = [
+        each.name
+        for struct in (Policy, *sections)
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
+        for each in msgspec.structs.fields(struct)
+    ]
+    longer = [name for name in known if name.startswith(unknown[1])]
+    close = longer or difflib.get_close_matches(unknown[1], known, 1, cutoff=0.75)
+    return f"did you mean {close[0]}?" if close else "policies/README.md has every field"
 
 
 def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> dict[str, Any]:
@@ -41,13 +72,18 @@ def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> di
     path = _path(name, beside)
     if str(path) in below or len(below) > _DEEPEST:
         raise PolicyError(f"{path}: extends itself, or too many others")
-    data = _read(path, name)
+    return _over_parent(_read(path, name), str(path), (*below, str(path)), path.parent)
+
+
+def _over_parent(
+    data: dict[str, Any], where: str, below: tuple[str, ...], beside: Path | None = None
+) -> dict[str, Any]:
     parent = data.pop("extends", None)
     if parent is None:
         return data
     if not isinstance(parent, str):
-        raise PolicyError(f"{_place(str(path), '`$.extends`')}: extends: must be one name")
-    base = _merged(parent, (*below, str(path)), path.parent)
+        raise PolicyError(f"{_place(where, '`$.extends`')}: extends: must be one name")
+    base = _merged(parent, below, beside)
     return {**base, **{key: _over(base.get(key), value) for key, value in data.items()}}
 
 

@@ -10,31 +10,29 @@ from ...policies.policy import Limits
 from ...runner.messages import decode_json
 from ...runner.result import SandboxResult
 from ...runner.workspace import Executable
-from ..intake import check_given
-from ..request import Rejected, check_language, make_request
+from ..request import CallArguments, Rejected, check_language, make_request
 from .frames import Execute, Executed, Given
 
 
 def packed(
-    code: str | bytes, language: str, given: dict[str, Any], limits: Limits, session: str = "",
+    code: str | bytes, language: str, given: CallArguments, limits: Limits, session: str = "",
     *, stream: bool = False,
 ) -> Execute:  # fmt: skip
     """Return the frame; raises what `execute` raises for arguments that make no sense.
 
     A program that will be rejected goes as it is: the daemon rejects it, and its trail knows.
     """
-    check_given(given)
     try:
         check_language(language)
-        request = make_request(code, limits, **given)
+        request = make_request(code, limits, **given.of_request())
     except Rejected:
         raw = code if isinstance(code, bytes) else code.encode(errors="surrogatepass")
-        trace_id = given.get("trace_id")
+        trace_id = given.trace_id
         about = Given(trace_id=trace_id)
         return Execute(raw, isinstance(code, str), str(language), about, session, stream)
     told = Given(
         stdin=request.stdin, inputs=request.inputs, files=request.files, env=request.environment,
-        timeout=given.get("timeout"), trace_id=request.trace_id, collect=request.collect,
+        timeout=given.timeout, trace_id=request.trace_id, collect=request.collect,
     )  # fmt: skip
     return Execute(request.code.encode(), True, language, told, session, stream)
 

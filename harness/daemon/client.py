@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ...policies.errors import ClosedError, InternalError, LaunchError, PolicyError, SessionLost
-from ...policies.permissions import PermissionSet
 from ...policies.plan import Plan
-from ...policies.policy import Limits, Policy
+from ...policies.policy import Limits
 from ...runner.capture import OnOutput
 from ...runner.performance import NEVER
 from ...runner.result import SandboxResult
 from ...runner.workspace import WorkspaceFile
+from ..local import PolicyLike
 from ..program import Program
-from ..session import Session
+from ..request import CallArguments
+from ..session import Session, own
 from ..workspaces.store import Workspaces
 from .arguments import packed, result_of
 from .frames import (
@@ -52,9 +53,7 @@ class DaemonsCells:
 
     audit: "AuditLog | None" = None  # the daemon's
 
-    def __init__(
-        self, path: str | os.PathLike[str], policy: str | Policy | PermissionSet | None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], policy: PolicyLike | None) -> None:
         if not isinstance(policy, str | None):
             raise PolicyError("connect: policy is the name of one that the daemon has")
         self._asking = _Asking(Line(os.fspath(path), policy or ""))
@@ -72,9 +71,9 @@ class DaemonsCells:
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: dict[str, Any],
+        given: CallArguments,
     ) -> SandboxResult:  # fmt: skip
-        _refuse_workspace(given)
+        _refuse_workspace(given.workspace, given.clean)
         asking, limits = self._asking, self.policy.limits
         return asking.execute(code, language, on_output, cancel, given, limits)
 
@@ -84,9 +83,9 @@ class DaemonsCells:
             "make a Sandbox without connect= for it",
         )
 
-    def session(self, id: str | None, given: dict[str, Any]) -> Session:
-        _refuse_workspace(given)
-        opened = self._asking.ask(Open(id, SessionGiven(**given)), Opened)
+    def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
+        _refuse_workspace(workspace, clean)
+        opened = self._asking.ask(Open(id, SessionGiven(language=language)), Opened)
         return AttachedSession(self._asking, opened, self.policy.limits)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
@@ -100,8 +99,8 @@ class DaemonsCells:
         self._asking.line.close()
 
 
-def _refuse_workspace(given: dict[str, Any]) -> None:
-    if given.pop("workspace", None) is not None or given.pop("clean", False):
+def _refuse_workspace(name: str | None, clean: bool) -> None:
+    if name is not None or clean:
         raise PolicyError(
             "workspace: a daemon keeps none for those who connect",
             "snapshot() and restore() of a session move its files",
@@ -132,13 +131,12 @@ class AttachedSession(Session):
             return error.what
         return self._lost
 
-    def execute(
-        self, code: str | bytes, language: str | None = None, *,
-        on_output: OnOutput | None = None, cancel: int = NEVER, **given: Any,
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
     ) -> SandboxResult:  # fmt: skip
-        """Run `code` with what the calls before it left; the arguments are those of Sandbox.execute."""
         return self._asking.execute(
-            code, language or self.language, on_output, cancel, given, self._limits, self._key
+            code, language, on_output, cancel, own(given), self._limits, self._key
         )
 
     def download(self, path: str) -> bytes:
@@ -179,7 +177,7 @@ class _Asking:
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: dict[str, Any], limits: Limits, session: str = "",
+        given: CallArguments, limits: Limits, session: str = "",
     ) -> SandboxResult:  # fmt: skip
         stream = on_output is not None
         request = packed(code, language, given, limits, session, stream=stream)

@@ -12,6 +12,7 @@ from ....runner.capture import OnOutput
 from ....runner.performance import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...executing import Executing
+from ...request import CallArguments
 from ...tools.runs import Attempt, Runs
 from .answers import ran
 from .approvals import DECLINED, Question, Verdicts
@@ -106,15 +107,14 @@ class Heard(Executing):
         self._executing = executing
         self._line = line
 
-    def execute(
-        self, code: str | bytes, language: str = "python", *, on_output: OnOutput | None = None,
-        cancel: int = NEVER, **given: Any,
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
     ) -> SandboxResult:  # fmt: skip
         """Run `code`; it ends with the request, or once `cancel` is readable."""
         with _either(cancel, self._line.stop) as stop:
-            return self._executing.execute(
-                code, language, on_output=self._line.on_output or on_output, cancel=stop, **given
-            )
+            told = self._line.on_output or on_output
+            return self._executing._execute(code, language, given, told, stop)
 
     def close(self) -> None:
         """Close what executes."""

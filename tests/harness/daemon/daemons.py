@@ -17,6 +17,7 @@ import msgspec
 from cellwright import Sandbox
 from cellwright.harness.daemon.arguments import packed
 from cellwright.harness.daemon.frames import VERSION, Execute, Hello, Reply, Welcome
+from cellwright.harness.request import CallArguments
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import decode, encode
@@ -163,4 +164,4 @@ class RawClient:
 
 
 def program(code: str, session: str = "", *, stream: bool = False, **given: Any) -> Execute:
-    return packed(code, "python", given, Limits(), session, stream=stream)
+    return packed(code, "python", CallArguments(**given), Limits(), session, stream=stream)
