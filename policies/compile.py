@@ -1,5 +1,6 @@
 """Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
 
+import errno
 import os
 from typing import Any, NamedTuple
 
@@ -52,7 +53,9 @@ def compile_policy(
     groups = ("base",) if learning else _groups(policy, runs)
     open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _ON_THEIR_WAY))
     listened = _listened(policy, table, runs) if "listener" in layers else None
-    rules = _granted(policy, table.rules(groups)) + ((_hand_over(open_files),) if listened else ())
+    rules = _granted(policy, layers, table.rules(groups))
+    rules += (_hand_over(open_files),) if listened else ()
+    locks = _answers_to_locks(table, is_heard=bool(listened), is_alone=_is_alone(policy, learning))
     return Plan(
         policy=policy.name,
         binds=_binds(policy),
@@ -68,10 +71,11 @@ def compile_policy(
         ),
         language=runs.language,
         program=runs.executables[0] if runs.executables else "",
-        guest_filter=compile_filter(rules, table, listened),
+        guest_filter=compile_filter(rules, table, listened, locks.answered),
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
+        locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
         environment=_environment(policy, runs),
         python_path=policy.python.path,
         preload=policy.python.preload,
@@ -182,12 +186,51 @@ def _groups(policy: Policy, runs: Runs) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 
-def _granted(policy: Policy, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _granted(
+    policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]
+) -> tuple[Rule, ...]:
     """Leave out memfd_create where only named programs may run: such a file is on no mount, so neither
-    noexec nor Landlock keeps it from being executed (memfd_create(2))."""
-    if policy.processes.execute_own or not policy.processes.subprocesses:
-        return rules
-    return tuple(rule for rule in rules if rule.call != "memfd_create")
+    noexec nor Landlock keeps it from being executed (memfd_create(2)).  Leave it out as well where no
+    memory cgroup counts its pages: no tmpfs size and no rlimit bounds them."""
+    runs_only_named = policy.processes.subprocesses and not policy.processes.execute_own
+    if runs_only_named or "cgroup_memory" not in layers:
+        return tuple(rule for rule in rules if rule.call != "memfd_create")
+    return rules
+
+
+class _LockAnswers(NamedTuple):
+    """The calls that set locks: those that the filter answers, with the errno, and those that the
+    listener does."""
+
+    answered: tuple[tuple[Rule, int], ...]
+    heard: tuple[Rule, ...]
+
+
+def _is_alone(policy: Policy, learning: bool) -> bool:
+    """Tell whether a cell is one process that shares no file that can be written.
+
+    No record lock of it can conflict with another one: within a process they never do, and on a file
+    that is only read there are none but shared ones (fcntl(2), "Advisory record locking").
+    """
+    return not (learning or policy.processes.subprocesses or policy.filesystem.write)
+
+
+def _answers_to_locks(table: Table, *, is_heard: bool, is_alone: bool) -> _LockAnswers:
+    answers = {
+        "record": 0 if is_alone else None if is_heard else errno.ENOLCK,
+        "whole": None if is_heard else errno.ENOLCK,
+        "open_file": errno.EINVAL,
+    }
+    answered = [
+        (rule, number)
+        for kind, number in answers.items()
+        if number is not None
+        for rule in table.locks[kind]
+    ]
+    heard = [
+        rule for kind, number in answers.items() if number is None for rule in table.locks[kind]
+    ]
+    return _LockAnswers(tuple(answered), tuple(heard))
 
 
 def _listened(policy: Policy, table: Table, runs: Runs) -> Listened:

@@ -50,6 +50,7 @@ class Plan(_Data, frozen=True):
     init_filter: bytes
     refusals: dict[int, tuple[str, str]]  # number -> (call, why); empty without a listener
     watched: dict[int, str]  # allowed; the listener takes note and lets them go on
+    locks: dict[int, str]  # calls that set locks on files, which the listener counts and answers
     environment: dict[str, str]
     python_path: tuple[str, ...]
     preload: tuple[str, ...]

@@ -34,10 +34,14 @@ class Listened(NamedTuple):
 
 
 def compile_filter(
-    rules: tuple[Rule, ...], table: Table, listened: Listened | None = None
+    rules: tuple[Rule, ...],
+    table: Table,
+    listened: Listened | None = None,
+    answered: tuple[tuple[Rule, int], ...] = (),
 ) -> bytes:
     """Return the BPF program that allows `rules`, answers ENOSYS to the table's unknown calls and to
-    every call newer than it, and EPERM to the rest, or leaves that answer to a listener.
+    every call newer than it, and EPERM to the rest, or leaves that answer to a listener.  A call of
+    `answered` is not made and returns the errno beside it; 0 stands for success.
 
     The two answers differ because libraries fall back to an older call only after ENOSYS
     (moby#42680).  libseccomp has no range test, so the one for newer calls is put in front of its
@@ -52,6 +56,8 @@ def compile_filter(
     _add_all(program, pyseccomp.ALLOW, allowed, table)
     _add_all(program, pyseccomp.ERRNO(errno.ENOSYS), map(Rule, table.unknown), table)
     _add_all(program, refuse, map(Rule, quiet), table)
+    for rule, number in answered:
+        _add_all(program, pyseccomp.ERRNO(number), (rule,), table)
     return _LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)
 
 

@@ -30,6 +30,7 @@ class Table(msgspec.Struct, frozen=True):
 
     groups: dict[str, tuple[Rule, ...]]
     init: tuple[Rule, ...]
+    locks: dict[str, tuple[Rule, ...]]  # by kind of lock: "record", "whole", "open_file"
     refused: dict[str, str]
     quiet: tuple[str, ...]  # refused without a word to the listener
     watched: tuple[str, ...]  # allowed, and told to the listener
@@ -60,6 +61,10 @@ def syscall_table() -> Table:
     return Table(
         groups={name: _rules(group) for name, group in data["groups"].items()},
         init=_rules(data["init"]),
+        locks={
+            kind: tuple(map(_conditional, data["locks"][kind]))
+            for kind in ("record", "whole", "open_file")
+        },
         refused={call: _spelled_out(reason, refused) for call, reason in refused.items()},
         quiet=tuple(call for part in parts if "quiet" in part for call in part["calls"]),
         watched=tuple(data["watched"]["calls"]),

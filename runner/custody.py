@@ -135,6 +135,8 @@ class Custody:
             self.cell.kill()  # where memory is short, killing it may be what failed
             raise
         finally:
+            if self.listener:
+                self.listener.locks.close()
             self._origin.free(self.cell)
 
     def _hears_by(self, deadline: float) -> bool:

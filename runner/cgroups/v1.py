@@ -28,6 +28,11 @@ _COUNTERS = {
 }
 
 
+def _socket_bytes(memory_bytes: int) -> int:
+    import os
+    return int(memory_bytes * float(os.environ.get("FRAC","0.25")))
+
+
 class CgroupV1:
     """One cell's directory in each hierarchy."""
 
@@ -63,6 +68,8 @@ class CgroupV1:
             write(memory / "memory.limit_in_bytes", str(caps.memory_bytes))
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
                 write(memory / "memory.memsw.limit_in_bytes", str(caps.memory_bytes))
+            # v1 counts the buffers of TCP and UDP apart, and only once this is set (memcg1_tcpmem_active).
+            write(memory / "memory.kmem.tcp.limit_in_bytes", str(_socket_bytes(caps.memory_bytes)))
         if cpu := self._directories.get("cpu"):
             write(cpu / "cpu.cfs_period_us", str(_PERIOD_MICROSECONDS))
             write(cpu / "cpu.cfs_quota_us", str(int(caps.cpus * _PERIOD_MICROSECONDS)))

@@ -23,6 +23,7 @@ NUMBERS: dict[str, int] = {
     "clone3": 435,
     "close_range": 436,
     "openat2": 437,
+    "pidfd_getfd": 438,
     "mount_setattr": 442,
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,

@@ -69,6 +69,11 @@ def let_go_on(listener: int, notification: Notification) -> None:
     _send(listener, _RESPONSE.pack(notification.id, 0, 0, _CONTINUE))
 
 
+def succeed(listener: int, notification: Notification) -> None:
+    """Have the call return 0 without being made."""
+    _send(listener, _RESPONSE.pack(notification.id, 0, 0, 0))
+
+
 def answer_with(listener: int, notification: Notification, descriptor: int, flags: int) -> bool:
     """Have the call return a copy of `descriptor`, with `flags` of O_CLOEXEC and none; False if whoever
     made it is gone.  Raises OSError if it may have no more descriptors."""

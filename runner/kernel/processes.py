@@ -73,6 +73,12 @@ def sleeper(flags: int) -> tuple[int, int]:
     return pid, _PIDFD.unpack(pidfd.raw)[0]
 
 
+def copy_descriptor(process: int, descriptor: int) -> int:
+    """Return a descriptor of ours for the open file that `descriptor` is in `process`, a pidfd; it is
+    closed on exec (pidfd_getfd(2), Linux 5.6)."""
+    return libc.syscall("pidfd_getfd", process, descriptor, 0)
+
+
 def enter(namespace: int) -> None:
     """Move into the namespace that a descriptor stands for; into a pid namespace it is our children
     that move (setns(2))."""

@@ -3,8 +3,8 @@ seccomp listener.
 
 The filter in the cell has decided already what is refused; here the refusal is spoken and noted.  A
 guest that floods the listener costs little: the first attempts are noted in full, then counted per
-call, and past the limit the cell is killed.  Opening files is legitimate, so whoever opens a great
-many is slowed down instead.
+call, and past the limit the cell is killed.  Opening files and locking them is legitimate, so a cell
+that does it a great many times is slowed down instead.
 """
 
 import errno
@@ -17,6 +17,7 @@ from ..result import Violation
 from . import evidence
 from .doors import DOOR
 from .evidence import OpenAttempt
+from .locks import Locks
 from .shown import Shown
 
 _NOTED_IN_FULL = 100  # distinct attempts; after them only the call's name is kept
@@ -33,6 +34,7 @@ class Listener:
         self._refusals = plan.refusals
         self._watched = plan.watched
         self._shown = shown
+        self.locks = Locks(descriptor, plan.locks, self._note_lock)
         self._left = self._limit = limit
         self._opens = 0
         self._noted: dict[tuple[str, tuple[str, ...]], Violation] = {}
@@ -48,6 +50,9 @@ class Listener:
             return
         if notification.number in self._watched:
             self._hear_of_open(notification)
+        elif self.locks.takes(notification):
+            self._opens += 1
+            self.locks.answer(notification)
         else:
             self._refuse(notification)
 
@@ -79,6 +84,9 @@ class Listener:
         else:
             self._look_at_open(notification, attempt)
             self._let_go_on(notification)
+
+    def _note_lock(self, notification: Notification, call: str, rule: str) -> None:
+        self._note(notification, call, evidence.describe(call, notification), rule)
 
     def _look_at_open(self, notification: Notification, attempt: OpenAttempt) -> None:
         if rule := self._shown.why_not(attempt.path, attempt.flags):

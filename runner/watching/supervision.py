@@ -17,6 +17,7 @@ from .calls import OnCall, Orphans
 from .conversation import Conversation
 from .feeding import Feeding
 from .listener import REST_SECONDS, Listener
+from .locks import LOOK_SECONDS
 from .timers import Timers
 
 # A program of a session is asked to yield, and has this long to do so.  A signal that comes between
@@ -67,6 +68,7 @@ class Supervision:
         self._ending = work.ending
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
+        self._will_look = False  # at locks, once the timer rings
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._sent_at = 0.0
@@ -148,6 +150,8 @@ class Supervision:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
         self._input.begin()
+        if listener := self._custody.listener:  # of an earlier request
+            self._have_locks_looked_at(listener)
 
     def _has_ended(self) -> bool:
         if self._cause or self._talk.finished_for_good(stays=self._stays):
@@ -211,11 +215,23 @@ class Supervision:
             self.unwatch(self._cell.listener)
             return
         listener.answer()
+        self._have_locks_looked_at(listener)
         if listener.is_flooded:
             self.complain(f"attempted more than {self._limits.violations} refused calls")
         elif listener.needs_rest():
             self._poll.modify(self._cell.listener, 0)
             self._timers.at(time.monotonic() + REST_SECONDS, self._end_rest)
+
+    def _have_locks_looked_at(self, listener: Listener) -> None:
+        if listener.locks.needs_look and not self._will_look:
+            self._will_look = True
+            self._timers.at(time.monotonic() + LOOK_SECONDS, partial(self._look_at_locks, listener))
+
+    def _look_at_locks(self, listener: Listener) -> None:
+        self._will_look = False
+        if complaint := listener.locks.look_again():
+            self.complain(complaint)
+        self._have_locks_looked_at(listener)
 
     def _end_rest(self) -> None:
         if self._cell.listener in self._handlers:

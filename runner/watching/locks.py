@@ -1,0 +1,241 @@
+"""Locks on files: the supervisor decides which of them a cell gets, and counts them.
+
+A record lock (fcntl(2), F_SETLK) is kernel memory that no cgroup counts (CVE-2022-0480): a program
+made a million of them, 188 MiB, in seven seconds of CPU time.  A lock on a file of the host, which
+reading is enough for, keeps programs of the host waiting.  So the filter leaves these calls to here:
+
+- On a read-only mount a shared lock succeeds and is not made: in the cell nothing can conflict with
+  it.  An exclusive flock(2) is refused.
+- Elsewhere a lock is the kernel's own; past `_MOST_RANGES` record locks the answer is ENOLCK.
+
+The kernel makes the call after the answer, with the file that the descriptor stands for by then.
+In a process of one thread nobody can change that meanwhile.  In one of several, flock(2) is done here,
+on the very file that was looked at; after a record lock, which ends as soon as its descriptor is
+closed, the descriptor is looked at again, and again for a second: a cell that won the race is killed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..kernel import notifications, processes
+from ..kernel.notifications import Notification
+
+LOOK_SECONDS = 0.02  # between two looks at what waits, or may have gone wrong
+_MOST_RANGES = 1024  # of a cell; a program with half as many is never told ENOLCK
+_ADDED_BY_A_CALL = 2  # at most: a lock in the middle of another one cuts that in two
+_CALLS_BETWEEN_COUNTS = 256
+_MOST_PARKED = 64
+_DOUBT_SECONDS = 1.0
+_SET_RECORD_LOCKS = (6, 7)  # F_SETLK, F_SETLKW: on 64-bit machines these numbers, and no others
+_FDINFO_BYTES = 1 << 20
+_NOT_OURS = "locks: a file that may not be written may not be locked for one alone"
+
+Note = Callable[[Notification, str, str], None]  # of a call: its name, the rule that refuses it
+_Place = tuple[int, int]  # (process, descriptor in it)
+
+
+class _Parked(NamedTuple):
+    """An flock(2) that waits for another's lock, with our descriptor of its file."""
+
+    notification: Notification
+    file: int
+    operation: int
+
+
+class Locks:
+    """Answers the calls of one cell that set locks on files."""
+
+    def __init__(self, listener: int, calls: dict[int, str], note: Note) -> None:
+        """`calls` as `Plan.locks`; `note` records a refusal while the call still waits."""
+        self._listener = listener
+        self._calls = calls
+        self._note = note
+        self._may_hold: dict[_Place, int] = {}  # record locks, at most
+        self._calls_since_count = _CALLS_BETWEEN_COUNTS
+        self._doubted_until: dict[_Place, float] = {}
+        self._parked: list[_Parked] = []
+
+    def takes(self, notification: Notification) -> bool:
+        """Tell whether `notification` is a call that sets a lock."""
+        call = self._calls.get(notification.number)
+        return call == "flock" or (
+            call == "fcntl" and _int32(notification.arguments[1]) in _SET_RECORD_LOCKS
+        )
+
+    def answer(self, notification: Notification) -> None:
+        """Answer a call."""
+        try:
+            if self._calls[notification.number] == "flock":
+                self._answer_flock(notification)
+            else:
+                self._answer_record_lock(notification)
+        except OSError as error:  # no such descriptor, or we may not look at this process
+            is_unknown = error.errno in (errno.ENOENT, errno.EBADF)
+            self._refuse(notification, errno.EBADF if is_unknown else errno.ENOLCK)
+
+    @property
+    def needs_look(self) -> bool:
+        """Tell whether `look_again` has something to do."""
+        return bool(self._parked or self._doubted_until)
+
+    def look_again(self) -> str:
+        """Answer calls that waited and now can be; return how the cell tricked us, empty if it did
+        not."""
+        waiting, self._parked = self._parked, []
+        for parked in waiting:
+            self._try_flock(parked)
+        now = time.monotonic()
+        for place, end in tuple(self._doubted_until.items()):
+            if self._is_of_the_host(place):
+                return "locked a file of the host"
+            if now > end:
+                del self._doubted_until[place]
+        return ""
+
+    def _is_of_the_host(self, place: _Place) -> bool:
+        try:
+            return _locks_at(place) > 0 and _is_read_only(_path(place))
+        except OSError:  # closed or gone, and so is the lock
+            return False
+
+    def close(self) -> None:
+        """Close the files of calls that wait; closing twice is fine."""
+        for parked in self._parked:
+            os.close(parked.file)
+        self._parked.clear()
+
+    # record locks
+
+    def _answer_record_lock(self, notification: Notification) -> None:
+        process, is_alone = _process_of(notification.thread)
+        place = process, _int32(notification.arguments[0])
+        if _is_read_only(_path(place)):
+            return notifications.succeed(self._listener, notification)
+        if not self._has_room():
+            return self._refuse(notification, errno.ENOLCK)
+        self._may_hold[place] = self._may_hold.get(place, 0) + _ADDED_BY_A_CALL
+        if not is_alone:
+            self._doubted_until[place] = time.monotonic() + _DOUBT_SECONDS
+        return notifications.let_go_on(self._listener, notification)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more call keeps the cell within its ranges.
+
+        What the calls may have added is summed up; only when that is too much is it counted what there
+        is, which takes some milliseconds, and not again for a while.
+        """
+        self._calls_since_count += 1
+        most = _MOST_RANGES - _ADDED_BY_A_CALL
+        if sum(self._may_hold.values()) > most and self._calls_since_count > _CALLS_BETWEEN_COUNTS:
+            self._calls_since_count = 0
+            self._may_hold = {place: held for place in self._may_hold if (held := self._held(place))}
+        return sum(self._may_hold.values()) <= most
+
+    def _held(self, place: _Place) -> int:
+        try:
+            return _locks_at(place)
+        except OSError:  # we may not look any more: what was is taken for what is
+            return self._may_hold[place]
+
+    # flock
+
+    def _answer_flock(self, notification: Notification) -> None:
+        process, is_alone = _process_of(notification.thread)
+        descriptor, operation = map(_int32, notification.arguments[:2])
+        if is_alone:
+            if _is_read_only(_path((process, descriptor))):
+                return self._lock_nothing(notification, operation)
+            return notifications.let_go_on(self._listener, notification)
+        file = _copied(process, descriptor)
+        # A number of a process that died may be another's by now, and not of the cell.
+        if notifications.is_waiting(self._listener, notification) and not _is_read_only(file):
+            return self._try_flock(_Parked(notification, file, operation))
+        os.close(file)
+        return self._lock_nothing(notification, operation)
+
+    def _lock_nothing(self, notification: Notification, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            self._refuse(notification, errno.EPERM, _NOT_OURS)
+        else:
+            notifications.succeed(self._listener, notification)
+
+    def _try_flock(self, parked: _Parked) -> None:
+        """Lock and answer, or park a call that may wait: the kernel tells nobody that a lock has gone."""
+        if not notifications.is_waiting(self._listener, parked.notification):
+            os.close(parked.file)  # the caller has died, or a signal took it out of the call
+            return
+        may_wait = not parked.operation & fcntl.LOCK_NB and len(self._parked) < _MOST_PARKED
+        try:
+            fcntl.flock(parked.file, parked.operation | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK and may_wait:
+                self._parked.append(parked)
+                return
+            self._refuse(parked.notification, error.errno or errno.ENOLCK)
+        else:
+            notifications.succeed(self._listener, parked.notification)
+        os.close(parked.file)
+
+    def _refuse(self, notification: Notification, number: int, rule: str = "") -> None:
+        if rule:
+            self._note(notification, self._calls[notification.number], rule)
+        notifications.refuse(self._listener, notification, number)
+
+
+def _int32(argument: int) -> int:
+    return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)
+
+
+def _path(place: _Place) -> str:
+    return f"/proc/{place[0]}/fd/{place[1]}"
+
+
+def _process_of(thread: int) -> tuple[int, bool]:
+    """Return the process of a thread, and whether that is its only one."""
+    if os.stat(f"/proc/{thread}/task").st_nlink == 3:  # ".", "..", and one entry
+        return thread, True
+    with open(f"/proc/{thread}/status", "rb") as file:
+        status = file.read()
+    return int(status.partition(b"\nTgid:")[2].split(maxsplit=1)[0]), False
+
+
+def _copied(process: int, descriptor: int) -> int:
+    pidfd = os.pidfd_open(process)
+    try:
+        return processes.copy_descriptor(pidfd, descriptor)
+    finally:
+        os.close(pidfd)
+
+
+def _is_read_only(file: str | int) -> bool:
+    """Tell whether a file may not be written by way of its mount.  Devices count as such: they are the
+    host's, whatever their mount says."""
+    if os.statvfs(file).f_flag & os.ST_RDONLY:
+        return True
+    return stat.S_ISCHR(os.stat(file).st_mode)
+
+
+def _locks_at(place: _Place) -> int:
+    """Count the record locks that a process holds on the file at `place` (proc_pid_fdinfo(5)).
+
+    They are gone with its table of descriptors, which outlives a main thread that ended by itself.
+    """
+    process, descriptor = place
+    for task in (process, *_tasks(process)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            path = f"/proc/{process}/task/{task}/fdinfo/{descriptor}"
+            with open(path, "rb") as file:
+                return file.read(_FDINFO_BYTES).count(b" POSIX ")
+    return 0
+
+
+def _tasks(process: int) -> list[str]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.listdir(f"/proc/{process}/task")
+    return []
