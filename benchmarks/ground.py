@@ -65,7 +65,9 @@ class Ground:
     def cgroup(self, name: str) -> Cgroup:
         """Make the cgroup of a cell."""
         plan = self._plan
-        return self._tree.create(name, Caps(plan.memory_bytes, plan.cpus, plan.processes))
+        return self._tree.create(
+            name, Caps(plan.memory_bytes, plan.cpus, plan.processes, plan.socket_bytes)
+        )
 
     def absent(self) -> dict[str, str]:
         """Return the rungs that this host or user has not, and why."""

@@ -81,6 +81,7 @@ def compile_policy(
         preload=policy.python.preload,
         loopback=policy.network.loopback,
         memory_bytes=limits.memory_bytes,
+        socket_bytes=limits.memory_bytes // 4 if policy.network.loopback else 0,
         cpus=limits.cpus,
         processes=limits.processes,
         layers=layers,
@@ -186,9 +187,7 @@ def _groups(policy: Policy, runs: Runs) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 
-def _granted(
-    policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]
-) -> tuple[Rule, ...]:
+def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """Leave out memfd_create where only named programs may run: such a file is on no mount, so neither
     noexec nor Landlock keeps it from being executed (memfd_create(2)).  Leave it out as well where no
     memory cgroup counts its pages: no tmpfs size and no rlimit bounds them."""

@@ -19,6 +19,7 @@ _LAYERS = {
     "listener": "a listener: what the filter refuses, and what is opened, is noted by the supervisor",
     "landlock": "Landlock: a second fence around the same files",
     "cgroup_memory": "a memory cap by cgroup, no swap",
+    "cgroup_sockets": "a cap on what TCP and UDP hold, part of the memory cap on v2, beside it on v1",
     "cgroup_cpu": "a CPU share by cgroup",
     "cgroup_pids": "a cap on processes and threads by cgroup",
     "rlimit_as": "instead of a memory cap: RLIMIT_AS, each process's address space",

@@ -22,7 +22,13 @@ def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
         raise Unenforceable(tuple(gaps), _way_out([layer for layer, _ in gaps]))
     present = tuple(layer for layer in OPTIONAL_LAYERS if layer not in missing)
     fallback = tuple(weaker for layer, weaker in _FALLBACKS.items() if layer in missing)
-    return ALWAYS + present + fallback
+    return ALWAYS + present + _of_sockets(policy, present) + fallback
+
+
+def _of_sockets(policy: Policy, present: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the layer that counts what TCP and UDP hold, where a cell has them."""
+    counted = policy.network.loopback and "cgroup_memory" in present
+    return ("cgroup_sockets",) if counted else ()
 
 
 def _way_out(layers: list[str]) -> str:

@@ -205,7 +205,8 @@ class Generation:
             raise
 
     def _create_cgroup(self) -> Cgroup:
-        caps = Caps(self.plan.memory_bytes, self.plan.cpus, self.plan.processes)
+        plan = self.plan
+        caps = Caps(plan.memory_bytes, plan.cpus, plan.processes, plan.socket_bytes)
         return self.tree.create(f"cell-{next(self._names)}", caps)
 
     def _sweep(self) -> None:

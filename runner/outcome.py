@@ -19,6 +19,7 @@ _STATUS_OF_CAUSE = {
     "cpu_time": SandboxStatus.TIMEOUT,
     "cancelled": SandboxStatus.CANCELLED,
 }
+_MORE_MEMORY = "needed more than {} bytes"
 
 
 class Count(NamedTuple):
@@ -96,6 +97,7 @@ def _explain(seen: Observation, limits: Limits) -> str:
     explanations = {
         "wall_time": f"ran longer than {limits.wall_seconds:g} s",
         "cpu_time": f"used more than {limits.cpu_seconds:g} s of CPU time",
+        "memory": _MORE_MEMORY.format(limits.memory_bytes),
         "output": f"wrote more than {limits.output_total_bytes} bytes",
         "violation": str(seen.complaint),
         "cancelled": "cancelled by the caller",
@@ -107,7 +109,7 @@ def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
     """Tell the kernel's caps from other signals: who was OOM-killed and who ran out of CPU time."""
     cpu_seconds = usage.cpu_user_seconds + usage.cpu_system_seconds
     if oom_kills and number == signal.SIGKILL:
-        return _End(SandboxStatus.KILLED, "memory", f"needed more than {limits.memory_bytes} bytes")
+        return _End(SandboxStatus.KILLED, "memory", _MORE_MEMORY.format(limits.memory_bytes))
     if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_seconds >= limits.cpu_seconds):
         return _End(
             SandboxStatus.TIMEOUT,

@@ -26,6 +26,7 @@ _WAIT_SECONDS = 30.0  # for the request before to end
 # Between two looks at the CPU time of a session at the least: what is used in this time is the most
 # that threads and children can use beyond the limit while no request runs.
 _CPU_LOOK_SECONDS = 0.1
+_MEMORY_LOOK_SECONDS = 0.25  # and at its memory, where the kernel may give more than the cap
 
 
 class SessionSettings(NamedTuple):
@@ -59,6 +60,7 @@ class SessionCell:
         self._holders = 0
         self._born_at = self.used_at = time.monotonic()
         self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
+        self._memory_look_at = self._born_at if custody.cell.cgroup.can_exceed else math.inf
         self.lost = ""  # why it is gone
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
@@ -191,10 +193,10 @@ class SessionCell:
 
     def due_at(self) -> float:
         """Return the moment, by time.monotonic, at which `look` may find a reason to end it."""
-        return min(self._expires_at(), self._cpu_look_at)
+        return min(self._expires_at(), self._cpu_look_at, self._memory_look_at)
 
     def look(self) -> None:
-        """End it if it was idle or lived for too long, or if its CPU time is used up.
+        """End it if it was idle or lived for too long, or if its CPU time or its memory is used up.
 
         While a request runs its supervision looks at the CPU time; threads and children that the
         request left go on computing between two requests, when nobody else looks.
@@ -202,8 +204,11 @@ class SessionCell:
         now = time.monotonic()
         if self._expires_at() <= now:
             self.try_to_evict("it was idle, or alive, for too long")
-        elif self._cpu_look_at <= now:
+            return
+        if self._cpu_look_at <= now:
             self._look_at_cpu_time(now)
+        if self._memory_look_at <= now:
+            self._look_at_memory(now)
 
     def _look_at_cpu_time(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
@@ -218,6 +223,12 @@ class SessionCell:
                     f"it used more than {limits.cpu_seconds:g} s of CPU time between two requests",
                     "lost",
                 )
+
+    def _look_at_memory(self, now: float) -> None:
+        with contextlib.suppress(SessionLost), self.held():
+            self._memory_look_at = now + _MEMORY_LOOK_SECONDS
+            if self._custody.cell.cgroup.has_exceeded():
+                self.try_to_evict("it needed more memory than it may, between two requests", "lost")
 
     def _expires_at(self) -> float:
         settings = self._settings

@@ -83,6 +83,10 @@ MUTATIONS = (
     Mutation("start-up variables", "runner/cell/programs.py", "        for name in self._language.start_up:", "        for name in ():"),
     Mutation("size of the workspace", "runner/cell/enter.py", '{"size": str(tmpfs.size_bytes), "nr_inodes"', '{"nr_inodes"'),
     Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
+    Mutation("cap on record locks", "runner/watching/locks.py", "        if not self._has_room():", "        if False:"),
+    Mutation("no locks on what may only be read", "runner/watching/locks.py", "    if os.statvfs(file).f_flag & os.ST_RDONLY:", "    if False:"),
+    Mutation("cgroup_sockets", "runner/cgroups/v1.py", "            if caps.socket_bytes:", "            if False:"),
+    Mutation("no memfd_create without a memory cgroup", "policies/compile.py", ' or "cgroup_memory" not in layers', ""),
     Mutation("wall time", "runner/watching/supervision.py", '        self._end_or_interrupt("wall_time")', "        pass"),
     Mutation("output cap", "runner/watching/supervision.py", "            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:", "            if False:"),
     Mutation(

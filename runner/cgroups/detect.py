@@ -33,13 +33,35 @@ def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     """
     root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT")
     try:
-        if root is not None:
-            return _at(Path(root))
-        if found := hierarchies(mountinfo()):
-            return _v1(found)
-        return _v2(keeper)
+        tree = _tree(keeper, root)
     except OSError as error:
         return NoCgroups(f"{error.filename}: {error.strerror}")
+    tree.missing["memory"] = tree.missing["memory"] or not_counted(_command_line())
+    return tree
+
+
+def _tree(keeper: int, root: str | None) -> CgroupTree:
+    if root is not None:
+        return _at(Path(root))
+    if found := hierarchies(mountinfo()):
+        return _v1(found)
+    return _v2(keeper)
+
+
+def _command_line() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/cmdline").read_text()
+    return ""
+
+
+def not_counted(command_line: str) -> str:
+    """Say that the kernel was told not to count its own memory, or that of sockets, by the option
+    `cgroup.memory=nokmem,nosocket` of its command line; empty if it counts them."""
+    for word in command_line.split():
+        name, _, value = word.partition("=")
+        if name == "cgroup.memory" and {"nokmem", "nosocket"} & set(value.split(",")):
+            return f"the kernel was booted with {word}, and so does not count all memory of a cell"
+    return ""
 
 
 def mountinfo() -> str:

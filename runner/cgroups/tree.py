@@ -14,6 +14,7 @@ class Caps(NamedTuple):
     memory_bytes: int
     cpus: float
     processes: int
+    socket_bytes: int = 0  # on v1, beyond memory_bytes, of TCP and UDP; 0 where a cell has neither
 
 
 class Usage(NamedTuple):
@@ -42,6 +43,13 @@ class Cgroup(Protocol):
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed because memory ran out here."""
 
+    @property
+    def can_exceed(self) -> bool:
+        """Tell whether the kernel may give it more than its caps, so that somebody has to look."""
+
+    def has_exceeded(self) -> bool:
+        """Tell whether it has by far more than its caps, and is to be killed."""
+
     def kill(self) -> None:
         """Kill every process in it, and those that they fork meanwhile."""
 
@@ -68,6 +76,7 @@ class NoCgroup:
 
     descriptors: tuple[int, ...] = ()
     into_cgroup = False
+    can_exceed = False
 
     def close_descriptors(self) -> None:
         return
@@ -80,6 +89,9 @@ class NoCgroup:
 
     def oom_kills(self) -> int:
         return 0
+
+    def has_exceeded(self) -> bool:
+        return False
 
     def kill(self) -> None:
         return

@@ -19,18 +19,15 @@ from .tree import (
     write,
 )
 
+_SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 _PERIOD_MICROSECONDS = 100_000  # the kernel's default; shorter ones overshoot more (measured)
 _COUNTERS = {
     "cpu_user": ("cpuacct", "cpuacct.usage_user"),
     "cpu_system": ("cpuacct", "cpuacct.usage_sys"),
     "memory_peak": ("memory", "memory.max_usage_in_bytes"),
     "processes_peak": ("pids", "pids.peak"),  # Linux 6.6
+    "sockets": ("memory", "memory.kmem.tcp.usage_in_bytes"),
 }
-
-
-def _socket_bytes(memory_bytes: int) -> int:
-    import os
-    return int(memory_bytes * float(os.environ.get("FRAC","0.25")))
 
 
 class CgroupV1:
@@ -41,6 +38,7 @@ class CgroupV1:
     def __init__(self, directories: dict[str, Path], caps: Caps) -> None:
         self._directories = directories
         self.descriptors: tuple[int, ...] = ()
+        self._socket_bytes = caps.socket_bytes if "memory" in directories else 0
         unique = dict.fromkeys(directories.values())
         try:
             for directory in unique:
@@ -55,7 +53,7 @@ class CgroupV1:
                 {
                     name: directories[controller] / file
                     for name, (controller, file) in _COUNTERS.items()
-                    if controller in directories
+                    if controller in directories and (name != "sockets" or self._socket_bytes)
                 }
             )
         except BaseException:  # no memory, Ctrl-C: nobody else knows of it
@@ -68,8 +66,10 @@ class CgroupV1:
             write(memory / "memory.limit_in_bytes", str(caps.memory_bytes))
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
                 write(memory / "memory.memsw.limit_in_bytes", str(caps.memory_bytes))
-            # v1 counts the buffers of TCP and UDP apart, and only once this is set (memcg1_tcpmem_active).
-            write(memory / "memory.kmem.tcp.limit_in_bytes", str(_socket_bytes(caps.memory_bytes)))
+            if caps.socket_bytes:
+                # The buffers of TCP and of UDP: counted apart, and only once this is set
+                # (memcg1_tcpmem_active).
+                write(memory / _SOCKET_LIMIT, str(caps.socket_bytes))
         if cpu := self._directories.get("cpu"):
             write(cpu / "cpu.cfs_period_us", str(_PERIOD_MICROSECONDS))
             write(cpu / "cpu.cfs_quota_us", str(int(caps.cpus * _PERIOD_MICROSECONDS)))
@@ -97,6 +97,16 @@ class CgroupV1:
     def oom_kills(self) -> int:
         memory = self._directories.get("memory")
         return (read_field(memory / "memory.oom_control", "oom_kill") or 0) if memory else 0
+
+    @property
+    def can_exceed(self) -> bool:
+        return self._socket_bytes > 0
+
+    def has_exceeded(self) -> bool:
+        """TCP grants each socket a segment of 64 KiB whatever the limit (__sk_mem_raise_allocated):
+        2.3 GiB in ten seconds where the limit was 64 MiB (measured)."""
+        used = self._counters.number("sockets") if self._socket_bytes else None
+        return used is not None and used > 2 * self._socket_bytes
 
     def kill(self) -> None:
         """v1 has no cgroup.kill: let no new process be made, then kill all there are."""

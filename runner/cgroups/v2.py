@@ -30,6 +30,7 @@ class CgroupV2:
     """One cell's directory."""
 
     into_cgroup = True
+    can_exceed = False
 
     def __init__(
         self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int
@@ -66,6 +67,9 @@ class CgroupV2:
 
     def oom_kills(self) -> int:
         return read_field(self._directory / "memory.events", "oom_kill") or 0
+
+    def has_exceeded(self) -> bool:
+        return False
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # before Linux 5.14; init's end does it alone there

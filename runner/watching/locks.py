@@ -92,17 +92,11 @@ class Locks:
             self._try_flock(parked)
         now = time.monotonic()
         for place, end in tuple(self._doubted_until.items()):
-            if self._is_of_the_host(place):
+            if _is_locked_though_read_only(place):
                 return "locked a file of the host"
             if now > end:
                 del self._doubted_until[place]
         return ""
-
-    def _is_of_the_host(self, place: _Place) -> bool:
-        try:
-            return _locks_at(place) > 0 and _is_read_only(_path(place))
-        except OSError:  # closed or gone, and so is the lock
-            return False
 
     def close(self) -> None:
         """Close the files of calls that wait; closing twice is fine."""
@@ -115,7 +109,7 @@ class Locks:
     def _answer_record_lock(self, notification: Notification) -> None:
         process, is_alone = _process_of(notification.thread)
         place = process, _int32(notification.arguments[0])
-        if _is_read_only(_path(place)):
+        if _is_read_only(_path(notification.thread, place[1])):
             return notifications.succeed(self._listener, notification)
         if not self._has_room():
             return self._refuse(notification, errno.ENOLCK)
@@ -134,7 +128,9 @@ class Locks:
         most = _MOST_RANGES - _ADDED_BY_A_CALL
         if sum(self._may_hold.values()) > most and self._calls_since_count > _CALLS_BETWEEN_COUNTS:
             self._calls_since_count = 0
-            self._may_hold = {place: held for place in self._may_hold if (held := self._held(place))}
+            self._may_hold = {
+                place: held for place in self._may_hold if (held := self._held(place))
+            }
         return sum(self._may_hold.values()) <= most
 
     def _held(self, place: _Place) -> int:
@@ -149,7 +145,7 @@ class Locks:
         process, is_alone = _process_of(notification.thread)
         descriptor, operation = map(_int32, notification.arguments[:2])
         if is_alone:
-            if _is_read_only(_path((process, descriptor))):
+            if _is_read_only(_path(notification.thread, descriptor)):
                 return self._lock_nothing(notification, operation)
             return notifications.let_go_on(self._listener, notification)
         file = _copied(process, descriptor)
@@ -166,7 +162,7 @@ class Locks:
             notifications.succeed(self._listener, notification)
 
     def _try_flock(self, parked: _Parked) -> None:
-        """Lock and answer, or park a call that may wait: the kernel tells nobody that a lock has gone."""
+        """Lock and answer, or park a call that may wait: nobody is told when a lock is freed."""
         if not notifications.is_waiting(self._listener, parked.notification):
             os.close(parked.file)  # the caller has died, or a signal took it out of the call
             return
@@ -192,8 +188,8 @@ def _int32(argument: int) -> int:
     return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)
 
 
-def _path(place: _Place) -> str:
-    return f"/proc/{place[0]}/fd/{place[1]}"
+def _path(task: int, descriptor: int) -> str:
+    return f"/proc/{task}/fd/{descriptor}"
 
 
 def _process_of(thread: int) -> tuple[int, bool]:
@@ -222,20 +218,24 @@ def _is_read_only(file: str | int) -> bool:
 
 
 def _locks_at(place: _Place) -> int:
-    """Count the record locks that a process holds on the file at `place` (proc_pid_fdinfo(5)).
-
-    They are gone with its table of descriptors, which outlives a main thread that ended by itself.
-    """
-    process, descriptor = place
-    for task in (process, *_tasks(process)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            path = f"/proc/{process}/task/{task}/fdinfo/{descriptor}"
-            with open(path, "rb") as file:
-                return file.read(_FDINFO_BYTES).count(b" POSIX ")
+    """Count the record locks that a process holds on the file at `place` (proc_pid_fdinfo(5))."""
+    for task in _tasks(place[0]):
+        gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+        with gone, open(f"/proc/{task}/fdinfo/{place[1]}", "rb") as file:
+            return file.read(_FDINFO_BYTES).count(b" POSIX ")
     return 0
 
 
-def _tasks(process: int) -> list[str]:
+def _is_locked_though_read_only(place: _Place) -> bool:
+    for task in _tasks(place[0]):
+        with contextlib.suppress(OSError):  # closed or gone, and so is the lock
+            return _is_read_only(_path(task, place[1])) and _locks_at(place) > 0
+    return False
+
+
+def _tasks(process: int) -> list[int]:
+    """Return the threads of a process, by any of which its descriptors are seen: a main thread that
+    ended by itself shows none, while the others live on with them."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return os.listdir(f"/proc/{process}/task")
+        return sorted(map(int, os.listdir(f"/proc/{process}/task")))
     return []

@@ -25,6 +25,7 @@ from .timers import Timers
 # it is asked again.
 _GRACE_SECONDS = 1.0
 _TIMES_ASKED = 2
+_MEMORY_CHECK_SECONDS = 0.05
 _CPU_CHECK_SECONDS = 0.001  # between two looks at the least
 _IN = select.POLLIN
 
@@ -150,6 +151,8 @@ class Supervision:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
         self._input.begin()
+        if self._cell.cgroup.can_exceed:
+            self._check_memory()
         if listener := self._custody.listener:  # of an earlier request
             self._have_locks_looked_at(listener)
 
@@ -270,6 +273,13 @@ class Supervision:
         else:
             wait = max(left / self._limits.cpus, _CPU_CHECK_SECONDS)
             self._timers.at(time.monotonic() + wait, self._check_cpu)
+
+    def _check_memory(self) -> None:
+        """End the cell if it has more memory than its cgroup should have let it, else look again."""
+        if self._cell.cgroup.has_exceeded():
+            self._end("memory")
+        else:
+            self._timers.at(time.monotonic() + _MEMORY_CHECK_SECONDS, self._check_memory)
 
     def _end_or_interrupt(self, cause: Reason) -> None:
         """End the cell, but in a session first ask the program to yield, so that its state is kept."""

@@ -21,7 +21,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import MIB, Policy
-from tests.conftest import SHARED, policy_named, with_limits
+from tests.conftest import CAPS, SHARED, policy_named, with_limits
 from tests.escapes.living import children
 
 pytestmark = pytest.mark.slow
@@ -35,9 +35,10 @@ OWN = sorted(Path(__file__).with_name("payloads").glob("LAY-*"))
 # First ours: the time of an access tells only once that somebody read.
 PAYLOADS = [*OWN, *ATTACKS]
 # Those that end by being ended: for a flood of refused calls, garbage on the control channel, running
-# past the limit, or saying too much.
+# past the limit, saying too much, or holding more memory than it may.
 ENDED = {
     "LAY-14",
+    "LAY-18",
     "NOTIF-01",
     "NOTIF-03",
     "PROTO-01",
@@ -54,7 +55,8 @@ OF_PROGRAMS = {"LANG-01"}
 # The refused call that the result must tell of; those of ../shared/attacks start a child first, which
 # is refused where a profile has none.
 NOTED = {"LAY-09": "mount", "NS-04": "ptrace", "NS-06": "unshare", "SC-02": "bpf"}
-NEEDS = {"LAY-10": "landlock"}
+NEEDS = {"LAY-10": "landlock", "LAY-18": "cgroup"}
+UNCOUNTED = {"LAY-19"}  # run without cgroups, whatever the host has
 PLANTED = ["/", "/etc", "/root", "/home", "/var", "/var/tmp", "/var/lib", "/run", "/opt", "/srv", "/mnt", "/tmp", "/dev/shm", "/usr/local"]  # fmt: skip
 # What payloads may expect, and what of the host they are to recognize if they see it.
 SETTINGS = {
@@ -159,6 +161,7 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
         **SETTINGS,
         "SBXT_HOST_NS": json.dumps(numbers),
         "SBXT_SHOWN": sandbox.policy.filesystem.read[-1],
+        "SBXT_MEMORY_BYTES": str(limits.memory_bytes),
         "SBXT_WORKSPACE_BYTES": str(limits.workspace_bytes),
         "SBXT_OUTPUT_TOTAL_BYTES": str(limits.output_total_bytes),
     }
@@ -176,7 +179,16 @@ def run(sandbox: Sandbox, payload: Path) -> SandboxResult:
         return sandbox.execute(text, "bash", files={"before": text}, env=variables)
     timeout = 7.0 if case_of(payload) in ("RES-14", "RES-15") else None
     header = f"import os; os.environ.update({settings_for(sandbox)!r})\n"
+    if case_of(payload) in UNCOUNTED:
+        with _without_cgroups(sandbox.policy) as other:
+            return other.execute(header + text, timeout=timeout)
     return sandbox.execute(header + text, timeout=timeout)
+
+
+def _without_cgroups(policy: Policy) -> Sandbox:
+    optional = tuple(dict.fromkeys((*policy.optional_layers, *CAPS)))
+    policy = msgspec.structs.replace(policy, optional_layers=optional)
+    return Sandbox(policy=policy, cgroup_root="/nonexistent", pool=0)
 
 
 def left_of_payloads(sandbox: Sandbox) -> list[str]:
@@ -227,7 +239,7 @@ def test_a_payload_stays_inside(
     assert not escaped, detail
     if escaped is None:
         assert case in ENDED, (result.status, result.reason, result.error, result.stderr[-500:])
-        assert result.reason in ("violation", "wall_time", "output")
+        assert result.reason in ("violation", "wall_time", "output", "memory")
     no_programs = case in OF_PROGRAMS and not sandbox.policy.processes.subprocesses
     assert not detail.startswith("REFUSED" if no_programs else ("REFUSED", "SKIP"))
     assert host.canary not in str(result.to_dict())

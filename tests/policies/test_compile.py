@@ -96,6 +96,14 @@ def test_an_optional_layer_is_used_where_it_is_and_said_missing_where_not(
     assert set(plan.layers) == {*ALWAYS, *beside}
 
 
+def test_what_sockets_hold_is_capped_where_a_cell_has_any() -> None:
+    loopback = Policy(network=Network(loopback=True), optional_layers=CGROUP_LAYERS)
+    assert compile_policy(Policy(), FULL).socket_bytes == 0
+    assert compile_policy(loopback, FULL).socket_bytes == loopback.limits.memory_bytes // 4
+    assert "cgroup_sockets" in compile_policy(loopback, FULL).layers
+    assert "cgroup_sockets" not in compile_policy(loopback, NO_CGROUPS).layers
+
+
 def test_a_gap_that_is_not_named_optional_still_refuses() -> None:
     with pytest.raises(Unenforceable) as refusal:
         compile_policy(Policy(optional_layers=("cgroup_memory", "cgroup_cpu")), NO_CGROUPS)

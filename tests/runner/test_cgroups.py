@@ -595,3 +595,30 @@ def test_a_scope_whose_process_ended_meanwhile_is_not_left_behind() -> None:
         finally:
             lasting.kill()
     assert soon(lambda: not scopes_named(f"{name}-2"))
+
+
+@pytest.mark.parametrize("option", ["nokmem", "nosocket", "nobpf,nokmem"])
+def test_a_kernel_that_was_told_not_to_count_is_no_memory_cgroup(option: str) -> None:
+    assert option in detect.not_counted(f"quiet cgroup.memory={option} panic=1")
+
+
+def test_a_kernel_that_counts_all_is_one() -> None:
+    assert detect.not_counted("quiet cgroup.memory=nobpf panic=1") == ""
+
+
+@pytest.mark.needs("v1_memory", "root")
+def test_sockets_are_capped_on_v1_where_there_are_any() -> None:
+    memory = Path("/sys/fs/cgroup/memory")
+    limits = {}
+    for name, socket_bytes in (("some", 4 * MIB), ("none", 0)):
+        directory = memory / f"cellwright-test-{os.getpid()}-{name}"
+        cgroup = v1.CgroupV1({"memory": directory}, CAPS._replace(socket_bytes=socket_bytes))
+        try:
+            limits[name] = int((directory / "memory.kmem.tcp.limit_in_bytes").read_text())
+            assert cgroup.can_exceed == bool(socket_bytes)
+            assert not cgroup.has_exceeded()
+        finally:
+            cgroup.close_descriptors()
+            assert cgroup.remove()
+    assert limits["some"] == 4 * MIB
+    assert limits["none"] > 1 << 50
