@@ -43,6 +43,9 @@ class CellwrightError(Exception):
     kind: ClassVar[str] = "failed"
 
     def __init__(self, message: str, hint: str = "") -> None:
+        # A message that quotes another exception has its hint too: there is one, at the end.
+        message, *quoted = message.split("\nhint: ")
+        hint = hint or (quoted[0] if quoted else "")
         super().__init__(f"{message}\nhint: {hint}" if hint else message)
         self.what = message
         self.hint = hint

@@ -1,7 +1,7 @@
 """A plan in words, one line an operation, in the order in which a cell is built."""
 
 from .plan import Plan
-from .policy import OPTIONAL_LAYERS
+from .policy import OPTIONAL_LAYERS, Limits
 
 _MIB = 1024 * 1024
 _LAYERS = {
@@ -27,8 +27,8 @@ _LAYERS = {
 }
 
 
-def explain(plan: Plan) -> list[str]:
-    """Return what `plan` does, one line an operation."""
+def explain(plan: Plan, limits: Limits) -> list[str]:
+    """Return what `plan` does, one line an operation, and `limits` that the supervisor holds."""
     return [
         f"policy {plan.policy}",
         "show the interpreter's standard library and shared libraries, read-only",
@@ -44,6 +44,7 @@ def explain(plan: Plan) -> list[str]:
             for name, value in (*plan.rlimits, ("NOFILE", plan.open_files))
         ),
         _caps(plan),
+        *_ends(limits),
         _filters(plan),
         *(f"layer {name}: {_LAYERS.get(name, name)}" for name in plan.layers),
         *(f"MISSING {name}" for name in missing_layers(plan)),
@@ -58,6 +59,18 @@ def missing_layers(plan: Plan) -> list[str]:
 def _caps(plan: Plan) -> str:
     memory = f"{plan.memory_bytes // _MIB} MiB"
     return f"cap memory at {memory}, tasks at {plan.processes}, CPUs at {plan.cpus:g}"
+
+
+def _ends(limits: Limits) -> list[str]:
+    """Return what the supervisor ends a program for, and what of it is kept."""
+    output, total = f"{limits.output_bytes:,}", f"{limits.output_total_bytes:,}"
+    value, artifacts = f"{limits.value_bytes:,}", f"{limits.artifact_bytes:,}"
+    return [
+        f"end it after {limits.wall_seconds:g} s of wall time or {limits.cpu_seconds:g} s of CPU time",
+        f"keep {output} bytes of each output stream, and end it after {total} bytes of both",
+        f"keep {value} bytes of its value, and {artifacts} bytes of files that are collected",
+        f"kill it after {limits.violations:,} refused attempts",
+    ]
 
 
 def _filters(plan: Plan) -> str:

@@ -60,3 +60,17 @@ class Plan(_Data, frozen=True):
     cpus: float
     processes: int
     layers: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return all but the bytes of the filters and the tables about system calls, which are long."""
+        words = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bytes):
+                value = f"<{len(value):,} bytes>"
+            elif name in ("refusals", "watched"):
+                value = f"<{len(value)} system calls>"
+            words.append(
+                f"{name}={value if isinstance(value, str) and value[:1] == '<' else repr(value)}"
+            )
+        return f"Plan({', '.join(words)})"

@@ -14,6 +14,9 @@ Reason = Literal[
 ]  # fmt: skip
 
 
+_SHOWN = 40  # characters of a value, an error or a stream in `repr(result)`
+
+
 class SandboxStatus(enum.Enum):
     """The coarse state of an execution; `reason` on the result says exactly why."""
 
@@ -105,7 +108,41 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the program ran to its end and reported success."""
         return self.status is SandboxStatus.COMPLETED
 
+    def __repr__(self) -> str:
+        """Return on one line how it ended, how what it said begins, and how much else there is."""
+        said = {name: getattr(self, name) for name in ("value", "error", "stdout", "stderr")}
+        made = {
+            name: len(getattr(self, name))
+            for name in ("violations", "findings", "files", "artifacts")
+        }
+        parts = [
+            f"status={self.status.name}",
+            f"reason={self.reason!r}",
+            *(
+                f"{name}={_beginning(each)}"
+                for name, each in said.items()
+                if each not in (None, "")
+            ),
+            *(f"{name}: {count}" for name, count in made.items() if count),
+        ]
+        if self.truncated:
+            parts.append(f"truncated={self.truncated}")
+        if self.session_lost:
+            parts.append("session_lost=True")
+        return f"SandboxResult({', '.join(parts)}, {self.execution_time * 1000:.1f} ms)"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values that any JSON encoder takes."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain | {"ok": self.ok}
+
+
+def _beginning(value: Any) -> str:
+    """Return what `repr` gives, of a long one the beginning and the length.
+
+    Only the beginning of a long text is looked at: it may have megabytes.
+    """
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]!r}... ({len(value):,} characters)"
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}... ({len(shown):,} characters)"

@@ -165,7 +165,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.diff:
         return _diff(policy_of(options), options)
     with Sandbox(policy=policy_of(options), pool=0) as sandbox:
-        lines = explain(sandbox.plan)
+        lines = explain(sandbox.plan, sandbox.policy.limits)
     print(msgspec.json.encode(lines).decode() if options.json else "\n".join(lines))
     return RAN
 

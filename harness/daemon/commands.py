@@ -68,7 +68,7 @@ def serve(
         print(*write_units(options.units), sep="\n")
         return
     check_limit("--drain", options.drain)
-    for number in _SIGNALS:  # until there is something to drain: give back what there is
+    for number in _signals():  # until there is something to drain: give back what there is
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     allow_descriptors()
     with _listener(options) as (listener, place), audit_of(options) as audit:
@@ -122,10 +122,16 @@ def _stopping_on_signals(server: Server) -> Iterator[None]:
     The interpreter itself wakes the server: what comes just before the server waits would else be
     handled when the wait is over.
     """
-    for number in _SIGNALS:
+    for number in _signals():
         signal.signal(number, lambda *_: server.stop())
     signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(-1)
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """Return those that end the daemon: not SIGHUP where nohup(1) had it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)

@@ -30,6 +30,7 @@ _IDLE_SECONDS = 60.0  # the daemon hangs up much later
 _REPLY_BYTES = 2 << 30
 _KEPT = 16  # connections that wait for a request
 _START = 'start one: "cellwright serve"'
+_ANOTHER = 'start one of your own: "cellwright serve"'
 
 
 class Line:
@@ -121,7 +122,9 @@ class _Talk:
             self._welcome = self._greet(policy)
         except ClosedError as error:  # it is ending, or was killed this moment
             self.close()
-            raise LaunchError(f"no daemon answers: {error}", _START) from None
+            raise LaunchError(
+                f"no daemon answers: {error}: it is ending, or serves another user only", _ANOTHER
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -238,10 +241,15 @@ def _connected(path: str) -> socket.socket:
         sock.connect(path)
         _, uid = peer_of(sock)
         if uid not in (0, os.geteuid()):
-            raise LaunchError(f"at {path} listens user {uid}, who is not to see what is run")
+            raise LaunchError(
+                f"the daemon at {path} is user {uid}'s, who would see what is run", _ANOTHER
+            )
         patience = struct.pack("ll", _SEND_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         return sock
+    except PermissionError:
+        sock.close()
+        raise LaunchError(f"the daemon at {path} is another user's", _ANOTHER) from None
     except OSError as error:
         sock.close()
         raise LaunchError(f"no daemon answers at {path}: {error.strerror}", _START) from None

@@ -464,6 +464,9 @@ print(other.recv(100))
     ) as impostor:  # fmt: skip
         assert impostor.stdout
         assert impostor.stdout.readline() == b"ready\n"
-        with pytest.raises(Exception, match="listens user 65534"):
+        with pytest.raises(
+            Exception,
+            match="is user 65534's, who would see what is run\nhint: start one of your own",
+        ):
             Sandbox(connect=tmp_path / "s")
         assert impostor.stdout.readline() == b"b''\n"

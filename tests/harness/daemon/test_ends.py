@@ -41,7 +41,11 @@ def is_gone(daemon: Daemon, pids: list[int]) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_runs_may_end_before_the_daemon_does(tmp_path: Path, number: int) -> None:
-    with serving(tmp_path / "s") as daemon, daemon.sandbox() as sandbox:
+    with (
+        handled(signal.SIGHUP, signal.SIG_DFL),
+        serving(tmp_path / "s") as daemon,
+        daemon.sandbox() as sandbox,
+    ):
         run, pids = started(sandbox, 0.5), descendants(daemon.pid)
         idle = daemon.sandbox()
         daemon.process.send_signal(number)
@@ -51,6 +55,35 @@ def test_what_runs_may_end_before_the_daemon_does(tmp_path: Path, number: int) -
         assert run.result().value == 42
         assert daemon.wait() == 0
         assert soon(lambda: is_gone(daemon, pids))
+
+
+def test_nohup_keeps_a_daemon_from_ending_with_its_terminal(tmp_path: Path) -> None:
+    with (
+        handled(signal.SIGHUP, signal.SIG_IGN),
+        serving(tmp_path / "s") as daemon,
+        daemon.sandbox() as sandbox,
+    ):
+        daemon.process.send_signal(signal.SIGHUP)
+        assert sandbox.execute("6 * 7").value == 42
+        assert ignores(daemon.pid, signal.SIGHUP)
+        assert daemon.end() == 0
+
+
+@contextlib.contextmanager
+def handled(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
+    """Have what is started meanwhile inherit how a signal is handled."""
+    before = signal.signal(number, how)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Tell what the kernel says of a process (proc(5), SigIgn)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (ignored,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(ignored, 16) & 1 << (number - 1))
 
 
 def _answers(daemon: Daemon) -> bool:
