@@ -60,7 +60,7 @@ class SessionCell:
         self._holders = 0
         self._born_at = self.used_at = time.monotonic()
         self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
-        self._memory_look_at = self._born_at if custody.cell.cgroup.can_exceed else math.inf
+        self._memory_look_at = self._born_at
         self.lost = ""  # why it is gone
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
@@ -226,8 +226,9 @@ class SessionCell:
 
     def _look_at_memory(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
-            self._memory_look_at = now + _MEMORY_LOOK_SECONDS
-            if self._custody.cell.cgroup.has_exceeded():
+            cgroup = self._custody.cell.cgroup
+            self._memory_look_at = now + _MEMORY_LOOK_SECONDS if cgroup.can_exceed else math.inf
+            if cgroup.has_exceeded():
                 self.try_to_evict("it needed more memory than it may, between two requests", "lost")
 
     def _expires_at(self) -> float:

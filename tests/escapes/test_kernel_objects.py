@@ -14,7 +14,7 @@ import pytest
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.policy import MIB, Filesystem, Policy
 from cellwright.runner.watching import locks
-from tests.conftest import OPTIONAL, policy_named, with_limits
+from tests.conftest import OPTIONAL, policy_named, soon, with_limits
 from tests.escapes.without import by_number
 
 pytestmark = pytest.mark.skipif("listener" in OPTIONAL, reason="the listener counts the locks")
@@ -322,22 +322,26 @@ def test_a_cell_that_wins_the_race_for_a_file_of_the_host_is_killed(shown: Path)
 
 
 _SOCKETS = """
-import os, socket, time
+import os, signal, socket, time
+def fill():
+    end, keep = time.monotonic() + 8, []
+    listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen(64)
+    try:
+        while time.monotonic() < end:
+            one = socket.socket(); one.connect(listener.getsockname())
+            keep += [one, listener.accept()[0]]
+            for each in keep[-2:]:
+                each.setblocking(False)
+                try:
+                    while True: each.send(bytes(1 << 18))
+                except BlockingIOError: pass
+    except OSError: pass
+    time.sleep(9)
+    os._exit(0)
 for child in range(30):
     if os.fork() == 0:
-        end, keep = time.monotonic() + 8, []
-        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        try:
-            while time.monotonic() < end:
-                keep += [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-                for each in keep[-2:]:
-                    each.setblocking(False)
-                    try:
-                        while True: each.send(bytes(1 << 18))
-                    except BlockingIOError: pass
-        except OSError: pass
-        time.sleep(9); os._exit(0)
-time.sleep(9)
+        before()
+        fill()
 """
 
 
@@ -345,8 +349,25 @@ time.sleep(9)
 def test_what_tcp_holds_counts_whoever_opened_the_sockets() -> None:
     policy = with_limits(policy_named("standard"), memory_bytes=128 * MIB, wall_seconds=20.0)
     with Sandbox(policy=policy, pool=0) as box:
-        result = box.execute(_SOCKETS)
+        result = box.execute(f"def before(): pass\n{_SOCKETS}\ntime.sleep(9)")
     assert (result.status, result.reason) == (SandboxStatus.KILLED, "memory"), result.error
+
+
+_LATER = """
+def before():
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(1)  # the request has ended by then
+    signal.pause()
+"""
+
+
+@pytest.mark.needs("v1_memory", "cgroup")
+def test_what_tcp_holds_counts_between_two_requests_too() -> None:
+    policy = with_limits(policy_named("standard"), memory_bytes=128 * MIB)
+    with Sandbox(policy=policy, pool=0) as box, box.session() as session:
+        assert session.execute(_LATER + _SOCKETS).status is SandboxStatus.COMPLETED
+        assert soon(lambda: bool(session._cell.lost))
+        assert "memory" in session._cell.lost
 
 
 _DATAGRAMS = """
