@@ -188,7 +188,11 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         *(each for name in extras if name != "dev" for each in extras[name]),
     ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
-    names = {"python-prctl": "prctl", "opentelemetry-api": "opentelemetry"}
+    names = {
+        "jsonschema-specifications": "jsonschema_specifications",
+        "opentelemetry-api": "opentelemetry",
+        "python-prctl": "prctl",
+    }
     declared = {names.get(each, each) for each in distributions}
     used = {
         "mcp" if each.split("/")[0] in _SDK else each.split("/")[0]

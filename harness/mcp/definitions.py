@@ -16,7 +16,7 @@ from ...policies.errors import ToolInvalid
 from ...runner.budget import Budget
 from ..tools.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of
 from ..tools.spec import Provenance, ToolOwner, ToolSpec, ToolState
-from ..tools.validation import compile_schema
+from ..tools.validation import COMPILE_STEPS, compile_schema
 from ..tools.words import visible
 from .config import ServerConfig
 
@@ -99,10 +99,10 @@ def _check_schema(schema: Any, key: str) -> None:
 
 
 def check(definition: Definition, budget: Budget) -> None:
-    """Raise ToolInvalid unless its schemas are schemas: some milliseconds each, once."""
+    """Raise ToolInvalid unless its schemas are schemas, and can be compiled within what is left of the
+    budget: some milliseconds each, once."""
     for schema in (definition.said["inputSchema"], _output_of(definition) or {}):
-        budget.look()
-        compile_schema(schema)
+        compile_schema(schema, budget.part("compiling the schema", COMPILE_STEPS))
 
 
 def spec_of(definition: Definition, name: str, config: ServerConfig) -> ToolSpec:

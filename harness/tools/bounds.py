@@ -10,24 +10,26 @@ import msgspec
 from ...policies.errors import ToolInvalid
 
 MAX_SCHEMA_BYTES = 256 * 1024  # the largest of 900 tools of real servers has 44 KiB
-_MAX_SCHEMA_OBJECTS = (
-    5000  # each is checked against a schema of schemas, in up to half a millisecond
-)
+_MAX_SCHEMA_OBJECTS = 5000  # each is checked against a schema of schemas, in a quarter millisecond
 _MAX_SCHEMA_DEPTH = 48
 _MAX_VALUE_DEPTH = 64
+_MAX_IDS = 100
+_MAX_ID_CHARACTERS = 500
+_MAX_INDEX_DIGITS = 6
 _MAX_NODES = 1_000_000
 _SHOWN = 300
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-def size_of(value: object, depth: int = _MAX_VALUE_DEPTH) -> int:
-    """Return the number of parts of `value`; 0 if it is no JSON, deeper than `depth`, or too large."""
+def size_of(value: object, depth: int = _MAX_VALUE_DEPTH, most: int = _MAX_NODES) -> int:
+    """Return the number of parts of `value`; 0 if it is no JSON, deeper than `depth`, or has more than
+    `most`."""
     level: list[object] = [value]
     nodes = 0
     while level:
         nodes += len(level)
         depth -= 1
-        if depth < -1 or nodes > _MAX_NODES or not all(map(_is_json, level)):
+        if depth < -1 or nodes > most or not all(map(_is_json, level)):
             return 0
         level = [part for each in level for part in _parts(each)]
     return nodes
@@ -47,11 +49,14 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, str | int | list)
 
 
-def check_shape(schema: object) -> None:
-    """Raise ToolInvalid for what is too large or too deep to be a schema, or is no JSON."""
+def check_shape(schema: object) -> int:
+    """Return the size of a schema as JSON, in bytes.
+
+    Raises ToolInvalid for what is too large or too deep to be a schema, or is no JSON.
+    """
     if not isinstance(schema, dict):
         raise ToolInvalid("schema: must be an object")
-    if not size_of(schema, _MAX_SCHEMA_DEPTH):
+    if not size_of(schema, _MAX_SCHEMA_DEPTH, MAX_SCHEMA_BYTES // 2):  # each takes two bytes
         raise ToolInvalid(f"schema: more than {_MAX_SCHEMA_DEPTH} deep, too large, or not of JSON")
     try:
         size = len(msgspec.json.encode(schema))
@@ -59,6 +64,7 @@ def check_shape(schema: object) -> None:
         raise ToolInvalid(f"schema: {error}") from None
     if size > MAX_SCHEMA_BYTES:
         raise ToolInvalid(f"schema: {size} bytes, more than {MAX_SCHEMA_BYTES}")
+    return size
 
 
 def check_words(schema: dict[str, Any]) -> None:
@@ -73,13 +79,17 @@ def check_words(schema: dict[str, Any]) -> None:
         for word in ("$anchor", "$dynamicAnchor")
         if isinstance(each.get(word), str)
     }
+    ids = [each["$id"] for each in objects if isinstance(each.get("$id"), str)]
+    # each is joined with those above it, and kept
+    if len(ids) > _MAX_IDS or any(len(id) > _MAX_ID_CHARACTERS for id in ids):
+        raise ToolInvalid(
+            f"schema: more than {_MAX_IDS} $id, or one of more than {_MAX_ID_CHARACTERS} characters"
+        )
     has_ids = any(isinstance(each.get("$id"), str) for each in objects[1:])
     for each in objects:
-        # jsonschema would go on there with its own keywords, and leave those of ours
+        # one evaluation has one dialect
         if each is not schema and isinstance(each.get("$schema"), str):
             raise ToolInvalid("schema: $schema stands inside; there is one, at the top")
-        if "patternProperties" in each and "unevaluatedProperties" in each:  # the same, with `re`
-            raise ToolInvalid("schema: unevaluatedProperties beside patternProperties")
         for word in _REFERENCES:
             if isinstance(target := each.get(word), str):
                 _check_reference(schema, target, anchors, has_ids=has_ids)
@@ -103,6 +113,10 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
         waiting += _parts(each)
 
 
+def _is_index(step: str) -> bool:
+    return step.isascii() and step.isdecimal() and len(step) <= _MAX_INDEX_DIGITS
+
+
 def _check_reference(
     schema: dict[str, Any], target: str, anchors: set[Any], *, has_ids: bool
 ) -> None:
@@ -116,7 +130,7 @@ def _check_reference(
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(part, dict) and step in part:
             part = part[step]
-        elif isinstance(part, list) and step.isdecimal() and int(step) < len(part):
+        elif isinstance(part, list) and _is_index(step) and int(step) < len(part):
             part = part[int(step)]
         else:
             raise ToolInvalid(f"schema: $ref {shown} leads to nothing in it")

@@ -116,8 +116,7 @@ class _Parser:
         for sign, bounds in {"*": (0, None), "+": (1, None), "?": (0, 1)}.items():
             if self._takes(sign):
                 return bounds
-        end = self._text.find("}", self._at)
-        if self._peek() != "{" or end < 0:
+        if self._peek() != "{" or (end := self._text.find("}", self._at)) < 0:
             return None
         least, comma, most = self._text[self._at + 1 : end].partition(",")
         if not _is_count(least) or (most and not _is_count(most)):
@@ -176,24 +175,36 @@ class _Parser:
         ranges: list[tuple[int, int]] = []
         while not self._takes("]"):
             low = self._member()
-            if (
-                len(low) == 1
-                and self._peek() == "-"
-                and self._text[self._at + 1 : self._at + 2] != "]"
-            ):
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] != "]":
                 self._take()
-                high = self._member()
-                if low[0][0] > high[-1][1] or len(high) > 1:
-                    raise Unsupported("a range that runs backwards, or between classes")
-                low = ((low[0][0], high[0][1]),)
+                low = _between(low, self._member())
             ranges += low
-        return _without(ranges) if negated else tuple(ranges)
+        return _without(ranges) if negated else _merged(ranges)
 
     def _member(self) -> Ranges:
         if self._takes("\\"):
             return ((8, 8),) if self._takes("b") else self._escaped()
         character = self._take()
         return ((ord(character), ord(character)),)
+
+
+def _between(low: Ranges, high: Ranges) -> Ranges:
+    """Return the range from one member of a set to another; beside a class, as in `[\\d-_]`, the sign
+    stands for itself (ECMA-262, B.1.2.8.1)."""
+    if not (_is_one(low) and _is_one(high)):
+        return (*low, (ord("-"), ord("-")), *high)
+    if low[0][0] > high[0][0]:
+        raise Unsupported("a range that runs backwards")
+    return ((low[0][0], high[0][0]),)
+
+
+def _is_one(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> Ranges:
+    """Return the same characters as ranges that are sorted and do not touch."""
+    return _without(_without(ranges))
 
 
 def _is_count(text: str) -> bool:

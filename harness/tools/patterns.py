@@ -1,11 +1,15 @@
-"""Regular expressions in time linear in the text, for patterns that nobody here wrote.
+"""Regular expressions in time linear in the text, for patterns of untrusted schemas.
 
 `re` backtracks: `^(\\w+\\s?)*$` on forty characters takes longer than anyone waits, and cannot be
 stopped.  Here all ways are followed at once (Thompson, CACM 11:6, 1968), so a text costs at most its
-length times the states of the pattern, and who asks says how much may be spent.
+length times the states of the pattern, and every state that is visited is paid for.  RE2 is linear
+too, and faster, but cannot be interrupted, knows no `\\u0041`, and refuses `(a{50}){40}` (google-re2
+1.1.20251105).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from .expressions import Assertion, Characters, Either, Join, Ranges, Tree, Unsupported, parse
@@ -13,13 +17,20 @@ from .expressions import Assertion, Characters, Either, Join, Ranges, Tree, Unsu
 __all__ = ["MAX_STATES", "Pattern", "Unsupported", "compile_pattern"]
 
 MAX_STATES = 2000
+_MOST_PARTS = 20 * MAX_STATES  # with those that make no state: `(){9999}` has 10,000
+_VISITS_PER_STEP = 3  # of states: some 0.2 microseconds each
+
+Spend = Callable[[int], None]
 
 
 class _State(NamedTuple):
-    """`ranges`: a character to consume; `assertion`: something to hold; else a fork to `after`."""
+    """`bounds`: a character to consume; `assertion`: something to hold; else a fork to `after`.
+
+    A character is one of them if an odd number of bounds is not above it.
+    """
 
     after: tuple[int, ...]
-    ranges: Ranges | None = None
+    bounds: tuple[int, ...] | None = None
     assertion: str = ""
 
 
@@ -29,39 +40,47 @@ class Pattern(NamedTuple):
     states: tuple[_State, ...]
     start: int
 
-    def found_in(self, text: str, spend: Callable[[int], None]) -> bool:
+    def found_in(self, text: str, spend: Spend) -> bool:
         """Tell whether it matches anywhere in `text`; `spend` is told of steps, and may raise."""
         current: set[int] = set()
         for position in range(len(text) + 1):
-            self._enter(self.start, current, text, position)
+            steps = 1 + len(current) + self._enter(self.start, current, text, position)
             if 0 in current:
                 return True
-            spend(len(current))
             if position < len(text):
-                current = self._step(current, ord(text[position]), text, position + 1)
+                current, entered = self._step(current, ord(text[position]), text, position + 1)
+                steps += entered
+            spend(1 + steps // _VISITS_PER_STEP)
         return False
 
-    def _step(self, current: set[int], character: int, text: str, position: int) -> set[int]:
+    def _step(
+        self, current: set[int], character: int, text: str, position: int
+    ) -> tuple[set[int], int]:
         following: set[int] = set()
+        steps = 0
         for number in current:
             state = self.states[number]
-            if state.ranges and any(low <= character <= high for low, high in state.ranges):
-                self._enter(state.after[0], following, text, position)
-        return following
+            if state.bounds and bisect_right(state.bounds, character) & 1:
+                steps += self._enter(state.after[0], following, text, position)
+        return following, steps
 
-    def _enter(self, number: int, entered: set[int], text: str, position: int) -> None:
-        """Add a state and all that it leads to without consuming anything."""
+    def _enter(self, number: int, entered: set[int], text: str, position: int) -> int:
+        """Add a state and all that it leads to without consuming anything; return how many were
+        visited, those that did not hold among them."""
         waiting = [number]
+        visited = 0
         while waiting:
             number = waiting.pop()
+            visited += 1
             state = self.states[number]
             if number in entered or (
                 state.assertion and not _holds(state.assertion, text, position)
             ):
                 continue
             entered.add(number)
-            if state.ranges is None:
+            if state.bounds is None:
                 waiting += state.after
+        return visited
 
 
 def _holds(assertion: str, text: str, position: int) -> bool:
@@ -78,42 +97,67 @@ def _is_word(character: str) -> bool:
     return character.isascii() and (character.isalnum() or character == "_")
 
 
-def compile_pattern(text: str) -> Pattern:
-    """Return the pattern that `text` says; raises Unsupported."""
-    states = [_State(())]  # 0: matched
-    start = _build(parse(text), 0, states)
-    return Pattern(tuple(states), start)
+def _spend_nothing(_: int) -> None:
+    """Count nothing: the number of parts is bounded all the same."""
 
 
-def _build(tree: Tree, then: int, states: list[_State]) -> int:
-    """Add the states of `tree`, which lead to the state `then`; return where they begin."""
-    if isinstance(tree, Characters):
-        return _add(states, _State((then,), tree.ranges))
-    if isinstance(tree, Assertion):
-        return _add(states, _State((then,), None, tree.which))
-    if isinstance(tree, Join):
-        for part in reversed(tree.parts):
-            then = _build(part, then, states)
+def compile_pattern(text: str, spend: Spend = _spend_nothing) -> Pattern:
+    """Return the pattern that `text` says; raises Unsupported.  `spend` is told of steps, as above."""
+    spend(len(text))
+    builder = _Builder(spend)
+    start = builder.build(parse(text), 0)
+    return Pattern(tuple(builder.states), start)
+
+
+class _Builder:
+    """Makes states of a tree, of bounded number and in a bounded number of steps."""
+
+    def __init__(self, spend: Spend) -> None:
+        self.states = [_State(())]  # 0: matched
+        self._spend = spend
+        self._parts = 0
+        self._bounds: dict[int, tuple[int, ...]] = {}  # once for all repetitions of a set
+
+    def build(self, tree: Tree, then: int) -> int:
+        """Add the states of `tree`, which lead to the state `then`; return where they begin."""
+        self._spend(1)
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise Unsupported(f"more than {_MOST_PARTS} parts, counting repetitions")
+        if isinstance(tree, Characters):
+            bounds = self._bounds.setdefault(id(tree), _bounds_of(tree.ranges))
+            return self._add(_State((then,), bounds))
+        if isinstance(tree, Assertion):
+            return self._add(_State((then,), None, tree.which))
+        if isinstance(tree, Join):
+            for part in reversed(tree.parts):
+                then = self.build(part, then)
+            return then
+        if isinstance(tree, Either):
+            return self._add(_State(tuple(self.build(part, then) for part in tree.parts)))
+        return self._repeat(tree.part, tree.least, tree.most, then)
+
+    def _repeat(self, part: Tree, least: int, most: int | None, then: int) -> int:
+        if most is None:
+            loop = self._add(_State(()))
+            self.states[loop] = _State((self.build(part, loop), then))
+            then = loop
+        for _ in range(most - least if most is not None else 0):
+            then = self._add(_State((self.build(part, then), then)))
+        for _ in range(least):
+            begin = self.build(part, then)
+            if begin == then:  # nothing, and so are its repetitions
+                break
+            then = begin
         return then
-    if isinstance(tree, Either):
-        return _add(states, _State(tuple(_build(part, then, states) for part in tree.parts)))
-    return _build_repeat(tree.part, tree.least, tree.most, then, states)
+
+    def _add(self, state: _State) -> int:
+        if len(self.states) >= MAX_STATES:
+            raise Unsupported(f"more than {MAX_STATES} states")
+        self.states.append(state)
+        return len(self.states) - 1
 
 
-def _build_repeat(part: Tree, least: int, most: int | None, then: int, states: list[_State]) -> int:
-    if most is None:
-        loop = _add(states, _State(()))
-        states[loop] = _State((_build(part, loop, states), then))
-        then = loop
-    for _ in range(most - least if most is not None else 0):
-        then = _add(states, _State((_build(part, then, states), then)))
-    for _ in range(least):
-        then = _build(part, then, states)
-    return then
-
-
-def _add(states: list[_State], state: _State) -> int:
-    if len(states) >= MAX_STATES:
-        raise Unsupported(f"more than {MAX_STATES} states")
-    states.append(state)
-    return len(states) - 1
+def _bounds_of(ranges: Ranges) -> tuple[int, ...]:
+    """Return where membership changes, for ranges that are sorted and do not touch."""
+    return tuple(chain.from_iterable((low, high + 1) for low, high in ranges))

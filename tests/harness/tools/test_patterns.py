@@ -26,6 +26,10 @@ TABLE = [
     (r"^[^\s]+$", ["ab"], ["a b", "a\u00a0b"]),
     (r"a{x}", ["a{x}"], ["ax"]),
     (r"^.$", ["a"], ["\n", ""]),
+    (r"^[\d-_]+$", ["1-2", "_"], ["a-b", "A;<>", "[]"]),
+    (r"^[_-\d]+$", ["1-2", "_"], ["^"]),
+    (r"^[a-c-e]+$", ["b-e"], ["d"]),
+    (r"^(()){99}a$", ["a"], ["b"]),
     (r"^[]-]*$", [], []),
     (r"^(a*)*$", ["", "aaa"], ["b"]),
     (r"^(a|a)*b$", ["aab"], ["aac"]),
@@ -65,7 +69,7 @@ def test_it_agrees_with_re(parts: list[tuple[str, str]], text: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [r"(?=a)", r"(?!a)", r"(?<=a)b", r"(a)\1", r"\p{L}", "(", ")", "[", "a**", "*", "\\", r"\x1",
-     "(?P<n>a)", "(?i)a", "[z-a]", "(" * 50 + ")" * 50, "a{2000}b{2000}", "(a{50}){50}", "a" * 1001],
+     "(?P<n>a)", "(?i)a", "[z-a]", "(" * 50 + ")" * 50, "a{2000}b{2000}", "(a{50}){50}", "((((){9999}){9999}|){9}){9999}", "a" * 1001],
     ids=lambda pattern: pattern[:20],
 )  # fmt: skip
 def test_what_cannot_be_matched_in_linear_time_is_said_not_to_be(pattern: str) -> None:

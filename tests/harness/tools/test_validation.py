@@ -62,7 +62,6 @@ def endless() -> dict[str, Any]:
         {"$dynamicRef": "https://127.0.0.1:1/"}, {"$ref": "#/nothing"}, {"$ref": "#/required/0", "required": ["a"]},
         deep(60), deep(5000), endless(), {"description": "x" * 300_000}, {"enum": [{1, 2}]},
         {"enum": [b"x"]}, {1: 2}, {"const": "\ud800"},
-        {"patternProperties": {"a": {}}, "unevaluatedProperties": False},
         {"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}},
         {"$ref": "#/x", "x": {"$schema": "https://json-schema.org/draft/2020-12/schema"}},
         {"properties": {f"p{n}": {} for n in range(6000)}},
@@ -139,7 +138,6 @@ def test_a_pattern_that_backtracks_is_not_given_to_re() -> None:
 @pytest.mark.parametrize("dialect", ["draft-03", "draft-04", "draft-06", "draft-07", "draft/2019-09",
                                      "draft/2020-12", "draft/next"])  # fmt: skip
 def test_no_dialect_brings_its_own_keywords(dialect: str) -> None:
-    """jsonschema chooses its class by `$schema`, and again wherever a reference leads to the top."""
     schema = {
         "$schema": f"https://json-schema.org/{dialect}/schema",
         "properties": {"in": {"$ref": "#"}, "text": {"pattern": r"^(\w+\s?)*$"}},
@@ -151,7 +149,7 @@ def test_no_dialect_brings_its_own_keywords(dialect: str) -> None:
 
 
 def test_a_part_that_is_no_schema_is_a_complaint_where_it_is_used() -> None:
-    for part in ({"type": "integr"}, {"multipleOf": 0}, {"$schema": {}}, {"properties": 5}):
+    for part in ({"type": "integr"}, {"multipleOf": 0}, {"properties": 5}):
         found = compile_schema({"$ref": "#/x", "x": part}).complaints(
             {"a": 1} if "properties" in part else 7
         )
@@ -217,10 +215,10 @@ def test_the_schemas_of_real_servers_compile() -> None:
     assert checked > 300
 
 
-def test_jsonschema_is_imported_only_when_a_schema_is_compiled() -> None:
+def test_referencing_is_imported_only_when_a_schema_is_compiled() -> None:
     code = (
-        "import sys, cellwright.harness.tools.validation as v; a = 'jsonschema' in sys.modules; "
-        "v.compile_schema({}); print(a, 'jsonschema' in sys.modules)"
+        "import sys, cellwright.harness.tools.validation as v; a = 'referencing' in sys.modules; "
+        "v.compile_schema({}); print(a, 'referencing' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,0 +1,57 @@
+"""Definitions of one server are checked within a budget, and hold up nobody else meanwhile."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwright.harness.mcp import book as booking
+from cellwright.harness.mcp.book import Book
+from cellwright.harness.mcp.config import ServerConfig
+from cellwright.harness.mcp.connection import Listing
+from cellwright.harness.mcp.definitions import Definition, definition_of
+from cellwright.harness.mcp.pins import Pins
+from cellwright.harness.tools.spec import Tool
+from cellwright.policies.errors import BudgetExceeded
+from cellwright.runner.budget import Budget
+
+from .conftest import tool
+
+SLOW = {
+    "properties": {f"p{number}": {"type": "string", "pattern": "a{1999}"} for number in range(20)}
+}
+CONFIG = ServerConfig(name="evil", command="a")
+
+
+def book_in(folder: Path) -> Book:
+    return Book([CONFIG], Pins(folder / "pins.json"), lambda spec: Tool(spec, lambda *_: None))
+
+
+def listing(*tools: dict[str, Any]) -> Listing:
+    return Listing({each["name"]: definition_of(each) for each in tools})
+
+
+def test_definitions_pay_for_being_compiled_out_of_one_budget(tmp_path: Path) -> None:
+    slow = [tool(f"slow{n}", inputSchema={**SLOW, "description": str(n)}) for n in range(10)]
+    budget = Budget("checking the tools of evil", 100_000)
+    with pytest.raises(BudgetExceeded, match="the tools of evil takes more than 100000 steps"):
+        book_in(tmp_path).take(CONFIG, listing(tool("first"), *slow), budget)
+
+
+def test_others_are_asked_while_definitions_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_in(tmp_path)
+    answered = []
+
+    def check(definition: Definition, budget: Budget) -> None:
+        other = threading.Thread(target=lambda: answered.append(book.specs()), daemon=True)
+        other.start()
+        other.join(5.0)
+
+    monkeypatch.setattr(booking, "check", check)
+    book.take(CONFIG, listing(tool("a")), Budget("checking", 1000))
+    assert answered == [[]]
+    book.pin(CONFIG, Budget("checking", 1000))
+    assert [spec.name for spec in answered[1]] == ["evil.a"]
