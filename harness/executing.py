@@ -51,6 +51,7 @@ class Executing(Closing):
         workspace: str | None = None,
         clean: bool = False,
         trace_id: str | None = None,
+        plain: bool = False,
         on_output: OnOutput | None = None,
         cancel: int = NEVER,
     ) -> SandboxResult:
@@ -62,7 +63,8 @@ class Executing(Closing):
         `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
         /workspace -> content.  `env`: variables of the environment, beside those of the policy.
         `timeout`: seconds of wall time, no longer than the policy's.  `collect`: globs of files below
-        /workspace to bring back.  `trace_id`: text, or a W3C traceparent.
+        /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
+        Python program is JSON, or the error says why it cannot be.
         `on_output(stream, bytes)` is called as output comes, and the program waits for it; `cancel` is
         a descriptor that ends the execution once it is readable.
         `workspace` names one whose files are there before and are kept after, however the program
@@ -80,7 +82,7 @@ class Executing(Closing):
             )
         given = CallArguments(
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
         )  # fmt: skip
         return self._execute(code, self._named(language), given, on_output, cancel)
 
@@ -98,6 +100,7 @@ class Executing(Closing):
         workspace: str | None = None,
         clean: bool = False,
         trace_id: str | None = None,
+        plain: bool = False,
         on_output: Callable[[str, bytes], Awaitable[None] | None] | None = None,
     ) -> SandboxResult:
         """`execute` for asyncio callers; cancelling the task cancels the execution.
@@ -110,7 +113,7 @@ class Executing(Closing):
         return await aexecute(
             self.execute, code, self._named(language),
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
             on_output=in_loop(on_output) if on_output else None,
         )  # fmt: skip
 
@@ -128,6 +131,7 @@ class Executing(Closing):
         workspace: str | None = None,
         clean: bool = False,
         trace_id: str | None = None,
+        plain: bool = False,
     ) -> "Run":
         """Start `execute` in the background and return a handle to it."""
         from .run import Run
@@ -135,7 +139,7 @@ class Executing(Closing):
         return Run(
             self.execute, code, self._named(language),
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
         )  # fmt: skip
 
     def _named(self, language: str | None) -> str:

@@ -40,6 +40,7 @@ class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     clean: bool = False
     trace_id: str | None = None
+    plain: bool = False
 
     def of_request(self) -> dict[str, Any]:
         """Return the arguments of `make_request`: all but those about a named workspace."""
@@ -59,6 +60,7 @@ def make_request(
     timeout: float | None = None,
     trace_id: str | None = None,
     collect: Sequence[str] = (),
+    plain: bool = False,
 ) -> Request:
     """Check everything that a caller may get wrong.
 
@@ -73,6 +75,7 @@ def make_request(
         limits=with_timeout(limits, timeout),
         trace_id=_trace_id(trace_id),
         collect=check_names("collect", collect),
+        plain=bool(plain),
     )
 
 

@@ -106,6 +106,7 @@ class Run(_Frame, frozen=True):
     picture_bytes: int = 0  # of all pictures together
     tools: dict[str, tuple[str, ...]] = {}  # what it may call: name -> names of its parameters
     nonce: str = ""
+    plain: bool = False  # the value is made JSON, or the error says why it cannot be
 
 
 class Answer(_Frame, frozen=True):
@@ -131,6 +132,8 @@ class Become(_Frame, frozen=True):
     directory: str
     files: tuple[InputFile, ...] = ()
 
+
+NOT_JSON = "not JSON: "  # how the error of a program begins whose value was to be plain
 
 # guest -> supervisor
 

@@ -56,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_call: OnCall | None = None  # answers its calls
     orphans: Orphans | None = None  # counts the calls that outlive their programs
     program: Living | None = None  # takes the place of `code`, which then only describes it
+    plain: bool = False  # the value of a Python program is to be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
@@ -112,7 +113,7 @@ def _words(request: Request, turn: Turn | None, nonce: str) -> Words:
     run = Run(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, turn.number if turn else 0, stdin if turn else b"",
-        request.limits.artifact_bytes, request.tools, nonce,
+        request.limits.artifact_bytes, request.tools, nonce, request.plain,
     )  # fmt: skip
     if turn is None:
         return Words(encode(run), stdin)

@@ -33,6 +33,7 @@ def packed(
     told = Given(
         stdin=request.stdin, inputs=request.inputs, files=request.files, env=request.environment,
         timeout=given.timeout, trace_id=request.trace_id, collect=request.collect,
+        plain=request.plain,
     )  # fmt: skip
     return Execute(request.code.encode(), True, language, told, session, stream)
 
@@ -61,6 +62,7 @@ def given_of(frame: Given) -> dict[str, Any]:
         "timeout": frame.timeout,
         "trace_id": frame.trace_id,
         "collect": frame.collect,
+        "plain": frame.plain,
     }
 
 

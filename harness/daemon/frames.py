@@ -46,6 +46,7 @@ class Given(_Frame, frozen=True):
     timeout: float | None = None
     trace_id: _Name | None = None
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
+    plain: bool = False
 
 
 class Execute(_Frame, frozen=True):

@@ -20,7 +20,20 @@ _PLAIN: dict[str, Schema] = {
     "set": {"type": "array", "uniqueItems": True},
     "dict": {"type": "object"},
     "LiteralString": {"type": "string"},
+    "Path": {"type": "string"},
+    # As msgspec has them.
+    "bytes": {"type": "string", "contentEncoding": "base64"},
+    "bytearray": {"type": "string", "contentEncoding": "base64"},
+    "datetime": {"type": "string", "format": "date-time"},
+    "date": {"type": "string", "format": "date"},
+    "time": {"type": "string", "format": "time"},
+    "timedelta": {"type": "string", "format": "duration"},
+    "Decimal": {"type": "string", "format": "decimal"},
+    "UUID": {"type": "string", "format": "uuid"},
 }
+_MADE = frozenset(
+    "set tuple bytes bytearray datetime date time timedelta Decimal UUID".split()  # noqa: SIM905
+)  # what is made from JSON in the cell
 _LISTS = (
     "list",
     "List",
@@ -28,6 +41,10 @@ _LISTS = (
     "MutableSequence",
     "Iterable",
     "Iterator",
+    "Generator",
+    "AsyncIterable",
+    "AsyncIterator",
+    "AsyncGenerator",
     "Collection",
     "deque",
 )
@@ -92,7 +109,7 @@ class Annotations:
         if name in self._aliases:
             return self.schema(self._aliases[name])
         plain = next((kind for kind, names in _GROUPS.items() if name in names), name)
-        self.has_objects |= plain in ("set", "tuple")
+        self.has_objects |= plain in _MADE
         return dict(_PLAIN.get(plain, {}))
 
     def _subscript(self, name: str, inside: list[ast.expr], node: ast.Subscript) -> Schema:

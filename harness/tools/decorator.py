@@ -14,6 +14,7 @@ from ...policies.errors import (
     ToolInvalid,
     ToolResultInvalid,
 )
+from ...runner.cell.values import plain
 from .naming import normalised
 from .schema import describe_function, hints_of
 from .spec import Caller, Perform, Tool, ToolOwner, ToolSpec, ToolState
@@ -126,6 +127,6 @@ def _typed(name: str, value: Any, hints: dict[str, Any]) -> Any:
 
 def _plain(name: str, result: Any) -> Any:
     try:
-        return msgspec.to_builtins(result, str_keys=True)
+        return msgspec.to_builtins(result, str_keys=True, enc_hook=plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolResultInvalid(f"{name}: the result is not of JSON: {error}", tool=name) from None
+        raise ToolResultInvalid(f"{name}: the result is not JSON: {error}", tool=name) from None

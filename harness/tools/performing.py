@@ -13,6 +13,7 @@ from ...policies.errors import (
     ToolResultInvalid,
     ToolTestFailed,
 )
+from ...runner.messages import NOT_JSON
 from ...runner.result import SandboxResult
 from ..calling import CALLING, CANCEL
 from ..cli.terminal import harmless
@@ -60,24 +61,25 @@ class Performer:
 
     def run(self, spec: ToolSpec, program: str, arguments: dict[str, Any]) -> Any:
         """Run one call in a cell and return its value; every word of it is the guest's."""
-        result = self._execute(spec, program, {ARGUMENTS: arguments})
+        result = self._execute(spec, program, {ARGUMENTS: arguments}, plain=True)
+        said = result.error or ""
+        if said.startswith(NOT_JSON):
+            raise ToolResultInvalid(f"{spec.name}: the result is {harmless(said)}", tool=spec.name)
         if not result.ok:
             raise _failed(spec, result)
-        if not isinstance(result.value, list) or len(result.value) != 1:
-            raise ToolResultInvalid(
-                f"{spec.name}: the result is not of JSON, or too large", tool=spec.name
-            )
-        check_result(spec, result.value[0])
-        return result.value[0]
+        check_result(spec, result.value)
+        return result.value
 
-    def _execute(self, spec: ToolSpec, program: str, inputs: dict[str, Any]) -> SandboxResult:
+    def _execute(
+        self, spec: ToolSpec, program: str, inputs: dict[str, Any], *, plain: bool = False
+    ) -> SandboxResult:
         """Run a program of this tool's, which may call what its spec lists and nothing else."""
         above = CALLING.get() or self._caller
         token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
         try:
             with self._cells.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
                 return sandbox.execute(
-                    program, inputs=inputs, timeout=spec.timeout, cancel=CANCEL.get()
+                    program, inputs=inputs, timeout=spec.timeout, cancel=CANCEL.get(), plain=plain
                 )
         finally:
             CALLING.reset(token)

@@ -4,9 +4,9 @@ from .schema import Described
 
 ARGUMENTS = "arguments_of_this_call"  # the variable that they come in
 # After the source, so that its lines keep their numbers; only for tools whose types are more than JSON.
-_OBJECTS = """
+_OBJECTS = r"""
 def _cellwright_given(hint, value):
-    import dataclasses, enum, types, typing
+    import base64, dataclasses, datetime, decimal, enum, types, typing, uuid
     kind, inside = typing.get_origin(hint), typing.get_args(hint)
     if kind is typing.Annotated:
         return _cellwright_given(inside[0], value)
@@ -23,6 +23,15 @@ def _cellwright_given(hint, value):
         return hint(**{name: _cellwright_given(hints[name], each) for name, each in value.items()})
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value) if value in [each.value for each in hint] else value
+    if isinstance(value, str) and isinstance(hint, type):
+        if hint in (bytes, bytearray):
+            return hint(base64.b64decode(value, validate=True))
+        if hint in (datetime.datetime, datetime.date, datetime.time):
+            return hint.fromisoformat(value)
+        if hint is datetime.timedelta:
+            return _cellwright_duration(value)
+        if hint in (decimal.Decimal, uuid.UUID):
+            return hint(value)
     if isinstance(value, dict) and len(inside) == 2:
         return {name: _cellwright_given(inside[1], each) for name, each in value.items()}
     if not isinstance(value, list):
@@ -38,17 +47,14 @@ def _cellwright_given(hint, value):
             return plain(made)
     return made
 
-def _cellwright_plain(value):
-    import dataclasses, enum
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _cellwright_plain(dataclasses.asdict(value))
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {name: _cellwright_plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_cellwright_plain(each) for each in value]
-    return value
+def _cellwright_duration(text):
+    import datetime, re
+    found = re.fullmatch(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", text)
+    if not found or text[-1] in "PT":
+        raise ValueError(f"{text!r} is not an ISO 8601 duration, such as P1DT2H or PT90S")
+    sign, days, hours, minutes, seconds = (part or 0 for part in found.groups())
+    made = datetime.timedelta(int(days), float(seconds), 0, 0, int(minutes), int(hours))
+    return -made if sign else made
 
 def _cellwright_call(function, arguments):
     import typing
@@ -56,23 +62,22 @@ def _cellwright_call(function, arguments):
     made = {name: _cellwright_given(hints.get(name), each) for name, each in arguments.items()}
     return function(**made)
 """
+_ALL = "async def _cellwright_all(items): return [each async for each in items]\n"
 
 
 def program_of_call(source: str, described: Described) -> str:
-    """Return the program whose value is a list with the tool's result in it.
-
-    In a list, because a value that is no JSON then comes as text, which is no list.
-    """
+    """Return the program whose value is the tool's result."""
     function = described.function
     call = f"{function}(**{ARGUMENTS})"
     if described.has_objects:
         call = f"_cellwright_call({function}, {ARGUMENTS})"
+    before = "import asyncio\n" if described.is_async else ""
+    if described.is_async_generator:
+        before += _ALL
+        call = f"_cellwright_all({call})"
     if described.is_async:
         call = f"asyncio.run({call})"
-    if described.has_objects:
-        call = f"_cellwright_plain({call})"
-    before = "import asyncio\n" if described.is_async else ""
-    return f"{source}\n{_OBJECTS if described.has_objects else ''}{before}[{call}]"
+    return f"{source}\n{_OBJECTS if described.has_objects else ''}{before}{call}"
 
 
 def program_of_test(source: str, test: str, word: str) -> str:

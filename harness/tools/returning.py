@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
+from ...runner.cell.values import plain
 from .hygiene import CapRows, Filter, Filtered, Hits, name_of
 from .spec import ToolSpec
 from .validation import compile_schema
@@ -87,8 +88,8 @@ _OURS = f"{__package__.split('.')[0]}."
 
 def _json_of(spec: ToolSpec, value: Any) -> Returned:
     try:
-        plain = msgspec.to_builtins(value, str_keys=True)
-        return Returned(plain, _ENCODE(plain).encode())
+        made = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
+        return Returned(made, _ENCODE(made).encode())
     except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
         why = type(error).__name__ if isinstance(error, UnicodeError) else error
         raise ToolResultInvalid(f"the result is not JSON: {why}", tool=spec.name) from None

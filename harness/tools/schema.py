@@ -24,7 +24,7 @@ class Described(NamedTuple):
     """What is known of a function before it is called.
 
     `output` is None where nothing is said of the result; `is_async` tells that it has to be awaited,
-    `has_objects` that its arguments or its result are more than JSON.
+    `is_async_generator` that its items have to be, `has_objects` that its arguments are more than JSON.
     """
 
     function: str
@@ -33,6 +33,7 @@ class Described(NamedTuple):
     output: Schema | None
     is_async: bool = False
     has_objects: bool = False
+    is_async_generator: bool = False
 
 
 # source text
@@ -59,6 +60,7 @@ def describe_source(source: str, tool: str) -> Described:
         node.name, said.text, _with_definitions(parameters, annotations.definitions),
         _with_definitions(output, annotations.definitions) if output else None,
         isinstance(node, ast.AsyncFunctionDef), annotations.has_objects,
+        isinstance(node, ast.AsyncFunctionDef) and _yields(node),
     )  # fmt: skip
 
 
@@ -75,6 +77,18 @@ def _function_in(tree: ast.Module, tool: str) -> _Function:
         "name the function as the tool, or all others with an underscore first",
         tool=tool,
     )
+
+
+def _yields(function: _Function) -> bool:
+    """Tell whether a function is a generator: it yields itself, not a function inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield):
+            return True
+        if not isinstance(node, _Function | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def _is_called(name: str, tool: str) -> bool:

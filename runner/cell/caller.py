@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..channel import Channel, Receiver, has_news, packets
-from ..messages import Answer, Call, decode, encode
+from ..messages import NOT_JSON, Answer, Call, decode, encode
 from .stubs import PLACE
+from .values import NotPlain, plain
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 FILES = tuple(  # of ours, between the program and us
     os.path.join(os.path.dirname(__file__), name)
-    for name in ("caller.py", "finding.py", "stubs.py", "tools.py")
+    for name in ("caller.py", "finding.py", "stubs.py", "tools.py", "values.py")
 )
 _NOT_THE_PROGRAM = (*FILES, f"{PLACE}/")  # what stands between it and us
 _AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
@@ -116,7 +117,7 @@ class Caller:
     def _send(
         self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None]
     ) -> int:
-        given = _ENCODE(arguments).encode()
+        given = _encoded(arguments)
         if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
         while True:
@@ -186,6 +187,18 @@ class Caller:
         poll.register(self._closing, select.POLLIN)
         poll.register(self._control, select.POLLIN)
         return self._closing not in (descriptor for descriptor, _ in poll.poll())
+
+
+def _encoded(arguments: Mapping[str, Any]) -> bytes:
+    """Return JSON of arguments; raises TypeError naming the one that JSON cannot hold."""
+    try:
+        return _ENCODE(arguments).encode()
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return _ENCODE(plain(arguments)).encode()
+    except NotPlain as error:
+        raise TypeError(f"{NOT_JSON}{error}") from None
 
 
 def _ignore(_: Answer) -> None:

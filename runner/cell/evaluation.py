@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ..messages import Finished
+from ..messages import NOT_JSON, Finished
 from .pictures import pictures
+from .values import NotPlain, plain
 
 FILENAME = "<cell>"
 _ERROR_BYTES = 1000
@@ -27,7 +28,7 @@ _NOT_THE_PROGRAMS = (
 
 
 def outcome(
-    program: Callable[[], object], value_bytes: int, picture_bytes: int
+    program: Callable[[], object], value_bytes: int, picture_bytes: int, *, is_plain: bool = False
 ) -> tuple[Finished, int]:
     """Call `program` and return what it came to and its exit code, as python(1) has it."""
     try:
@@ -36,6 +37,8 @@ def outcome(
         return _exited(leaving)
     except BaseException as error:  # noqa: BLE001 - whatever a guest raises is its result
         return _raised(error), 1
+    if is_plain:
+        return _plain(value, value_bytes)
     finished = _value(value, value_bytes)
     drawn = pictures(value, picture_bytes)
     return (replace(finished, pictures=drawn) if drawn else finished), 0
@@ -108,6 +111,21 @@ def _value(value: object, limit: int) -> Finished:
     except BaseException as error:  # noqa: BLE001 - a guest's __repr__ may do anything
         return _raised(error)
     return Finished(None, _fit(representation, limit), None, None)
+
+
+def _plain(value: object, limit: int) -> tuple[Finished, int]:
+    """Return the value as JSON, made plain if it is not, or what says why it cannot be."""
+    try:
+        text = json.dumps(plain(value), ensure_ascii=False).encode()
+    except NotPlain as error:
+        why = str(error)
+    except BaseException as error:  # noqa: BLE001 - a guest's iterator may do anything
+        return _raised(error), 1
+    else:
+        if len(text) <= limit:
+            return Finished(text, None, None, None), 0
+        why = f"it has {len(text)} bytes, more than limits.value_bytes of the policy, {limit}"
+    return Finished(None, None, _fit(f"{NOT_JSON}{why}", _ERROR_BYTES), None), 1
 
 
 def _fit(text: str, limit: int) -> str:

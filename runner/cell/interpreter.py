@@ -175,7 +175,9 @@ def _execute(run: Run, toolbox: Toolbox) -> tuple[Finished, int]:
     give(run, main, FILENAME)
     toolbox.open(run, main)
     program = Program(run.code, Executor())
-    return outcome(lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes)
+    return outcome(
+        lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes, is_plain=run.plain
+    )
 
 
 def fresh_main() -> types.ModuleType:

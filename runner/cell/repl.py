@@ -52,7 +52,9 @@ class _Session:
         self._executor = Executor()
 
     def answer(self, run: Run) -> tuple[Finished, int]:
-        finished, code = outcome(lambda: self._run(run), run.value_bytes, run.picture_bytes)
+        finished, code = outcome(
+            lambda: self._run(run), run.value_bytes, run.picture_bytes, is_plain=run.plain
+        )
         self._toolbox.close()
         for name in ("stdout", "stderr"):
             with contextlib.suppress(Exception):  # the guest's own object, or closed by it, or gone

@@ -75,8 +75,8 @@ def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
         ("maths.plus(1)", "has no attribute 'plus'"),
         ("call_tool('maths.plus', {})", "not_found"),
         ("call_tool('maths.times', [1])", "invalid_arguments"),
-        ("maths.times(float('nan'))", "not JSON compliant"),
-        ("maths.times(object())", "not JSON serializable"),
+        ("maths.times(float('nan'))", "not JSON: $.n: nan is not a number"),
+        ("maths.times(object())", "not JSON: $.n: an object of type object"),
     ],
 )
 def test_a_wrong_call_is_an_exception_inside(sandbox: Sandbox, call: str, words: str) -> None:

@@ -4,11 +4,13 @@ import dataclasses
 import datetime
 import enum
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
 from cellwright import (
+    Broker,
     Caller,
     ToolArgumentsInvalid,
     ToolFactory,
@@ -120,3 +122,18 @@ def test_what_cannot_be_a_tool_is_refused_where_it_is_marked() -> None:
         tool(lambda x: x)  # its name is <lambda>
     with pytest.raises(ToolInvalid):
         tool(print)
+
+
+def test_generators_numpy_and_paths_come_out_as_json() -> None:
+    import numpy as np
+
+    def mixed() -> object:
+        return {"all": (each for each in range(3)), "mean": np.float64(0.5), "where": Path("/x")}
+
+    assert Broker([mixed]).call("mixed", {}) == {"all": [0, 1, 2], "mean": 0.5, "where": "/x"}
+
+    def strange() -> object:
+        return [1, object()]
+
+    with pytest.raises(ToolResultInvalid, match="not JSON: .*an object of type object"):
+        Broker([strange]).call("strange", {})

@@ -199,9 +199,28 @@ def test_arguments_that_do_not_fit_never_reach_a_cell(factory: ToolFactory, give
         ("raise SystemExit(3)", ToolFailed, "exit code 3"),
         ("while True: pass", ToolFailed, "longer than 1 s"),
         ("return [0] * 10 ** 9", ToolFailed, "134217728 bytes"),
-        ("return object()", ToolResultInvalid, "not of JSON"),
-        ("return 'x' * (2 << 20)", ToolResultInvalid, "too large"),
-        ("return float('nan')", ToolResultInvalid, "not of JSON"),
+        ("return object()", ToolResultInvalid, "not JSON: .*an object of type object"),
+        (
+            "return [{'a': print}]",
+            ToolResultInvalid,
+            r"not JSON: \$\[0\].a: an object of type builtin_f",
+        ),
+        (
+            "return 'x' * (20 << 20)",
+            ToolResultInvalid,
+            "20971522 bytes, more than limits.value_bytes",
+        ),
+        ("return float('nan')", ToolResultInvalid, "nan is not a number of JSON"),
+        ("return '\\ud800'", ToolResultInvalid, "a lone surrogate"),
+        ("return {(1, 2): 3}", ToolResultInvalid, "a key of type tuple"),
+        ("return {1: 1, '1': 2}", ToolResultInvalid, "two keys are '1'"),
+        ("a = []; a.append(a); return a", ToolResultInvalid, "or it holds itself"),
+        (
+            "async def g(): ...\n    return g()",
+            ToolResultInvalid,
+            "a coroutine that was not awaited",
+        ),
+        ("return (1 / each for each in [1, 0])", ToolFailed, "ZeroDivisionError"),
         ("return 'text'", ToolResultInvalid, "not of type"),
         ("return None", ToolResultInvalid, "not of type"),
     ],
@@ -215,6 +234,57 @@ def test_what_a_tool_does_wrong_is_a_typed_error_and_a_failure(
     assert factory.registry.usage("bad").failures == 1
     if isinstance(caught.value, ToolFailed):
         assert not caught.value.result.ok
+
+
+BOTH_WAYS = """
+import datetime, decimal, enum, uuid
+from collections.abc import AsyncIterator, Iterator
+
+class Colour(enum.Enum):
+    RED = "red"
+
+def same(
+    when: datetime.datetime, day: datetime.date, at: datetime.time, long: datetime.timedelta,
+    price: decimal.Decimal, data: bytes, names: set[str], id: uuid.UUID, colour: Colour,
+    days: list[datetime.date],
+) -> dict:
+    given = dict(
+        when=when, day=day, at=at, long=long, price=price, data=data, names=names, id=id,
+        colour=colour, days=days,
+    )
+    kinds = [type(each).__name__ for each in (*given.values(), days[0])]
+    return given | {"kinds": kinds}
+"""
+
+
+def test_dates_decimals_sets_and_bytes_go_in_and_come_out_as_their_schema_says(
+    factory: ToolFactory,
+) -> None:
+    given = {
+        "when": "2026-11-22T10:00:00+00:00", "day": "2026-11-22", "at": "10:30:00",
+        "long": "P1DT90.5S", "price": "1.10", "data": "aGVsbG8=", "names": ["a", "b"],
+        "id": "00000000-0000-0000-0000-000000000001", "colour": "red", "days": ["2026-11-22"],
+    }  # fmt: skip
+    spec = factory.create_tool("same", "Return what it is given", BOTH_WAYS)
+    result = factory.call("same", given)
+    assert result.pop("kinds") == [
+        "datetime", "date", "time", "timedelta", "Decimal", "bytes", "set", "UUID", "Colour", "list", "date",
+    ]  # fmt: skip
+    assert result == given
+    assert spec.parameters["properties"]["when"] == {"type": "string", "format": "date-time"}
+    assert spec.parameters["properties"]["data"] == {"type": "string", "contentEncoding": "base64"}
+    with pytest.raises(ToolFailed, match="not-a-day"):
+        factory.call("same", given | {"day": "not-a-day"})
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["def count(n: int) -> Iterator[int]:", "async def count(n: int) -> AsyncIterator[int]:"],
+)
+def test_a_generator_gives_a_list(factory: ToolFactory, form: str) -> None:
+    source = f"from collections.abc import AsyncIterator, Iterator\n{form}\n    for each in range(n): yield each * 2"
+    factory.create_tool("count", "Count", source)
+    assert factory.call("count", {"n": 3}) == [0, 2, 4]
 
 
 def test_another_makers_failing_calls_do_not_retire_a_tool(sandbox: Sandbox) -> None:
@@ -560,7 +630,7 @@ HOSTILE_SOURCES = {
     "an annotation": "def f(x: (1).nothing = 1) -> int: return 1",
     "a default": "def f(x=1 / 0) -> int: return 1",
     "recursion": "def f() -> int: return f()",
-    "a class that is no int": "class V(int):\n    def __repr__(self): raise ValueError\ndef f() -> object:\n    return {V(): {1, 2}}",
+    "a class that is no int": "class V(int):\n    def __repr__(self): raise ValueError\ndef f() -> object:\n    return {(V(),): {1, 2}}",
     "replaces print": "def print(*a): raise ValueError\ndef f() -> int: raise ValueError",
     "replaces the call": "def f() -> int: ...\nf = None",
     "another value": "def f() -> int: ...\n_cellwright_call = None\nf = 5",
