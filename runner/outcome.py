@@ -14,6 +14,9 @@ from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .watching.supervision import Observation
 from .workspace import Artifact
 
+# What our own side of a guest says is shorter (1,000 and 50,000 bytes); a guest that speaks for itself
+# could fill its whole last word.
+_ERROR_CHARACTERS, _TRACEBACK_CHARACTERS = 4_000, 64_000
 _STATUS_OF_CAUSE = {
     "wall_time": SandboxStatus.TIMEOUT,
     "cpu_time": SandboxStatus.TIMEOUT,
@@ -50,11 +53,11 @@ def conclude(
         reason=end.reason,
         stdout=texts.get("stdout", ""),  # none of a program whose streams were given away
         stderr=texts["stderr"],
-        value=_value(finished),
+        value=_value(finished, limits.value_bytes),
         exit_code=exit_code,
         signal=signal_number,
-        error=end.error or finished.error,
-        traceback=finished.traceback,
+        error=end.error or _cut(finished.error, _ERROR_CHARACTERS),
+        traceback=_cut(finished.traceback, _TRACEBACK_CHARACTERS),
         violations=seen.violations,
         artifacts=(*_pictures(finished), *artifacts),
         execution_time=execution_time,
@@ -159,14 +162,23 @@ def _pictures(finished: Finished) -> tuple[Artifact, ...]:
     )
 
 
-def _value(finished: Finished) -> Any:
-    """Return the value in the guest's words; what is not JSON after all is taken as text."""
+def _value(finished: Finished, limit: int) -> Any:
+    """Return the value in the guest's words; what is not JSON after all is taken as text.
+
+    A guest that forges its last word may say more than it was allowed to: that is cut.
+    """
     if finished.value is None:
-        return finished.representation
+        return _cut(finished.representation, limit)
     try:
-        return decode_json(finished.value)
+        if len(finished.value) <= limit:
+            return decode_json(finished.value)
     except msgspec.DecodeError:
-        return finished.value.decode("utf-8", "replace")
+        pass
+    return finished.value[:limit].decode("utf-8", "replace")
+
+
+def _cut(text: str | None, limit: int) -> str | None:
+    return text if text is None or len(text) <= limit else text[:limit]
 
 
 def _usage(counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: float) -> Usage:

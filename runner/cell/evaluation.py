@@ -20,9 +20,10 @@ from .values import NotPlain, plain
 FILENAME = "<cell>"
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
+_OURS = os.path.dirname(__file__) + os.sep
 # Between us and the program: our frames, and those of the event loop in which it awaits.
 _NOT_THE_PROGRAMS = (
-    os.path.dirname(__file__) + os.sep,
+    _OURS,
     os.path.join(os.path.dirname(os.__file__), "asyncio", "base_events.py"),
 )
 
@@ -148,7 +149,7 @@ def _raised(error: BaseException) -> Finished:
     while frame and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_PROGRAMS):
         frame = frame.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, frame)
+        lines = lines_of(error, frame)
         summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     except BaseException:  # noqa: BLE001 - formatting runs the guest's __str__
         lines = [summary := type(error).__name__]
@@ -156,3 +157,17 @@ def _raised(error: BaseException) -> Finished:
     with contextlib.suppress(Exception):  # the guest's to close, replace or delete
         sys.stderr.write(text)
     return Finished(None, None, _fit(summary, _ERROR_BYTES), text)
+
+
+def lines_of(error: BaseException, frame: types.TracebackType | None) -> list[str]:
+    """Return the lines of a traceback without our own frames, wherever they stand: a tool is called
+    through some of them, and their paths are the host's, which the program has no use for."""
+    told = [traceback.TracebackException(type(error), error, frame)]
+    lines = told[0]
+    while told:
+        each = told.pop()
+        seen = [line for line in each.stack if not line.filename.startswith(_OURS)]
+        each.stack = traceback.StackSummary.from_list(seen)
+        told += [other for other in (each.__cause__, each.__context__) if other]
+        told += each.exceptions or []
+    return list(lines.format())

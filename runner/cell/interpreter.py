@@ -16,14 +16,13 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 import types
 from typing import NoReturn
 
 from ...policies.plan import Plan
 from ..channel import Channel
 from ..messages import Become, Finished, Run, encode
-from .evaluation import FILENAME, Executor, Program, outcome
+from .evaluation import FILENAME, Executor, Program, lines_of, outcome
 from .exchange import WORKSPACE, give, receive, receiver_of, report
 from .pictures import display
 from .programs import Interpreter, become_program
@@ -201,7 +200,8 @@ def _raised_in_thread(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_type is SystemExit:
         return
     name = failure.thread.name if failure.thread else "?"
-    lines = traceback.format_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    error = failure.exc_value
+    lines = lines_of(error, failure.exc_traceback) if error else [failure.exc_type.__name__]
     sys.stderr.write(f"Exception in thread {name}:\n{''.join(lines)}")
 
 

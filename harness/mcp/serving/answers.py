@@ -3,7 +3,7 @@
 import base64
 import json
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,9 +12,11 @@ from mcp import types
 from ....runner.audit.spans import span_of
 from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
+from ...cli.terminal import harmless
+from ...hidden import first_hidden
+from .fitting import blocks_that_fit, fitted, visible, weight_of
 
 _MAX_DEPTH = 64  # of a value; serializers and parsers give up somewhere beyond
-_ARTIFACT_BYTES = 8 * 1024 * 1024  # of one answer, all together
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -69,6 +71,7 @@ class Listed(Answer, frozen=True):
 
 class FileList(Answer, frozen=True):
     files: dict[str, int]
+    hint: str = ""
 
 
 class Downloaded(Answer, frozen=True):
@@ -84,38 +87,53 @@ class Uploaded(Answer, frozen=True):
 def answered(
     answer: Answer, extra: Sequence[types.ContentBlock] = (), *, failed: bool = False
 ) -> types.CallToolResult:
-    """Return an answer as JSON, twice: for clients that read structures, and for those that do not."""
-    structured = msgspec.to_builtins(answer)
+    """Return an answer as JSON, with hidden characters written out.
+
+    It comes twice, for clients that read structures and for those that do not; a failure comes once, as
+    text: all clients show that to their model, and no schema asks for more.
+    """
+    structured = visible(msgspec.to_builtins(answer))
     text = _encodable(json.dumps(structured, ensure_ascii=False, separators=(",", ":")))
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text), *extra],
-        structured_content=json.loads(text), is_error=failed,
+        structured_content=None if failed else json.loads(text), is_error=failed,
     )  # fmt: skip
 
 
 def refused(words: str) -> types.CallToolResult:
     """Return why something was not done, for the model to read."""
-    text = types.TextContent(type="text", text=_encodable(words))
+    text = types.TextContent(type="text", text=_encodable(harmless(words)))
     return types.CallToolResult(content=[text], is_error=True)
 
 
 def ran(
-    result: SandboxResult, session: str = "", notes: Sequence[str] = ()
+    result: SandboxResult, session: str, notes: Sequence[str], most: int
 ) -> types.CallToolResult:
-    """Return what came of a program, with the pictures and files that it made."""
-    sent, left_out = _that_fit(result.artifacts)
-    answer = Ran(
-        status=result.status.value, reason=result.reason, stdout=result.stdout,
-        stderr=result.stderr, value=plain(result.value),
-        error=result.traceback or result.error or "", session=session, usage=_usage(result),
-        violations=[
+    """Return what came of a program, with the pictures and files that it made, in `most` bytes."""
+    error = result.traceback or result.error or ""
+    told = visible({
+        "stdout": result.stdout, "stderr": _without_end(result.stderr, error),
+        "value": plain(result.value), "error": error,
+        "violations": [
             f"{each.syscall} {' '.join(each.arguments)}: {each.rule}" for each in result.violations
         ],
-        files={file.path: file.size_bytes for file in result.files},
-        notes=[*notes, *_notes(result, left_out)], trace_id=span_of(result.trace_id).trace_id,
+        "files": {file.path: file.size_bytes for file in result.files},
+    })  # fmt: skip
+    parts, cut = fitted(told, most)
+    answer = Ran(
+        status=result.status.value, reason=result.reason, session=session, usage=_usage(result),
+        trace_id=span_of(result.trace_id).trace_id, **parts,
     )  # fmt: skip
-    blocks = [block_of(each, result.execution_id) for each in sent]
-    return answered(answer, blocks, failed=not result.ok)
+    blocks = [(each.name, block_of(each, result.execution_id)) for each in result.artifacts]
+    sent, left_out = blocks_that_fit(blocks, most - sum(map(weight_of, parts.values())))
+    notes = [*notes, *_notes(result), *cut, *left_out]
+    return answered(msgspec.structs.replace(answer, notes=notes), sent, failed=not result.ok)
+
+
+def _without_end(stderr: str, error: str) -> str:
+    """Return what a program wrote to stderr without the traceback that it ends in, which is told."""
+    end = error.strip()
+    return stderr.rstrip().removesuffix(end) if end and stderr.rstrip().endswith(end) else stderr
 
 
 def _usage(result: SandboxResult) -> dict[str, float]:
@@ -127,22 +145,10 @@ def _usage(result: SandboxResult) -> dict[str, float]:
     }
 
 
-def _notes(result: SandboxResult, left_out: Iterable[str]) -> list[str]:
-    """Say what is not in the answer."""
+def _notes(result: SandboxResult) -> list[str]:
+    """Say what is not in the result."""
     notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
-    notes += [f"{name} is not here: too many bytes for one answer" for name in left_out]
     return notes + (["the session is gone, and its state"] if result.session_lost else [])
-
-
-def _that_fit(artifacts: Iterable[Artifact]) -> tuple[list[Artifact], list[str]]:
-    room, sent, left_out = _ARTIFACT_BYTES, [], []
-    for each in artifacts:
-        if len(each.data) <= room:
-            room -= len(each.data)
-            sent.append(each)
-        else:
-            left_out.append(each.name)
-    return sent, left_out
 
 
 def block_of(artifact: Artifact, origin: str) -> types.ContentBlock:
@@ -161,11 +167,22 @@ def resource(name: str, data: bytes, mime: str, origin: str) -> types.EmbeddedRe
         "mime_type": mime,
     }
     contents: types.TextResourceContents | types.BlobResourceContents
-    try:
-        contents = types.TextResourceContents(text=data.decode(), **about)
-    except UnicodeDecodeError:
+    text = _as_text(data)
+    if text is not None:
+        contents = types.TextResourceContents(text=text, **about)
+    else:
         contents = types.BlobResourceContents(blob=base64.b64encode(data).decode(), **about)
     return types.EmbeddedResource(type="resource", resource=contents)
+
+
+def _as_text(data: bytes) -> str | None:
+    """Return content as text if it is text, and a person sees all of it; line ends of Windows and a
+    byte order mark are no secrets."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if first_hidden(text.removeprefix("\ufeff").replace("\r\n", "\n")) else text
 
 
 def plain(value: Any) -> Any:

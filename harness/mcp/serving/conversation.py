@@ -9,6 +9,7 @@ from mcp import types
 from ....policies.errors import CellwrightError
 from .answers import refused
 from .approvals import Question, Verdicts, Waiting, ask, requests_of, verdicts_of
+from .fitting import refused_if_too_large
 from .owners import Context, is_modern, owner_of
 from .work import Desk, Line
 
@@ -62,7 +63,7 @@ class Conversations:
                 outcome.give_up()
                 raise
             outcome = await self._do(context, functools.partial(outcome.go_on, verdicts))
-        return outcome
+        return refused_if_too_large(outcome, owner_of(context).answer_bytes)
 
     def _to_come_again(
         self, context: Context, asking: Asking

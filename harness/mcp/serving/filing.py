@@ -11,6 +11,7 @@ from ....runner.workspace import Artifact
 from .answers import Downloaded, FileList, Listed, Uploaded, answered, block_of
 from .arguments import DownloadFile, ListFiles, Sessions, UploadFile
 from .conversation import Outcome
+from .fitting import fitted, visible
 from .owners import Owner
 from .sessions import OwnedSessions
 
@@ -33,16 +34,19 @@ def sessions(open_sessions: OwnedSessions, owner: Owner, asked: Sessions) -> Out
 def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFiles) -> Outcome:
     """List the files of a session."""
     files = open_sessions.get(owner, asked.session).files()
-    return answered(FileList(files={file.path: file.size_bytes for file in files}))
+    told = {"files": visible({file.path: file.size_bytes for file in files})}
+    parts, cut = fitted(told, owner.answer_bytes)
+    return answered(FileList(hint="; ".join(cut), **parts))
 
 
 def download_file(open_sessions: OwnedSessions, owner: Owner, asked: DownloadFile) -> Outcome:
     """Give a file: as a picture if it is one, else as a resource."""
     session = open_sessions.get(owner, asked.session)
     sizes = {file.path: file.size_bytes for file in session.files()}
-    _check_size(asked.path, sizes.get(asked.path, 0))
+    most = min(_DOWNLOAD_BYTES, owner.answer_bytes * 7 // 10)  # base64 takes 4 bytes for 3
+    _check_size(asked.path, sizes.get(asked.path, 0), most)
     data = session.download(asked.path)
-    _check_size(asked.path, len(data))  # it was listed by another path, or has grown
+    _check_size(asked.path, len(data), most)  # it was listed by another path, or has grown
     mime = mimetypes.guess_type(f"/{asked.path}")[0] or "application/octet-stream"
     artifact = Artifact(asked.path, mime, data)
     return answered(
@@ -50,10 +54,10 @@ def download_file(open_sessions: OwnedSessions, owner: Owner, asked: DownloadFil
     )
 
 
-def _check_size(path: str, size: int) -> None:
-    if size > _DOWNLOAD_BYTES:
+def _check_size(path: str, size: int, most: int) -> None:
+    if size > most:
         raise WorkspaceError(
-            f"{path}: {size} bytes, and {_DOWNLOAD_BYTES} go into one answer",
+            f"{path}: {size} bytes, and {most} go into one answer",
             "have a program cut it into parts",
         )
 

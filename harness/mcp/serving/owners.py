@@ -10,6 +10,9 @@ CLIENT = (
     "cellwright.client"  # in the scope of an HTTP request: the name of the token that it came with
 )
 _SESSION = "mcp-session-id"
+# Of one answer.  The SDK's client reads 1 MiB of an event over HTTP by default, and clients of pipes
+# whatever comes: a picture of 8 MiB is 11 in base64.
+HTTP_BYTES, PIPE_BYTES = 1_000_000, 12 * 1024 * 1024
 
 Context = ServerRequestContext[Any, Any]
 
@@ -20,14 +23,16 @@ class Owner(NamedTuple):
     `client` is the name of a token, or the one client at the other end of a pipe.  `id` is narrower:
     the conversation that began with a handshake.  Without one, in the stateless protocol over HTTP, all
     who hold a token are one owner: nobody is shown a list then, and an id is known to who opened it.
+    An answer has at most `answer_bytes`.
     """
 
     client: str
     id: str
     may_list: bool = True
+    answer_bytes: int = HTTP_BYTES
 
 
-PIPE = Owner("pipe", "pipe")
+PIPE = Owner("pipe", "pipe", answer_bytes=PIPE_BYTES)
 
 
 def owner_of(context: Context) -> Owner:

@@ -57,8 +57,9 @@ class Programs:
         if request.can_ask:
             with self._tidied():
                 attempt = self._runs.start(executing, code, language, **request.given)
-                return self._outcome(workshop, attempt)
-        return ran(executing.execute(code, language, **request.given))
+                return self._outcome(workshop, attempt, request.owner)
+        result = executing.execute(code, language, **request.given)
+        return ran(result, "", _notes(workshop, result), request.owner.answer_bytes)
 
     def _in_session(self, workshop: Workshop, request: Request, line: Line) -> Outcome:
         asked, owner = request.asked, request.owner
@@ -67,28 +68,33 @@ class Programs:
         else:
             session = self._sessions.get(owner, asked.session)
         result = Heard(session, line).execute(asked.code, session.language, **request.given)
-        return ran(result, session.id)
+        return ran(result, session.id, _notes(workshop, result), owner.answer_bytes)
 
-    def _outcome(self, workshop: Workshop, attempt: Attempt) -> Outcome:
+    def _outcome(self, workshop: Workshop, attempt: Attempt, owner: Owner) -> Outcome:
         run = attempt.run
         if attempt.result.status is not SandboxStatus.PENDING:
             self._runs.forget(run)
-            return ran(attempt.result, notes=[f"called no more: {each}" for each in attempt.unused])
+            notes = [f"called no more: {each}" for each in attempt.unused]
+            notes += _notes(workshop, attempt.result)
+            return ran(attempt.result, "", notes, owner.answer_bytes)
         questions = [
             Question(each.approval, each.tool, each.arguments, each.reason)
             for each in self._runs.pending() if each.run == run
         ]  # fmt: skip
-        go_on = functools.partial(self._go_on, workshop, run)
+        go_on = functools.partial(self._go_on, workshop, run, owner)
         return Asking(questions, go_on, functools.partial(self._runs.forget, run))
 
-    def _go_on(self, workshop: Workshop, run: str, verdicts: Verdicts, line: Line) -> Outcome:
+    def _go_on(
+        self, workshop: Workshop, run: str, owner: Owner, verdicts: Verdicts, line: Line
+    ) -> Outcome:
         for approval, approved in verdicts.items():
             if approved:
                 self._runs.approve(approval)
             else:
                 self._runs.reject(approval, DECLINED)
         with self._tidied():
-            return self._outcome(workshop, self._runs.resume(Heard(workshop.sandbox, line), run))
+            attempt = self._runs.resume(Heard(workshop.sandbox, line), run)
+            return self._outcome(workshop, attempt, owner)
 
     @contextmanager
     def _tidied(self) -> Iterator[None]:
@@ -98,6 +104,14 @@ class Programs:
         except BaseException:
             self._runs.forget()
             raise
+
+
+def _notes(workshop: Workshop, result: SandboxResult) -> list[str]:
+    """Tell of a value that was too large for its cell: its repr has been cut there."""
+    most = workshop.sandbox.policy.limits.value_bytes
+    if not isinstance(result.value, str) or len(result.value.encode("utf-8", "replace")) < most - 3:
+        return []
+    return [f"value: more than {most} bytes: this is the beginning of its repr"]
 
 
 class Heard(Executing):

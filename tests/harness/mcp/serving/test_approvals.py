@@ -89,7 +89,7 @@ def test_a_client_that_cannot_ask_is_refused_in_words(server: Inside, era: str) 
         assert "elicitation" in await failing(client, "call_tool", name="pay", arguments=ANN)
         result = await client.call_tool("run_code", {"code": PROGRAM})
         assert result.is_error
-        assert "cannot be asked from here" in str(result.structured_content)
+        assert "cannot be asked from here" in str(result.content)
 
     drive(at(server.server, era), body)
     assert PAID == []
@@ -100,7 +100,7 @@ def test_a_session_cannot_wait_for_a_word(server: Inside, era: str) -> None:
 
     async def body(client: Client) -> None:
         result = await client.call_tool("run_code", {"code": PROGRAM, "session": "new"})
-        assert "without a session" in str(result.structured_content)
+        assert "without a session" in str(result.content)
 
     drive(at(server.server, era, person), body)
     assert (PAID, person.asked) == ([], [])
@@ -117,7 +117,7 @@ def test_a_tool_that_calls_a_risky_one_cannot_wait(server: Inside, era: str) -> 
         )
         assert "cannot be asked from here" in await failing(client, "call_tool", name=name)
         result = await client.call_tool("run_code", {"code": f"import tools\ntools.{name}()"})
-        assert "cannot be asked from here" in str(result.structured_content)
+        assert "cannot be asked from here" in str(result.content)
 
     drive(at(server.server, era, person), body)
     assert (PAID, person.asked) == ([], [])
