@@ -5,6 +5,8 @@ from collections import Counter
 
 import msgspec
 
+from .policy import Python, lies_in
+
 _SAME_DIRECTORY = 4  # so many files of one directory, and the directory is named instead
 _GROUPS = {
     "threads": ("processes", "threads = true"),
@@ -27,16 +29,34 @@ class Lessons(msgspec.Struct):
     impossible: dict[str, str] = msgspec.field(default_factory=dict)  # call -> why it is refused
 
 
-def policy_text(name: str, lessons: Lessons) -> str:
-    """Return a policy as TOML, the reason beside every entry, for a person to read and keep."""
-    executable = lessons.executed | lessons.mapped
+def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str:  # noqa: B008
+    """Return a policy as TOML, the reason beside every entry, for a person to read and keep.
+
+    `python` is what the program could import while it was watched: of its directories those are kept
+    in which something was opened, and all where modules are preloaded, which nobody watches.
+    """
+    seen = lessons.read | lessons.executed | lessons.mapped
+    packages = tuple(
+        each
+        for each in python.path
+        if python.preload or any(lies_in(path, (each,)) for path in seen)
+    )
+
+    def outside(paths: set[str]) -> set[str]:
+        return {path for path in paths if not lies_in(path, packages)}
+
+    executable = outside(lessons.executed | lessons.mapped)
     sections = {
         "filesystem": [
-            *_paths("read", lessons.read - executable - lessons.written, "opened"),
+            *_paths("read", outside(lessons.read - executable - lessons.written), "opened"),
             *_paths("write", lessons.written, "opened for writing"),
         ],
         "processes": [*_switches("processes", lessons), *_paths("execute", executable, "executed")],
         "network": _switches("network", lessons),
+        "python": [
+            *_paths("path", set(packages), "imported from"),
+            *_paths("preload", set(python.preload), "imported ahead"),
+        ],
     }
     lines = ["# Learned from one run: read it, and keep what you agree with.", ""]
     lines += [

@@ -3,6 +3,7 @@
 import argparse
 import collections
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -10,10 +11,12 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...runner.audit.log import summary_of_file
 from ...runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
-from ...runner.audit.trace import as_html, as_svg, as_text, tree_of
-from ...runner.audit.verification import read, verify
+from ...runner.audit.trace import as_html, as_svg, as_text, find_trace, tree_of
+from ...runner.audit.verification import lines_of, parsed, read, verify
+from .terminal import print_header
 
 _INTACT, _BROKEN = 0, 1
+_LAST = "last"
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -21,13 +24,17 @@ def add_audit(audit: argparse.ArgumentParser) -> None:
     """Add the four commands about a trail."""
     commands = audit.add_subparsers(required=True, metavar="WHAT")
     tail = _add(commands, "tail", "the last records", _tail)
-    tail.add_argument("-n", type=int, default=20, metavar="N", help="how many")
+    tail.add_argument("-n", type=int, default=20, metavar="N", help="how many; default 20")
+    tail.add_argument("-f", "--follow", action="store_true", help="and those to come, until Ctrl-C")
     check = _add(commands, "verify", "check that nothing was changed or taken out", _verify)
     check.add_argument("--key-file", metavar="FILE", help="the key of the chain, if it has one")
     check.add_argument("--expect", metavar="SEQ:HASH", help="a head that was seen before")
-    _add(commands, "summary", "counts", _summary)
-    trace = _add(commands, "trace", "the tree of one request", _trace)
-    trace.add_argument("id", metavar="TRACE", help="a trace id")
+    _add(commands, "summary", "how many records there are, by kind", _summary)
+    trace = _add(commands, "trace", "the tree of one request: what caused what", _trace)
+    trace.add_argument(
+        "id", metavar="ID",
+        help="the id of a trace, an execution or a session, or how it begins; last: the last trace",
+    )  # fmt: skip
     trace.add_argument("--svg", action="store_true", help="as a picture")
     trace.add_argument("--html", action="store_true", help="as a page")
 
@@ -56,9 +63,31 @@ def _readable(command: Command) -> Command:
 
 
 def _tail(options: argparse.Namespace) -> int:
-    for entry in collections.deque(read(options.path), maxlen=max(options.n, 0)):
+    if not options.json:
+        print_header(f"{'SEQ':>5} {'TIME':19} {'LEVEL':8} RECORD")
+    last = collections.deque(read(options.path), maxlen=max(options.n, 0))
+    for entry in last:
         _print(entry, as_json=options.json)
+    if options.follow:
+        sys.stdout.flush()
+        _follow(options, after=last[-1].seq if last else 0)
     return _INTACT
+
+
+def _follow(options: argparse.Namespace, after: int) -> None:
+    """Print what is appended, until Ctrl-C: tail(1) waits for it, and knows a file put aside."""
+    import subprocess  # seldom wanted
+
+    command = ["tail", "-n", "+1", "-F", "--", options.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
+        try:
+            assert tail.stdout is not None  # noqa: S101 - it is a pipe
+            for entry in parsed(lines_of(tail.stdout)):
+                if entry.seq > after:
+                    _print(entry, as_json=options.json)
+                    sys.stdout.flush()
+        finally:
+            tail.kill()
 
 
 def _print(entry: AuditEntry, *, as_json: bool) -> None:
@@ -67,8 +96,10 @@ def _print(entry: AuditEntry, *, as_json: bool) -> None:
         return
     refused = "" if entry.allowed else "REFUSED "
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
-    what = f"{entry.seq} {entry.level.name} {entry.category}.{entry.action}"
-    print(plain(f"{what} {refused}{entry.target} {details}", 4096))  # the file may be forged
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+    what = f"{entry.seq:>5} {when} {entry.level.name:8} {entry.category}.{entry.action}"
+    trace = f" trace={entry.trace_id}" if entry.trace_id else ""
+    print(plain(f"{what} {refused}{entry.target} {details}{trace}", 4096))  # the file may be forged
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -120,11 +151,18 @@ def _counts(value: object) -> str:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    roots = tree_of(read(options.path), plain(options.id, TRACE_ID_LIMIT))
+    name = "" if options.id == _LAST else plain(options.id, TRACE_ID_LIMIT)
+    try:
+        trace_id = find_trace(read(options.path), name)
+    except ValueError as error:
+        raise PolicyError(f"{options.path}: {error}", "give more of it") from None
+    roots = tree_of(read(options.path), trace_id) if trace_id else []
     if not roots:
-        raise PolicyError(f"no record of trace {options.id!r} in {options.path}")
+        what = f"trace, execution or session {options.id!r}" if name else "trace"
+        hint = f'"cellwright audit tail {options.path}" shows which there are'
+        raise PolicyError(f"no record of a {what} in {options.path}", hint)
     if options.html:
-        print(as_html(roots, options.id))
+        print(as_html(roots, trace_id))
     else:
         print(as_svg(roots) if options.svg else as_text(roots))
     return _INTACT

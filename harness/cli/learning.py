@@ -46,7 +46,7 @@ def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
         raise PolicyError(f"cannot read {program}: {error.strerror}") from None
     finally:
         supervisor.close()
-    return policy_text(program.stem, lessons), result
+    return policy_text(program.stem, lessons, policy.python), result
 
 
 def _wide(policy: Policy, program: Path) -> Policy:

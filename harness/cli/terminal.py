@@ -105,3 +105,9 @@ def shown_value(value: object, language: str) -> str:
     if isinstance(value, str):
         return value
     return repr(value) if language == PYTHON else json.dumps(value, ensure_ascii=False)
+
+
+def print_header(text: str) -> None:
+    """Print the names of a list's columns above it, on a terminal: other programs read rows alone."""
+    if sys.stdout.isatty():
+        sys.stdout.write(f"{text}\n")

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
@@ -32,6 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cellwright serve` but for policies."""
+    parser.set_defaults(parser=parser)
     parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
     parser.add_argument(
         "--pool", type=int, default=PoolSettings().size, metavar="N",
@@ -65,7 +66,9 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT; raises PolicyError, BusyError if a daemon is there already."""
     if options.units:
-        print(*write_units(options.units), sep="\n")
+        print(
+            *write_units(options.units, _repeated(options), options.socket, options.drain), sep="\n"
+        )
         return
     check_limit("--drain", options.drain)
     for number in _signals():  # until there is something to drain: give back what there is
@@ -135,3 +138,19 @@ def _signals() -> tuple[signal.Signals, ...]:
     """Return those that end the daemon: not SIGHUP where nohup(1) had it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
+
+
+def _repeated(options: argparse.Namespace) -> list[str]:
+    """Return the options that were given, for a unit: all but where to listen, which systemd does.
+
+    Files are named by their whole path: systemd starts the daemon in the root directory.
+    """
+    words = []
+    for action in options.parser._actions:
+        value: Any = getattr(options, action.dest, None)
+        if action.dest in ("help", "units", "socket", "delegated") or value == action.default:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            is_file = action.dest == "audit" or (action.dest == "policy" and os.path.exists(each))
+            words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
+    return words

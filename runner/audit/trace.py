@@ -1,13 +1,15 @@
 """The tree of one request, drawn from its records: what caused what."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .record import AuditEntry, plain
 
 _ROW, _INDENT, _WIDTH = 26, 28, 900
+_CHARACTER = 8.2  # pixels, at most, of a monospace font of 13
 _LONGEST = 4096
+_SHORTEST = 4  # characters that may stand for a whole id
 _COLOURS = {True: "#2f6f4f", False: "#a33a2a"}
 
 
@@ -33,38 +35,85 @@ def tree_of(entries: Iterable[AuditEntry], trace_id: str) -> list[Node]:
     return roots
 
 
+def find_trace(entries: Iterable[AuditEntry], name: str) -> str:
+    """Return the id of the trace that `name` means, empty if none is meant.
+
+    It is a trace, execution or session id, or how only one trace or execution id begins; empty it
+    means the last trace.  Raises ValueError if several begin so.
+    """
+    last, begun = "", set()
+    for entry in entries:
+        details = entry.details
+        if name and name in (
+            entry.trace_id,
+            details.get("execution_id"),
+            details.get("session_id"),
+        ):
+            return entry.trace_id
+        last = entry.trace_id or last
+        ids = (entry.trace_id, str(details.get("execution_id", "")))
+        if entry.trace_id and len(name) >= _SHORTEST and any(each.startswith(name) for each in ids):
+            begun.add(entry.trace_id)
+    if not name:
+        return last
+    if len(begun) > 1:
+        raise ValueError(f"{name!r} begins the ids of {len(begun)} traces")
+    return begun.pop() if begun else ""
+
+
 def as_text(roots: list[Node]) -> str:
     """Return the tree as lines, indented by depth."""
-    began = min((node.entries[0].time for node in roots), default=0.0)
+    began = _began(roots)
     return "\n".join(f"{'  ' * depth}{_line(entry, began)}" for depth, entry in _walk(roots, 0))
 
 
 def as_svg(roots: list[Node]) -> str:
-    """Return the tree as a picture, a row a record."""
-    began = min((node.entries[0].time for node in roots), default=0.0)
-    rows = list(_walk(roots, 0))
-    marks = [_mark(number, depth, entry, began) for number, (depth, entry) in enumerate(rows)]
-    height = _ROW * (len(rows) + 1)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="monospace" font-size="13">'  # noqa: E501
+    """Return the tree as a picture, a row a record, as wide as its longest row."""
+    began = _began(roots)
+    rows = [(depth, entry, _line(entry, began)) for depth, entry in _walk(roots, 0)]
+    marks = [_mark(number, *row) for number, row in enumerate(rows)]
+    longest = max(
+        (_INDENT * (depth + 1) + _CHARACTER * len(words) for depth, _, words in rows), default=0
+    )
+    width, height = max(_WIDTH, int(longest)), _ROW * (len(rows) + 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="monospace" font-size="13">'  # noqa: E501
     return "\n".join([head, *marks, "</svg>"])
 
 
 def as_html(roots: list[Node], trace_id: str) -> str:
-    """Return a page that shows the picture and needs nothing else."""
-    title = html.escape(f"trace {trace_id}")
+    """Return a page that shows the tree, long rows on several lines, and needs nothing else."""
+    title, began = html.escape(f"trace {trace_id}"), _began(roots)
+    rows = (
+        f'<p style="margin:0 0 4px {depth * _INDENT}px;color:{_COLOURS[entry.allowed]}">'
+        f"{html.escape(_line(entry, began))}</p>"
+        for depth, entry in _walk(roots, 0)
+    )
     return (
         f"<!doctype html><meta charset=utf-8><title>{title}</title>"
-        f"<body style='font-family:monospace'><h1>{title}</h1>{as_svg(roots)}</body>"
+        "<body style='font:13px monospace;overflow-wrap:anywhere'>"
+        f"<h1>{title}</h1>{''.join(rows)}</body>"
     )
 
 
-def _walk(nodes: list[Node], depth: int) -> Iterable[tuple[int, AuditEntry]]:
+def _began(roots: list[Node]) -> float:
+    return min((node.entries[0].time for node in roots), default=0.0)
+
+
+def _walk(nodes: list[Node], depth: int) -> Iterator[tuple[int, AuditEntry]]:
+    """Yield the records of `nodes` and of what they caused, in the order in which they were written.
+
+    A record is indented beneath the first one of its span, a span beneath that of its cause.
+    """
     for node in nodes:
         first, *rest = node.entries
         yield depth, first
-        for entry in rest:
-            yield depth + 1, entry
-        yield from _walk(node.children, depth + 1)
+        parts: list[tuple[int, AuditEntry | Node]] = [(each.seq, each) for each in rest]
+        parts += [(child.entries[0].seq, child) for child in node.children]
+        for _, part in sorted(parts, key=lambda part: part[0]):
+            if isinstance(part, Node):
+                yield from _walk([part], depth + 1)
+            else:
+                yield depth + 1, part
 
 
 def _line(entry: AuditEntry, began: float) -> str:
@@ -75,9 +124,9 @@ def _line(entry: AuditEntry, began: float) -> str:
     return plain(" ".join(filter(None, words)), _LONGEST) + refused  # the file may be forged
 
 
-def _mark(number: int, depth: int, entry: AuditEntry, began: float) -> str:
+def _mark(number: int, depth: int, entry: AuditEntry, line: str) -> str:
     x, y = 16 + depth * _INDENT, _ROW * (number + 1)
-    words = html.escape(_line(entry, began))
+    words = html.escape(line)
     colour = _COLOURS[entry.allowed]
     elbow = f'<path d="M{x - _INDENT + 4} {y - _ROW}V{y - 4}H{x - 6}" fill="none" stroke="#bbb"/>'
     return (

@@ -276,7 +276,7 @@ def test_a_trace_is_a_tree(tmp_path: Path) -> None:
     assert [child.entries[0].action for child in root.children] == ["ptrace"]
     text = as_text([root])
     assert [line.split()[2].partition("(")[0] for line in text.splitlines()] == ["ms"] * 0 + [
-        "execution.start", "execution.ok", "violation.ptrace",
+        "execution.start", "violation.ptrace", "execution.ok",
     ]  # fmt: skip
     assert "REFUSED" in text
     picture = as_svg([root])
@@ -369,6 +369,53 @@ def test_the_command_draws_a_trace(trail: Path) -> None:
     assert cli("audit", "trace", "--svg", str(trail), trace).stdout.startswith("<svg")
     assert cli("audit", "trace", "--html", str(trail), trace).stdout.startswith("<!doctype html>")
     assert cli("audit", "trace", str(trail), "nowhere").returncode == 2
+
+
+def test_a_trace_is_found_by_each_id_that_tail_shows(trail: Path) -> None:
+    records = [msgspec.json.decode(line) for line in trail.read_bytes().splitlines()]
+    start = next(each for each in records if each["action"] == "start")
+    trace, execution = start["trace_id"], start["details"]["execution_id"]
+    tail = cli("audit", "tail", str(trail)).stdout
+    assert f"trace={trace}" in tail
+    assert f"execution_id={execution}" in tail
+    whole = cli("audit", "trace", str(trail), trace).stdout
+    for name in (execution, trace[:8], execution[:8]):
+        assert cli("audit", "trace", str(trail), name).stdout == whole
+    last = cli("audit", "trace", str(trail), "last").stdout
+    assert "violation.ptrace" in last
+    assert last != whole
+    assert cli("audit", "trace", str(trail), "abc").returncode == 2
+
+
+def test_the_beginning_of_several_ids_is_refused(tmp_path: Path) -> None:
+    with AuditLog(path=tmp_path / "a") as log:
+        for name in ("aaaa1", "aaaa2"):
+            log.record("c", "a", span=Span(name, "s"))
+    done = cli("audit", "trace", str(tmp_path / "a"), "aaaa")
+    assert (done.returncode, "'aaaa' begins the ids of 2 traces" in done.stderr) == (2, True)
+
+
+def test_a_page_and_a_picture_show_every_text_whole(tmp_path: Path) -> None:
+    with AuditLog(path=tmp_path / "a") as log:
+        log.record("c", "a", target="x" * 900 + "end", span=Span("t", "s"))
+    roots = tree_of(read(tmp_path / "a"), "t")
+    assert "overflow-wrap:anywhere" in as_html(roots, "t")
+    assert "xend" in as_html(roots, "t")
+    width = int(as_svg(roots).partition('width="')[2].partition('"')[0])
+    assert width > 8 * 900
+
+
+def test_the_command_follows_a_trail(trail: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with AuditLog(path=path) as log:
+        log.record("c", "before")
+        command = [sys.executable, "-m", "cellwright", "audit", "tail", "-f", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as done:
+            assert done.stdout is not None
+            assert "c.before" in done.stdout.readline()
+            log.record("c", "later")
+            assert "c.later" in done.stdout.readline()
+            done.terminate()
 
 
 def test_a_trail_under_load_has_one_end_for_every_start(tmp_path: Path) -> None:

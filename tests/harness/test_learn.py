@@ -1,7 +1,9 @@
 """A policy that was learned runs its program, and the default one does not."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from cellwright import PolicyError, Sandbox
 from cellwright.harness.cli.learning import learn
 from cellwright.policies.loading import load_policy
+from cellwright.policies.policy import Python
 from tests.conftest import OPTIONAL, policy_named
 
 PROGRAM = """
@@ -82,3 +85,23 @@ def test_the_command_writes_the_policy(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert '"/etc/debian_version"' in done.stdout
     assert "completed" in done.stderr
+
+
+def test_packages_that_the_program_imported_are_in_the_policy(tmp_path: Path) -> None:
+    """In a directory that anybody may read, as one below pytest's is not."""
+    with tempfile.TemporaryDirectory(prefix="cellwright-learn-", dir="/var/tmp") as name:
+        os.chmod(name, 0o755)
+        Path(name, "pack").mkdir(mode=0o755)
+        Path(name, "pack", "__init__.py").write_text("X = 5")
+        program = "import pack\npack.X"
+        python = Python(path=(name,))
+        policy = msgspec.structs.replace(policy_named("strict"), python=python)
+        text, result = learn(written(tmp_path, program), policy)
+        assert result.value == 5, result.traceback
+        learned = tmp_path / "learned.toml"
+        learned.write_text(text)
+        policy = msgspec.structs.replace(load_policy(str(learned)), optional_layers=OPTIONAL)
+        assert policy.python == python
+        assert policy.filesystem.read == ()
+        with Sandbox(policy=policy, pool=0) as sandbox:
+            assert sandbox.execute(program).value == 5, text

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import stat
@@ -309,6 +310,32 @@ def test_units_are_written(tmp_path: Path) -> None:
     service = (tmp_path / "cellwright.service").read_text()
     assert "Delegate=yes" in service
     assert re.search(r'^ExecStart="/.*" -I -m cellwright serve --delegated$', service, re.MULTILINE)
+
+
+def test_units_keep_every_option_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "my policy.toml").write_text('name = "mine"\n')
+    given = {
+        "--policy": "my policy.toml", "--pool": "3", "--sessions": "5", "--session-idle": "60.0",
+        "--audit": 'a"$%.jsonl', "--drain": "50.0", "--optional": "cgroup",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "cellwright", "serve", "--units", ".", "--socket", "a.sock"]
+    done = subprocess.run(
+        [*command, *(word for option in given.items() for word in option)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert len(done.stdout.split()) == 2
+    service = (tmp_path / "cellwright.service").read_text()
+    (line,) = (line for line in service.splitlines() if line.startswith("ExecStart="))
+    words = shlex.split(line.partition("=")[2].replace("%%", "%").replace("$$", "$"))
+    told = dict(zip(words[6::2], words[7::2], strict=True))
+    files = {name: f"{tmp_path}/{given[name]}" for name in ("--policy", "--audit")}
+    assert told == given | files
+    assert "TimeoutStopSec=70\n" in service
+    assert (
+        f"ListenSequentialPacket={tmp_path}/a.sock\n"
+        in (tmp_path / "cellwright.socket").read_text()
+    )
 
 
 @pytest.mark.needs("systemd_analyze")
