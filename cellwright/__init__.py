@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .runner.workspace import Artifact as Artifact
     from .runner.workspace import Executable as Executable
     from .runner.workspace import KeptWorkspace as KeptWorkspace
+    from .runner.workspace import Uncollected as Uncollected
     from .runner.workspace import WorkspaceFile as WorkspaceFile
 
 # Where each public name lives; imported on first use, because importing
@@ -122,7 +123,7 @@ _HOMES = {
     "runner.pool": ("PoolSettings",),
     "runner.result": ("Phases", "SandboxResult", "SandboxStatus", "Usage", "Violation"),
     "runner.session": ("SessionSettings",),
-    "runner.workspace": ("Artifact", "Executable", "KeptWorkspace", "WorkspaceFile"),
+    "runner.workspace": ("Artifact", "Executable", "KeptWorkspace", "Uncollected", "WorkspaceFile"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -108,12 +108,33 @@ class SandboxConfig:
         return Filesystem(read=shown, hidden=hidden)
 
 
-def with_timeout(limits: Limits, seconds: float | None) -> Limits:
-    """Return `limits` with a wall time of at most `seconds`: a caller may only narrow."""
+def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -> Limits:
+    """Return `limits` with a wall time of `seconds`; `name` is what the caller calls it.
+
+    Raises PolicyError if the limits allow less: a call can only lower what its policy allows.
+    """
     if seconds is None:
         return limits
-    check_limit("timeout.wall_seconds", seconds)
-    return msgspec.structs.replace(limits, wall_seconds=min(limits.wall_seconds, float(seconds)))
+    check_limit(f"{name}.wall_seconds", seconds)
+    _check_lower(name, seconds, "wall_seconds", limits.wall_seconds, "s")
+    return msgspec.structs.replace(limits, wall_seconds=float(seconds))
+
+
+def with_memory(limits: Limits, mebibytes: float | None, name: str = "memory") -> Limits:
+    """Return `limits` with a memory cap of `mebibytes`; raises PolicyError if the limits allow less."""
+    if mebibytes is None:
+        return limits
+    check_limit(f"{name}.memory_bytes", mebibytes * MIB)
+    _check_lower(name, mebibytes, "memory_bytes", limits.memory_bytes / MIB, "MiB")
+    return msgspec.structs.replace(limits, memory_bytes=int(mebibytes * MIB))
+
+
+def _check_lower(name: str, asked: float, field: str, most: float, unit: str) -> None:
+    if asked > most:
+        raise PolicyError(
+            f"{name}: {asked:g} {unit} is more than limits.{field} of the policy, {most:g} {unit}",
+            f"a call can only lower a limit; {field} below [limits] in a policy file raises it",
+        )
 
 
 def check_sessions(settings: SessionSettings) -> SessionSettings:

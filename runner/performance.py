@@ -18,7 +18,18 @@ from .turns import NEVER as NEVER  # the execution cannot be cancelled
 from .watching.calls import OnCall, Orphans
 from .watching.supervision import Observation, Supervision, Work
 from .wording import Words, first_words, words
-from .workspace import Artifact, Listing, WorkspaceFile, changed, collect, is_empty, list_files
+from .workspace import (
+    Artifact,
+    Listing,
+    Uncollected,
+    WorkspaceFile,
+    changed,
+    collect,
+    is_empty,
+    list_files,
+)
+
+_MOST_REASONS = 100  # why files were not listed
 
 
 def new_execution_id() -> str:
@@ -138,18 +149,24 @@ class Made(NamedTuple):
     listing: Listing
     files: tuple[WorkspaceFile, ...]
     artifacts: tuple[Artifact, ...]
+    uncollected: tuple[Uncollected, ...] = ()
 
 
 def look_at_files(workspace: int, request: Request, before: Listing) -> Made:
     """See what changed since `before`, but for what `request` itself put there, and collect."""
     if not before and is_empty(workspace):
         return Made({}, (), ())
-    listing = list_files(workspace)
+    unlisted: list[str] = []
+    listing = list_files(workspace, unlisted.append)
     given = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
     files = changed(workspace, before, listing)
-    artifacts = collect(workspace, listing, request.collect, request.limits.artifact_bytes)
     made = tuple(file for file in files if (file.path, file.sha256) not in given)
-    return Made(listing, made, artifacts if request.collect else ())
+    if not request.collect:
+        return Made(listing, made, ())
+    limit = request.limits.artifact_bytes
+    artifacts, left_out = collect(workspace, listing, request.collect, limit)
+    left_out += tuple(Uncollected("", 0, why) for why in dict.fromkeys(unlisted[:_MOST_REASONS]))
+    return Made(listing, made, artifacts, left_out)
 
 
 def phases(moments: tuple[float, ...]) -> Phases:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..policies.source.findings import Finding
-from .workspace import Artifact, KeptWorkspace, WorkspaceFile
+from .workspace import Artifact, KeptWorkspace, Uncollected, WorkspaceFile
 
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
@@ -70,7 +70,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     `value`, `error` and `traceback` are the guest's own words; everything else was observed from
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `files` are those below /workspace that it made or changed, `artifacts` what was collected of
-    them; `truncated` counts the bytes dropped per stream; `layers` are those really in force.
+    them, `uncollected` what `collect` asked for and could not be brought; `truncated` counts the
+    bytes dropped per stream; `layers` are those really in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.  `workspace`: what became of the named one that it was given.
@@ -92,6 +93,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     truncated: dict[str, int] = {}
     files: tuple[WorkspaceFile, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
+    uncollected: tuple[Uncollected, ...] = ()
     layers: tuple[str, ...] = ()
     execution_id: str = ""
     trace_id: str | None = None

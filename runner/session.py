@@ -169,7 +169,7 @@ class SessionCell:
             layers=self._layers, phases=phases(moments),
             execution_time=moments[-1] - moments[0], execution_id=request.execution_id,
             trace_id=request.trace_id, session_lost=not performed.seen.stays,
-            files=made.files, artifacts=made.artifacts,
+            files=made.files, artifacts=made.artifacts, uncollected=made.uncollected,
         )  # fmt: skip
 
     def _require_life(self) -> None:

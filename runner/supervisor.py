@@ -127,7 +127,8 @@ class Supervisor:
             layers=self.plan.layers, phases=phases(moments),
             execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
-            files=made.files, artifacts=made.artifacts, pool_hit=parked is not None,
+            files=made.files, artifacts=made.artifacts, uncollected=made.uncollected,
+            pool_hit=parked is not None,
         )  # fmt: skip
 
     def _require_owner(self) -> None:

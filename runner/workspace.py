@@ -5,7 +5,6 @@ a regular file is opened, and entries, depth, bytes and time are bounded.  Spars
 they say they do, not as they are stored.
 """
 
-import contextlib
 import fnmatch
 import hashlib
 import os
@@ -28,6 +27,7 @@ _ENTRIES = 20_000
 MOST_PATH_BYTES = 4096 - len("/workspace/") - 1
 _PATH_CHARACTERS = 4 * 1024 * 1024  # of all paths together: each may have 4,095, and is kept here
 _SECONDS = 5.0
+_MOST_UNCOLLECTED = 100  # are told one by one
 _HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
 
 
@@ -45,6 +45,17 @@ class Artifact(msgspec.Struct, frozen=True):
     name: str
     mime: str
     data: bytes
+
+
+class Uncollected(msgspec.Struct, frozen=True):
+    """A file that `collect` asked for and that is not among the artifacts, and `why`.
+
+    `path` is empty where files cannot be named: they were not listed, or are more than are told.
+    """
+
+    path: str
+    size_bytes: int
+    why: str
 
 
 class Executable(bytes):
@@ -74,9 +85,10 @@ class Seen(NamedTuple):
 Listing = dict[str, Seen]
 
 
-def list_files(workspace: int) -> Listing:
-    """Return the regular files, as many as the bounds allow, by path; none whose name is not UTF-8."""
-    return dict(_walk(workspace, time.monotonic() + _SECONDS, lambda why: None))
+def list_files(workspace: int, leave_out: Callable[[str], None] = lambda why: None) -> Listing:
+    """Return the regular files, as many as the bounds allow, by path; none whose name is not UTF-8.
+    `leave_out` is told why there are more than these."""
+    return dict(_walk(workspace, time.monotonic() + _SECONDS, leave_out))
 
 
 def list_all_files(workspace: int) -> Listing:
@@ -125,21 +137,37 @@ def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceF
 
 def collect(
     workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int
-) -> tuple[Artifact, ...]:
-    """Return the files whose path matches one of `patterns`, together at most `limit_bytes`."""
+) -> tuple[tuple[Artifact, ...], tuple[Uncollected, ...]]:
+    """Return the files whose path matches one of `patterns`, together at most `limit_bytes`, and those
+    that match too and are not brought."""
     import mimetypes  # 5 ms, and seldom wanted
 
-    artifacts = []
+    artifacts, left_out = [], []
+    room = limit_bytes
     for path, seen in sorted(listing.items()):
-        wanted = any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-        if wanted and seen.size_bytes <= limit_bytes:
-            limit_bytes -= seen.size_bytes
-            # As an absolute path: what looks like a data: URL (RFC 2397) would tell its own type.
-            mime = mimetypes.guess_type(f"/{path}")[0] or "application/octet-stream"
-            with contextlib.suppress(WorkspaceError):  # it is not what it was a moment ago
-                data = read_file(workspace, path, seen.size_bytes)
-                artifacts.append(Artifact(path, mime, data))
-    return tuple(artifacts)
+        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+            continue
+        if seen.size_bytes > room:
+            why = f"limits.artifact_bytes is {limit_bytes}, of which {room} are left"
+            left_out.append(Uncollected(path, seen.size_bytes, why))
+            continue
+        # As an absolute path: what looks like a data: URL (RFC 2397) would tell its own type.
+        mime = mimetypes.guess_type(f"/{path}")[0] or "application/octet-stream"
+        try:
+            data = read_file(workspace, path, seen.size_bytes)
+        except WorkspaceError as error:  # it is not what it was a moment ago
+            left_out.append(Uncollected(path, seen.size_bytes, error.what))
+            continue
+        room -= seen.size_bytes
+        artifacts.append(Artifact(path, mime, data))
+    return tuple(artifacts), _told(left_out)
+
+
+def _told(left_out: list[Uncollected]) -> tuple[Uncollected, ...]:
+    told, rest = left_out[:_MOST_UNCOLLECTED], left_out[_MOST_UNCOLLECTED:]
+    if rest:
+        told.append(Uncollected("", sum(each.size_bytes for each in rest), f"{len(rest)} more"))
+    return tuple(told)
 
 
 def read_file(workspace: int, path: str, limit_bytes: int) -> bytes:

@@ -19,9 +19,9 @@ from ...policies.languages import (
     language_of_first_line,
     suffixes,
 )
-from ...policies.policy import MIB
 from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
+from ..config import with_memory, with_timeout
 from ..sandbox import Sandbox
 from .options import GUEST_FAILED, RAN, add_policy, audit_of, policy_of
 from .terminal import (
@@ -47,8 +47,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     source.add_argument("file", nargs="?", metavar="FILE", help="the program; - for standard input")
     source.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
     run.add_argument("--language", metavar="L", help="by the file's name unless told, else python")
-    run.add_argument("--timeout", type=float, metavar="S", help="wall time, seconds")
-    run.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    _add_limits(run, "wall time")
     run.add_argument(
         "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
         help="put a file into /workspace",
@@ -84,8 +83,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 def add_repl(repl: argparse.ArgumentParser) -> None:
     repl.set_defaults(command=_repl, code=None, file="", servers=None)
     repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
-    repl.add_argument("--timeout", type=float, metavar="S", help="wall time of a call, seconds")
-    repl.add_argument("--memory", type=float, metavar="MB", help="memory cap, MiB")
+    _add_limits(repl, "wall time of a call")
     repl.add_argument("--workspace", metavar="NAME", help="have its files, and keep them after")
     repl.add_argument(
         "--output", metavar="DIR", default=_OUTPUT, help=f"where to write pictures, else {_OUTPUT}"
@@ -93,6 +91,12 @@ def add_repl(repl: argparse.ArgumentParser) -> None:
     repl.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
     repl.add_argument("--connect", metavar="PATH", help="use the daemon that listens there")
     add_policy(repl)
+
+
+def _add_limits(parser: argparse.ArgumentParser, wall_time: str) -> None:
+    most = "at most what the policy allows"
+    parser.add_argument("--timeout", type=float, metavar="S", help=f"{wall_time}, seconds; {most}")
+    parser.add_argument("--memory", type=float, metavar="MB", help=f"memory cap, MiB; {most}")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -173,9 +177,9 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
             yield sandbox
         return
     policy = policy_of(options)
-    if options.memory is not None:
-        limits = msgspec.structs.replace(policy.limits, memory_bytes=int(options.memory * MIB))
-        policy = msgspec.structs.replace(policy, limits=limits)
+    limits = with_timeout(policy.limits, options.timeout, "--timeout")
+    limits = with_memory(limits, options.memory, "--memory")
+    policy = msgspec.structs.replace(policy, limits=limits)
     with (
         audit_of(options) as audit,
         _tools(options, audit) as tools,
@@ -244,6 +248,9 @@ def _is_kept(result: SandboxResult) -> bool:
 
 
 def _keep(result: SandboxResult, options: argparse.Namespace) -> None:
+    for each in result.uncollected:
+        what = f"{each.path}, {each.size_bytes:,} bytes" if each.path else "files"
+        print(f"cellwright: not collected: {harmless(what)}: {harmless(each.why)}", file=sys.stderr)
     if not result.artifacts:
         return
     from .keepsakes import images, keep

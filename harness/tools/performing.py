@@ -78,8 +78,9 @@ class Performer:
         token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
         try:
             with self._cells.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
+                timeout = min(spec.timeout, sandbox.policy.limits.wall_seconds)
                 return sandbox.execute(
-                    program, inputs=inputs, timeout=spec.timeout, cancel=CANCEL.get(), plain=plain
+                    program, inputs=inputs, timeout=timeout, cancel=CANCEL.get(), plain=plain
                 )
         finally:
             CALLING.reset(token)

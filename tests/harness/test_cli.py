@@ -114,6 +114,33 @@ def test_json_writes_files_only_where_it_is_told_to(tmp_path: Path) -> None:
     assert not (ROOT / "cellwright-output").exists()
 
 
+def test_what_was_not_collected_is_told(tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(
+        f"extends = 'strict'\noptional_layers = {list(OPTIONAL)!r}\n[limits]\nartifact_bytes = 10"
+    )
+    made = ["-c", "open('a.csv', 'w').write('x' * 11) and None", "--collect", "*.csv"]
+    done = run("--policy", str(small), *made)
+    assert done.returncode == 0
+    words = "cellwright: not collected: a.csv, 11 bytes: limits.artifact_bytes is 10, of which 10 are left"
+    assert done.stderr.splitlines() == [words]
+    told = json.loads(run("--policy", str(small), "--json", *made).stdout)["uncollected"]
+    assert [(each["path"], each["size_bytes"]) for each in told] == [("a.csv", 11)]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--timeout", "40", "--timeout: 40 s is more than limits.wall_seconds of the policy, 30 s"),
+        ("--memory", "512", "--memory: 512 MiB is more than limits.memory_bytes of the policy, 256 MiB"),
+    ],
+)  # fmt: skip
+def test_an_option_cannot_raise_a_limit(option: str, value: str, words: str) -> None:
+    done = run(option, value, "-c", "1")
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
 def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
 

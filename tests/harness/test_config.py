@@ -1,11 +1,12 @@
 """`SandboxConfig`: what a short configuration means as a policy."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cellwright import PolicyError, Sandbox, SandboxConfig, create_sandbox
-from cellwright.harness.config import with_timeout
+from cellwright.harness.config import with_memory, with_timeout
 from cellwright.policies.policy import MIB, Limits, Policy
 
 
@@ -161,11 +162,24 @@ def test_an_unknown_profile_names_those_that_exist() -> None:
         Sandbox(policy="lenient")
 
 
-@pytest.mark.parametrize(
-    ("asked", "given"), [(None, 30.0), (5, 5.0), (29.9, 29.9), (31, 30.0), (10**9, 30.0)]
-)
+@pytest.mark.parametrize(("asked", "given"), [(None, 30.0), (5, 5.0), (29.9, 29.9), (30, 30.0)])
 def test_a_timeout_only_narrows(asked: float | None, given: float) -> None:
     assert with_timeout(Limits(), asked).wall_seconds == given
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 256), (64, 64), (63.5, 63.5), (256, 256)])
+def test_a_memory_cap_only_narrows(asked: float | None, given: float) -> None:
+    assert with_memory(Limits(), asked).memory_bytes == given * MIB
+
+
+@pytest.mark.parametrize("narrower", [with_timeout, with_memory])
+@pytest.mark.parametrize("asked", [256.5, 10**9])
+def test_more_than_the_policy_allows_is_an_error(
+    narrower: Callable[..., Limits], asked: float
+) -> None:
+    """It is never cut without a word."""
+    with pytest.raises(PolicyError, match="^--x: .* is more than limits.* of the policy"):
+        narrower(Limits(), asked, "--x")
 
 
 def test_paths_without_a_permission_allow_nothing() -> None:

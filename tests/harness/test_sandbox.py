@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import ClosedError, Sandbox, SandboxStatus, create_sandbox
+from cellwright import ClosedError, PolicyError, Sandbox, SandboxStatus, create_sandbox
 from cellwright.policies.policy import MIB, Policy
 from tests.conftest import policy_named, with_limits
 
@@ -452,9 +452,11 @@ def test_env_adds_to_a_clean_environment(strict: Sandbox) -> None:
 
 def test_a_timeout_only_narrows() -> None:
     with Sandbox(policy=strict_with(wall_seconds=0.3)) as sandbox:
-        result = sandbox.execute("import time; time.sleep(60)", timeout=50)
+        with pytest.raises(PolicyError, match="timeout: 50 s is more than limits.wall_seconds"):
+            sandbox.execute("import time; time.sleep(60)", timeout=50)
+        result = sandbox.execute("import time; time.sleep(60)", timeout=0.2)
     assert result.reason == "wall_time"
-    assert result.error == "ran longer than 0.3 s"
+    assert result.error == "ran longer than 0.2 s"
 
 
 def test_create_sandbox_takes_the_fields_of_a_config() -> None:

@@ -10,8 +10,15 @@ import pytest
 
 from cellwright import Artifact, Sandbox, WorkspaceError, WorkspaceFile
 from cellwright.runner import workspace as ws
-from cellwright.runner.workspace import changed, collect, is_empty, list_files, read_file
-from tests.conftest import policy_named
+from cellwright.runner.workspace import (
+    Uncollected,
+    changed,
+    collect,
+    is_empty,
+    list_files,
+    read_file,
+)
+from tests.conftest import policy_named, with_limits
 
 CANARY = b"host secret"
 
@@ -136,7 +143,7 @@ def test_a_name_does_not_tell_its_type(place: tuple[Path, int]) -> None:
     (path / "data:text").mkdir()
     (path / "data:text/html\r\nX: y,").write_text("x")
     (path / "http:a.png").write_text("x")
-    found = collect(descriptor, list_files(descriptor), ["*"], 100)
+    found, _ = collect(descriptor, list_files(descriptor), ["*"], 100)
     assert [each.mime for each in found] == ["application/octet-stream", "image/png"]
 
 
@@ -148,7 +155,8 @@ def test_a_sparse_file_counts_as_it_says(place: tuple[Path, int]) -> None:
         read_file(descriptor, "sparse", 1000)
     (told,) = changed(descriptor, {}, list_files(descriptor))
     assert told == WorkspaceFile("sparse", 1 << 40, "")
-    assert collect(descriptor, list_files(descriptor), ["*"], 1 << 20) == ()
+    found, left_out = collect(descriptor, list_files(descriptor), ["*"], 1 << 20)
+    assert (found, [each.path for each in left_out]) == ((), ["sparse"])
 
 
 def test_what_changed_is_told_with_its_hash(place: tuple[Path, int]) -> None:
@@ -172,7 +180,10 @@ def test_a_file_that_became_a_link_is_not_followed(place: tuple[Path, int]) -> N
     (path / "f").unlink()
     (path / "f").symlink_to(path.parent / "secret")
     assert changed(descriptor, {}, listing)[0].sha256 == ""
-    assert collect(descriptor, listing, ["*"], 100) == ()
+    found, (left_out,) = collect(descriptor, listing, ["*"], 100)
+    assert found == ()
+    assert (left_out.path, left_out.size_bytes) == ("f", len(CANARY))
+    assert left_out.why.startswith("cannot read 'f': ")
 
 
 def test_collecting_stays_within_its_bytes(place: tuple[Path, int]) -> None:
@@ -181,12 +192,42 @@ def test_collecting_stays_within_its_bytes(place: tuple[Path, int]) -> None:
         (path / name).write_bytes(b"x" * size)
     (path / "e").mkdir()
     (path / "e/f.png").write_bytes(b"p")
-    found = collect(descriptor, list_files(descriptor), ["*.txt", "e/*"], 10)
+    found, left_out = collect(descriptor, list_files(descriptor), ["*.txt", "e/*"], 10)
     assert found == (
         Artifact("a.txt", "text/plain", b"x" * 6),
         Artifact("c.txt", "text/plain", b"x" * 3),
         Artifact("e/f.png", "image/png", b"p"),
     )
+    assert left_out == (
+        Uncollected("b.txt", 6, "limits.artifact_bytes is 10, of which 4 are left"),
+    )
+
+
+def test_what_is_not_collected_is_told_within_bounds(place: tuple[Path, int]) -> None:
+    path, descriptor = place
+    for number in range(120):
+        (path / f"{number:03}").write_bytes(b"xx")
+    found, left_out = collect(descriptor, list_files(descriptor), ["*"], 1)
+    assert (found, len(left_out)) == ((), 101)
+    assert [left_out[0].path, left_out[99].path] == ["000", "099"]
+    assert left_out[-1] == Uncollected("", 40, "20 more")
+
+
+def test_a_result_says_what_was_not_collected() -> None:
+    policy = with_limits(policy_named("strict"), artifact_bytes=100)
+    code = "import os\nopen('a', 'w').write('x' * 101)\nopen('b', 'w').write('x')\nopen(os.fsencode('c') + b'\\xff', 'w')"
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        result = sandbox.execute(code, collect=["*"])
+        assert [each.name for each in result.artifacts] == ["b"]
+        assert [(each.path, each.size_bytes) for each in result.uncollected] == [
+            ("a", 101),
+            ("", 0),
+        ]
+        assert result.uncollected[1].why == "a name that is not UTF-8"
+        assert result.to_dict()["uncollected"][0]["path"] == "a"
+        with sandbox.session() as session:
+            assert session.execute(code, collect=["a"]).uncollected[0].path == "a"
+        assert sandbox.execute(code).uncollected == ()
 
 
 def test_emptiness_is_seen_without_a_look() -> None:

@@ -148,6 +148,7 @@ def _usage(result: SandboxResult) -> dict[str, float]:
 def _notes(result: SandboxResult) -> list[str]:
     """Say what is not in the result."""
     notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
+    notes += [f"{each.path or 'files'}: not collected: {each.why}" for each in result.uncollected]
     return notes + (["the session is gone, and its state"] if result.session_lost else [])
 
 
