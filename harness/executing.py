@@ -1,5 +1,6 @@
 """What a sandbox and a session have in common: one way to execute, three to call it, and an end."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,18 @@ from ..runner.result import SandboxResult
 from .request import CallArguments
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .run import Run, Threads
+
+
+_LOCK = threading.Lock()
 
 _IS_COROUTINE = 0x80  # inspect.CO_COROUTINE; the module takes milliseconds to import
 
 
 class Executing(Closing):
     """Executes programs until it is closed; a context manager."""
+
+    _threads: "Threads | None" = None  # of aexecute, once it is called
 
     @property
     def language(self) -> str:
@@ -32,6 +38,25 @@ class Executing(Closing):
         cancel: int,
     ) -> SandboxResult:  # fmt: skip
         """Run `code` and return what came of it."""
+
+    @property
+    def _at_once(self) -> int:
+        """How many calls of `aexecute` can run at once."""
+        return 1
+
+    def _aexecutor(self) -> "Threads":
+        from .run import Threads  # asyncio takes 40 ms to import
+
+        with _LOCK:
+            if self._threads is None or not self._threads.are_ours():
+                self._threads = Threads(self._at_once)
+            return self._threads
+
+    def _close_aexecutor(self) -> None:
+        """Have the threads of `aexecute` end; for `close`."""
+        threads, self._threads = self._threads, None
+        if threads:
+            threads.close()
 
     @abstractmethod
     def close(self) -> None:
@@ -108,9 +133,9 @@ class Executing(Closing):
         `on_output` is called in another thread; a coroutine that it returns runs in the caller's event
         loop, and the program waits for that too.
         """
-        from .run import aexecute, in_loop  # asyncio takes 40 ms to import
+        from .run import in_loop  # asyncio takes 40 ms to import
 
-        return await aexecute(
+        return await self._aexecutor().execute(
             self.execute, code, self._named(language),
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
             workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,

@@ -1,10 +1,12 @@
-"""An execution in the background: a handle for threads, a coroutine for asyncio."""
+"""An execution in the background: a handle for threads, threads for asyncio."""
 
 import asyncio
 import collections
+import contextvars
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..runner.capture import OnOutput
@@ -85,20 +87,48 @@ class Run:
         return self._background.result()
 
 
-async def aexecute(
-    execute: _Execute, code: str | bytes, language: str, **given: Any
-) -> SandboxResult:
-    """Run `execute` in a thread; cancelling the task ends the execution."""
-    cancel = os.eventfd(0, os.EFD_CLOEXEC)
-    work = asyncio.create_task(asyncio.to_thread(execute, code, language, cancel=cancel, **given))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        os.eventfd_write(cancel, 1)
-        await work
-        raise
-    finally:
-        os.close(cancel)
+class Threads:
+    """The threads in which the calls of `aexecute` on one object run, at most `width` at once; the
+    rest wait in order.
+
+    The event loop's default executor has a few threads, which everything that the embedding program
+    gives to `asyncio.to_thread` shares: executions there would hold up what has nothing to do with
+    them, and run fewer at once than the sandbox may.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._executor = ThreadPoolExecutor(width, "cellwright-aexecute")
+        self._owner = os.getpid()
+
+    def are_ours(self) -> bool:
+        """Tell whether they run in this process: the child of a fork has none of them."""
+        return os.getpid() == self._owner
+
+    async def execute(
+        self, execute: _Execute, code: str | bytes, language: str, **given: Any
+    ) -> SandboxResult:
+        """Call `execute` in one of them; cancelling the task ends the execution."""
+        context = contextvars.copy_context()
+        cancel = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            submitted = self._executor.submit(
+                context.run, lambda: execute(code, language, cancel=cancel, **given)
+            )
+            work = asyncio.wrap_future(submitted)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                if not submitted.cancel():  # it has begun
+                    os.eventfd_write(cancel, 1)
+                    await asyncio.wait([work])
+                raise
+        finally:
+            os.close(cancel)
+
+    def close(self) -> None:
+        """Have each end once it has nothing to do."""
+        if self.are_ours():
+            self._executor.shutdown(wait=False)
 
 
 def in_loop(on_output: Callable[[str, bytes], Awaitable[None] | None]) -> OnOutput:

@@ -118,6 +118,7 @@ class Sandbox(Executing):
             "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins,
         }  # fmt: skip
         self._alike = {name: settings[name] for name in _ALIKE} if connect is None else None
+        self._running = pool.running if isinstance(pool, PoolSettings) else PoolSettings().running
         self._cells: _Cells
         if connect is None:
             self._cells = LocalCells(policy=policy, **settings)  # type: ignore[arg-type] # as above
@@ -127,6 +128,10 @@ class Sandbox(Executing):
 
             self._cells = DaemonsCells(connect, policy)
         self._finalizer = weakref.finalize(self, self._cells.close)
+
+    @property
+    def _at_once(self) -> int:
+        return self._running
 
     @property
     def policy(self) -> Policy:
@@ -232,6 +237,7 @@ class Sandbox(Executing):
         What a daemon keeps goes on: other clients' calls, its pool, and every session.
         """
         self._finalizer()
+        self._close_aexecutor()
 
 
 def _leave_to_the_daemon(settings: dict[str, Any]) -> None:

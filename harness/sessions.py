@@ -111,6 +111,7 @@ class CellSession(Session):
 
         Its named workspace, if any, is saved; raises WorkspaceError if that is refused.
         """
+        self._close_aexecutor()
         kept_in = None if self.lost else self._kept_in
         if kept_in:
             kept_in.complete()

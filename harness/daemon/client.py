@@ -154,6 +154,7 @@ class AttachedSession(Session):
 
     def close(self) -> None:
         """End it, for all who are attached; closing twice is fine, and so is a daemon that is gone."""
+        self._close_aexecutor()
         try:
             self._asking.ask(Close(self._key), Done)
         except (ClosedError, LaunchError, SessionLost):

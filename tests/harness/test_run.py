@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellwright import PolicyError, Sandbox, SandboxStatus
-from tests.conftest import ROOT
+from cellwright import PolicyError, PoolSettings, Sandbox, SandboxStatus
+from tests.conftest import ROOT, policy_named, soon
 
 STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
@@ -206,6 +207,58 @@ def test_aexecute_runs_many_at_once(strict: Sandbox) -> None:
         return [result.value for result in await asyncio.gather(*runs)]
 
     assert asyncio.run(many()) == [n * n for n in range(30)]
+
+
+def test_aexecute_takes_no_thread_of_the_loops_own_executor(strict: Sandbox) -> None:
+    """More executions run at once than that has threads, and while it has none to give."""
+    go_on = threading.Event()
+
+    async def all_at_once() -> int:
+        begun, loop = asyncio.Semaphore(0), asyncio.get_running_loop()
+        executor = ThreadPoolExecutor(1)
+        loop.set_default_executor(executor)
+        blocked = asyncio.create_task(asyncio.to_thread(go_on.wait, 60))
+
+        def on_output(stream: str, data: bytes) -> None:
+            loop.call_soon_threadsafe(begun.release)
+
+        code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
+        tasks = [asyncio.create_task(strict.aexecute(code, on_output=on_output)) for _ in range(12)]
+        for _ in tasks:
+            await asyncio.wait_for(begun.acquire(), 20)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        go_on.set()
+        await blocked
+        return sum(isinstance(each, asyncio.CancelledError) for each in ended)
+
+    assert asyncio.run(all_at_once()) == 12
+
+
+def test_aexecute_runs_as_many_at_once_as_the_sandbox_and_the_rest_waits() -> None:
+    async def many() -> tuple[list[object], int]:
+        runs = (sandbox.aexecute("n", inputs={"n": n}) for n in range(9))
+        values = [result.value for result in await asyncio.gather(*runs)]
+        waiting = asyncio.create_task(sandbox.aexecute(STEADY))
+        queued = [asyncio.create_task(sandbox.aexecute(STEADY)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in queued:  # those that have no thread yet end at once
+            task.cancel()
+        await asyncio.wait(queued)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return values, len(threads())
+
+    def threads() -> list[str]:
+        return [each.name for each in threading.enumerate() if "aexecute_" in each.name]
+
+    with Sandbox(policy=policy_named("strict"), pool=PoolSettings(size=0, running=2)) as sandbox:
+        before = len(threads())
+        values, most = asyncio.run(many())
+        assert values == list(range(9))
+        assert most - before <= 2
+    assert soon(lambda: len(threads()) == before)
 
 
 def test_aexecute_does_not_block_the_loop(strict: Sandbox) -> None:
