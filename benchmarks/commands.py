@@ -36,6 +36,7 @@ BENCHMARKS = {
     "leaks": "what is left after ten thousands of calls",
     "soak": "many callers at once, hostile ones among them, and all there is in abundance",
     "chaos": "processes are killed and stopped at random while programs run",
+    "replays": "whether runs with parallel calls are finished, and no call made twice, under kills",
     "audit": "what the audit trail costs",
     "daemon": "what it costs to share a pool through a daemon",
     "tools": "what a call of a tool costs",

@@ -140,12 +140,15 @@ NOT_JSON = "not JSON: "  # how the error of a program begins whose value was to 
 
 class Call(_Frame, frozen=True):
     """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, from 0 up
-    (below are those that come through a door), and `site` says where in the program the call stands."""
+    (below are those that come through a door), and `site` says where in the program the call stands.
+    `alone`: the program has one thread, which waits for this answer, so no other call can come
+    before it."""
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     name: str
     arguments: bytes
     site: str = ""
+    alone: bool = False
 
 
 class Finished(_Frame, frozen=True):

@@ -10,7 +10,7 @@ from .workspace import Artifact, KeptWorkspace, Uncollected, WorkspaceFile
 
 Reason = Literal[
     "exit", "exception", "signal", "wall_time", "cpu_time", "memory", "output", "violation",
-    "validation", "cancelled", "approval",
+    "validation", "cancelled", "approval", "diverged",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ class Asked(NamedTuple):
     reason: str
     run: str = ""  # that can wait for the word
     version: str = ""  # of the tool: `ToolSpec.identity`
+    call: str = ""  # its identity within the run
 
     @property
     def digest(self) -> str:

@@ -220,7 +220,7 @@ class Broker:
         run = caller.recorder.run if caller.recorder else ""
         asked = Asked(
             spec.name, spec.description, passing.arguments, caller.id, verdict.reason or why, run,
-            spec.identity,
+            spec.identity, caller.call,
         )  # fmt: skip
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
@@ -268,6 +268,7 @@ def _within(passing: Passing) -> Caller:
         depth=caller.depth + 1,
         recorder=None,  # what a tool calls is part of its answer, which is recorded as one
         intend=None,
+        call="",
         traceparent=passing.span.traceparent or passing.span.trace_id,
         tools=frozenset(spec.calls) if made else caller.tools,
     )

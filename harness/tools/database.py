@@ -8,7 +8,8 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from ...policies.errors import RegistryError
 
@@ -20,10 +21,15 @@ _BUSY_SECONDS = 10.0  # that a write of another process is waited for
 class Database:
     """An open file.  Safe from many threads; not across a fork."""
 
-    def __init__(self, path: str | None, what: str, version: int, schema: str) -> None:
+    def __init__(
+        self, path: str | None, what: str, version: int, schema: str, *,
+        upgrades: Mapping[int, str] = MappingProxyType({}), must_exist: bool = False,
+    ) -> None:  # fmt: skip
         """Open or make the file at `path`, or one in memory, for `what`, a word for messages.
 
-        Raises RegistryError for a file that cannot be opened or holds something else.
+        `upgrades` maps an older version to the statements that make it `version`.  Raises
+        RegistryError for a file that cannot be opened or holds something else, and with `must_exist`
+        for one that is missing.
         """
         self.path = path or MEMORY
         self._what = what
@@ -32,17 +38,19 @@ class Database:
         self._closed = False
         with self._explained("open"):
             if path:
+                if must_exist and os.stat(path).st_size == 0:
+                    raise RegistryError(f"{path} holds no {what}: it is empty")
                 _make_private(path)
             self._db = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
-                self._prepare(version, schema)
+                self._prepare(version, schema, upgrades)
             except BaseException:
                 self._db.close()
                 raise
 
-    def _prepare(self, version: int, schema: str) -> None:
+    def _prepare(self, version: int, schema: str, upgrades: Mapping[int, str]) -> None:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "journal_mode = WAL",
                        "synchronous = FULL", "foreign_keys = ON"):  # fmt: skip
             self._db.execute(f"PRAGMA {pragma}")
@@ -50,10 +58,9 @@ class Database:
             found = [db.execute(f"PRAGMA {name}").fetchone()[0]
                      for name in ("application_id", "user_version")]  # fmt: skip
             if found == [0, 0] and not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
-                for statement in schema.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                db.execute(f"PRAGMA user_version = {version}")
+                _execute_all(db, schema, version)
+            elif found[0] == _APPLICATION and found[1] in upgrades:
+                _execute_all(db, upgrades[found[1]], version)
             elif found != [_APPLICATION, version]:
                 raise RegistryError(
                     f"{self.path} holds no {self._what}: it is another program's, or another version's"
@@ -99,6 +106,13 @@ class Database:
             raise RegistryError(
                 f"cannot {purpose} the {self._what} in {self.path}: {error}"
             ) from None
+
+
+def _execute_all(db: sqlite3.Connection, statements: str, version: int) -> None:
+    for statement in statements.split(";"):
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {_APPLICATION}")
+    db.execute(f"PRAGMA user_version = {version}")
 
 
 def _make_private(path: str) -> None:

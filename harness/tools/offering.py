@@ -19,7 +19,7 @@ from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
 from ...runner.shelf import Shelf
-from ...runner.watching.calls import Orphans
+from ...runner.watching.calls import Orphans, Tell
 from ..calling import CALLING
 from ..stubs.laying import Stubs
 from .broker import Broker
@@ -70,8 +70,8 @@ class Offering:
         caller = self._caller(session_id or request.execution_id, span)
         names = self._names(caller, language)
         return replace(
-            request, tools=names, on_call=lambda call: self.answer(call, caller),
-            orphans=self._orphans,
+            request, tools=names, orphans=self._orphans,
+            on_call=lambda call, tell: self.answer(call, caller, tell),
         )  # fmt: skip
 
     def _names(self, caller: Caller, language: str) -> _Names:
@@ -96,22 +96,27 @@ class Offering:
         named = sorted((*few, READ_RESULT), key=lambda spec: spec.name)
         return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
 
-    def answer(self, call: Call, caller: Caller) -> Answer | None:
-        """Call a tool for a program; None if the program is being stopped, to go on another time."""
+    def answer(self, call: Call, caller: Caller, tell: Tell) -> None:
+        """Call a tool for a program and pass on the answer; none if the program is being stopped, to go
+        on another time."""
         try:
             arguments = self._arguments(call)
             if caller.recorder is None:
-                return self._call(call, arguments, caller)
-            return caller.recorder.answer(
+                tell(self._call(call, arguments, caller))
+                return
+            caller.recorder.answer(
                 call,
                 arguments,
-                lambda intend: self._call(call, arguments, caller._replace(intend=intend)),
+                lambda making: self._call(
+                    call, arguments, caller._replace(intend=making.begin, call=making.call)
+                ),
+                tell,
                 may_be_repeated=self.broker.may_repeat(call.name),
             )
         except ToolError as error:  # it did not come as far as to the broker
-            return _refusal(call, self.broker.refuse(call.name[:_LONGEST_NAME], caller, error))
+            tell(_refusal(call, self.broker.refuse(call.name[:_LONGEST_NAME], caller, error)))
         except CellwrightError as error:  # it cannot be recorded, so it is not made
-            return _refusal(call, error)
+            tell(_refusal(call, error))
 
     def _arguments(self, call: Call) -> dict[str, Any]:
         """Return what the guest says, decoded, if it is bounded; raises ToolError."""

@@ -1,21 +1,28 @@
-"""What a program called and what came of it, so that it can be run again up to where it was.
+"""The recorded calls of a run, matched with the calls that its program makes when it runs again.
 
-A call is known by where in the program it stands, by its tool and arguments, and among equals by its
-turn.  So programs that call several tools at once find their own answers again.
+A call is known by its site in the program, its tool and its arguments.  Equal calls are
+interchangeable.  The order in which calls arrive does not matter: calls that are open at the same time
+arrive in any order.  The order of the answers does: see `Recorded.after`.
 """
 
-import threading
-from collections import defaultdict
+import heapq
+import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...policies.errors import ToolDiverged
+import msgspec
+
 from ...runner.messages import Answer
 
 
 class Recorded(NamedTuple):
-    """A call of before.  Without an `answer` nobody knows what came of it, if it had `begun`; if not,
-    it waited, and was not made."""
+    """A call that is on record.
+
+    `begun` without an `answer`: its outcome is unknown.  Neither: it waited for approval, and was not
+    made.  `after` is the number of answers that the program had when the call arrived, `place` the
+    position of its own answer among all answers, from 1; 0 without one.
+    """
 
     number: int
     site: str
@@ -23,37 +30,57 @@ class Recorded(NamedTuple):
     tool: str
     begun: bool
     answer: Answer | None
+    after: int = 0
+    place: int = 0
+    may_be_repeated: bool = False
+    call: str = ""  # its identity within the run
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")  # JSON
+
+    @property
+    def has_effect(self) -> bool:
+        """Tell whether it was made, or may have been, and making another call in its place could
+        do the same thing twice."""
+        return self.begun and not self.may_be_repeated
 
 
 class Replay:
-    """The calls that a program made before, each of which it may make once more."""
+    """The recorded calls that the program has not made again so far.  The caller holds the lock."""
 
     def __init__(self, recorded: Iterable[Recorded]) -> None:
-        self._lock = threading.Lock()
-        self._left: dict[str, list[Recorded]] = defaultdict(list)
+        self._missing: dict[str, dict[str, deque[Recorded]]] = defaultdict(
+            lambda: defaultdict(deque)
+        )
+        self._afters: list[int] = []
+        self._taken: Counter[int] = Counter()  # values in `_afters` whose calls have arrived
         for each in recorded:
-            self._left[each.site].append(each)
+            self._missing[each.site][each.digest].append(each)
+            heapq.heappush(self._afters, each.after)
 
-    def take(self, site: str, digest: str, tool: str) -> Recorded | None:
-        """Return this call as it was made before, None if it was not.
-
-        Raises ToolDiverged where others were made at this place and are still to come.
-        """
-        with self._lock:
-            left = self._left.get(site, [])
-            for each in left:
-                if each.digest == digest:
-                    left.remove(each)
-                    return each
-            if left:
-                expected = ", ".join(sorted({each.tool for each in left}))
-                said = f"{site}: {tool} is called where before it was {expected}"
-                raise ToolDiverged(said, tool=tool)
+    def take(self, site: str, digest: str) -> Recorded | None:
+        """Return this call as it is on record, None if it is new."""
+        equals = self._missing.get(site, {}).get(digest)
+        if not equals:
             return None
+        taken = equals.popleft()
+        self._taken[taken.after] += 1
+        return taken
+
+    def releasable(self) -> float:
+        """Return the place up to which answers can be given: every call that arrived before such an
+        answer on record has arrived again."""
+        while self._afters and self._taken[self._afters[0]]:
+            self._taken[heapq.heappop(self._afters)] -= 1
+        return self._afters[0] if self._afters else math.inf
+
+    def in_the_way(self, site: str) -> list[Recorded]:
+        """Return the missing calls of a site for which a new call there could be a second one."""
+        return [each for each in self._left_at(site) if each.has_effect]
 
     def left(self) -> tuple[str, ...]:
-        """Return the calls that were not made again: a sign that the program went another way."""
-        with self._lock:
-            return tuple(
-                f"{each.site}: {each.tool}" for left in self._left.values() for each in left
-            )
+        """Return the calls that were not made again: the program took another way."""
+        return tuple(
+            f"{site}: {each.tool}" for site in self._missing for each in self._left_at(site)
+        )
+
+    def _left_at(self, site: str) -> list[Recorded]:
+        return [each for equals in self._missing.get(site, {}).values() for each in equals]

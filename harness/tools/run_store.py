@@ -6,34 +6,56 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...policies.errors import PolicyError
+from ...policies.errors import PolicyError, RegistryError
 from ...runner.messages import Answer
 from .approval import Asked
 from .database import Database
 from .replay import Recorded
 
-_FORMAT = 2
+_FORMAT = 3
 _OVER = ("completed", "failed")
 _SCHEMA = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, state TEXT NOT NULL, began REAL NOT NULL, code TEXT NOT NULL,
-    language TEXT NOT NULL, given BLOB NOT NULL
+    language TEXT NOT NULL, given BLOB NOT NULL, ending TEXT NOT NULL DEFAULT '',
+    attempt INTEGER NOT NULL DEFAULT 1
 ) WITHOUT ROWID;
 CREATE TABLE calls (
-    number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, turn INTEGER NOT NULL,
-    site TEXT NOT NULL, digest TEXT NOT NULL, tool TEXT NOT NULL, begun INTEGER NOT NULL, answer BLOB
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, seen INTEGER NOT NULL,
+    site TEXT NOT NULL, digest TEXT NOT NULL, tool TEXT NOT NULL, begun INTEGER NOT NULL, answer BLOB,
+    call TEXT NOT NULL DEFAULT '', arguments BLOB NOT NULL DEFAULT '{}',
+    place INTEGER NOT NULL DEFAULT 0, repeatable INTEGER NOT NULL DEFAULT 0
 );
-CREATE INDEX calls_of_run ON calls (run);
+CREATE INDEX calls_of_run ON calls (run, place);
 CREATE TABLE approvals (
     approval TEXT PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, tool TEXT NOT NULL,
     digest TEXT NOT NULL, arguments BLOB NOT NULL, description TEXT NOT NULL, reason TEXT NOT NULL,
-    state TEXT NOT NULL, why TEXT NOT NULL DEFAULT '', asked REAL NOT NULL, expires REAL NOT NULL
+    state TEXT NOT NULL, why TEXT NOT NULL DEFAULT '', asked REAL NOT NULL, expires REAL NOT NULL,
+    call TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
-CREATE INDEX approvals_of_run ON approvals (run, digest);
+CREATE INDEX approvals_of_run ON approvals (run, call);
 CREATE TABLE grants (
     tool TEXT NOT NULL, version TEXT NOT NULL, left INTEGER NOT NULL, expires REAL NOT NULL
 )
 """
+_UPGRADES = {
+    2: """
+ALTER TABLE runs ADD COLUMN ending TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE calls RENAME COLUMN turn TO seen;
+UPDATE calls SET seen = 0;
+ALTER TABLE calls ADD COLUMN call TEXT NOT NULL DEFAULT '';
+ALTER TABLE calls ADD COLUMN arguments BLOB NOT NULL DEFAULT '{}';
+ALTER TABLE calls ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN repeatable INTEGER NOT NULL DEFAULT 0;
+DROP INDEX calls_of_run;
+CREATE INDEX calls_of_run ON calls (run, place);
+ALTER TABLE approvals ADD COLUMN call TEXT NOT NULL DEFAULT '';
+DROP INDEX approvals_of_run;
+CREATE INDEX approvals_of_run ON approvals (run, call)
+"""
+}
+_COLUMNS = "number, site, digest, tool, begun, answer, seen, place, repeatable, call, arguments"
 
 
 class StoredRun(NamedTuple):
@@ -41,6 +63,7 @@ class StoredRun(NamedTuple):
     code: str
     language: str
     given: dict[str, Any]
+    attempt: int  # counted from 1
 
 
 class Approval(NamedTuple):
@@ -56,11 +79,38 @@ class Approval(NamedTuple):
     expires: float
 
 
+class NewCall(NamedTuple):
+    """A call as it is recorded; `call` is its identity within the run, `seen` the number of answers
+    that the program had when it arrived."""
+
+    run: str
+    attempt: int
+    call: str
+    site: str
+    digest: str
+    tool: str
+    arguments: dict[str, Any]
+    seen: int
+    repeatable: bool
+
+
+class KeptRun(NamedTuple):
+    """A run as `Runs.kept` returns it: `ending` says how its last attempt ended."""
+
+    run: str
+    state: str  # running, paused, diverged, completed or failed
+    began: float  # seconds since the epoch
+    language: str
+    ending: str
+
+
 class RunStore:
     """What `Runs` keeps."""
 
-    def __init__(self, path: str | None) -> None:
-        self._database = Database(path, "runs", _FORMAT, _SCHEMA)
+    def __init__(self, path: str | None, *, must_exist: bool = False) -> None:
+        self._database = Database(
+            path, "runs", _FORMAT, _SCHEMA, upgrades=_UPGRADES, must_exist=must_exist
+        )
 
     def close(self) -> None:
         self._database.close()
@@ -76,37 +126,59 @@ class RunStore:
         run = os.urandom(8).hex()
         with self._database.writing("add to") as db:
             row = (run, "running", time.time(), code, language, packed)
-            db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", row)
+            db.execute(
+                "INSERT INTO runs (run, state, began, code, language, given) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
         return run
 
     def get(self, run: str) -> StoredRun:
         with self._database.reading() as db:
-            found = db.execute("SELECT code, language, given FROM runs WHERE run = ?", (run,))
-            code, language, given = found.fetchone() or _no_run(run)
-        return StoredRun(run, code, language, msgspec.msgpack.decode(given))
+            found = db.execute(
+                "SELECT code, language, given, attempt FROM runs WHERE run = ?", (run,)
+            )
+            code, language, given, attempt = found.fetchone() or _no_run(run)
+        return StoredRun(run, code, language, msgspec.msgpack.decode(given), attempt)
+
+    def kept(self, run: str | None = None) -> tuple[KeptRun, ...]:
+        """Return the runs, the oldest first, or one; raises PolicyError if there is no such run."""
+        where, given = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
+        with self._database.reading() as db:
+            rows = db.execute(
+                f"SELECT run, state, began, language, ending FROM runs {where}"  # noqa: S608 - ours
+                "ORDER BY began, run",
+                given,
+            ).fetchall()
+        if run is not None and not rows:
+            _no_run(run)
+        return tuple(KeptRun(*row) for row in rows)
 
     def take_up(self, run: str, *, abandoned: bool) -> None:
-        """Note that a run that waited runs again; raises PolicyError if it does not wait."""
-        states = ("paused", "running") if abandoned else ("paused", "paused")
+        """Record that a run runs again; raises PolicyError if it is completed, or runs already."""
         with self._database.writing("change") as db:
-            changed = db.execute(
-                "UPDATE runs SET state = 'running' WHERE run = ? AND state IN (?, ?)",
-                (run, *states),
-            )
-            if changed.rowcount:
-                return
             found = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
-        state = (found or _no_run(run))[0]
-        raise PolicyError(f"run {run} does not wait: it is {state}")
+            state = (found or _no_run(run))[0]
+            if state == "completed":
+                raise PolicyError(f"run {run} cannot be resumed: it is completed")
+            if state == "running" and not abandoned:
+                raise PolicyError(
+                    f"run {run} cannot be resumed: it is running",
+                    "if the process in which it ran is gone, resume it as abandoned",
+                )
+            db.execute(
+                "UPDATE runs SET state = 'running', ending = '', attempt = attempt + 1 "
+                "WHERE run = ?",
+                (run,),
+            )
 
-    def end(self, run: str, state: str) -> None:
-        """Note that a run waits or is over; what is over asks for nothing any more."""
+    def end(self, run: str, state: str, ending: str = "") -> None:
+        """Record how an attempt ended; a run that is over waits for no approval any more."""
         with self._database.writing("change") as db:
-            db.execute("UPDATE runs SET state = ? WHERE run = ?", (state, run))
+            db.execute("UPDATE runs SET state = ?, ending = ? WHERE run = ?", (state, ending, run))
             if state in _OVER:
                 db.execute(
-                    "UPDATE approvals SET state = 'expired', why = 'its run is over' "
-                    "WHERE run = ? AND state = 'pending'",
+                    "UPDATE approvals SET state = 'withdrawn' WHERE run = ? AND state = 'pending'",
                     (run,),
                 )
 
@@ -122,40 +194,83 @@ class RunStore:
     # calls
 
     def calls(self, run: str) -> list[Recorded]:
+        """Return the recorded calls of a run."""
         with self._database.reading() as db:
             rows = db.execute(
-                "SELECT number, site, digest, tool, begun, answer FROM calls WHERE run = ? "
-                "ORDER BY turn, number",
+                f"SELECT {_COLUMNS} FROM calls WHERE run = ? ORDER BY number",  # noqa: S608 - ours
                 (run,),
             ).fetchall()
-        return [
-            Recorded(number, site, digest, tool, bool(begun), _answer(answer))
-            for number, site, digest, tool, begun, answer in rows
-        ]
+        return [_recorded(*row) for row in rows]
 
-    def add_call(
-        self, run: str, turn: int, call: tuple[str, str, str], *, begun: bool,
-        answer: Answer | None = None,
-    ) -> int:  # fmt: skip
-        """Note a call, its (site, digest, tool), and whether it is about to be made.
+    def call(self, number: int) -> Recorded | None:
+        """Return a recorded call as it is now; None if its run was removed."""
+        with self._database.reading() as db:
+            found = db.execute(
+                f"SELECT {_COLUMNS} FROM calls WHERE number = ?",  # noqa: S608 - ours
+                (number,),
+            ).fetchone()
+        return _recorded(*found) if found else None
 
-        Return its number.
-        """
-        row = (run, turn, *call, begun, _packed(answer))
+    def add_call(self, new: NewCall) -> int:
+        """Record a call that waits; return its number.  Raises as `begin_call` does."""
         with self._database.writing("add to") as db:
-            added = db.execute(
-                "INSERT INTO calls (run, turn, site, digest, tool, begun, answer) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-            return int(added.lastrowid or 0)
+            _require_current(db, new)
+            return _add(db, new)
 
-    def change_call(self, number: int, *, begun: bool, answer: Answer | None) -> None:
+    def begin_call(self, new: NewCall, number: int) -> int:
+        """Record that a call, one on record or with `number` 0 a new one, is about to be made, and
+        that its approval is used; return its number.
+
+        Raises RegistryError if it cannot be recorded, or if the run was resumed elsewhere: then the
+        call must not be made.
+        """
         with self._database.writing("change") as db:
+            _require_current(db, new)
+            number = number or _add(db, new)
+            db.execute("UPDATE calls SET begun = 1 WHERE number = ?", (number,))
             db.execute(
-                "UPDATE calls SET begun = ?, answer = ? WHERE number = ?",
-                (begun, _packed(answer), number),
+                "UPDATE approvals SET state = 'used' "
+                "WHERE run = ? AND call = ? AND state = 'approved'",
+                (new.run, new.call),
             )
+            return number
+
+    def end_call(
+        self, new: NewCall, number: int, answer: Answer, *, is_begun: bool
+    ) -> tuple[int, int]:
+        """Record the answer of a call; return its number, and the place of the answer.
+
+        The answer of a call that was made is recorded even if the run was resumed elsewhere.
+        """
+        with self._database.writing("change") as db:
+            if not is_begun:
+                _require_current(db, new)
+            number = number or _add(db, new)
+            (place,) = db.execute(
+                "SELECT coalesce(max(place), 0) + 1 FROM calls WHERE run = ?", (new.run,)
+            ).fetchone()
+            db.execute(
+                "UPDATE calls SET answer = ?, place = ? WHERE number = ?",
+                (msgspec.msgpack.encode(answer), place, number),
+            )
+            return number, int(place)
+
+    def mark(self, run: str, number: int, answer: Answer | None) -> None:
+        """Record the outcome of a call whose outcome is unknown; without an answer it was not made.
+
+        Raises PolicyError for another call.
+        """
+        with self._database.writing("change") as db:
+            changed = db.execute(
+                "UPDATE calls SET begun = ?, answer = ?, "
+                "place = (SELECT coalesce(max(place), 0) + 1 FROM calls WHERE run = ?) "
+                "WHERE run = ? AND number = ? AND begun AND answer IS NULL",
+                (answer is not None, _packed(answer), run, run, number),
+            )
+            if not changed.rowcount:
+                raise PolicyError(f"run {run} has no call {number} whose outcome is unknown")
+            if answer is None:
+                db.execute("UPDATE calls SET place = 0 WHERE number = ?", (number,))
 
     # approvals
 
@@ -165,28 +280,30 @@ class RunStore:
         self.expire()
         with self._database.writing("change") as db:
             ended = db.execute("SELECT state FROM runs WHERE run = ?", (asked.run,)).fetchone()
-            if ended and ended[0] in _OVER:  # a tool's thread outlives a deadline
-                return "expired", "its run is over"
+            if ended and ended[0] != "running":  # a tool's thread outlives a deadline
+                return "over", "its run is over"
             found = db.execute(
-                "SELECT approval, state, why FROM approvals "
-                "WHERE run = ? AND digest = ? AND state != 'used' ORDER BY asked",
-                (asked.run, asked.digest),
+                "SELECT state, why FROM approvals WHERE run = ? AND call = ? AND digest = ? "
+                "AND state NOT IN ('used', 'withdrawn') ORDER BY asked",
+                (asked.run, asked.call, asked.digest),
             ).fetchone()
-            if found is None and _take_grant(db, asked):
+            if found:  # `begin_call` uses it up
+                return str(found[0]), str(found[1])
+            if _take_grant(db, asked):
                 return "approved", "by a grant"
-            if found is None:
-                row = (
-                    os.urandom(8).hex(), asked.run, asked.tool, asked.digest,
-                    msgspec.json.encode(asked.arguments), asked.description, asked.reason,
-                    "pending", "", time.time(), expires,
-                )  # fmt: skip
-                marks = ", ".join("?" * len(row))
-                db.execute(f"INSERT INTO approvals VALUES ({marks})", row)  # noqa: S608 - marks
-                return "pending", ""
-            approval, state, why = found
-            if state != "pending":  # a word is for one call
-                db.execute("UPDATE approvals SET state = 'used' WHERE approval = ?", (approval,))
-            return str(state), str(why)
+            db.execute(  # what was asked about another version of the tool
+                "UPDATE approvals SET state = 'withdrawn' "
+                "WHERE run = ? AND call = ? AND state = 'pending'",
+                (asked.run, asked.call),
+            )
+            row = (
+                os.urandom(8).hex(), asked.run, asked.tool, asked.digest,
+                msgspec.json.encode(asked.arguments), asked.description, asked.reason,
+                "pending", "", time.time(), expires, asked.call,
+            )  # fmt: skip
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO approvals VALUES ({marks})", row)  # noqa: S608 - marks
+            return "pending", ""
 
     def pending(self) -> tuple[Approval, ...]:
         with self._database.reading() as db:
@@ -230,6 +347,34 @@ def _take_grant(db: Any, asked: Asked) -> bool:
         (asked.tool, asked.version),
     )
     return bool(changed.rowcount)
+
+
+def _require_current(db: Any, new: NewCall) -> None:
+    found = db.execute("SELECT attempt FROM runs WHERE run = ?", (new.run,)).fetchone()
+    if found is None or found[0] != new.attempt:
+        raise RegistryError(f"run {new.run} was resumed elsewhere or removed: its calls end here")
+
+
+def _add(db: Any, new: NewCall) -> int:
+    added = db.execute(
+        "INSERT INTO calls (run, call, site, digest, tool, arguments, seen, repeatable, begun) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+        (
+            new.run, new.call, new.site, new.digest, new.tool, msgspec.json.encode(new.arguments),
+            new.seen, new.repeatable,
+        ),
+    )  # fmt: skip
+    return int(added.lastrowid)
+
+
+def _recorded(
+    number: int, site: str, digest: str, tool: str, begun: int, answer: bytes | None, seen: int,
+    place: int, repeatable: int, call: str, arguments: bytes,
+) -> Recorded:  # fmt: skip
+    return Recorded(
+        number, site, digest, tool, bool(begun), _answer(answer), seen, place, bool(repeatable), call,
+        msgspec.Raw(arguments),
+    )  # fmt: skip
 
 
 def _packed(answer: Answer | None) -> bytes | None:

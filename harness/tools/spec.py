@@ -165,6 +165,7 @@ class Caller(NamedTuple):
     recorder: "Recorder | None" = None  # of a run that can wait
     intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
+    call: str = ""  # the identity of the call within the run
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

@@ -85,7 +85,8 @@ class Caller:
 
     def _call(self, name: str, arguments: Mapping[str, Any], site: str) -> Any:
         answers: list[Answer] = []
-        number = self._send(name, arguments, site, answers.append)
+        alone = len(sys._current_frames()) == 1
+        number = self._send(name, arguments, site, answers.append, alone=alone)
         try:
             self._wait(lambda: bool(answers))
         finally:
@@ -115,8 +116,9 @@ class Caller:
                 loop.remove_reader(self._control)
 
     def _send(
-        self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None]
-    ) -> int:
+        self, name: str, arguments: Mapping[str, Any], site: str, deliver: Callable[[Answer], None],
+        *, alone: bool = False,
+    ) -> int:  # fmt: skip
         given = _encoded(arguments)
         if not self.is_ours():
             raise ToolError("closed", "only the program's first process can call tools")
@@ -124,20 +126,20 @@ class Caller:
             self._wait(self._has_room)
             with self._changed:
                 if self._has_room():  # nobody was faster
-                    return self._send_now(name, given, site, deliver)
+                    return self._send_now((name, given, site, alone), deliver)
 
     def _has_room(self) -> bool:
         return len(self._waiting) < _AT_ONCE or not self._open
 
     def _send_now(
-        self, name: str, given: bytes, site: str, deliver: Callable[[Answer], None]
+        self, call: tuple[str, bytes, str, bool], deliver: Callable[[Answer], None]
     ) -> int:
         """Send a call; `_changed` is held."""
         if not self._open:
             raise ToolError("closed", "there is no request in which to call a tool")
         self._number += 1
         self._waiting[self._number] = deliver
-        for packet in packets(encode(Call(self._number, name, given, site))):
+        for packet in packets(encode(Call(self._number, *call))):
             self._sock.send(packet)
         return self._number
 

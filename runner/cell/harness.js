@@ -100,8 +100,8 @@
     const site = String(new Error().stack).split("\n").filter((line) => !line.includes("[eval]"))[1] ?? "";
     const given = JSON.stringify(args);
     if (given === undefined) throw new TypeError("the arguments of a tool must be an object");
-    post(Buffer.concat([Buffer.from([0x95]), text("Call"), big, text(String(name)), sized(0xc6, Buffer.from(given)),
-      text(site.trim().slice(0, 100))]));
+    post(Buffer.concat([Buffer.from([0x96]), text("Call"), big, text(String(name)), sized(0xc6, Buffer.from(given)),
+      text(site.trim().slice(0, 100)), Buffer.from([0xc3])])); // true: nothing else runs until the answer is read
     for (;;) {
       const frame = receive();
       if (frame === null) throw new Error("the host has gone");

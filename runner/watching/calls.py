@@ -11,7 +11,10 @@ from ..channel import ProtocolError
 from ..messages import Answer, Call
 from ..threads import begin
 
-OnCall = Callable[[Call], Answer | None]  # must not raise; None: the program is being stopped
+Tell = Callable[[Answer], None]
+# Must not raise.  It passes the answer to Tell, or nothing if the program is being stopped; answers
+# reach the program in the order in which they are passed.
+OnCall = Callable[[Call, Tell], None]
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
 _MOST_ORPHANS = 64  # of one caller: as many as one program may have open
@@ -78,7 +81,7 @@ class Calls:
 
     def _perform(self, call: Call) -> None:
         try:
-            self._put(self._answer(call))
+            self._answer(call, self._put)
         finally:
             with self._lock:
                 self._performed -= 1
@@ -101,9 +104,9 @@ class Calls:
                 self.ready = -1
                 self._orphans.add(self._performed)
 
-    def _put(self, answer: Answer | None) -> None:
+    def _put(self, answer: Answer) -> None:
         with self._lock:
-            if answer and self.ready >= 0 and self._tell(answer):
+            if self.ready >= 0 and self._tell(answer):
                 os.eventfd_write(self.ready, 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import Answer, Call, Finished, decode, encode
-from cellwright.runner.watching.calls import _WORKERS, Calls
+from cellwright.runner.watching.calls import _WORKERS, Calls, OnCall
 from cellwright.runner.watching.conversation import Conversation
 from tests.conftest import soon
 
@@ -22,6 +22,11 @@ FRAMES = [
     encode(Finished(b"1", None, None, None, ends_well=True)),
 ]
 ROUNDS = 100_000
+
+
+def telling(answer: Callable[[Call], Answer]) -> OnCall:
+    """Return what passes on the answer that `answer` returns."""
+    return lambda call, tell: tell(answer(call))
 
 
 def mutated(chance: random.Random) -> bytes:
@@ -99,7 +104,7 @@ def test_as_many_calls_as_may_be_open_are_answered_at_the_same_time() -> None:
         return Answer(call.number, b"1")
 
     told: list[int] = []
-    calls = Calls(answer, keeping(told))
+    calls = Calls(telling(answer), keeping(told))
     for number in range(64):
         calls.begin(Call(number, "x", b"{}"))
     with pytest.raises(channel.ProtocolError, match="at once"):
@@ -125,7 +130,7 @@ def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> 
 
     before = len(os.listdir("/proc/self/fd"))
     told: list[int] = []
-    calls = Calls(answer, keeping(told))
+    calls = Calls(telling(answer), keeping(told))
     for number in range(5):
         calls.begin(Call(number, "x", b"{}"))
     calls.close()
@@ -139,7 +144,7 @@ def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> 
 
 def test_an_answer_that_has_to_wait_for_room_wakes_who_can_wait() -> None:
     told: list[int] = []
-    calls = Calls(lambda call: Answer(call.number, b"1"), keeping(told, is_full=True))
+    calls = Calls(telling(lambda call: Answer(call.number, b"1")), keeping(told, is_full=True))
     calls.begin(Call(1, "x", b"{}"))
     assert channel.has_news(calls.ready, 60)
     assert told == [1]
@@ -180,7 +185,7 @@ def test_answers_of_many_threads_come_whole_and_once() -> None:
 
 def test_calls_are_answered_after_a_fork_too() -> None:
     def answered() -> bool:
-        calls = Calls(lambda call: Answer(call.number, b"1"), keeping([], is_full=True))
+        calls = Calls(telling(lambda call: Answer(call.number, b"1")), keeping([], is_full=True))
         calls.begin(Call(1, "x", b"{}"))
         came = channel.has_news(calls.ready, 60 if os.getpid() == parent else 5)
         calls.close()

@@ -23,12 +23,11 @@ from cellwright import (
     RegistryError,
     Sandbox,
     SandboxStatus,
-    ToolDiverged,
     ToolFactory,
 )
 from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.recording import Recorder
+from cellwright.harness.tools.recording import Making, Recorder, Working
 from cellwright.harness.tools.replay import Recorded, Replay
 from cellwright.harness.tools.run_store import RunStore
 from cellwright.harness.tools.runs import Runs
@@ -381,14 +380,19 @@ def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: R
 
 def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
     store = RunStore(None)
-    recorder = Recorder(store, store.begin("", "python", {}))
+    recorder = Recorder(store, store.get(store.begin("", "python", {})), Working())
     number = recorder.stop
-    recorder.close()
-    other = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    assert other == number
-    call = Call(1, "send", b"{}")
-    paused = Answer(1, None, "paused")
-    assert recorder.answer(call, {}, lambda _: paused, may_be_repeated=False) is None
+    told: list[Answer] = []
+
+    def paused(_: Making) -> Answer:
+        recorder.close()
+        assert os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) == number
+        return Answer(1, None, "paused")
+
+    call = Call(1, "send", b"{}", alone=True)
+    recorder.answer(call, {}, paused, told.append, may_be_repeated=False)
+    assert told == []
+    other = number
     with pytest.raises(BlockingIOError):
         os.eventfd_read(other)
     os.close(other)
@@ -479,14 +483,26 @@ def recorded(*calls: tuple[str, str]) -> Replay:
 
 def test_equal_calls_get_their_answers_in_turn() -> None:
     replay = recorded(("a:1", "x"), ("a:1", "y"), ("a:1", "x"))
-    taken = [replay.take("a:1", digest, "tool") for digest in ("x", "x", "y")]
+    taken = [replay.take("a:1", digest) for digest in ("x", "x", "y")]
     assert [each.number if each else None for each in taken] == [0, 2, 1]
-    assert replay.take("a:1", "x", "tool") is None
+    assert replay.take("a:1", "x") is None
 
 
-def test_another_call_at_the_same_place_diverges_and_at_another_place_is_new() -> None:
+def test_another_call_at_the_same_place_has_a_missing_one_in_its_way_and_elsewhere_none() -> None:
     replay = recorded(("a:1", "x"))
-    assert replay.take("a:2", "z", "tool") is None
-    with pytest.raises(ToolDiverged):
-        replay.take("a:1", "z", "tool")
+    assert replay.take("a:1", "z") is None
+    assert [each.number for each in replay.in_the_way("a:1")] == [0]
+    assert replay.in_the_way("a:2") == []
     assert replay.left() == ("a:1: tool",)
+
+
+def test_an_answer_can_be_given_once_all_that_arrived_before_it_has_arrived_again() -> None:
+    replay = Replay(
+        Recorded(number, "a:1", digest, "tool", True, None, after=after)
+        for number, (digest, after) in enumerate([("x", 0), ("y", 0), ("z", 1)])
+    )
+    seen = [replay.releasable()]
+    for digest in ("z", "y", "x"):
+        replay.take("a:1", digest)
+        seen.append(replay.releasable())
+    assert seen == [0, 0, 0, float("inf")]
