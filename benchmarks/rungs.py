@@ -214,7 +214,7 @@ def _steps(site: Site, descriptors: Descriptors) -> Steps:
 
     def mount() -> None:
         os.setsid()
-        os.close(enter._mount_own_filesystems(plan))
+        os.close(enter._mount_own_filesystems(plan, site.beneath_memory))
         if plan.loopback:
             enter._bring_loopback_up()
 

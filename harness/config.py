@@ -10,19 +10,17 @@ from ..policies.errors import PolicyError
 from ..policies.languages import interpreted_languages
 from ..policies.policy import (
     MIB,
-    Filesystem,
     Limits,
     Network,
     Policy,
     Processes,
     check_limit,
     check_policy,
-    lies_in,
 )  # fmt: skip
 from ..runner.audit.level import AuditLevel
 from ..runner.pool import PoolSettings
 from ..runner.session import SessionSettings
-from .expansion import expand
+from .expansion import denied_patterns, expand, with_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +28,8 @@ class SandboxConfig:
     """Limits and permissions of a sandbox; everything is denied unless named.
 
     `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
-    the same place, read-only or, with `allow_file_write`, writable; denied ones are left out, or hidden
-    where they lie beneath an allowed one.  With neither permission they say nothing.
+    the same place, read-only or, with `allow_file_write`, writable; denied ones do not exist there,
+    whatever shows them.  Allowed ones need `allow_file_read` or `allow_file_write`.
     `optional_layers` names layers that the sandbox may do without where the host lacks them.
     """
 
@@ -55,15 +53,21 @@ class SandboxConfig:
     def policy(self) -> Policy:
         """Return the policy that this says; raises PolicyError naming the field that makes no sense."""
         self._check()
+        policy = Policy(
+            name="config",
+            processes=self._processes(),
+            network=Network(),
+            limits=self._limits(),
+            environment=dict(self.environment),
+            optional_layers=tuple(self.optional_layers),
+        )
+        shown = expand("allowed_paths", self.allowed_paths)
         return check_policy(
-            Policy(
-                name="config",
-                filesystem=self._filesystem(),
-                processes=self._processes(),
-                network=Network(),
-                limits=self._limits(),
-                environment=dict(self.environment),
-                optional_layers=tuple(self.optional_layers),
+            with_files(
+                policy,
+                read=() if self.allow_file_write else shown,
+                write=shown if self.allow_file_write else (),
+                hidden=denied_patterns("denied_paths", self.denied_paths),
             )
         )
 
@@ -78,6 +82,12 @@ class SandboxConfig:
             raise PolicyError(
                 "allow_network: there is no way out of a cell",
                 "do the request on the host and pass its result in with inputs= or files=",
+            )
+
+        if self.allowed_paths and not (self.allow_file_read or self.allow_file_write):
+            raise PolicyError(
+                "allowed_paths: nothing of them is shown without a permission",
+                "add allow_file_read=True, or allow_file_write=True",
             )
 
     def _limits(self) -> Limits:
@@ -95,17 +105,6 @@ class SandboxConfig:
         if not self.allow_subprocess:
             return Processes()
         return Processes(subprocesses=True, execute=("/usr/bin", "/usr/sbin", "/usr/lib"))
-
-    def _filesystem(self) -> Filesystem:
-        if not (self.allow_file_read or self.allow_file_write):
-            return Filesystem()
-        denied = expand("denied_paths", self.denied_paths, must_match=False)
-        allowed = expand("allowed_paths", self.allowed_paths)
-        shown = tuple(path for path in allowed if not lies_in(path, denied))
-        hidden = tuple(path for path in denied if lies_in(path, shown))
-        if self.allow_file_write:
-            return Filesystem(write=shown, hidden=hidden)
-        return Filesystem(read=shown, hidden=hidden)
 
 
 def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -> Limits:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,14 +14,8 @@ from ..policies.permissions import (
     PermissionSet,
     ProcessPermission,
 )
-from ..policies.policy import (
-    Network,
-    Policy,
-    check_limit,
-    check_policy,
-    lies_in,
-)
-from .expansion import expand
+from ..policies.policy import Network, Policy, check_limit, check_policy
+from .expansion import denied_patterns, dot_names, expand, with_files
 
 _SEARCHED = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
 _LIBRARIES = ("/usr/lib", "/usr/local/lib")  # what programs map; no program is found there by name
@@ -39,7 +33,6 @@ _SHELLS = (
     "tcsh",
     "busybox",
 )
-_DOT_NAMES = 10_000  # more hidden entries than this are too many to cover one by one
 _LINE_BYTES = 256
 _OWN_TASKS = 1  # the program's own process
 
@@ -50,61 +43,52 @@ def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
     Raises PolicyError for what makes no sense or cannot be given, a network above all.
     """
     policy = base or Policy(name="permissions")
+    files = [each for each in permissions.permissions if isinstance(each, FilePermission)]
     for permission in permissions.permissions:
-        if isinstance(permission, FilePermission):
-            policy = _with_files(policy, permission)
-        elif isinstance(permission, ProcessPermission):
+        if isinstance(permission, ProcessPermission):
             policy = _with_programs(policy, permission)
-        else:
+        elif isinstance(permission, NetworkPermission):
             policy = _with_network(policy, permission)
+    # Denials of all permissions go before what any of them, or the base, shows.
+    policy = with_files(policy, hidden=[path for each in files for path in _denied(each)])
+    for permission in files:
+        policy = _with_files(policy, permission, files)
     return check_policy(policy)
 
 
-def _with_files(policy: Policy, permission: FilePermission) -> Policy:
+def _denied(permission: FilePermission) -> tuple[str, ...]:
+    """Return what a permission denies; of level NONE that is all that it names."""
+    denied = denied_patterns("denied_paths", permission.denied_paths)
+    if permission.level is not PermissionLevel.NONE:
+        return denied
+    return (*denied, *denied_patterns("allowed_paths", permission.allowed_paths))
+
+
+def _with_files(
+    policy: Policy, permission: FilePermission, files: Sequence[FilePermission]
+) -> Policy:  # fmt: skip
     if permission.level is PermissionLevel.NONE:
         return policy
-    denied = expand("denied_paths", permission.denied_paths, must_match=False)
-    allowed = expand("allowed_paths", permission.allowed_paths)
-    shown = tuple(path for path in allowed if not lies_in(path, denied))
-    hidden = [path for path in denied if lies_in(path, shown)]
-    if not permission.allow_hidden:
-        hidden += [path for path in _dot_names(shown) if not lies_in(path, tuple(hidden))]
-    files = policy.filesystem
+    shown = expand("allowed_paths", permission.allowed_paths)
     written = permission.level is PermissionLevel.WRITE
-    policy = msgspec.structs.replace(
+    executed = permission.level is PermissionLevel.EXECUTE
+    hidden = [path for each in files for path in _denied(each)]
+    if not permission.allow_hidden:
+        hidden += dot_names("allowed_paths", shown, writable=written)
+    if executed:
+        policy = _executing(policy)
+    return with_files(
         policy,
-        filesystem=msgspec.structs.replace(
-            files,
-            read=files.read if written else (*files.read, *shown),
-            write=(*files.write, *shown) if written else files.write,
-            hidden=(*files.hidden, *hidden),
-        ),
+        read=() if written else shown,
+        write=shown if written else (),
+        execute=shown if executed else (),
+        hidden=hidden,
     )
-    return _executable(policy, shown) if permission.level is PermissionLevel.EXECUTE else policy
 
 
-def _executable(policy: Policy, paths: tuple[str, ...]) -> Policy:
-    processes = msgspec.structs.replace(
-        policy.processes,
-        subprocesses=True,
-        execute=(*policy.processes.execute, *paths),
-        execute_own=False,
-    )
+def _executing(policy: Policy) -> Policy:
+    processes = msgspec.structs.replace(policy.processes, subprocesses=True, execute_own=False)
     return msgspec.structs.replace(policy, processes=processes)
-
-
-def _dot_names(directories: tuple[str, ...]) -> list[str]:
-    """Return what begins with a dot beneath `directories`, as it is now."""
-    found: list[str] = []
-    for directory in directories:
-        for top, names, files in os.walk(directory):
-            dots = [name for name in (*names, *files) if name.startswith(".")]
-            names[:] = [name for name in names if name not in dots]
-            found += [os.path.join(top, name) for name in dots]
-            if len(found) > _DOT_NAMES:
-                hint = "allow fewer directories, or set allow_hidden=True"
-                raise PolicyError(f"allowed_paths: more than {_DOT_NAMES} hidden names", hint)
-    return found
 
 
 def _with_network(policy: Policy, permission: NetworkPermission) -> Policy:
@@ -126,7 +110,7 @@ def _with_programs(policy: Policy, permission: ProcessPermission) -> Policy:
     if not permission.allow_subprocess:
         return policy
     libraries = tuple(path for path in _LIBRARIES if os.path.isdir(path))
-    return _executable(policy, (*_programs(permission), *libraries))
+    return with_files(_executing(policy), execute=(*_programs(permission), *libraries))
 
 
 def _programs(permission: ProcessPermission) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
         *(f"import from {path}" for path in plan.python_path),
         *(f"import {name} ahead, in the launcher" for name in plan.preload),
         *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
-        *(f"hide {path}: it looks empty" for path in plan.hidden),
+        *(f"hide {path}: it does not exist in the cell" for path in plan.hidden),
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
         f"host name {plan.hostname}",
         *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from .denied import denied_by, is_pattern
 from .policy import (
     Filesystem,
     Limits,
@@ -34,7 +35,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         filesystem=Filesystem(
             read=tuple(path for path in read if path not in (*write, *packages)),
             write=write,
-            hidden=tuple(path for path in hidden if lies_in(path, read)),
+            hidden=_beneath(hidden, read),
             watch=policy.filesystem.watch or by.filesystem.watch,
         ),
         processes=Processes(
@@ -97,12 +98,23 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
 
 
 def _uncovered(policy: Policy, limit: Policy) -> list[str]:
-    shown = shown_paths(policy)
-    return [
-        f"filesystem.hidden: reading {path}"
-        for path in limit.filesystem.hidden
-        if lies_in(path, shown) and not lies_in(path, policy.filesystem.hidden)
+    """Return what `limit` hides and `policy` shows: by itself, or beneath what it shows."""
+    shown, denied = shown_paths(policy), denied_by(limit.filesystem.hidden)
+    plain = tuple(path for path in policy.filesystem.hidden if not is_pattern(path))
+    found = [path for path in shown if denied.denies(path)]
+    found += [
+        path
+        for path in _beneath(limit.filesystem.hidden, shown)
+        if path not in policy.filesystem.hidden and not lies_in(path, plain)
     ]
+    return [f"filesystem.hidden: reading {path}" for path in found]
+
+
+def _beneath(patterns: tuple[str, ...], shown: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the patterns that deny something beneath `shown` paths."""
+    return tuple(
+        each for each in patterns if any(denied_by((each,)).beneath(path) for path in shown)
+    )
 
 
 def _common(
@@ -111,7 +123,8 @@ def _common(
     """Return the paths of each that lie in the other, and that neither hides."""
     within = {path for path in some if lies_in(path, others)}
     within |= {path for path in others if lies_in(path, some)}
-    return tuple(sorted(path for path in within if not lies_in(path, hidden)))
+    denied = denied_by(hidden)
+    return tuple(sorted(path for path in within if not denied.denies(path)))
 
 
 def _least(some: Limits, others: Limits) -> Limits:

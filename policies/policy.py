@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from .denied import denied_by
 from .errors import PolicyError
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
 from .tools import Tools, check_tools
@@ -30,8 +31,8 @@ class Filesystem(_Section, frozen=True):
     """Host paths shown in the cell at the same place; nothing else of the host is visible.
 
     With `watch`, opening a path that is not shown, or for writing where that is not allowed, is
-    noted as a violation; it costs each open(2) about 10 µs.  `hidden` are paths beneath shown ones
-    that must look empty.
+    noted as a violation; it costs each open(2) about 10 µs.  `hidden` are paths beneath shown ones,
+    or patterns of such paths (`policies/denied.py`), that do not exist in the cell.
     """
 
     read: tuple[str, ...] = ()
@@ -149,13 +150,9 @@ def check_policy(policy: Policy) -> Policy:
     for name in policy.python.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise PolicyError(f"python.preload: {name!r} is not the name of a module")
-    shown = shown_paths(policy)
-    for path in shown:
-        check_path(path)
-    for path in policy.filesystem.hidden:
-        check_path(path)
-        if path in shown or not lies_in(path, shown):
-            raise PolicyError(f"filesystem.hidden: {path} is not beneath a path that is shown")
+    for field_name, path in named_paths(policy):
+        check_path(path, field_name)
+    _check_hidden(policy)
     if policy.processes.execute and not policy.processes.subprocesses:
         raise PolicyError("processes.execute: nothing can be executed without subprocesses = true")
     for name, value in policy.environment.items():
@@ -213,18 +210,53 @@ def check_limit(name: str, value: object, *, whole: bool = False) -> None:
         raise PolicyError(f"{name} must lie between {smallest} and 2^53, not {shown}")
 
 
-def check_path(path: str) -> None:
-    """Raise PolicyError unless `path` is plain, absolute, and nothing that a cell makes itself."""
-    if path != os.path.normpath(path) or not path.startswith("/") or "\0" in path:
-        raise PolicyError(f"{path!r} is not a plain absolute path")
-    if path in _OWN_PLACES or path.startswith(("/proc/", "/dev/", "/workspace/")):
-        raise PolicyError(f"{path} is the cell's own and cannot be the host's")
+def _check_hidden(policy: Policy) -> None:
+    """Raise PolicyError unless each hidden path lies beneath a shown one and none hides a shown one."""
+    for pattern in policy.filesystem.hidden:
+        check_path(pattern, "filesystem.hidden")
+        denied, applies = denied_by((pattern,)), False
+        for field_name, path in named_paths(policy):
+            beneath = denied.beneath(path)
+            if beneath is None:
+                raise PolicyError(
+                    f"filesystem.hidden: {pattern} hides {path}, which {field_name} shows",
+                    "name it in one of the two only",
+                )
+            applies = applies or bool(beneath)
+        if not applies:
+            raise PolicyError(f"filesystem.hidden: {pattern} is not beneath a path that is shown")
+
+
+def check_path(path: str, where: str = "path") -> None:
+    """Raise PolicyError, naming the field `where`, unless `path` is plain, absolute, and no place that
+    a cell makes itself."""
+    if not isinstance(path, str) or "\0" in path:
+        raise PolicyError(f"{where}: {path!r} is not a path")
+    _check_encodable(where, path)
+    if path != os.path.normpath(path) or not path.startswith("/") or path.startswith("//"):
+        raise PolicyError(f"{where}: {path!r} is not a plain absolute path")
+    own = path.startswith(_OWN_TREES) and not path.startswith(_SHARED_MEMORY)
+    if own or path in _OWN_PLACES:
+        raise PolicyError(
+            f"{where}: {path} is a place of the cell's own and cannot be the host's",
+            "move what the cell needs elsewhere on the host, or pass it with files=",
+        )
+
+
+def named_paths(policy: Policy) -> tuple[tuple[str, str], ...]:
+    """Return every host path that a cell sees, each with the field that names it."""
+    fields = {
+        "filesystem.read": policy.filesystem.read,
+        "filesystem.write": policy.filesystem.write,
+        "processes.execute": policy.processes.execute,
+        "python.path": policy.python.path,
+    }
+    return tuple((name, path) for name, paths in fields.items() for path in paths)
 
 
 def shown_paths(policy: Policy) -> tuple[str, ...]:
     """Return the host paths that a cell sees, each once."""
-    files = (*policy.filesystem.read, *policy.filesystem.write)
-    return tuple(sorted({*files, *policy.processes.execute, *policy.python.path}))
+    return tuple(sorted({path for _, path in named_paths(policy)}))
 
 
 def lies_in(path: str, directories: tuple[str, ...]) -> bool:
@@ -232,7 +264,9 @@ def lies_in(path: str, directories: tuple[str, ...]) -> bool:
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
-_OWN_PLACES = ("/", "//", "/proc", "/dev", "/workspace", "/tmp", "/etc")  # noqa: S108
+_OWN_PLACES = ("/", "/proc", "/dev", "/dev/shm", "/workspace", "/tmp", "/etc")  # noqa: S108
+_OWN_TREES = ("/proc/", "/dev/", "/workspace/")
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a memory filesystem of the host's, where anything may lie
 
 
 def check_variable(name: object, value: object) -> None:

@@ -31,6 +31,12 @@ class Origin(Protocol):
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
 
+    def is_current(self) -> bool:
+        """Tell whether its cells see what new ones would."""
+
+    def uncovered(self) -> str:
+        """Return a path that the policy hides and its cells can see by now, if there is one."""
+
     def lose(self) -> None:
         """Note that the launcher died: a cell has lost it."""
 
@@ -74,6 +80,14 @@ class Custody:
     def is_alive(self) -> bool:
         """Tell whether a cell that waits for its program still does."""
         return self._origin.is_alive() and not channel.has_news(self.cell.status.fileno())
+
+    def is_current(self) -> bool:
+        """Tell whether a cell that waits still does, and sees what a new one would."""
+        return self.is_alive() and self._origin.is_current()
+
+    def uncovered(self) -> str:
+        """Return a path that the policy hides and the cell can see by now; empty if there is none."""
+        return self._origin.uncovered()
 
     def memory_bytes(self) -> int:
         """Return what the cell holds by its cgroup's count, 0 where nobody counts."""

@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,13 +11,15 @@ import msgspec
 from ..policies.errors import LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
-from ..policies.plan import Plan
+from ..policies.plan import PathRule, Plan
 from ..policies.policy import Policy, lies_in
 from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
+from .covers import Covers
 from .custody import Custody
 from .host.ids import unused_id
+from .host.paths import lead_elsewhere, sources_of
 from .host.plans import plan_for
 from .host.probe import probe_host
 from .host.runtime import Runtime, find_runtime
@@ -30,6 +33,8 @@ from .watching.shown import Shown
 if TYPE_CHECKING:
     from .host.programs import Program
 
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
+
 
 class Generation:
     """Makes cells until it is retired; is gone when the last of them is."""
@@ -37,12 +42,12 @@ class Generation:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
-        shelf: Shelf | None = None,
+        shelf: Shelf | None = None, sources: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
-        what is on the `shelf`.
+        what is on the `shelf`.  `sources` are the policy's paths as they were resolved, if they were.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -51,6 +56,8 @@ class Generation:
         self._lessons = lessons
         self._shelf = shelf
         self._shelved: int | None = None  # where what cells see is written
+        self._covers: Covers | None = None  # of what the policy hides
+        self._sources = sources_of(policy) if sources is None else sources
         self._program: Program | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
@@ -73,7 +80,7 @@ class Generation:
             self.plan: Plan = plan_for(policy, host, learning=learning, program=self._program)
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
-            self._shelved = self.launcher.boot(self.boot)
+            self._shelved, self._covers = self.launcher.boot(self.boot)
             if shelf and self._shelved is not None:
                 shelf.admit(self._shelved)
             self._admit()
@@ -101,12 +108,22 @@ class Generation:
             files = (*files, *runtime.programs)
         if self._program:
             files, links = (*files, *self._program.files), (*links, *self._program.links)
+        if own := [path for path in files if lies_in(path, ("/workspace",))]:
+            raise LaunchError(
+                f"cannot show {own[0]}: /workspace is the cell's own",
+                "move the interpreter or its environment to another directory",
+            )
+        if any(lies_in(path, (_SHARED_MEMORY,)) for path in (*files, *self._sources)):
+            self.plan = _with_shared_memory(self.plan)
+        elsewhere = lead_elsewhere(files)
+        elsewhere |= {path: real for path, real in self._sources.items() if path != real}
         uid = os.geteuid() or unused_id(os.getpid())
         if self._shelf and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
             raise PolicyError(
                 f"the policy shows {PLACE}, where cells have the files about their tools"
             )
-        return Boot(self.plan, files, links, runtime.hidden, uid, self._shelf is not None)
+        sources = tuple(elsewhere.items())
+        return Boot(self.plan, files, links, runtime.hidden, uid, sources, self._shelf is not None)
 
     def make(self, *, parked: bool = False) -> Custody:
         """Return a cell that waits for its program; raises LaunchError, LauncherLost.
@@ -136,6 +153,15 @@ class Generation:
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
         return not self._lost and self.launcher.is_alive()
+
+    def is_current(self) -> bool:
+        """Tell whether the launcher is there, and what it shows of directories that hold denied names
+        is what is in them now."""
+        return self.is_alive() and (self._covers is None or self._covers.is_current())
+
+    def uncovered(self) -> str:
+        """Return a path that the policy hides and cells can see by now; empty if there is none."""
+        return self._covers.uncovered() if self._covers else ""
 
     @property
     def listens(self) -> bool:
@@ -225,5 +251,19 @@ class Generation:
         if self._shelf and self._shelved is not None:
             self._shelf.dismiss(self._shelved)
 
+        if self._covers:
+            self._covers.close()
+
     def _remove_leftovers(self) -> None:
         self._leftovers = [each for each in self._leftovers if not each.remove()]
+
+
+def _with_shared_memory(plan: Plan) -> Plan:
+    """Give cells a /dev/shm of their own in place of a link to /tmp, beneath which host paths are shown
+    (shm_overview(7))."""
+    (temporary,) = (each for each in plan.tmpfs if each.target == "/tmp")  # noqa: S108
+    memory = msgspec.structs.replace(temporary, target=_SHARED_MEMORY)
+    rule = PathRule(path=_SHARED_MEMORY, write=True, execute=memory.executable)
+    return msgspec.structs.replace(
+        plan, tmpfs=(*plan.tmpfs, memory), path_rules=(*plan.path_rules, rule)
+    )

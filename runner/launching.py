@@ -8,18 +8,27 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from ..policies.errors import LauncherLost, LaunchError
+from ..policies.errors import CellwrightError, LauncherLost, LaunchError, PolicyError
 from . import channel
 from .cells import Cell
-from .messages import Boot, Failed, Fork, Forked, Mounted, decode, encode
+from .covers import Covers
+from .messages import Boot, Failed, Fork, Forked, Mounted, Viewed, decode, encode
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
 _END_SECONDS = 20.0
 _PACKAGES = ("cellwright", "msgspec", "prctl")
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
+
+
+class Booted(NamedTuple):
+    """What a launcher hands over: the directory in which files of its shelf are written, and what keeps
+    denied paths from its cells; None where it has none."""
+
+    shelf: int | None
+    covers: Covers | None
 
 
 class Launcher:
@@ -36,24 +45,33 @@ class Launcher:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
-    def boot(self, boot: Boot) -> int | None:
-        """Send what its cells share and wait until it is ready; return the directory in which files of
-        its shelf are written, if it has one.  Raises LaunchError."""
+    def boot(self, boot: Boot) -> Booted:
+        """Send what its cells share and wait until it is ready; return what it hands over.
+
+        Raises LaunchError, and PolicyError if what the policy says cannot be on this host.
+        """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(self._sock, encode(boot))
-        answer, shelf = self._receive_answer()
-        if isinstance(answer, Mounted):
-            answer, _ = self._receive_answer()
+        shelf: int | None = None
+        covers: Covers | None = None
+        answer, received = self._receive_answer()
+        while isinstance(answer, Mounted | Viewed):
+            if isinstance(answer, Mounted):
+                (shelf,) = received
+            else:
+                covers = Covers(*received)
+            answer, received = self._receive_answer()
         if isinstance(answer, Forked):
             self._require_power_over_cells()
-            return shelf
+            return Booted(shelf, covers)
         if shelf is not None:
             os.close(shelf)
+        if covers:
+            covers.close()
         if answer is None:
             self._say_why_it_ended()
         self.close()
-        words = getattr(answer, "message", "it said something else")
-        raise LaunchError(f"the launcher cannot set up: {words}", _HINT)
+        raise _failure(answer)
 
     def _require_power_over_cells(self) -> None:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
@@ -78,16 +96,16 @@ class Launcher:
         self.close()
         raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
-    def _receive_answer(self) -> tuple[Forked | Mounted | Failed | None, int | None]:
-        """Return what it says, and the descriptor beside it."""
+    def _receive_answer(self) -> tuple[Forked | Mounted | Viewed | Failed | None, list[int]]:
+        """Return what it says, and the descriptors beside it."""
         if not channel.has_news(self._sock.fileno(), _BOOT_SECONDS):
-            return Failed(0, f"no answer within {_BOOT_SECONDS:g} s"), None
+            return Failed(0, f"no answer within {_BOOT_SECONDS:g} s"), []
         try:
             frame, received = channel.receive_with_descriptors(self._sock)
         except ConnectionResetError:
-            return None, None
-        answer = decode(frame, Forked | Mounted | Failed) if frame else None
-        return answer, received[0] if received else None
+            return None, []
+        answer = decode(frame, Forked | Mounted | Viewed | Failed) if frame else None
+        return answer, received
 
     def fork(self, cell: Cell, *, parked: bool) -> None:
         """Have it make `cell`; what comes of it arrives on the cell's status channel."""
@@ -141,6 +159,17 @@ class Launcher:
             os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.keeper, 0)
+
+
+def _failure(answer: Failed) -> CellwrightError:
+    if answer.field:
+        return PolicyError(f"{answer.field}: {answer.message}", answer.hint)
+    if answer.message.startswith("show "):
+        return LaunchError(
+            f"cannot {answer.message}",
+            "it has changed since the sandbox was made: put it right, then make the sandbox again",
+        )
+    return LaunchError(f"the launcher cannot set up: {answer.message}", answer.hint or _HINT)
 
 
 def _first_child(pid: int) -> int:

@@ -27,8 +27,11 @@ class Boot(_Frame, frozen=True):
     plan: Plan
     files: tuple[str, ...]  # what the interpreter needs of the host
     links: tuple[tuple[str, str], ...]  # (path, what it points to)
-    hidden: tuple[str, ...]  # directories that must look empty
+    hidden: tuple[str, ...]  # directories of the interpreter that must look empty
     host_uid: int  # whom to become, if started as root
+    sources: tuple[
+        tuple[str, str], ...
+    ] = ()  # shown path -> what it is on the host, if not the same
     tools: bool = False  # there is a shelf; it is handed over in a Mounted frame of its own
 
 
@@ -51,6 +54,34 @@ class Mounted(_Frame, frozen=True):
     with the writable mount of it."""
 
 
+class Viewed(_Frame, frozen=True):
+    """The launcher's root keeps denied names back; comes with the root, and a memfd of `Views`."""
+
+
+class Cover(_Frame, frozen=True):
+    """What lies on a denied path beneath a writable directory: the path, and the cover's identity."""
+
+    path: str
+    device: int
+    inode: int
+
+
+class Snapshot(_Frame, frozen=True):
+    """A host directory that is shown entry by entry, as it was then."""
+
+    path: str
+    device: int
+    inode: int
+    changed_at_ns: int
+
+
+class Views(_Frame, frozen=True):
+    """What the supervisor looks at while cells live, so that what is denied stays so."""
+
+    covers: tuple[Cover, ...]
+    snapshots: tuple[Snapshot, ...]
+
+
 class Listening(_Frame, frozen=True):
     """The guest's filter is on; comes with the listener that hears of what it refuses."""
 
@@ -60,10 +91,15 @@ class Entered(_Frame, frozen=True):
 
 
 class Failed(_Frame, frozen=True):
-    """A step of building the cell failed; the cell is gone."""
+    """A step of building the cell failed; the cell is gone.
+
+    `field` is the policy's, if what it says cannot be; `hint` says what to do.
+    """
 
     errno: int
     message: str
+    field: str = ""
+    hint: str = ""
 
 
 class Ended(_Frame, frozen=True):

@@ -102,9 +102,9 @@ class Pool:
     def _pop_living(self) -> Custody | None:
         while self._parked:
             custody = self._parked.popleft()
-            if custody.is_alive():
+            if custody.is_current():
                 return custody
-            self._served.append(custody)  # its launcher died
+            self._served.append(custody)  # its launcher died, or shows what is not so any more
         return None
 
     def _target(self) -> int:

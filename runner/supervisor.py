@@ -14,6 +14,7 @@ from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
 from .generation import Generation
+from .host.paths import sources_of
 from .messages import Reaped
 from .outcome import Count, conclude
 from .performance import NEVER, Request, called_off, look_at_files, perform, phases
@@ -46,7 +47,8 @@ class Supervisor:
         self._lock = threading.Lock()
         self._closed = False
         self._lessons = lessons
-        self._runs = language, interpreter, shelf
+        # Once, so that no later launcher shows what somebody has put in a path's place by then.
+        self._runs = language, interpreter, shelf, sources_of(policy)
         self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
@@ -158,7 +160,7 @@ class Supervisor:
             if self._closed:
                 raise ClosedError("the sandbox was closed")
             old = self._generation
-            if not old.is_alive() or old.forks >= self._cells_per_launcher:
+            if not old.is_current() or old.forks >= self._cells_per_launcher:
                 old.retire()
                 spawned = Spawned(self._executable)
                 self._generation = Generation(

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -125,6 +126,12 @@ _NEEDS = {
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, and have what tests start hear it: a shell starts what it runs in the background, as
+    nohup does, with the signal ignored, and that is inherited over exec (signal(7))."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

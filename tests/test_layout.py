@@ -93,7 +93,7 @@ ARROWS = {
     "runner/cgroups": ("runner/cgroups",),
     "runner/launcher": (
         "runner/launcher", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shelf",
-        "policies/plan", "policies/languages",
+        "policies/plan", "policies/languages", "policies/denied",
     ),
 }  # fmt: skip
 

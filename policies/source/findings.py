@@ -37,6 +37,58 @@ _BUILTIN_REASONS = {
 # What tools with permissions of their own may reach: the cell shows the files, and starts the programs.
 _OF_FILES = ("os", "pathlib", "shutil", "open")
 _OF_PROGRAMS = ("os", "subprocess", "multiprocessing", "pty", "signal")
+# Modules that are, or do the same as, a blocked one: `posix.system` is `os.system`.
+_TWINS = {
+    "posix": "os",
+    "nt": "os",
+    "_socket": "socket",
+    "_ssl": "socket",
+    "_ctypes": "ctypes",
+    "_signal": "signal",
+    "_posixsubprocess": "subprocess",
+    "_multiprocessing": "multiprocessing",
+    "_frozen_importlib": "importlib",
+    "_frozen_importlib_external": "importlib",
+    "_imp": "importlib",
+    "imp": "importlib",
+    "zipimport": "importlib",
+}
+# Functions of other modules that do what a blocked builtin does.
+_TWINS_OF_BUILTINS = {
+    "io.open": "open",
+    "io.open_code": "open",
+    "io.FileIO": "open",
+    "_io.open": "open",
+    "_io.open_code": "open",
+    "_io.FileIO": "open",
+    "codecs.open": "open",
+    "tokenize.open": "open",
+    "fileinput.input": "open",
+    "fileinput.FileInput": "open",
+    "typing.get_type_hints": "eval",
+    "timeit.timeit": "exec",
+    "timeit.repeat": "exec",
+    "timeit.Timer": "exec",
+    "code.interact": "exec",
+    "code.InteractiveConsole": "exec",
+    "code.InteractiveInterpreter": "exec",
+    "runpy.run_module": "exec",
+    "runpy.run_path": "exec",
+    "profile.run": "exec",
+    "cProfile.run": "exec",
+    "pdb.run": "exec",
+    "marshal.loads": "exec",
+    "pickle.load": "__import__",
+    "pickle.loads": "__import__",
+    "pickle.Unpickler": "__import__",
+    "pkgutil.resolve_name": "__import__",
+    "pydoc.locate": "__import__",
+}
+# Blocked modules whose names no package gives to something of its own.  Another module has one as an
+# attribute because it imported it: `tempfile._os`, `from logging import os`.
+_REACHED = frozenset(
+    ["os", "sys", "subprocess", "socket", "shutil", "ctypes", "builtins", "importlib", "pathlib"]
+)
 _STACK = "climbs the stack"
 # Attributes by which a program climbs to what it was not given.
 WALKS = {
@@ -48,6 +100,7 @@ WALKS = {
     "__builtins__": "reaches builtins by another way",
     "__self__": "reaches builtins by another way",  # print.__self__ is the module
     "__loader__": "imports by another way",
+    "__spec__": "imports by another way",
     "__code__": "rewrites a function",
     "__closure__": "reads another function's names",
     "__getattribute__": "hides what is looked up",
@@ -96,12 +149,25 @@ class Rules(msgspec.Struct, frozen=True):
         top = module.partition(".")[0]
         if self.allowed_imports:
             return module not in self.allowed_imports and top not in self.allowed_imports
-        return top in self.blocked_imports or module in self.blocked_imports
+        blocked = self.blocked_imports
+        return top in blocked or module in blocked or _TWINS.get(top) in blocked
+
+    def reaches(self, origin: str) -> str:
+        """Return the blocked module that another module has as `origin`; empty if there is none."""
+        name = origin.rpartition(".")[2].lstrip("_")
+        name = _TWINS.get(name, name)
+        return name if name in _REACHED and self.forbids_import(name) else ""
+
+    def builtin_like(self, origin: str) -> str:
+        """Return the blocked builtin that `origin` does the same as; empty if there is none."""
+        name = _TWINS_OF_BUILTINS.get(origin, "")
+        return name if name in self.blocked_builtins else ""
 
     def reason_of_import(self, module: str) -> str:
         if self.allowed_imports:
             return _NOT_ALLOWED
-        return _IMPORT_REASONS.get(module.partition(".")[0], _BLOCKED)
+        top = module.partition(".")[0]
+        return _IMPORT_REASONS.get(_TWINS.get(top, top), _BLOCKED)
 
 
 def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:

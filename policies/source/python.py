@@ -17,6 +17,7 @@ _LOOKUPS = ("getattr", "setattr", "delattr", "hasattr")
 _GETTERS = ("operator.attrgetter", "operator.methodcaller")
 _IMPORTERS = ("importlib.import_module", "__import__", "importlib.__import__")
 _AT_RUN_TIME = "the name that it looks up is made at run time"
+_WALKS_FROM_HERE = ("__builtins__", "__loader__", "__spec__")  # names of every module
 _NAME_CHARACTERS = 200
 _Reference = ast.Attribute | ast.Call
 
@@ -134,6 +135,9 @@ class _Check:
         elif isinstance(node, ast.MatchClass):
             yield from (_walk(node, name) for name in node.kwd_attrs if name in WALKS)
 
+    def _is_imported(self, module: str) -> bool:
+        return bool(module) and module.partition(".")[0] in self._imported
+
     def _is_blocked(self, module: str) -> bool:
         """Tell whether `module` came from an import, and may not."""
         top = module.partition(".")[0]
@@ -155,6 +159,8 @@ class _Check:
             for name in inside:
                 if name in self._rules.blocked_imports:
                     yield from self._import(name, node)
+                elif reached := self._rules.reaches(name):
+                    yield _at(node, "import", name, self._rules.reason_of_import(reached))
 
     def _attribute(self, node: ast.Attribute, *, is_inner: bool) -> Iterator[Finding]:
         if node.attr in WALKS:
@@ -163,6 +169,10 @@ class _Check:
         module = origin.rpartition(".")[0]
         if not is_inner and self._is_blocked(module):
             yield self._member(node, origin)
+        elif self._is_imported(module) and (reached := self._rules.reaches(origin)):
+            yield _at(node, "attribute", origin, self._rules.reason_of_import(reached))
+        elif self._is_imported(module) and (like := self._rules.builtin_like(origin)):
+            yield _at(node, "builtin", origin, reason_of_builtin(like))
         elif module == "builtins" and node.attr in self._rules.blocked_builtins:
             yield _at(node, "builtin", node.attr, reason_of_builtin(node.attr))
 
@@ -171,12 +181,17 @@ class _Check:
 
     def _name(self, node: ast.Name) -> Iterator[Finding]:
         origin = self._names.get(node.id, node.id)
-        if node.id == "__builtins__":
+        module = origin.rpartition(".")[0]
+        if node.id in _WALKS_FROM_HERE:
             yield _walk(node, node.id)
         elif origin in self._rules.blocked_builtins and isinstance(node.ctx, ast.Load):
             yield _at(node, "builtin", origin, reason_of_builtin(origin))
-        elif isinstance(node.ctx, ast.Load) and self._is_blocked(origin.rpartition(".")[0]):
+        elif not isinstance(node.ctx, ast.Load) or not module:
+            return
+        elif self._is_blocked(module):
             yield self._member(node, origin)
+        elif like := self._rules.builtin_like(origin):
+            yield _at(node, "builtin", origin, reason_of_builtin(like))
 
     def _call(self, node: ast.Call) -> Iterator[Finding]:
         function = self._origin(node.func)
@@ -189,7 +204,9 @@ class _Check:
         elif function in _LOOKUPS and len(node.args) > 1:
             yield from self._lookup(node, function)
         elif function in _GETTERS:
-            yield from _getter(node, function)
+            yield from self._getter(node, function)
+        elif function == "vars" and not node.args and "locals" in self._rules.blocked_builtins:
+            yield _at(node, "builtin", "vars", reason_of_builtin("locals"))
 
     def _lookup(self, node: ast.Call, function: str) -> Iterator[Finding]:
         """Judge getattr(os, "system") as os.system, and a name made at run time as such."""
@@ -200,20 +217,27 @@ class _Check:
             yield _walk(node, name)
         elif self._is_blocked(module := self._origin(node.args[0])):
             yield self._member(node, f"{module}.{name}")
+        elif self._is_imported(module) and (reached := self._rules.reaches(name)):
+            reason = self._rules.reason_of_import(reached)
+            yield _at(node, "attribute", f"{module}.{name}", reason)
+
+    def _getter(self, node: ast.Call, function: str) -> Iterator[Finding]:
+        """Judge attrgetter("a.b") by its parts; the arguments of methodcaller's method are none."""
+        for argument in node.args[:1] if function.endswith("methodcaller") else node.args:
+            name = _constant(argument)
+            if name is None:
+                yield _at(node, "dynamic", function, _AT_RUN_TIME)
+                continue
+            for part in name.split("."):
+                if part in WALKS:
+                    yield _walk(node, part)
+                elif reached := self._rules.reaches(part):
+                    reason = self._rules.reason_of_import(reached)
+                    yield _at(node, "attribute", part, reason)
 
 
 def _module(node: ast.ImportFrom) -> str:
     return (node.module or "")[:_NAME_CHARACTERS]  # for each of many names it would be repeated
-
-
-def _getter(node: ast.Call, function: str) -> Iterator[Finding]:
-    """Judge attrgetter("a.b") by its parts; the arguments of methodcaller's method are none."""
-    for argument in node.args[:1] if function.endswith("methodcaller") else node.args:
-        name = _constant(argument)
-        if name is None:
-            yield _at(node, "dynamic", function, _AT_RUN_TIME)
-        else:
-            yield from (_walk(node, part) for part in name.split(".") if part in WALKS)
 
 
 def _step(node: _Reference, inner: str) -> str:

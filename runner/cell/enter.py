@@ -48,6 +48,7 @@ class Site(NamedTuple):
     host_proc: int  # /proc as the launcher sees it, to write the id maps through
     launcher_id: int  # the launcher's uid and gid in its user namespace
     last_capability: int
+    beneath_memory: dict[str, tuple[str, ...]]  # a Tmpfs' target -> what the root has there
 
 
 def enter(site: Site, descriptors: Descriptors, tell: Tell) -> None:
@@ -61,7 +62,7 @@ def enter(site: Site, descriptors: Descriptors, tell: Tell) -> None:
     _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
     processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
     os.setsid()  # no terminal, and signals of no foreign process group
-    tell(Mounted(), _mount_own_filesystems(plan))
+    tell(Mounted(), _mount_own_filesystems(plan, site.beneath_memory))
     if plan.loopback:
         _bring_loopback_up()
     privileges.make_dumpable()  # the launcher is not, and our id maps are ours to write only if we are
@@ -105,11 +106,10 @@ def _join_cgroups(tasks_files: tuple[int, ...]) -> None:
         os.close(tasks)
 
 
-def _mount_own_filesystems(plan: Plan) -> int:
+def _mount_own_filesystems(plan: Plan, beneath: dict[str, tuple[str, ...]]) -> int:
     """Mount what belongs to this cell alone; return a descriptor of /workspace."""
     for tmpfs in plan.tmpfs:
-        covered = [bind.path for bind in plan.binds if bind.path.startswith(tmpfs.target + "/")]
-        _mount_tmpfs(tmpfs, covered)
+        _mount_tmpfs(tmpfs, [f"{tmpfs.target}/{name}" for name in beneath[tmpfs.target]])
     # subset=pid: neither /proc/sys nor any other file of the whole machine exists (proc(5)).
     proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
     mounts.attach(proc, "/proc")
@@ -117,13 +117,21 @@ def _mount_own_filesystems(plan: Plan) -> int:
 
 
 def _mount_tmpfs(tmpfs: Tmpfs, covered: list[str]) -> None:
-    """Mount a fresh tmpfs and, on top, again the host paths that the policy shows beneath it."""
+    """Mount a fresh tmpfs and, on top, again what the root has there: host paths that are shown.
+
+    The directories above them come along from the root and are as read-only as it is: a program that
+    wrote beside a shown file would believe that it wrote to the host, and lose it with the cell.
+    """
     trees = [(mounts.clone_tree(path), path, os.path.isdir(path)) for path in covered]
     attributes = _HARD | (0 if tmpfs.executable else mounts.NOEXEC)
     limits = {"size": str(tmpfs.size_bytes), "nr_inodes": str(tmpfs.inodes)}
     mounts.attach(mounts.new_filesystem("tmpfs", attributes, mode="0700", **limits), tmpfs.target)
     for tree, path, is_directory in trees:
-        mounts.attach_making(tree, path, is_directory=is_directory)
+        if is_directory:
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+        mounts.attach(tree, path)
 
 
 def _bring_loopback_up() -> None:

@@ -74,9 +74,9 @@ def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - whatever a module raises
-            raise ImportError(f"cannot preload {name}: {type(error).__name__}: {error}") from None
+            raise PreloadError(f"cannot preload {name}: {type(error).__name__}: {error}") from None
         if len(os.listdir("/proc/self/task")) > 1:  # a fork would have none of them
-            raise ImportError(f"cannot preload {name}: it starts a thread")
+            raise PreloadError(f"cannot preload {name}: it starts a thread")
     os.environ.update(environment)
 
 
@@ -95,6 +95,10 @@ def _add_what_people_expect() -> None:
         help=_sitebuiltins._Helper(),
         display=display,
     )
+
+
+class PreloadError(Exception):
+    """A module that the policy names cannot be imported ahead of the programs."""
 
 
 def rehearse() -> None:

@@ -1,15 +1,30 @@
-"""Opening files that somebody hostile made: openat2(2)."""
+"""Opening files that somebody hostile made, or could have put in place of others: openat2(2)."""
 
 import struct
 
 from . import libc
 
+_AT_FDCWD = -100
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
-_RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
+_NO_LINKS = _NO_MAGICLINKS | _NO_SYMLINKS
 _OPEN_HOW = struct.Struct("=QQQ")
 
 
 def open_beneath(directory: int, path: bytes, flags: int) -> int:
     """Open `path` beneath `directory`, through no link and into no other mount; raises OSError."""
-    how = libc.buffer(_OPEN_HOW.pack(flags, 0, _RESOLVE))
+    return _open(directory, path, flags, _NO_XDEV | _NO_LINKS | _BENEATH)
+
+
+def open_within(directory: int, path: bytes, flags: int) -> int:
+    """Open `path` beneath `directory`, through no link but into other mounts; raises OSError."""
+    return _open(directory, path, flags, _NO_LINKS | _BENEATH)
+
+
+def open_plain(path: bytes, flags: int) -> int:
+    """Open the absolute `path`, which must lead through no link; raises OSError."""
+    return _open(_AT_FDCWD, path, flags, _NO_LINKS)
+
+
+def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    how = libc.buffer(_OPEN_HOW.pack(flags, 0, resolve))
     return libc.syscall("openat2", directory, path, how, _OPEN_HOW.size)

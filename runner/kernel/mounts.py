@@ -14,6 +14,7 @@ _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_MOVE_MOUNT_T_EMPTY_PATH = 0x40
 _FSOPEN_CLOEXEC = 1
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
@@ -50,6 +51,12 @@ def clone_tree(path: str) -> int:
     return libc.syscall("open_tree", AT_FDCWD, os.fsencode(path), flags, about=path)
 
 
+def clone_opened(descriptor: int) -> int:
+    """Return a detached bind mount of what `descriptor` has open, with what is mounted below it."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+    return libc.syscall("open_tree", descriptor, b"", flags)
+
+
 def restrict(mount: int, attributes: int) -> None:
     """Set `attributes` on a detached mount and everything below it."""
     data = libc.buffer(_MOUNT_ATTR.pack(attributes, 0, 0, 0))
@@ -65,6 +72,12 @@ def make_read_only(path: str) -> None:
     )
 
 
+def make_opened_read_only(descriptor: int) -> None:
+    """Set the mount that `descriptor` has open, and only that one, read-only."""
+    data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
+    libc.syscall("mount_setattr", descriptor, b"", _AT_EMPTY_PATH, data, _MOUNT_ATTR.size)
+
+
 def attach(mount: int, target: str) -> None:
     """Put a detached mount at `target` and close its descriptor."""
     try:
@@ -74,18 +87,13 @@ def attach(mount: int, target: str) -> None:
         os.close(mount)
 
 
-def attach_making(mount: int, target: str, *, is_directory: bool) -> None:
-    """Make a mount point at `target`, with the directories above it, and attach there."""
+def attach_opened(mount: int, target: int) -> None:
+    """Put a detached mount where `target` is open and close its descriptor."""
     try:
-        if is_directory:
-            os.makedirs(target, exist_ok=True)
-        elif not os.path.lexists(target):  # it may be there, below a read-only mount
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
-    except BaseException:
+        flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+        libc.syscall("move_mount", mount, b"", target, b"", flags)
+    finally:
         os.close(mount)
-        raise
-    attach(mount, target)
 
 
 def detach(target: str) -> None:

@@ -17,18 +17,22 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from ...policies.plan import Plan
 from .. import channel
 from ..cell import interpreter, privileges
 from ..cell.enter import Site
 from ..kernel import mounts, processes
 from ..kernel import privileges as kernel
-from ..messages import Boot, Failed, Forked, Mounted, decode, encode
+from ..messages import Boot, Failed, Forked, Mounted, Viewed, Views, decode, encode
 from .forking import serve
 from .inits import Inits, Nursery
 from .root import enter_new_root
+from .views import ViewError
 
 _CONTROL = 3
 _BOOT_BYTES = 4 * 1024 * 1024
+_TOO_MUCH = "show fewer directories, or deny fewer names: allow_hidden=True, no pattern with **"
+_NOT_PRELOADED = "name a module of the standard library, or of a directory in python.path"
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 
@@ -65,9 +69,15 @@ def main(
 
 
 def _explain(sock: socket.socket, error: BaseException) -> None:
-    number = getattr(error, "errno", None) or 0
-    about = getattr(error, "filename", None) or type(error).__name__
-    channel.send(sock, encode(Failed(number, f"{about}: {getattr(error, 'strerror', error)}")))
+    if isinstance(error, ViewError):
+        failed = Failed(0, str(error), "filesystem.hidden", _TOO_MUCH)
+    elif isinstance(error, interpreter.PreloadError):
+        failed = Failed(0, str(error), "python.preload", _NOT_PRELOADED)
+    else:
+        number = getattr(error, "errno", None) or 0
+        about = getattr(error, "filename", None) or type(error).__name__
+        failed = Failed(number, f"{about}: {getattr(error, 'strerror', error)}")
+    channel.send(sock, encode(failed))
 
 
 def _is_root() -> bool:
@@ -110,10 +120,12 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     root = _is_root()
-    shelf = enter_new_root(boot)
+    shelf, views = enter_new_root(boot)
     if shelf is not None:  # before any process is forked that could have it too
         channel.send(sock, encode(Mounted()), (shelf,))
         os.close(shelf)
+    if views.covers or views.snapshots:
+        _hand_over(views, sock)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if root and os.getuid() == 0:
         privileges.become(boot.host_uid)
@@ -122,7 +134,23 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     # Namespaces of its own, to come home to; each cell's uts namespace starts as a copy.
     processes.unshare(processes.CLONE_NEWNET | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS)
     kernel.sethostname(boot.plan.hostname)
-    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability)
+    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability, _beneath_memory(boot.plan))
+
+
+def _hand_over(views: Views, sock: socket.socket) -> None:
+    """Send what the supervisor looks at, in a memfd: it may be more than a packet holds."""
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    memory = os.memfd_create("views", os.MFD_CLOEXEC)
+    with open(os.dup(memory), "wb") as file:
+        file.write(encode(views))
+    channel.send(sock, encode(Viewed()), (root, memory))
+    os.close(root)
+    os.close(memory)
+
+
+def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return what the root has where each cell mounts a memory filesystem, to go on top of that."""
+    return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
 def _part_from_nursery(site: Site) -> Inits:

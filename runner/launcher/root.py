@@ -1,18 +1,25 @@
 """The root directory that all cells of a launcher share: built once, then read-only.
 
 Everything in it is a bind of a host path at the same place, read-only unless the policy says
-otherwise, a device, or a small file made here.  Sources are opened as detached mounts before the new
-root covers anything, so no path is resolved through what was mounted a moment ago.
+otherwise, a device, or a small file made here.  Sources are opened, through no link, before the new
+root covers anything, and places in it are opened through no link either: what a program left in a
+directory that it could write decides neither what is shown nor where.
 """
 
+import contextlib
+import errno
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
 from ...policies.plan import Bind, Plan
-from ..kernel import mounts
-from ..messages import Boot
+from ..kernel import files, mounts
+from ..messages import Boot, Cover, Views
 from ..shelf import PLACE
+from .views import Shown, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -34,25 +41,27 @@ _CLIENT = Path(__file__).parents[1].joinpath("cell/call.sh").read_text()  # whil
 _SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
 
-Source = tuple[int, str, bool]  # a detached mount, its place, whether it is a directory
 
-
-def enter_new_root(boot: Boot) -> int | None:
+def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
     """Build the root and make it ours; the host's own file system is then out of reach.
 
-    Return a descriptor through which the shelf can be written, if there is one.  The calling process
-    needs CAP_SYS_ADMIN over its mount namespace.
+    Return a descriptor through which the shelf can be written, if there is one, and what the supervisor
+    has to look at while cells live.  The calling process needs CAP_SYS_ADMIN over its mount namespace.
+    Raises OSError, and ViewError.
     """
     mounts.make_private()
-    sources = _open_sources(boot)
-    size = {"size": "1M", "mode": "0755", "nr_inodes": "4096"}
-    mounts.attach(mounts.new_filesystem("tmpfs", _HARD, **size), _STAGING)
-    for place in _PLACES:
-        os.makedirs(_STAGING + place, exist_ok=True)
-    for mount, path, is_directory in sources:
-        mounts.attach_making(mount, _STAGING + path, is_directory=is_directory)
+    with contextlib.ExitStack() as opened:
+        sources = _open_sources(boot)
+        for each in sources:
+            opened.callback(os.close, each.descriptor)
+        size = {"size": "1M", "mode": "0755", "nr_inodes": "8192"}
+        mounts.attach(mounts.new_filesystem("tmpfs", _HARD, **size), _STAGING)
+        root = os.open(_STAGING, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, root)
+        for place in _PLACES:
+            os.makedirs(_STAGING + place, exist_ok=True)
+        views = _show(root, sources, boot)
     shelf = _put_up_shelf() if boot.tools else None
-    _hide((*boot.hidden, *boot.plan.hidden))
     _write_texts()
     _write_client(boot.plan)
     _make_links((*_LINKS, *boot.links))
@@ -62,17 +71,114 @@ def enter_new_root(boot: Boot) -> int | None:
     mounts.attach(proc, _STAGING + "/proc")
     mounts.pivot_into(_STAGING)
     mounts.make_read_only("/")
-    return shelf
+    return shelf, views
 
 
-def _open_sources(boot: Boot) -> list[Source]:
+def _open_sources(boot: Boot) -> list[Shown]:
     """Open what the policy shows, then what the interpreter needs besides, then the devices."""
-    shown = [_open_source(bind.path, _attributes(bind)) for bind in boot.plan.binds]
-    covered = tuple(bind.path.rstrip("/") + "/" for bind in boot.plan.binds if bind.executable)
-    needed = [path for path in boot.files if not path.startswith(covered)]
-    libraries = [_open_source(path, _HARD | mounts.RDONLY) for path in needed]
-    devices = mounts.NOSUID | mounts.NOEXEC
-    return shown + libraries + [_open_source(f"/dev/{name}", devices) for name in _DEVICES]
+    plan, where = boot.plan, dict(boot.sources)
+    wanted = [(bind.path, _attributes(bind)) for bind in plan.binds]
+    covered = tuple(bind.path.rstrip("/") + "/" for bind in plan.binds if bind.executable)
+    denied = denied_by(plan.hidden)
+    wanted += [
+        (path, _HARD | mounts.RDONLY)
+        for path in boot.files
+        if not path.startswith(covered) and not denied.denies(path)
+    ]
+    wanted += [(f"/dev/{name}", mounts.NOSUID | mounts.NOEXEC) for name in _DEVICES]
+    opened = []
+    for path, attributes in wanted:
+        source = where.get(path, path)
+        opened.append(Shown(path, source, open_source(source), attributes))
+    return opened
+
+
+def _show(root: int, sources: list[Shown], boot: Boot) -> Views:
+    """Put every source in its place, without what is denied beneath it."""
+    denied, singly = denied_by(boot.plan.hidden), SinglyShown()
+    shown = [bind.path for bind in boot.plan.binds]
+    whole = {bind.path for bind in boot.plan.binds if bind.writable}
+    covers: list[Cover] = []
+    for each in sources:
+        with _naming(each.path):
+            inner = [path for path in shown if path.startswith(f"{each.path}/")]
+            covers += _show_one(root, each, denied, singly, inner, writable=each.path in whole)
+    for path in boot.hidden:
+        with _naming(path):
+            cover(root, path)
+    return Views(tuple(covers), tuple(singly.snapshots))
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have an OSError say which path it is about."""
+    try:
+        yield
+    except OSError as error:
+        if str(error.filename).startswith("show "):
+            raise
+        words = f"{error.strerror} ({error.filename})"
+        raise OSError(error.errno, words, f"show {path}") from None
+
+
+def _show_one(
+    root: int, shown: Shown, denied: Denied, singly: SinglyShown, inner: list[str], *, writable: bool
+) -> list[Cover]:  # fmt: skip
+    """Put one source in its place; return what had to be covered there.  `inner` are the paths that are
+    shown beneath it by themselves."""
+    is_directory = stat.S_ISDIR(os.fstat(shown.descriptor).st_mode)
+    below = _denied_beneath(shown, denied)
+    place = _open_place(root, shown.path, is_directory=is_directory)
+    try:
+        if below and is_directory and not writable:
+            mounts.attach_opened(new_view(shown), place)
+        else:
+            mount = mounts.clone_opened(shown.descriptor)
+            mounts.restrict(mount, shown.attributes)
+            mounts.attach_opened(mount, place)
+    finally:
+        os.close(place)
+    if writable and is_directory:
+        return guard(root, shown, below, inner)
+    if below and is_directory:
+        view = files.open_within(root, _relative(shown.path), os.O_PATH | os.O_CLOEXEC)
+        try:
+            singly.fill(shown, view, below)
+        finally:
+            os.close(view)
+    return []
+
+
+def _denied_beneath(shown: Shown, denied: Denied) -> Denied:
+    """Return what is denied beneath a shown path, by its own name or by the one that cells see."""
+    found = denied.beneath(shown.source), denied.beneath(shown.path)
+    if found[0] is None or found[1] is None:
+        raise PermissionError(errno.EACCES, "the policy hides it", shown.source)
+    return found[0].also(found[1])
+
+
+def _relative(path: str) -> bytes:
+    return os.fsencode(path.lstrip("/"))
+
+
+def _open_place(root: int, path: str, *, is_directory: bool) -> int:
+    """Open the place of `path` in the new root, making it where our own file system lacks it."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        return files.open_within(root, _relative(path), flags)
+    above, name = os.path.split(path)
+    directory = root if above == "/" else _open_place(root, above, is_directory=True)
+    try:
+        if os.fstat(directory).st_dev != os.fstat(root).st_dev:  # not ours to make things in
+            raise FileNotFoundError(2, f"{path} does not exist any more", f"show {path}")
+        if is_directory:
+            os.mkdir(name, 0o755, dir_fd=directory)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444, dir_fd=directory))
+        return files.open_within(directory, os.fsencode(name), flags)
+    finally:
+        if directory != root:
+            os.close(directory)
 
 
 def _put_up_shelf() -> int:
@@ -92,25 +198,6 @@ def _put_up_shelf() -> int:
 def _attributes(bind: Bind) -> int:
     read_only = 0 if bind.writable else mounts.RDONLY
     return _HARD | read_only | (0 if bind.executable else mounts.NOEXEC)
-
-
-def _open_source(path: str, attributes: int) -> Source:
-    mount = mounts.clone_tree(path)
-    mounts.restrict(mount, attributes)
-    return mount, path, os.path.isdir(path)
-
-
-def _hide(paths: tuple[str, ...]) -> None:
-    """Cover each directory by an empty one, each file by a device that cannot be opened (nodev)."""
-    for path in paths:
-        covered = _STAGING + path
-        if os.path.isdir(covered):
-            empty = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
-            mounts.attach(empty, covered)
-        elif os.path.lexists(covered):
-            nothing = mounts.clone_tree("/dev/null")
-            mounts.restrict(nothing, _HARD | mounts.NOEXEC | mounts.RDONLY)
-            mounts.attach(nothing, covered)
 
 
 def _write_texts() -> None:

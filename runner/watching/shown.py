@@ -2,8 +2,8 @@
 
 import os
 
+from ...policies.denied import denied_by
 from ...policies.languages import TOOL_CLIENT
-from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
 from ..messages import Boot
 from ..shelf import PLACE
@@ -38,7 +38,7 @@ class Shown:
         self._trees = (*_OWN, *(f"{path}/" for path in shown))
         writable = tuple(bind.path for bind in boot.plan.binds if bind.writable)
         self._writable = (*_WRITABLE, *writable)
-        self._hidden = boot.plan.hidden
+        self._hidden = denied_by(boot.plan.hidden)
 
     def why_not(self, path: str, flags: int) -> str:
         """Say why an open of the absolute `path` leads nowhere; empty if it may lead somewhere."""
@@ -50,7 +50,7 @@ class Shown:
         return ""
 
     def _is_shown(self, path: str) -> bool:
-        if lies_in(path, self._hidden):
+        if self._hidden and self._hidden.denies(path):
             return False
         if path in self._files or path.startswith(self._trees):
             return True

@@ -1,15 +1,21 @@
-"""Hidden paths: what lies beneath a shown directory and must look empty all the same."""
+"""Hidden paths: what lies beneath a shown directory and does not exist in a cell all the same, also once
+somebody has made, renamed or replaced it."""
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from cellwright import Sandbox
-from cellwright.policies.policy import Filesystem
-from tests.conftest import policy_named
+from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyError, Sandbox
+from cellwright.harness.permissions import policy_of
+from cellwright.policies.errors import SessionLost
+from cellwright.policies.policy import Filesystem, Policy
+from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan
 
 
@@ -46,9 +52,12 @@ def everything(data: Path) -> str:
 def test_what_is_hidden_cannot_be_read(data: Path, pool: int) -> None:
     with Sandbox(policy=policy_named("strict", filesystem=files(data)), pool=pool) as sandbox:
         assert sandbox.execute(everything(data)).value == ["open"]
-        assert sandbox.execute(f"import os; os.listdir({str(data / 'secrets')!r})").value == []
-        for name in ("token", "link"):
-            assert sandbox.execute(errno_of(f"open({str(data / name)!r})")).value == errno.EACCES
+        assert sandbox.execute(f"import os; sorted(os.listdir({str(data)!r}))").value == [
+            "link",
+            "open",
+        ]
+        for name in ("token", "link", "secrets"):
+            assert sandbox.execute(errno_of(f"os.stat({str(data / name)!r})")).value == errno.ENOENT
         result = sandbox.execute(errno_of(f"open({str(data / 'secrets' / 'key')!r})"))
         assert result.value == errno.ENOENT
         assert [each.rule for each in result.violations] == ["mount_ns: not shown"]
@@ -72,3 +81,130 @@ def test_hidden_stays_hidden_where_the_rest_is_writable(data: Path) -> None:
         ):
             assert sandbox.execute(errno_of(attempt)).value != 0, attempt
     assert (data / "token").read_text() == "SECRET"
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """A project that every user may write, with a `.env`, a key two directories down, and more."""
+    place = "/srv" if os.access("/srv", os.W_OK) else "/var/tmp"
+    with tempfile.TemporaryDirectory(dir=place, prefix="cellwright-project-") as name:
+        root = Path(name)
+        (root / "conf" / "secrets").mkdir(parents=True)
+        (root / ".git").mkdir()
+        for path in (root / ".env", root / ".git" / "config", root / "conf" / "secrets" / "key"):
+            path.write_text("SECRET")
+        (root / "main.py").write_text("open")
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o777)
+        yield root
+
+
+def permitted(project: Path, level: PermissionLevel, **given: Any) -> Policy:
+    permission = FilePermission(level=level, allowed_paths=[str(project)], **given)
+    return replace(policy_of(PermissionSet([permission])), optional_layers=OPTIONAL)
+
+
+def replace_by_rename(path: Path, text: str) -> None:
+    """Put a new file in the place of another, as editors do: Linux then takes the cover away."""
+    new = path.with_name("new~")
+    new.write_text(text)
+    new.chmod(0o644)
+    new.rename(path)
+
+
+READ = PermissionLevel.READ
+WRITE = PermissionLevel.WRITE
+
+
+@pytest.mark.parametrize("pool", [0, 2])
+def test_what_is_made_or_replaced_later_does_not_exist_where_cells_only_read(
+    project: Path, pool: int
+) -> None:
+    policy = permitted(project, READ, denied_paths=[f"{project}/*.key", f"{project}/conf/secrets"])
+    with Sandbox(policy=policy, pool=pool) as sandbox, sandbox.session() as session:
+        sandbox.settle()
+        assert session.execute(everything(project)).value == ["open"]
+        assert sandbox.execute(everything(project)).value == ["open"]
+        replace_by_rename(project / ".env", "SECRET")
+        (project / ".git").rename(project / ".old")
+        (project / ".git").mkdir(mode=0o755)
+        (project / ".git" / "config").write_text("SECRET")
+        (project / "new.key").write_text("SECRET")
+        (project / "conf").rename(project / "moved")
+        (project / "conf" / "secrets").mkdir(parents=True)
+        (project / "conf" / "secrets" / "key").write_text("SECRET")
+        assert session.execute(everything(project)).value == ["open"]
+        seen = sandbox.execute(f"import os; sorted(os.listdir({str(project)!r}))").value
+        assert seen == ["conf", "main.py", "moved"]
+        # What was moved out of a denied path is denied no more: rules are about names.
+        assert sandbox.execute(errno_of(f"os.stat('{project}/conf/secrets')")).value == errno.ENOENT
+
+
+@pytest.mark.parametrize("pool", [0, 2])
+def test_a_new_call_sees_what_a_directory_holds_now(project: Path, pool: int) -> None:
+    """Entry by entry is no snapshot: another launcher takes over once the directory has changed."""
+    with Sandbox(policy=permitted(project, READ), pool=pool) as sandbox:
+        sandbox.settle()
+        assert sandbox.execute(f"open('{project}/main.py').read()").value == "open"
+        replace_by_rename(project / "main.py", "changed")
+        assert sandbox.execute(f"open('{project}/main.py').read()").value == "changed"
+
+
+@pytest.mark.parametrize("pool", [0, 2])
+def test_a_cover_that_is_lost_is_noticed_before_the_next_call(project: Path, pool: int) -> None:
+    policy = permitted(project, WRITE, denied_paths=[f"{project}/conf/secrets"])
+    with Sandbox(policy=policy, pool=pool) as sandbox, sandbox.session() as session:
+        sandbox.settle()
+        assert session.execute(everything(project)).value == ["open"]
+        assert sandbox.execute(everything(project)).value == ["open"]
+        replace_by_rename(project / ".env", "SECRET")
+        with pytest.raises(SessionLost, match=r"\.env, which the policy hides, was replaced"):
+            session.execute(everything(project))
+        assert sandbox.execute(everything(project)).value == ["open"]
+
+
+def test_a_session_goes_on_while_covers_hold(project: Path) -> None:
+    """What a session makes itself, and what changes inside of what is covered, ends nothing."""
+    with Sandbox(policy=permitted(project, WRITE), pool=0) as sandbox, sandbox.session() as session:
+        made = f"open('{project}/.made', 'w').write('x')\nopen('{project}/made', 'w').write('x')"
+        assert session.execute(made).value == 1
+        (project / ".git" / "index.lock").touch()
+        (project / ".env").write_text("SECRET changed in place")
+        assert session.execute(f"open('{project}/.made').read()").value == "x"
+        seen = session.execute(everything(project)).value
+        assert sorted(seen) == ["SECRET", "open", "x", "x"]  # the one in conf/secrets
+    assert (project / "made").read_text() == "x"
+
+
+def test_what_lies_above_a_hidden_path_cannot_be_moved(project: Path) -> None:
+    """Else the next launcher would hide nothing: it goes by names."""
+    policy = permitted(project, WRITE, denied_paths=[f"{project}/conf/secrets"])
+    move = f"os.rename('{project}/conf', '{project}/conf2')"
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        assert sandbox.execute(errno_of(move)).value == errno.EBUSY
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        assert sandbox.execute(everything(project)).value == ["open"]
+    with Sandbox(policy=permitted(project, WRITE), pool=0) as sandbox:  # nothing beneath is hidden
+        assert sandbox.execute(errno_of(move)).value == 0
+
+
+def test_what_is_hidden_is_so_under_the_name_of_a_link_too(project: Path) -> None:
+    """A link of root's is followed when a policy is resolved: what is denied is so by either name."""
+    link = Path("/var/tmp" if os.geteuid() else "/srv") / f"cellwright-link-{os.getpid()}"
+    if os.geteuid():
+        pytest.skip("only root can make a link that counts")
+    link.symlink_to(project)
+    try:
+        files = Filesystem(read=(str(link), str(project)), hidden=(f"{project}/.env",))
+        with Sandbox(policy=policy_named("strict", filesystem=files), pool=0) as sandbox:
+            assert sandbox.execute(f"open('{link}/main.py').read()").value == "open"
+            assert sandbox.execute(errno_of(f"open('{link}/.env')")).value == errno.ENOENT
+    finally:
+        link.unlink()
+
+
+def test_more_entries_than_cells_can_bear_are_refused(project: Path) -> None:
+    for number in range(5001):
+        (project / "conf" / f"{number}").touch()
+    with pytest.raises(PolicyError, match=r"filesystem\.hidden: .* more than 5000 entries"):
+        Sandbox(policy=permitted(project, READ), pool=0)

@@ -81,7 +81,13 @@ class Host:
         self.shown = stack.enter_context(
             tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cellwright-shown-")
         )
-        self.hidden = self._plant_shown(Path(self.shown))
+        self.writable = stack.enter_context(
+            tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cellwright-writable-")
+        )
+        self.inner = os.path.join(self.writable, "sub", "inner")
+        self.hidden = (
+            *self._plant_shown(Path(self.shown)), self._plant_writable(Path(self.writable)),
+        )  # fmt: skip
         command = [sys.executable, "-I", "-c", "import time; time.sleep(900)", self.canary]
         self.process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(self.process.kill)
@@ -106,6 +112,16 @@ class Host:
         for path in (shown, program, directory):
             path.chmod(0o755)
         return str(directory), str(token)
+
+    def _plant_writable(self, writable: Path) -> str:
+        """Make what every user may write, but for a path that is returned, and one to be shown alone."""
+        secrets = writable / "conf" / "secrets"
+        secrets.mkdir(parents=True)
+        Path(self.inner).mkdir(parents=True)
+        (secrets / "key").write_text(self.canary)
+        for path in (writable, *writable.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o644)
+        return str(secrets)
 
     def _listeners(self) -> Iterator[socket.socket]:
         yield socket.create_server(("127.0.0.1", PORT))
@@ -134,10 +150,14 @@ def host() -> Iterator[Host]:
 
 
 def policy_for(profile: str, host: Host) -> Policy:
-    """Return `profile` as payloads meet it: it shows a directory, and has caps that are reached soon."""
+    """Return `profile` as payloads meet it: it shows a directory, has one that may be written, and caps
+    that are reached soon."""
     policy = policy_named(profile)
     files = msgspec.structs.replace(
-        policy.filesystem, read=(*policy.filesystem.read, host.shown), hidden=host.hidden
+        policy.filesystem,
+        read=(*policy.filesystem.read, host.inner, host.shown),
+        write=(host.writable,),
+        hidden=host.hidden,
     )
     policy = msgspec.structs.replace(policy, filesystem=files)
     return with_limits(policy, wall_seconds=34.0, cpu_seconds=60.0, output_total_bytes=96 * MIB)
@@ -162,6 +182,7 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
         "SBXT_HOST_NS": json.dumps(numbers),
         "SBXT_SHOWN": sandbox.policy.filesystem.read[-1],
         "SBXT_MEMORY_BYTES": str(limits.memory_bytes),
+        "SBXT_WRITABLE": sandbox.policy.filesystem.write[-1],
         "SBXT_WORKSPACE_BYTES": str(limits.workspace_bytes),
         "SBXT_OUTPUT_TOTAL_BYTES": str(limits.output_total_bytes),
     }

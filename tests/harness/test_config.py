@@ -182,6 +182,8 @@ def test_more_than_the_policy_allows_is_an_error(
         narrower(Limits(), asked, "--x")
 
 
-def test_paths_without_a_permission_allow_nothing() -> None:
-    config = SandboxConfig(allowed_paths=["/usr/*", "/nowhere/*"], denied_paths=["/etc/*"])
-    assert config.policy().filesystem == SandboxConfig().policy().filesystem
+def test_paths_without_a_permission_are_refused() -> None:
+    with pytest.raises(
+        PolicyError, match="allowed_paths: .* without a permission\nhint: add allow_"
+    ):
+        SandboxConfig(allowed_paths=["/usr/*"], denied_paths=["/etc/*"]).policy()

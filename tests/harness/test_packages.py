@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import LaunchError, Policy, PolicyError, Sandbox, exceeds, narrow
+from cellwright import Policy, PolicyError, Sandbox, exceeds, narrow
 from cellwright.policies.policy import Filesystem, Processes, Python
 from tests.conftest import OPTIONAL
 
@@ -86,12 +86,12 @@ def test_what_cannot_be_preloaded_is_said_before_anything_runs(
     place: Path, sandbox_of: Callable[..., Sandbox], source: str, complaint: str
 ) -> None:
     (place / "given.py").write_text(source)
-    with pytest.raises(LaunchError, match=complaint):
+    with pytest.raises(PolicyError, match=rf"^python\.preload: {complaint}"):
         sandbox_of("given", path=str(place))
 
 
 def test_a_place_that_does_not_exist_is_an_error(sandbox_of: Callable[..., Sandbox]) -> None:
-    with pytest.raises(LaunchError, match=r"python\.path: /srv/nowhere: No such file"):
+    with pytest.raises(PolicyError, match=r"python\.path: /srv/nowhere does not exist"):
         sandbox_of(path="/srv/nowhere")
 
 

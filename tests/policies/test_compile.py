@@ -1,5 +1,7 @@
 """Policy and made-up hosts to plans: tables, no privileges."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -222,7 +224,7 @@ def test_a_path_to_execute_without_subprocesses_shows_nothing_executable() -> No
     assert not any(bind.executable for bind in plan.binds)
 
 
-@pytest.mark.parametrize("path", ["usr", "", "/a/../etc", "/a\0b", "."])
+@pytest.mark.parametrize("path", ["usr", "", "/a/../etc", "/a\0b", ".", "//dev", "//srv"])
 def test_a_path_that_is_not_plain_and_absolute_is_refused(path: str) -> None:
     for policy in (
         Policy(filesystem=Filesystem(read=(path,))),
@@ -233,10 +235,44 @@ def test_a_path_that_is_not_plain_and_absolute_is_refused(path: str) -> None:
             compile_policy(policy, FULL)
 
 
-@pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/workspace", "/tmp", "/proc/self"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/proc",
+        "/dev",
+        "/workspace",
+        "/tmp",
+        "/proc/self",
+        "/dev/shm",
+        "/dev/null",
+        "/workspace/x",
+    ],
+)
 def test_a_path_that_would_cover_the_cells_own_is_refused(path: str) -> None:
     with pytest.raises(PolicyError):
         compile_policy(Policy(filesystem=Filesystem(read=(path,))), FULL)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words"),
+    [
+        (("/srv",), "/srv hides /srv, which filesystem.read shows"),
+        (("/srv/**",), None),
+        (("/**/a",), "hides /opt/a, which filesystem.write shows"),
+        (("/etc/x",), "not beneath a path that is shown"),
+        (("srv/x",), "filesystem.hidden: 'srv/x' is not a plain absolute path"),
+    ],
+)
+def test_what_is_hidden_lies_beneath_what_is_shown(
+    hidden: tuple[str, ...], words: str | None
+) -> None:
+    files = Filesystem(read=("/srv",), write=("/opt/a",), hidden=hidden)
+    if words is None:
+        assert compile_policy(Policy(filesystem=files), FULL).hidden == hidden
+        return
+    with pytest.raises(PolicyError, match=re.escape(words)):
+        compile_policy(Policy(filesystem=files), FULL)
 
 
 def test_a_writable_path_has_its_landlock_rule() -> None:

@@ -115,6 +115,18 @@ def forbids(policy: Policy, module: str) -> bool:
     return Rules(given.blocked_imports, given.allowed_imports).forbids_import(module)
 
 
+@pytest.mark.parametrize("hidden", ["/srv/secret", "/srv/*", "/srv/**/sub", "/**/secret"])
+def test_a_path_beneath_one_that_is_hidden_is_more(hidden: str) -> None:
+    limit = Policy(filesystem=Filesystem(read=("/srv",), hidden=(hidden,)))
+    for files in (
+        Filesystem(read=("/srv/secret/sub",)),
+        Filesystem(write=("/srv/secret/sub",)),
+    ):
+        policy = Policy(filesystem=files)
+        assert "filesystem.hidden: reading /srv/secret/sub" in exceeds(policy, limit)
+        assert narrow(policy, limit).filesystem == Filesystem()
+
+
 STRICT = Policy()
 MORE = {
     "filesystem: reading /srv": Policy(filesystem=Filesystem(read=("/srv",))),

@@ -82,6 +82,22 @@ FOUND = {
     "x = 1\r\né; eval\rü; eval": ["builtin: eval@2:3", "builtin: eval@3:3"],
     "'''é\n\x0c\u2028'''; eval": ["builtin: eval@2:7"],
     "while True:\n\tbreakpoint()": ["builtin: breakpoint@2:1"],
+    # The same by another name: what a module imported itself, its twin in C, a function that does the same.
+    "import tempfile\ntempfile._os.system": ["attribute: tempfile._os@2:0"],
+    "import numpy as n\nn.os.system": ["attribute: numpy.os@2:0"],
+    "from logging import os\nos.system": ["import: logging.os@1:0"],
+    "import logging.handlers as h\nh.socket.AF_INET": ["attribute: logging.handlers.socket@2:0"],
+    "import logging\ngetattr(logging, 'os')": ["attribute: logging.os@2:0"],
+    "import operator\noperator.attrgetter('os.system')(x)": ["attribute: os@2:0"],
+    "import posix\nposix.system": ["import: posix@1:0", "attribute: posix.system@2:0"],
+    "__import__('_socket')": ["import: _socket@1:0", "builtin: __import__@1:0"],
+    "import io\nio.open('x')": ["builtin: io.open@2:0"],
+    "from codecs import open as o\no('x')": ["builtin: codecs.open@2:0"],
+    "import typing\ntyping.get_type_hints(A)": ["builtin: typing.get_type_hints@2:0"],
+    "import pkgutil\npkgutil.resolve_name('os:system')": ["builtin: pkgutil.resolve_name@2:0"],
+    "__loader__.load_module('x')": ["dunder: __loader__@1:0"],
+    "__spec__.loader": ["dunder: __spec__@1:0"],
+    "vars()['eval']": ["builtin: vars@1:0"],
     "def (": ["syntax: SyntaxError@1:4"],
     "x = '": ["syntax: SyntaxError@1:4"],
 }  # fmt: skip
@@ -92,6 +108,8 @@ NOTHING = [
     "from operator import methodcaller\nmethodcaller('f', '__globals__')", "import xml.etree\nxml.etree.x",
     "match x:\n    case A(b=1): pass", "os = 1\nos.system", "error.__traceback__", "b'import os'", "f'import os'",
     "class os: pass", "'é'; x = 1",
+    "import scipy.signal\nscipy.signal.butter", "from scipy import signal\nsignal.butter", "import io\nio.StringIO()", "x.os.y",
+    "vars(x)", "import tempfile\ntempfile.mkdtemp()", "from typing import Any\nAny", "import pickle\npickle.dumps(1)",
     "getattr(x, 'name')", "x.__class__.__name__", "import osmosis", "",
 ]  # fmt: skip
 

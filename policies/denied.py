@@ -1,0 +1,121 @@
+"""Denied paths: patterns that take names away from what is shown.  Pure.
+
+A pattern is an absolute path whose components may hold `*`, `?` and `[...]`, each of which stands for
+characters of one name, a leading dot included; the component `**` stands for any number of directories.
+A component always denies its literal name too, so a file called `a[1]` can be denied by its own name.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_MAGIC = re.compile(r"[*?\[]")
+ANY_DEPTH = "**"
+
+_Tree = Mapping[str, Any]  # name -> what is denied beneath it; None denies it whole
+_Rest = tuple[str, ...]  # the components of a pattern that are still to be matched
+
+
+class Denied:
+    """What patterns deny beneath one directory; `bool` tells whether anything."""
+
+    def __init__(self, trees: tuple[_Tree, ...], rests: frozenset[_Rest]) -> None:
+        self._trees = trees
+        self._rests = rests
+
+    def __bool__(self) -> bool:
+        return bool(self._trees or self._rests)
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The only names with something denied at or beneath them; None where any could be."""
+        if self._rests:
+            return None
+        return frozenset(name for tree in self._trees for name in tree)
+
+    def enter(self, name: str) -> "Denied | None":
+        """Return what is denied beneath the entry `name`, None if the entry itself is denied."""
+        trees = []
+        for tree in self._trees:
+            below = tree.get(name, _NOTHING)
+            if below is None:
+                return None
+            if below:
+                trees.append(below)
+        rests: set[_Rest] = set()
+        for rest in self._rests:
+            if not _advance(rest, name, rests):
+                return None
+        return Denied(tuple(trees), frozenset(rests))
+
+    def also(self, other: "Denied") -> "Denied":
+        """Return what either denies."""
+        return Denied(self._trees + other._trees, self._rests | other._rests)
+
+    def beneath(self, path: str) -> "Denied | None":
+        """Return what is denied beneath the absolute `path`, None if `path` itself is denied; `self`
+        must be what is denied beneath the root."""
+        here: Denied | None = self
+        for name in path.split("/"):
+            if not name:
+                continue
+            if not here:
+                return here
+            here = here.enter(name)
+        return here
+
+    def denies(self, path: str) -> bool:
+        """Tell whether the absolute `path` is denied, by itself or by a directory above it."""
+        return self.beneath(path) is None
+
+
+_NOTHING: _Tree = {}
+
+
+def denied_by(patterns: Iterable[str]) -> Denied:
+    """Return what `patterns` deny beneath the root directory."""
+    tree: dict[str, Any] = {}
+    rests = set()
+    for pattern in patterns:
+        parts = tuple(part for part in pattern.split("/") if part)
+        _plant(tree, parts)
+        if is_pattern(pattern):
+            rests.add(parts)
+    return Denied((tree,) if tree else (), frozenset(rests))
+
+
+def is_pattern(path: str) -> bool:
+    """Tell whether `path` may stand for more than one path."""
+    return bool(_MAGIC.search(path))
+
+
+def fixed_part(pattern: str) -> str:
+    """Return the directory above the first component that holds a wildcard, or all of a plain path."""
+    while is_pattern(pattern):
+        pattern = os.path.dirname(pattern)
+    return pattern
+
+
+def _plant(tree: dict[str, Any], parts: _Rest) -> None:
+    for name in parts[:-1]:
+        below = tree.setdefault(name, {})
+        if below is None:  # a directory above is denied already
+            return
+        tree = below
+    if parts:
+        tree[parts[-1]] = None
+
+
+def _advance(rest: _Rest, name: str, rests: set[_Rest]) -> bool:
+    """Add to `rests` what is left of the pattern `rest` beneath `name`; False if it denies `name`."""
+    head, further = rest[0], rest[1:]
+    if head == ANY_DEPTH:
+        rests.add(rest)
+        return bool(further) and _advance(further, name, rests)
+    if name == head or fnmatch.fnmatchcase(name, head):
+        if not further:
+            return False
+        rests.add(further)
+    return True

@@ -1,0 +1,93 @@
+"""The one resolver of host paths that are shown in cells.
+
+A path is resolved once, when a policy meets the host.  From then on the launcher opens what came of it
+without following any link (openat2(2), RESOLVE_NO_SYMLINKS): a link that somebody puts in its place
+later is an error.  On the way only links count that no program in a cell can have made or moved: those
+of root, in a directory that root alone may change.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from ...policies.errors import PolicyError
+from ...policies.policy import Policy, named_paths
+
+_MOST_LINKS = 40  # the kernel's own limit (path_resolution(7))
+
+
+def sources_of(policy: Policy) -> dict[str, str]:
+    """Return where each path that `policy` shows lies on this host, links resolved.
+
+    Raises PolicyError, naming the policy's field, for a path that does not exist, that we may not look
+    up, or that leads through a link which somebody else may have made.
+    """
+    return {path: resolve(where, path) for where, path in named_paths(policy)}
+
+
+def resolve(where: str, path: str) -> str:
+    """Return the absolute `path` with its links resolved; raises PolicyError as `sources_of` does,
+    naming `where`."""
+    links = 0
+    done, rest = "/", _names(path)
+    while rest:
+        name = rest.pop(0)
+        if name == "..":  # of a link: a policy's own paths have none
+            done = os.path.dirname(done)
+            continue
+        here = os.path.join(done, name)
+        status = _status(where, path, here)
+        if not stat.S_ISLNK(status.st_mode):
+            done = here
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise PolicyError(
+                f"{where}: {path}: {here} leads through more than {_MOST_LINKS} links"
+            )
+        target = os.readlink(here)
+        if not _is_roots_own(done, status):
+            raise PolicyError(
+                f"{where}: {path}: a program could have made the symbolic link {here}",
+                f"name the directory or file itself: it leads to {os.path.realpath(path)} now",
+            )
+        done = "/" if target.startswith("/") else done
+        rest = _names(target) + rest
+    return done
+
+
+def leads(path: str) -> str:
+    """Return where `path`, of our own interpreters and libraries, leads: who can change those links
+    decides already what we ourselves run."""
+    return os.path.realpath(path)
+
+
+def lead_elsewhere(paths: Iterable[str]) -> dict[str, str]:
+    """Return those of `paths` that are reached through links, and where they lead."""
+    return {path: real for path in paths if (real := leads(path)) != path}
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _status(where: str, path: str, here: str) -> os.stat_result:
+    try:
+        return os.lstat(here)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            missing = "" if here == path else f": there is no {here}"
+            raise PolicyError(f"{where}: {path} does not exist on this host{missing}") from None
+        raise PolicyError(
+            f"{where}: {path}: {here} cannot be looked up by uid {os.geteuid()}: {error.strerror}"
+        ) from None
+
+
+def _is_roots_own(directory: str, link: os.stat_result) -> bool:
+    """Tell whether a link is root's, and nobody else may put another in its place."""
+    above = os.stat(directory)
+    foreign = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+    if link.st_uid or above.st_uid or foreign:
+        return False
+    return os.geteuid() == 0 or not os.access(directory, os.W_OK)

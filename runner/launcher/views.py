@@ -1,0 +1,238 @@
+"""Directories that hold denied names, put into the root so that these do not exist or stay covered.
+
+Linux takes a mount away when what it lies on is replaced or removed, in every mount namespace
+(rename(2), `detach_mounts`), and a name that is made later has no cover.  So:
+
+- A directory that is only read is shown entry by entry on an empty read-only memory filesystem: what
+  is denied, and what is made later, does not exist there.
+- A directory that may be written has to be shown as it is.  What is denied is covered, and each
+  directory above a cover is mounted on itself: nobody inside can rename or remove a mount point, and so
+  leave something else there for the next launcher.  From outside anybody can: the supervisor looks at
+  the covers before every call (`runner/covers.py`).
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ...policies.denied import Denied
+from ..kernel import files, mounts
+from ..messages import Cover, Snapshot
+
+_HARD = mounts.NOSUID | mounts.NODEV
+_MOST_ENTRIES = 5000  # each is a mount that every cell copies, 4 µs (measured)
+_MOST_LOOKED_AT = 100_000
+_DEEPEST = 100
+_SIZE = {"size": "16M", "nr_inodes": str(4 * _MOST_ENTRIES)}
+_ANY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class ViewError(Exception):
+    """There is more beneath a path than can be shown without its denied names."""
+
+
+class Shown(NamedTuple):
+    """A path that a policy shows: what it is on the host, open, and its place in the new root."""
+
+    path: str
+    source: str
+    descriptor: int
+    attributes: int
+
+
+def open_source(source: str) -> int:
+    """Open a host path through no link, to be shown; raises OSError that names the component."""
+    try:
+        return files.open_plain(os.fsencode(source), os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(error.errno, _why(source) or error.strerror, f"show {source}") from None
+
+
+def _why(path: str) -> str:
+    """Say which component of `path` is a link or is missing; empty if none is."""
+    here = ""
+    for name in path.strip("/").split("/"):
+        here = f"{here}/{name}"
+        if os.path.islink(here):
+            return f"{here} is a symbolic link by now"
+        if not os.path.lexists(here):
+            return f"{here} does not exist any more"
+    return ""
+
+
+class SinglyShown:
+    """Shows directories entry by entry; `snapshots` says what of the host was looked at."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+        self._entries = 0
+
+    def fill(self, shown: Shown, view: int, denied: Denied) -> None:
+        """Have every entry of `shown` that is not denied in `view`, an open empty directory.
+
+        Raises ViewError, and OSError.
+        """
+        self._fill(shown, shown.source, shown.descriptor, view, denied, 0)
+        mounts.make_opened_read_only(view)
+
+    def _fill(
+        self, shown: Shown, path: str, source: int, view: int, denied: Denied, depth: int
+    ) -> None:  # fmt: skip
+        if depth > _DEEPEST:
+            raise ViewError(f"{path} lies more than {_DEEPEST} directories beneath {shown.path}")
+        status = os.fstat(source)
+        self.snapshots.append(Snapshot(path, status.st_dev, status.st_ino, status.st_mtime_ns))
+        for name in _names(source):
+            below = denied.enter(name)
+            if below is None:
+                continue
+            self._entries += 1
+            if self._entries > _MOST_ENTRIES:
+                raise ViewError(f"{shown.path} has more than {_MOST_ENTRIES} entries beneath it")
+            try:
+                entry = files.open_within(source, os.fsencode(name), _ANY)
+            except FileNotFoundError:  # gone since it was listed
+                continue
+            try:
+                self._show(shown, os.path.join(path, name), entry, view, below, depth)
+            finally:
+                os.close(entry)
+
+    def _show(
+        self, shown: Shown, path: str, entry: int, view: int, denied: Denied, depth: int
+    ) -> None:  # fmt: skip
+        name, mode = os.path.basename(path), os.fstat(entry).st_mode
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(b"", dir_fd=entry), os.fsencode(name), dir_fd=view)
+            return
+        place = _make(view, name, mode)
+        try:
+            if denied and stat.S_ISDIR(mode):
+                self._fill(shown, path, entry, place, denied, depth + 1)
+            else:
+                mount = mounts.clone_opened(entry)
+                mounts.restrict(mount, shown.attributes)
+                mounts.attach_opened(mount, place)
+        finally:
+            os.close(place)
+
+
+def _names(directory: int) -> list[str]:
+    """Return the names in a directory, none where we may not look: cells may not either."""
+    try:
+        listed = files.open_within(directory, b".", _LISTED)
+    except PermissionError:
+        return []
+    try:
+        return os.listdir(listed)
+    finally:
+        os.close(listed)
+
+
+def _make(directory: int, name: str, mode: int) -> int:
+    if stat.S_ISDIR(mode):
+        os.mkdir(name, 0o755, dir_fd=directory)
+        os.chmod(name, mode & 0o777, dir_fd=directory)  # of a directory that is filled in turn
+    else:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444, dir_fd=directory))
+    return files.open_within(directory, os.fsencode(name), _ANY)
+
+
+def guard(root: int, shown: Shown, denied: Denied, inner: Iterable[str]) -> list[Cover]:
+    """Cover what is denied beneath a writable directory that is in place under `root`, and pin what
+    lies above that and above the `inner` paths, which are shown beneath it by themselves.
+
+    Raises ViewError, and OSError.
+    """
+    found = sorted(_denied_beneath(shown, denied)) if denied else []
+    for path in sorted(
+        {above for each in (*found, *inner) for above in _between(shown.path, each)}
+    ):
+        _pin(root, path)
+    return [cover(root, path) for path in found]
+
+
+def _denied_beneath(shown: Shown, denied: Denied) -> list[str]:
+    """Return the paths, as cells see them, of what exists and is denied."""
+    found: list[str] = []
+    looked_at = 0
+    waiting = [(shown.path, b".", denied)]
+    while waiting:
+        path, relative, here = waiting.pop()
+        try:
+            directory = files.open_within(shown.descriptor, relative, _ANY)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            names = here.names
+            for name in _names(directory) if names is None else sorted(names):
+                looked_at += 1
+                if looked_at > _MOST_LOOKED_AT:
+                    raise ViewError(
+                        f"{shown.path} has more than {_MOST_LOOKED_AT} entries beneath it"
+                    )
+                below = here.enter(name)
+                if below is None:
+                    if _exists(directory, name):
+                        found.append(os.path.join(path, name))
+                elif below and _is_directory(directory, name):
+                    under = os.path.join(relative, os.fsencode(name))
+                    waiting.append((os.path.join(path, name), under, below))
+        finally:
+            os.close(directory)
+    return found
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_directory(directory: int, name: str) -> bool:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISDIR(status.st_mode)
+
+
+def _between(top: str, path: str) -> Iterator[str]:
+    while (path := os.path.dirname(path)) != top:
+        yield path
+
+
+def _pin(root: int, path: str) -> None:
+    """Mount a directory on itself: nobody in a cell can rename or remove a mount point (EBUSY)."""
+    place = files.open_within(root, os.fsencode(path.lstrip("/")), _ANY)
+    try:
+        mounts.attach_opened(mounts.clone_opened(place), place)
+    finally:
+        os.close(place)
+
+
+def cover(root: int, path: str) -> Cover:
+    """Put an empty directory on a directory of the new root, and on anything else a device that cannot
+    be opened (nodev)."""
+    place = files.open_within(root, os.fsencode(path.lstrip("/")), _ANY)
+    try:
+        if stat.S_ISDIR(os.fstat(place).st_mode):
+            mount = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
+        else:
+            mount = mounts.clone_tree("/dev/null")
+            mounts.restrict(mount, _HARD | mounts.NOEXEC | mounts.RDONLY)
+        status = os.fstat(mount)
+        mounts.attach_opened(mount, place)
+    finally:
+        os.close(place)
+    return Cover(path, status.st_dev, status.st_ino)
+
+
+def new_view(shown: Shown) -> int:
+    """Return a detached memory filesystem for a directory that is shown entry by entry."""
+    mode = f"{os.fstat(shown.descriptor).st_mode & 0o777:o}"
+    return mounts.new_filesystem("tmpfs", shown.attributes & ~mounts.RDONLY, mode=mode, **_SIZE)
