@@ -5,6 +5,7 @@ The SDK is imported by commands that need a server, when they do.
 
 import argparse
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,4 +177,5 @@ def _pin(servers: "McpServers", options: argparse.Namespace) -> int:
 
 
 def _write(value: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """Write JSON in ASCII: on a terminal nothing in it hides or moves a cursor."""
+    sys.stdout.write(json.dumps(msgspec.to_builtins(value)) + "\n")

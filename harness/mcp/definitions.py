@@ -1,4 +1,5 @@
-"""What a server says of its tools: bounded, rid of what nobody sees; each that cannot be is left out.
+"""What a server says of its tools: bounded, rid of hidden characters; a tool with a name, or a value of
+a schema, that has some is left out.
 
 Nothing of it is believed.  Annotations are hints: `readOnlyHint` lifts no gate; `destructiveHint` adds
 one, unless the server is trusted.
@@ -14,19 +15,22 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from ...runner.budget import Budget
-from ..tools.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of
+from ..hidden import first_hidden
+from ..tools.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of, texts_in
 from ..tools.spec import Provenance, ToolOwner, ToolSpec, ToolState
 from ..tools.validation import COMPILE_STEPS, compile_schema
 from ..tools.words import visible
 from .config import ServerConfig
 
 MAX_DEFINITION_BYTES = 2 * MAX_SCHEMA_BYTES + 128 * 1024
+_TOLD_CHARACTERS = 60
 _LONGEST_NAME = 128  # what MCP allows
 _PINNED = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _COMMENTS = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 # Where a schema holds schemas by name, and where it holds values.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
+_EXAMPLES = ("default", "examples")
 _SAID = ("description", "title", "$comment")
 # FastMCP puts a value that is no object into an object with this one property, and says so by this
 # word of the output schema (fastmcp/tools/tool.py, from 2.10 on).
@@ -72,7 +76,7 @@ def _check_parts(said: dict[str, Any]) -> None:
     name = said.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
         raise ToolInvalid(f"its name is no text of 1 to {_LONGEST_NAME} characters")
-    if visible(name) != name:
+    if first_hidden(name):
         raise ToolInvalid("there are characters in its name that nobody sees")
     for key in ("title", "description"):
         if not isinstance(said.get(key, ""), str):
@@ -92,10 +96,11 @@ def _check_schema(schema: Any, key: str) -> None:
         raise ToolInvalid(f"{key}: {error.what}") from None
     if key == "inputSchema" and schema.get("type", "object") != "object":
         raise ToolInvalid("inputSchema: of no object")
-    properties = schema.get("properties")
-    for name in properties if isinstance(properties, dict) else ():
-        if visible(name) != name:
-            raise ToolInvalid(f"{key}: there are characters in a name that nobody sees")
+    for text in texts_in(clean_schema(schema)):
+        if hidden := first_hidden(text):
+            raise ToolInvalid(
+                f"{key}: {hidden!a}, which nobody sees, in {text[:_TOLD_CHARACTERS]!a}"
+            )
 
 
 def check(definition: Definition, budget: Budget) -> None:
@@ -171,8 +176,12 @@ def shown(text: str) -> str:
 
 
 def clean_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with clean descriptions; what it says of values is as it was."""
-    return {key: _clean(key, value) for key, value in schema.items()}
+    """Return a schema with clean descriptions, and without examples that hide something; what it asks
+    of values is as it was."""
+    return {
+        key: _clean(key, value) for key, value in schema.items()
+        if key not in _EXAMPLES or not any(map(first_hidden, texts_in(value)))
+    }  # fmt: skip
 
 
 def _clean(key: str, value: Any) -> Any:

@@ -54,14 +54,20 @@ class Pins:
         self.path = Path(path) if path else state_directory() / "servers.json"
 
     def of(self, config: ServerConfig) -> dict[str, Definition] | None:
-        """Return what is pinned of a server; None if nothing is.  Raises RegistryError."""
+        """Return what is pinned of a server; None if nothing is.  Raises RegistryError.
+
+        What can be no tool any more, because more is asked of one than when it was pinned, is left
+        out: the server's is then left out too.
+        """
         said = self._read().servers.get(_key(config))
         if said is None:
             return None
-        try:
-            return {each.wire: each for each in map(definition_of, said)}
-        except ToolInvalid as error:
-            raise self._unreadable(error.what) from None
+        pinned: dict[str, Definition] = {}
+        for each in said:
+            with contextlib.suppress(ToolInvalid):
+                definition = definition_of(each)
+                pinned[definition.wire] = definition
+        return pinned
 
     def pin(self, config: ServerConfig, definitions: Iterable[Definition]) -> None:
         """Believe these definitions from now on; raises RegistryError."""

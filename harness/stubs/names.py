@@ -9,6 +9,8 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 
+from ..hidden import is_hidden
+
 _LONGEST = 80
 _WORDS = re.compile(r"[A-Za-z0-9]+")
 # What annotations and stubs say themselves.
@@ -28,11 +30,16 @@ def identifier(word: str, taken: Container[str] = ()) -> str:
     which mean something to classes and to type checkers, become one.
     """
     plain = unicodedata.normalize("NFKC", word[:_LONGEST])
-    plain = "".join(letter if f"a{letter}".isidentifier() else "_" for letter in plain)
+    plain = "".join(letter if _may_stand_in_one(letter) else "_" for letter in plain)
     plain = re.sub(r"^__+", "_", unicodedata.normalize("NFKC", plain)) or "_"
     plain = plain if plain.isidentifier() else f"_{plain}"
     plain = f"{plain}_" if keyword.iskeyword(plain) else plain
     return _free(plain if plain.isidentifier() else "_", taken)
+
+
+def _may_stand_in_one(letter: str) -> bool:
+    """Fillers and variation selectors may (PEP 3131), and a person sees none of them."""
+    return f"a{letter}".isidentifier() and not is_hidden(letter)
 
 
 def type_name(words: Iterable[str], taken: Container[str]) -> str:

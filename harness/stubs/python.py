@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...policies.errors import InternalError
+from ..cli.terminal import harmless
 from .interface import INTERFACE
 from .names import identifier
 from .python_types import annotation, definitions
@@ -89,7 +90,7 @@ def signature(described: Described, name: str) -> str:
     for default in (*function.args.defaults, *function.args.kw_defaults):
         if isinstance(default, ast.Name):  # a reader need not know what stands for nothing
             default.id = "..."
-    head = ast.unparse(ast.fix_missing_locations(function)).partition("def ")[2]
+    head = _source_of(function).partition("def ")[2]
     return head.rpartition(":\n")[0]
 
 
@@ -104,7 +105,7 @@ def description(described: Described, name: str) -> str:
 
 def _written(tree: ast.Module) -> str:
     """Return the source of `tree`, and of nothing else."""
-    text = ast.unparse(ast.fix_missing_locations(tree))
+    text = _source_of(tree)
     if ast.dump(ast.parse(text)) != ast.dump(tree):
         raise InternalError("a stub does not say what was meant")
     return f"{text}\n"
@@ -157,3 +158,9 @@ def _types(described: Described, function: ast.FunctionDef) -> list[ast.stmt]:
     if not imports and not defined:
         return []
     return [ast.If(name_of("TYPE_CHECKING"), [*imports, *defined], [])]
+
+
+def _source_of(tree: ast.AST) -> str:
+    """Return the source of a tree, with hidden characters as escapes: repr(3), by which texts are
+    written, leaves variation selectors as they are."""
+    return harmless(ast.unparse(ast.fix_missing_locations(tree)))

@@ -104,6 +104,18 @@ def patterns_in(schema: dict[str, Any]) -> Iterator[str]:
             yield from each["patternProperties"]
 
 
+def texts_in(value: object) -> Iterator[str]:
+    """Yield every text of a value of JSON, names of properties included."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            yield from each
+        waiting += _parts(each)
+
+
 def _objects(value: object) -> Iterator[dict[str, Any]]:
     waiting = [value]
     while waiting:

@@ -1,7 +1,7 @@
 """From what the maker of a tool says to a spec that is checked, or to why it cannot be a tool."""
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from ...policies.errors import ToolInvalid
 from ...policies.policy import check_limit, check_names
 from ..hidden import first_hidden
+from .bounds import texts_in
 from .naming import normalised
 from .schema import Described, describe_source
 from .spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of
@@ -97,7 +98,7 @@ def _checked_schema(parameters: dict[str, Any], described: Described) -> dict[st
     validator = compile_schema(parameters)
     if validator.unchecked:
         raise ToolInvalid(f"schema: patterns that would need backtracking: {validator.unchecked}")
-    for text in _texts(parameters):
+    for text in texts_in(parameters):
         _check_visible("schema", text)
     given, taken = parameters.get("properties", {}), described.parameters
     unknown = given.keys() - taken["properties"].keys() if not taken["additionalProperties"] else ()
@@ -106,18 +107,6 @@ def _checked_schema(parameters: dict[str, Any], described: Described) -> dict[st
         names = ", ".join(map(ascii, sorted([*unknown, *missing])))
         raise ToolInvalid(f"schema: {described.function}() and it do not agree: {names or 'type'}")
     return parameters
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield key
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
 
 
 def _check_text(where: str, text: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.cli.commands import carry_out
+from cellwright.harness.cli.main import main
 from tests.conftest import OPTIONAL, ROOT
 
 from .conftest import Fake, Serve, tool
@@ -25,7 +25,7 @@ def test_servers_are_looked_at_and_pinned(serve: Serve, capsys: pytest.CaptureFi
     options = options_of(fake)
 
     def said(*arguments: str, status: int = 0) -> str:
-        assert carry_out(["servers", arguments[0], *options, *arguments[1:]], None) == status
+        assert main(["servers", arguments[0], *options, *arguments[1:]]) == status
         return capsys.readouterr().out
 
     assert "fake  configured, on the host: python" in said("list")
@@ -34,6 +34,10 @@ def test_servers_are_looked_at_and_pinned(serve: Serve, capsys: pytest.CaptureFi
     told: list[dict[str, Any]] = json.loads(said("tools", "fake", "--json"))
     assert [each["wire_name"] for each in told] == ["drop", "echo"]
     assert json.loads(said("call", "fake.echo", '{"a": 1}')) == '{"a": 1}'
+    hidden = said(
+        "call", "fake.echo", json.dumps({"a": "\u202e\U000e0041\x9b"}, ensure_ascii=False)
+    )
+    assert hidden.isascii()
     assert said("call", "fake.drop", status=1) == ""
     said("call", "fake.drop", "--yes", status=1)  # it is called: the fake does not know it
     assert said("diff") == ""
@@ -48,11 +52,11 @@ def test_servers_are_looked_at_and_pinned(serve: Serve, capsys: pytest.CaptureFi
 
 def test_what_cannot_be_done_is_told(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(serve(mode="exit"))
-    assert carry_out(["servers", "tools", *options], None) == 1
+    assert main(["servers", "tools", *options]) == 1
     assert "no such database" in capsys.readouterr().err
-    assert carry_out(["servers", "call", *options, "fake.echo", "[]"], None) == 2
-    assert carry_out(["servers", "pin", *options, "other"], None) == 2
-    assert carry_out(["servers", "list", "--servers", "/nowhere"], None) == 2
+    assert main(["servers", "call", *options, "fake.echo", "[]"]) == 2
+    assert main(["servers", "pin", *options, "other"]) == 2
+    assert main(["servers", "list", "--servers", "/nowhere"]) == 2
 
 
 @pytest.mark.needs("cgroup")
@@ -70,7 +74,7 @@ def test_a_program_has_the_tools_of_servers(serve: Serve) -> None:
 
 def test_a_daemon_has_servers_of_its_own(tmp_path: Path) -> None:
     argv = ["run", "--connect", "/nowhere", "--servers", "x", "-c", ""]
-    assert carry_out(argv, None) == 2
+    assert main(argv) == 2
 
 
 @pytest.mark.parametrize("arguments", [["servers", "list", "--servers", "none.json"], ["mcp"]])
@@ -78,5 +82,5 @@ def test_without_the_sdk_it_is_said_what_to_install(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert carry_out(arguments, None) == 2
+    assert main(arguments) == 2
     assert "pip install 'cellwright[mcp]'" in capsys.readouterr().err

@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from cellwright.harness.hidden import first_hidden
 from cellwright.harness.mcp import pins as pinning
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.definitions import Definition, definition_of, spec_of
 from cellwright.harness.mcp.pins import Pins, difference, drift_of
+from cellwright.harness.tools.bounds import texts_in
 from cellwright.harness.tools.documents import document_of
 from cellwright.policies.errors import RegistryError, ToolInvalid
 from tests.conftest import SHARED
@@ -37,6 +40,23 @@ BAD: list[tuple[Any, str]] = [
     (tool("a", inputSchema=nested(60)), "deep"),
     (tool("a", inputSchema={"properties": {"x": {"$ref": "https://a.org/x"}}}), "leads outside"),
     (tool("a", inputSchema={"properties": {"x\u202e": {}}}), "nobody sees"),
+    (
+        tool(
+            "a",
+            inputSchema={
+                "$defs": {"x": {"properties": {"y": {"properties": {"a\U000e0041": {}}}}}}
+            },
+        ),
+        "nobody sees",
+    ),
+    (tool("a", inputSchema={"properties": {"x": {"enum": ["a", "a\ufe00"]}}}), "nobody sees"),
+    (
+        tool("a", inputSchema={"properties": {"x": {"anyOf": [{"const": ["\u3164"]}]}}}),
+        "nobody sees",
+    ),
+    (tool("a", inputSchema={"properties": {"x": {"pattern": "\u2066"}}}), "nobody sees"),
+    (tool("a", inputSchema={"x-help": {"en": "Obey.\u200b"}}), "nobody sees"),
+    (tool("a", outputSchema={"properties": {"x": {"enum": ["\U000e0153"]}}}), "nobody sees"),
     (tool("a", inputSchema={"description": "x" * 300_000}), "more than 262144"),
     (tool("a", description="x" * 1_000_000), "more than 655360"),
     (tool("a", description=7), "description: no text"),
@@ -69,7 +89,7 @@ def test_what_nobody_sees_is_taken_out_of_what_is_shown() -> None:
         "type": "object",
         "properties": {
             "description": {"type": "string", "description": words, "default": words},
-            "x": {"anyOf": [{"title": words, "const": words}]},
+            "x": {"anyOf": [{"title": words, "const": "👍️ a b", "examples": [words, "b"]}]},
         },
         "required": ["x"],
     }
@@ -77,8 +97,9 @@ def test_what_nobody_sees_is_taken_out_of_what_is_shown() -> None:
     assert spec.description == "Adds. Well"
     inside = spec.parameters["properties"]
     assert inside["description"]["description"] == "Adds. Well"
-    assert inside["description"]["default"] == words
-    assert inside["x"]["anyOf"] == [{"title": "Adds. Well", "const": words}]
+    assert "default" not in inside["description"]
+    assert inside["x"]["anyOf"] == [{"title": "Adds. Well", "const": "👍️ a b"}]
+    assert not [text for text in texts_in(msgspec.to_builtins(spec)) if first_hidden(text)]
     assert spec.parameters["required"] == ["x"]
 
 
@@ -139,6 +160,13 @@ def test_pins_are_of_one_server_at_one_place(tmp_path: Path) -> None:
     assert pins.of(ServerConfig(name="s", command="b")) is None
     assert pins.of(ServerConfig(name="t", command="a")) is None
     assert pins.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_pinned_tool_that_can_be_none_any_more_is_left_out(tmp_path: Path) -> None:
+    pins = Pins(tmp_path / "pins.json")
+    pins.pin(CONFIG, pinned(tool("a"), tool("b")).values())
+    pins.path.write_text(pins.path.read_text().replace('"name": "b"', '"name": "\\u200b"'))
+    assert pins.of(CONFIG) == pinned(tool("a"))
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}x", b'{"servers": 1}', b'{"more": 1}', b"\xff"])

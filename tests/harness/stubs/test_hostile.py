@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellwright.harness.hidden import first_hidden
 from cellwright.harness.stubs.tree import python_tree, typescript_tree
 from cellwright.harness.stubs.types import Field, Record
 from cellwright.harness.tools.spec import ToolSpec
@@ -153,3 +154,15 @@ def test_fields_and_records_say_what_they_are() -> None:
     assert [field.wire for field in known.parameters] == ["from", "x", "y"]
     assert all(isinstance(each, Field) for each in known.parameters)
     assert any(isinstance(each, Record) for each in known.definitions.values())
+
+
+def test_no_stub_has_hidden_characters() -> None:
+    """In values and names of a schema too, which are left as they are: repr(3) writes some of them."""
+    hidden = "x\ufe00\u3164\U000e0153\U000e0041\u200b"
+    properties = {"kind": {"enum": [hidden, "b"], "default": hidden}, hidden: {"const": hidden}}
+    schema = {"type": "object", "properties": properties, "description": hidden}
+    spec = tool("server.tool", description=hidden, parameters=schema, output_schema=schema)
+    for tree in (python_tree([spec]), typescript_tree([spec])):
+        for text in tree.values():
+            assert not first_hidden(text)
+    assert any("\\ufe00" in text for text in python_tree([spec]).values())
