@@ -33,6 +33,7 @@ BENCHMARKS = {
     "peers": "the same programs elsewhere, side by side",
     "languages": "programs in other languages, and sessions in them",
     "fairness": "neighbours, and the order of a queue",
+    "kernel": "kernel memory that a cell gets beyond its cap, object by object",
     "leaks": "what is left after ten thousands of calls",
     "soak": "many callers at once, hostile ones among them, and all there is in abundance",
     "chaos": "processes are killed and stopped at random while programs run",

@@ -14,7 +14,8 @@ _END_REPORT = "<!-- {name}: end -->"
 
 
 def write_documents(reports: list[Report]) -> None:
-    """Write the headlines into README.md and each report in full into this folder's.
+    """Write the headlines into README.md, and each report in full into this folder's or SECURITY.md,
+    whichever has marks for it.
 
     Raises PolicyError outside a checkout.
     """
@@ -22,10 +23,11 @@ def write_documents(reports: list[Report]) -> None:
     if not (_ROOT / "pyproject.toml").is_file():
         raise PolicyError("--write-readme: this is not a checkout", "clone the repository")
     readme.write_text(with_headlines(readme.read_text(), reports))
-    text = ours.read_text()
-    for report in reports:
-        text = with_report(text, report)
-    ours.write_text(text)
+    for document in (ours, _ROOT / "SECURITY.md"):
+        text = document.read_text()
+        for report in reports:
+            text = with_report(text, report)
+        document.write_text(text)
 
 
 def with_headlines(document: str, reports: list[Report]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from ...policies.errors import CellwrightError, PolicyError, Unenforceable
-from ...policies.policy import OPTIONAL_LAYERS, Limits, Policy, Processes
+from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
 from ..sandbox import Sandbox
 from .repairs import MOUNT_PROC, repair_of_launch, repair_of_layer
@@ -43,6 +43,29 @@ _SYSV = "import ctypes; ctypes.CDLL(None).shmget(0x5BCA0001, 1, 0)"
 _CORE = "import resource; resource.getrlimit(resource.RLIMIT_CORE)[1]"
 _BUSY = "import time\nused, end = time.process_time(), time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.process_time() - used"
 _FORKS = "import os, time\nn = 0\ntry:\n    while n < 60:\n        if os.fork() == 0: time.sleep(9)\n        n += 1\nexcept OSError:\n    pass\nn"
+_DATAGRAMS = """
+import socket
+held, kept = 0, []
+sender = socket.socket(type=socket.SOCK_DGRAM)
+sender.setblocking(False)
+try:
+    while True:
+        kept.append(socket.socket(type=socket.SOCK_DGRAM))
+        kept[-1].setblocking(False)
+        kept[-1].bind(("127.0.0.1", 0))
+        for _ in range(100):
+            sender.sendto(bytes(1000), kept[-1].getsockname())
+except OSError:  # as many as there are descriptors for
+    pass
+for each in kept:
+    try:
+        while True:
+            held += len(each.recv(1000))
+    except OSError:
+        pass
+held
+"""
+_CGROUPS = repair_of_layer("cgroup_memory")
 
 # layer, what is tried, the program, what must come of it
 _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
@@ -82,6 +105,7 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Finding]:  # noqa: B
             findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
             lacking = _why_lacking() if set(OPTIONAL_LAYERS) - set(sandbox.layers) else {}
             findings += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
+        findings.append(_sockets())
         findings += [_language(name) for name in _HELLO]
         findings.append(_daemon())
     except CellwrightError as error:
@@ -143,6 +167,32 @@ def _kernel() -> Finding:
     if numbers < (5, 19):
         return Finding("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
     return Finding("kernel", "PASS", f"Linux {release}", "")
+
+
+def _sockets() -> Finding:
+    """Tell whether what TCP and UDP hold is counted, and as what."""
+    policy = Policy(
+        name="doctor",
+        optional_layers=OPTIONAL_LAYERS,
+        network=Network(loopback=True),
+        limits=Limits(memory_bytes=64 * _MIB, wall_seconds=30),
+    )
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        if "cgroup_sockets" not in sandbox.layers:
+            return Finding(
+                "cgroup_sockets", "WARN", "nothing counts what TCP and UDP hold", _CGROUPS
+            )
+        result = sandbox.execute(_DATAGRAMS)
+    if result.reason == "memory":
+        proof = "what TCP and UDP hold counts as the cell's memory"
+        return Finding("cgroup_sockets", "PASS", proof, "")
+    if isinstance(result.value, int) and result.value < 16 * _MIB:
+        proof = (
+            "what TCP and UDP hold is counted apart, up to a quarter of the memory cap (cgroup v1)"
+        )
+        return Finding("cgroup_sockets", "PASS", proof, "")
+    seen = f"a cell that may have 64 MiB: {result.reason}, {result.value!r} bytes held by UDP"
+    return Finding("cgroup_sockets", "FAIL", seen, "please report this")
 
 
 def _language(name: str) -> Finding:

@@ -152,7 +152,7 @@ def test_results_are_written_between_their_marks_and_nowhere_else() -> None:
 
 
 def test_every_benchmark_has_its_place_in_the_document() -> None:
-    text = (ROOT / "benchmarks/README.md").read_text()
+    text = (ROOT / "benchmarks/README.md").read_text() + (ROOT / "SECURITY.md").read_text()
     for name in commands.BENCHMARKS:
         assert f"<!-- {name}: written by cellwright bench -->\n" in text
         assert f"<!-- {name}: end -->" in text

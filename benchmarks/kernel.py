@@ -1,0 +1,364 @@
+"""Kernel memory: how much of the host's a cell gets, object by object, beyond its own cap.
+
+Each attempt makes as many objects of one kind as it can, in nine processes of one cell, while the
+memory of the host is watched from outside.
+"""
+
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ..harness.sandbox import Sandbox
+from ..policies.loading import load_policy
+from ..policies.policy import MIB, Policy
+from ..runner.result import SandboxResult
+from .report import Column, Report, Table, Verdict
+from .settings import Settings
+
+_SECONDS, _SMOKE_SECONDS = 5.0, 0.3
+_LOOK_SECONDS = 0.02
+_SLAB_MIB = 32  # of what no cgroup counts: more than a cell makes, far less than a host misses
+_NOISE_MIB = 256  # of what other programs take meanwhile
+_BEYOND = (
+    "Beyond: by how much the unreclaimable slab of the host grew more than the cell's cgroup counted. "
+    "Other programs on the machine add to it."
+)
+_WITHOUT = (
+    "Without a memory cgroup nothing is counted: what is bounded by number stays so, and "
+    "`memory_bytes` bounds the address space of each process."
+)
+_YES, _NO = "yes", "no"
+_HEADER = """
+import ctypes, fcntl, mmap, os, select, signal, socket, struct, threading, time
+END = time.monotonic() + {seconds}
+C = ctypes.CDLL(None, use_errno=True)
+def checked(result):
+    if result < 0: raise OSError(ctypes.get_errno(), "refused")
+    return result
+def lock(fd, start, command=fcntl.F_SETLK):
+    fcntl.fcntl(fd, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, 1, 0))
+def filled(*sockets, size=65536):
+    for each in sockets:
+        each.setblocking(False)
+        try:
+            while True: each.send(bytes(size))
+        except BlockingIOError: pass
+"""
+_FOOTER = """
+def run():
+    made, kept = 0, make()
+    try:
+        for number in kept:
+            made += number
+            if time.monotonic() > END: break
+    except (OSError, MemoryError, RuntimeError): pass
+    return made, kept
+read, write = os.pipe()
+children = 0
+try:
+    for _ in range(8):
+        if os.fork() == 0:
+            made, kept = run()
+            os.write(write, made.to_bytes(8, "little"))
+            time.sleep(max(0, END - time.monotonic()) + 1)
+            os._exit(0)
+        children += 1
+except OSError: pass
+made, kept = run()
+made + sum(int.from_bytes(os.read(read, 8), "little") for _ in range(children))
+"""
+
+
+class Attempt(NamedTuple):
+    """One kind of object: whether a cgroup counts it, what bounds it, and how it is made."""
+
+    what: str
+    v1: str
+    v2: str
+    bound: str
+    make: str  # the body of a generator that yields how many it made
+
+
+_REFUSED = ("-", "-")
+ATTEMPTS = (
+    Attempt("record locks", _NO, _NO, "1,024 in a cell; none in a cell of one process", """
+    for number in range(400):
+        fd = os.open(f"/tmp/{os.getpid()}-{number}", os.O_RDWR | os.O_CREAT)
+        for place in range(500): lock(fd, 2 * place); yield 1
+"""),
+    Attempt("locks of an open file (OFD)", _NO, _NO, "refused", """
+    fd = os.open("/tmp/ofd", os.O_RDWR | os.O_CREAT)
+    for place in range(1_000_000): lock(fd, 2 * place, 37); yield 1
+"""),
+    Attempt("flock", _NO, _NO, "one for an open file: `open_files`, `processes`", """
+    kept = []
+    while True:
+        kept.append(os.open(f"/tmp/{os.getpid()}-{len(kept)}", os.O_RDWR | os.O_CREAT))
+        fcntl.flock(kept[-1], fcntl.LOCK_EX); yield 1
+"""),
+    Attempt("leases, directory notifications", *_REFUSED, "refused", """
+    fd = os.open(f"/tmp/{os.getpid()}", os.O_RDWR | os.O_CREAT)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); yield 1
+"""),
+    Attempt("TCP buffers", "apart", _YES, "a quarter of `memory_bytes`, killed at half (v1)", """
+    kept, listener = [], socket.create_server(("127.0.0.1", 0), backlog=64)
+    while True:
+        kept += [socket.create_connection(listener.getsockname()), listener.accept()[0]]
+        filled(*kept[-2:]); yield 2
+"""),
+    Attempt("UDP buffers", "apart", _YES, "a quarter of `memory_bytes` (v1)", """
+    kept = []
+    while True:
+        one, two = (socket.socket(type=socket.SOCK_DGRAM) for _ in "ab")
+        one.bind(("127.0.0.1", 0)); two.connect(one.getsockname()); kept += [one, two]
+        two.setblocking(False)
+        for _ in range(300):
+            try: two.send(bytes(1000)); yield 1
+            except BlockingIOError: break
+"""),
+    Attempt("connections in TIME_WAIT", _NO, _NO, "net.ipv4.tcp_max_tw_buckets of a cell", """
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    while True:
+        one = socket.create_connection(listener.getsockname()); two = listener.accept()[0]
+        one.close(); two.close(); yield 1
+"""),
+    Attempt("Unix sockets and their buffers", _YES, _YES, "`open_files`; net.core.wmem_default", """
+    kept = []
+    while True:
+        kept += socket.socketpair(); filled(*kept[-2:]); yield 2
+"""),
+    Attempt("Unix sockets, a byte a message", _YES, _YES, "as above", """
+    kept = []
+    while True:
+        kept += socket.socketpair(); filled(*kept[-2:], size=1); yield 2
+"""),
+    Attempt("descriptors in flight", _YES, _YES, "`open_files`, for all cells of an id", """
+    kept = []
+    while True:
+        one, two = socket.socketpair(); kept += [one, two]
+        one.setblocking(False)
+        for _ in range(100):
+            try: socket.send_fds(one, [b"x"], [one.fileno()] * 200); yield 200
+            except BlockingIOError: break
+"""),
+    Attempt("pipes and their buffers", _YES, _YES, "`open_files`; fs.pipe-user-pages-soft", """
+    while True:
+        read, write = os.pipe(); os.set_blocking(write, False); yield 1
+        try:
+            while True: os.write(write, bytes(65536))
+        except BlockingIOError: pass
+"""),
+    Attempt("epoll entries", _YES, _YES, "`open_files`; fs.epoll.max_user_watches", """
+    kept, events = [], [os.eventfd(0) for _ in range(400)]
+    while True:
+        kept.append(select.epoll())
+        for event in events: kept[-1].register(event); yield 1
+"""),
+    Attempt("eventfds, timerfds", _YES, _YES, "`open_files`, `processes`", """
+    while True: os.eventfd(0); yield 1
+"""),
+    Attempt("inotify watches", _YES, _YES, "refused but for `file_watching`; its quota", """
+    fd = checked(C.inotify_init1(0))
+    while True: checked(C.inotify_add_watch(fd, b"/tmp", 2)); yield 1
+"""),
+    Attempt("POSIX timers", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
+    timer = ctypes.c_void_p()
+    while True: checked(C.timer_create(1, None, ctypes.byref(timer))); yield 1
+"""),
+    Attempt("signals queued", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 65))
+    while True: checked(C.sigqueue(os.getpid(), 40, ctypes.c_void_p(1))); yield 1
+"""),
+    Attempt("memfds", _YES, _YES, "`memory_bytes`; refused without a memory cgroup", """
+    while True:
+        fd = os.memfd_create("x"); yield 1
+        for _ in range(8): os.write(fd, bytes(1 << 20))
+"""),
+    Attempt("files on tmpfs, their names", _YES, _YES, "`workspace_inodes`, `workspace_bytes`", """
+    for number in range(1_000_000):
+        os.symlink("x" * 200, f"/workspace/{os.getpid()}-{number}"); yield 1
+"""),
+    Attempt("user attributes of files", _YES, _YES, "255 bytes each; the room for inodes", """
+    for number in range(1_000_000):
+        path = f"/workspace/{os.getpid()}-{number}"; open(path, "w").close()
+        for each in range(50): os.setxattr(path, f"user.{each}", bytes(255)); yield 1
+"""),
+    Attempt("access lists of files", _NO, _NO, "255 bytes a file; `workspace_inodes`", """
+    entry = struct.Struct("<HHI").pack
+    users = b"".join(entry(2, 7, 1000) for _ in range(1))
+    acl = struct.pack("<I", 2) + entry(1, 7, 2**32 - 1) + users
+    acl += entry(4, 7, 2**32 - 1) + entry(16, 7, 2**32 - 1) + entry(32, 7, 2**32 - 1)
+    for number in range(1_000_000):
+        path = f"/workspace/{os.getpid()}-{number}"; open(path, "w").close()
+        os.setxattr(path, "system.posix_acl_access", acl); yield 1
+"""),
+    Attempt("mappings", _YES, _YES, "vm.max_map_count a process", """
+    kept = []
+    while True:
+        kept.append(mmap.mmap(-1, 4096, prot=1 + 2 * (len(kept) % 2))); yield 1
+"""),
+    Attempt("page tables", _YES, _YES, "`memory_bytes`; RLIMIT_AS without a memory cgroup", """
+    size = 1 << 40
+    kept = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | 0x4000, prot=1)  # MAP_NORESERVE
+    for place in range(0, size, 1 << 21): kept[place]; yield 1
+"""),
+    Attempt("processes", _YES, _YES, "`processes`", """
+    while True:
+        if os.fork() == 0: time.sleep(max(0, END - time.monotonic())); os._exit(0)
+        yield 1
+"""),
+    Attempt("threads", _YES, _YES, "`processes`", """
+    while True:
+        threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); yield 1
+"""),
+    Attempt("threads that wait for a lock or a futex", _YES, _YES, "`processes`", """
+    fd, held = (os.open("/tmp/f", os.O_RDWR | os.O_CREAT) for _ in "ab")
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    while True:
+        threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_EX), daemon=True).start(); yield 1
+"""),
+    Attempt("System V shared memory, semaphores, queues", *_REFUSED, "refused", """
+    while True: checked(C.semget(0, 250, 0o1600)); yield 250
+"""),
+    Attempt("POSIX message queues", *_REFUSED, "refused", """
+    while True: checked(C.mq_open(b"/x", os.O_CREAT | os.O_RDWR, 0o600, None)); yield 1
+"""),
+    Attempt("keys", *_REFUSED, "refused", """
+    while True: checked(C.syscall(248, b"user", b"x", b"x" * 1000, 1000, -3)); yield 1
+"""),
+    Attempt("namespaces, and all that is in them", *_REFUSED, "refused", """
+    while True: checked(C.unshare(0x50000000)); yield 1
+"""),
+    Attempt("mounts", *_REFUSED, "refused", """
+    while True: checked(C.mount(b"x", b"/tmp", b"tmpfs", 0, None)); yield 1
+"""),
+    Attempt("seccomp filters, Landlock domains", *_REFUSED, "refused", """
+    while True: checked(C.syscall(444, None, 0, 1)); yield 1
+"""),
+    Attempt("rings of io_uring, asynchronous I/O, BPF", *_REFUSED, "refused", """
+    while True: checked(C.syscall(425, 64, bytes(120))); yield 1
+"""),
+)  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """What came of an attempt, and what the host missed meanwhile, in MiB."""
+
+    result: SandboxResult
+    slab: float  # SUnreclaim, at the most
+    taken: float  # MemAvailable, at the most
+    beyond: float  # of `slab`, what the cell's cgroup did not count
+
+
+def measure(settings: Settings) -> Report:
+    """Return what each kind of object cost the host beyond the cell's cap."""
+    seconds = _SMOKE_SECONDS if settings.smoke else _SECONDS
+    policy = _policy(settings.policy)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        sandbox.execute("1")
+        seen = {each: _try(sandbox, each, seconds) for each in ATTEMPTS}
+        layers = sandbox.layers
+    return Report(
+        name="kernel",
+        title="Kernel memory",
+        tables=(_table(seen),),
+        verdicts=tuple(_verdicts(seen, policy)),
+        notes=(_in_force(policy, layers, seconds), _BEYOND, _WITHOUT),
+    )
+
+
+def _in_force(policy: Policy, layers: tuple[str, ...], seconds: float) -> str:
+    caps = ", ".join(layer for layer in layers if layer.startswith("cgroup_"))
+    mib = policy.limits.memory_bytes // MIB
+    return f"Cells have {mib} MiB, the profile `standard` and {seconds:g} s for each; in force: {caps}."
+
+
+def _policy(asked: Policy) -> Policy:
+    standard = load_policy("standard")
+    limits = msgspec.structs.replace(standard.limits, wall_seconds=30.0, cpu_seconds=60.0)
+    return msgspec.structs.replace(standard, optional_layers=asked.optional_layers, limits=limits)
+
+
+def _try(sandbox: Sandbox, attempt: Attempt, seconds: float) -> Seen:
+    program = f"{_HEADER.format(seconds=seconds)}def make():{attempt.make}{_FOOTER}"
+    before = _memory()
+    most_slab, least_free = before["SUnreclaim"], before["MemAvailable"]
+    ended = threading.Event()
+    found: list[SandboxResult] = []
+
+    def run() -> None:
+        try:
+            found.append(sandbox.execute(program))
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not ended.wait(_LOOK_SECONDS):
+        now = _memory()
+        most_slab = max(most_slab, now["SUnreclaim"])
+        least_free = min(least_free, now["MemAvailable"])
+    thread.join()
+    if not found:
+        raise RuntimeError(f"the attempt to make {attempt.what} could not be run")
+    slab = (most_slab - before["SUnreclaim"]) / MIB
+    taken = (before["MemAvailable"] - least_free) / MIB
+    counted = found[0].usage.memory_peak_bytes / MIB
+    return Seen(found[0], slab, taken, max(0.0, slab - counted))
+
+
+def _memory() -> dict[str, int]:
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
+
+
+def _table(seen: dict[Attempt, Seen]) -> Table:
+    columns = (
+        "object",
+        "counted by v1",
+        "by v2",
+        "our bound",
+        "made",
+        "cell's peak MiB",
+        "beyond MiB",
+    )
+    return Table(
+        title="What a cell can make of the kernel's memory",
+        columns=tuple(Column(title, 0) for title in columns),
+        rows=tuple(
+            (
+                each.what, each.v1, each.v2, each.bound, _made(of.result),
+                of.result.usage.memory_peak_bytes / MIB, of.beyond,
+            )
+            for each, of in seen.items()
+        ),
+    )  # fmt: skip
+
+
+def _made(result: SandboxResult) -> str:
+    if isinstance(result.value, int):
+        return f"{result.value:,}" if result.value else "refused"
+    return f"ended: {result.reason}"
+
+
+def _verdicts(seen: dict[Attempt, Seen], policy: Policy) -> list[Verdict]:
+    """Judge what the host lost: slab beyond what is counted, with what v1 counts apart, and in all."""
+    sockets = policy.limits.memory_bytes // 4 // MIB
+    beyond = {each: of.beyond - (sockets if each.v1 == "apart" else 0) for each, of in seen.items()}
+    most = max(beyond, key=beyond.__getitem__)
+    cap = policy.limits.memory_bytes * 1.5 / MIB + _NOISE_MIB
+    taken = max(seen, key=lambda each: seen[each].taken)
+    return [
+        Verdict(
+            f"no object takes more than {_SLAB_MIB} MiB of slab beyond what is counted and capped",
+            beyond[most] <= _SLAB_MIB,
+            f"at most {max(0.0, beyond[most]):.0f} MiB, of {most.what}",
+        ),
+        Verdict(
+            f"no object takes more than {cap:.0f} MiB of the host",
+            seen[taken].taken <= cap,
+            f"at most {seen[taken].taken:.0f} MiB, of {taken.what}",
+        ),
+    ]
