@@ -5,18 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
-from ..policies.errors import PolicyError
+from ..policies.closing import Closing
 from ..policies.permissions import PermissionSet
-from ..policies.policy import MIB
 from ..policies.source.check import validate_code
 from ..runner.audit.level import AuditLevel
 from ..runner.audit.log import AuditLog
 from ..runner.result import SandboxResult
 from .isolation import IsolationBackend, IsolationConfig, ProcessIsolation
-from .permissions import policy_of
-from .sandbox import Sandbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +39,11 @@ class ExecutionResult:
     result: SandboxResult
 
 
-class CodeExecutor:
+class CodeExecutor(Closing):
     """Runs code under `permissions`, in `backend`, with a record in `audit`.
 
-    Permissions are enforced by our cells alone: with another backend they must be empty.
+    Permissions are enforced by our cells alone: with another backend they must be empty.  A context
+    manager; what is kept between executions is freed by `close`, or once nobody refers to it.
     """
 
     def __init__(
@@ -56,18 +52,9 @@ class CodeExecutor:
         backend: IsolationBackend | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """Raise PolicyError if the permissions make no sense, or the backend cannot enforce them."""
-        self.backend = backend or ProcessIsolation()
+        """Raise PolicyError if the permissions are invalid, or the backend cannot enforce them."""
+        self.backend = (backend or ProcessIsolation()).under(permissions or PermissionSet(), audit)
         self.audit = audit
-        if (
-            permissions
-            and permissions.permissions
-            and not isinstance(self.backend, ProcessIsolation)
-        ):
-            raise PolicyError(
-                "permissions: only ProcessIsolation enforces them", "use it, or give no permissions"
-            )
-        self._policy = policy_of(permissions or PermissionSet())
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
         """Return {"valid": ..., "issues": [{"pattern", "reason", "line"}]}; nothing runs.  Advice."""
@@ -77,10 +64,8 @@ class CodeExecutor:
         """Run `code` and return what came of it; raises what the backend raises."""
         context = context or ExecutionContext()
         began = time.monotonic()
-        if isinstance(self.backend, ProcessIsolation):
-            result = self._in_a_cell(code, context)
-        else:
-            result = self.backend.execute(code, context.language, _limits_of(context))
+        result = self.backend.execute(code, context.language, _limits_of(context))
+        if not self.backend.keeps_trail:
             self._record(result, context)
         seconds = time.monotonic() - began
         return ExecutionResult(
@@ -88,14 +73,8 @@ class CodeExecutor:
             exit_code=result.exit_code, execution_time=seconds, context=context, result=result,
         )  # fmt: skip
 
-    def _in_a_cell(self, code: str, context: ExecutionContext) -> SandboxResult:
-        memory = int(context.max_memory_mb * MIB)
-        limits = replace(self._policy.limits, memory_bytes=memory, wall_seconds=context.timeout)
-        policy = replace(self._policy, limits=limits)
-        with Sandbox(policy=policy, pool=0, audit=self.audit) as sandbox:
-            return sandbox.execute(
-                code, context.language, env=dict(context.env_vars), trace_id=context.id or None
-            )
+    def close(self) -> None:
+        self.backend.close()
 
     def _record(self, result: SandboxResult, context: ExecutionContext) -> None:
         if self.audit:
@@ -111,4 +90,5 @@ def _limits_of(context: ExecutionContext) -> IsolationConfig:
         timeout_seconds=context.timeout,
         max_memory_mb=context.max_memory_mb,
         env_vars=context.env_vars,
+        trace_id=context.id or None,
     )

@@ -1,14 +1,12 @@
 """Sandboxes for made tools: one for each set of permissions, a few of them alive at a time."""
 
 import contextlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from ...policies.errors import ClosedError, PolicyError
+from ...policies.errors import PolicyError
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds, narrow
 from ...policies.permissions import PermissionLevel
@@ -19,6 +17,7 @@ from ...runner.pool import PoolSettings
 from ..intake import rules_of
 from ..permissions import policy_of
 from ..sandbox import Sandbox
+from ..sandbox_cache import SandboxCache
 from .broker import Broker
 from .spec import Grants
 
@@ -35,15 +34,6 @@ def _rules(grants: Grants, policy: Policy) -> Rules:
         files=any(each.level is not PermissionLevel.NONE for each in grants.files),
         programs=any(each.allow_subprocess for each in grants.processes),
     )
-
-
-class _Shared:
-    """A sandbox and how many calls are in it."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.users = 0
-        self.is_wanted = True
 
 
 class Cells:
@@ -63,9 +53,7 @@ class Cells:
         self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
         self._pool = PoolSettings(size=pool)
         self._optional_layers = named_layers("optional_layers", optional_layers)
-        self._lock = threading.Lock()
-        self._shared: OrderedDict[bytes, _Shared] = OrderedDict()
-        self._closed = False
+        self._sandboxes = SandboxCache(ALIVE, "the tool factory")
 
     def policy(self, grants: Grants) -> Policy:
         """Return what cells of these permissions may do: the profile `tool`, and what is granted.
@@ -91,34 +79,9 @@ class Cells:
     def lend(self, grants: Grants, tools: Broker | None = None) -> Iterator[Sandbox]:
         """Give a sandbox of these permissions for one call, in which `tools` can be called; raises
         what making one raises."""
-        shared = self._take(grants, tools)
-        try:
-            yield shared.sandbox
-        finally:
-            self._give_back(shared)
-
-    def _take(self, grants: Grants, tools: Broker | None) -> _Shared:
         key = msgspec.json.encode((grants, tools is not None))
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the tool factory was closed")
-            if key not in self._shared:
-                self._shared[key] = _Shared(self._make(grants, tools))
-            self._shared.move_to_end(key)
-            shared = self._shared[key]
-            shared.users += 1
-            surplus = self._surplus()
-        for each in surplus:
-            self._close_unused(each)
-        return shared
-
-    def _surplus(self) -> list[_Shared]:
-        """Take out those that were idle longest; one that is in use is closed when it is given back."""
-        found = []
-        while len(self._shared) > ALIVE:
-            found.append(self._shared.popitem(last=False)[1])
-            found[-1].is_wanted = False
-        return found
+        with self._sandboxes.lend(key, lambda: self._make(grants, tools)) as sandbox:
+            yield sandbox
 
     def _make(self, grants: Grants, tools: Broker | None) -> Sandbox:
         policy = self.policy(grants)
@@ -130,18 +93,6 @@ class Cells:
             )  # fmt: skip
         return self._ceiling.sibling(policy, self._pool, tools, rules=rules)
 
-    def _give_back(self, shared: _Shared) -> None:
-        with self._lock:
-            shared.users -= 1
-        if not shared.is_wanted:
-            self._close_unused(shared)
-
-    def _close_unused(self, shared: _Shared) -> None:
-        with self._lock:
-            in_use = shared.users > 0
-        if not in_use:
-            shared.sandbox.close()
-
     def policy_in_force(self, grants: Grants) -> Policy:
         """Return the policy of the sandbox that is lent for these permissions."""
         with self.lend(grants) as sandbox:
@@ -149,15 +100,8 @@ class Cells:
 
     def settle(self) -> None:
         """Wait until the cells that should wait do."""
-        with self._lock:
-            shared = list(self._shared.values())
-        for each in shared:
-            each.sandbox.settle()
+        self._sandboxes.settle()
 
     def close(self) -> None:
         """End every call and close every sandbox; closing twice is fine."""
-        with self._lock:
-            self._closed = True
-            shared, self._shared = list(self._shared.values()), OrderedDict()
-        for each in shared:
-            each.sandbox.close()
+        self._sandboxes.close()

@@ -4,12 +4,13 @@ import json
 import os
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import cellwright
-from cellwright import LaunchError, PolicyError, SandboxStatus
+from cellwright import ClosedError, LaunchError, PolicyError, SandboxStatus
 from cellwright.audit import AuditLog
 from cellwright.executor import CodeExecutor, ExecutionContext
 from cellwright.isolation import ContainerIsolation, IsolationConfig, ProcessIsolation
@@ -29,6 +30,38 @@ def test_code_is_executed_in_a_context_and_recorded() -> None:
     assert (result.success, result.output, result.context) == (True, "executed 1\n", context)
     assert [entry.action for entry in audit.get_entries(category="execution")] == ["start", "ok"]
     assert {entry.trace_id for entry in audit.get_entries(category="execution")} == {"task_123"}
+
+
+def test_a_sandbox_is_kept_for_each_pair_of_limits() -> None:
+    """Making one takes a hundred times as long as an execution in it."""
+    with AuditLog(max_entries=100) as audit, CodeExecutor(audit=audit) as executor:
+        made = partial(audit.get_entries, category="policy")
+        for number in range(3):
+            assert executor.execute(str(number)).result.value == number
+        assert len(made()) == 1
+        executor.execute("1", ExecutionContext(max_memory_mb=64))
+        assert len(made()) == 2
+        for timeout in range(1, 7):
+            executor.execute("1", ExecutionContext(timeout=timeout))
+        assert len(executor.backend._sandboxes) == 4  # type: ignore[attr-defined]
+    with pytest.raises(ClosedError):
+        executor.execute("1")
+
+
+def test_cpu_time_grows_with_the_timeout_of_a_context() -> None:
+    with CodeExecutor() as executor:
+        code = "import resource\nresource.getrlimit(resource.RLIMIT_CPU)[0]"
+        result = executor.execute(code, ExecutionContext(timeout=90.0)).result
+    assert result.value >= 90
+
+
+def test_permissions_are_the_executors_or_its_backends() -> None:
+    allowed = PermissionSet([ProcessPermission(allow_subprocess=True, allowed_commands=["cat"])])
+    code = "import subprocess; subprocess.run(['cat', '/dev/null']).returncode"
+    with CodeExecutor(backend=ProcessIsolation(allowed)) as executor:
+        assert executor.execute(code).result.value == 0
+    with pytest.raises(PolicyError, match="not to both"):
+        CodeExecutor(allowed, ProcessIsolation(allowed))
 
 
 def test_validation_runs_nothing() -> None:
@@ -89,6 +122,8 @@ if sys.argv[1] == "run":
 if sys.argv[1] == "rm" and os.path.exists("/proc/" + open(client).read()): sys.argv[1] = "rm too early"
 with open({notes!r}, "a") as notes: notes.write(json.dumps(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "image": sys.exit(0 if sys.argv[3] == "there" else 1)
+for word in sys.argv:
+    if word.startswith("--cidfile="): open(word.partition("=")[2], "w").write("0123")
 if sys.argv[1] == "run": os.execv({python!r}, [{python!r}, "-I", "-"])
 """
 
@@ -141,6 +176,30 @@ def test_a_container_that_runs_too_long_is_removed_by_its_name(engine: Path) -> 
 def test_what_a_container_prints_is_bounded(engine: Path) -> None:
     result = ContainerIsolation(image="there", engine=str(engine)).execute("print('x' * 10**7)")
     assert len(result.stdout) < 110_000
+
+
+def test_an_engine_that_makes_no_container_is_an_error_of_ours(engine: Path) -> None:
+    said = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
+    engine.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 125\n")
+    with pytest.raises(LaunchError, match="made no container: Cannot connect to the Docker daemon"):
+        ContainerIsolation(image="there", engine=str(engine)).execute("1")
+    engine.unlink()
+    backend = ContainerIsolation(image="there", engine=str(engine))
+    assert not backend.is_available()
+    with pytest.raises(LaunchError, match="cannot start .*: No such file"):
+        backend.execute("1")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(125, "or the program exited"), (126, "be executed"), (127, "has no python3"), (3, "code 3")]
+)  # fmt: skip
+def test_exit_codes_of_a_container_are_explained(engine: Path, code: int, words: str) -> None:
+    """A container was made, so each may be the program's own."""
+    result = ContainerIsolation(image="there", engine=str(engine)).execute(
+        f"raise SystemExit({code})"
+    )
+    assert (result.status, result.exit_code) == (SandboxStatus.FAILED, code)
+    assert words in str(result.error)
 
 
 def test_without_an_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
