@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .policies.errors import ToolOutcomeUnknown as ToolOutcomeUnknown
     from .policies.errors import ToolQuotaExceeded as ToolQuotaExceeded
     from .policies.errors import ToolResultInvalid as ToolResultInvalid
+    from .policies.errors import ToolResultTooLarge as ToolResultTooLarge
     from .policies.errors import ToolTestFailed as ToolTestFailed
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.errors import WorkspaceError as WorkspaceError
@@ -106,7 +107,7 @@ _HOMES = {
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
         "ToolArgumentsInvalid", "ToolBudgetExceeded", "ToolDenied", "ToolError", "ToolExists",
         "ToolFailed", "ToolDiverged", "ToolInvalid", "ToolNotFound", "ToolOutcomeUnknown",
-        "ToolQuotaExceeded", "ToolResultInvalid", "ToolTestFailed",
+        "ToolQuotaExceeded", "ToolResultInvalid", "ToolResultTooLarge", "ToolTestFailed",
         "Unenforceable", "WorkspaceError",
     ),
     "policies.narrowing": ("exceeds", "narrow"),

@@ -22,6 +22,7 @@
     │   ├── ToolQuotaExceeded    the maker's tools take all the room that one maker has
     │   ├── ToolArgumentsInvalid the arguments are not what its schema says
     │   ├── ToolResultInvalid    the result is not what its schema says
+    │   ├── ToolResultTooLarge   the result is longer than the caller's policy allows
     │   ├── ToolDiverged         a run that was resumed calls something else than before
     │   ├── ToolOutcomeUnknown   it was begun, and nobody knows what came of it
     │   └── ToolFailed           it was called and did not answer
@@ -181,6 +182,19 @@ class ToolResultInvalid(ToolError):  # noqa: N818
     """The result is not what the tool's schema says."""
 
     kind = "invalid_result"
+
+
+class ToolResultTooLarge(ToolError):  # noqa: N818
+    """The result is longer than `tools.result_bytes`; `result_id`, if not empty, is by what it can be
+    read: results.read_all, results.read."""
+
+    kind = "too_large"
+
+    def __init__(
+        self, message: str, hint: str = "", *, tool: str = "", result_id: str = ""
+    ) -> None:
+        super().__init__(message, hint, tool=tool)
+        self.result_id = result_id
 
 
 class ToolDiverged(ToolError):  # noqa: N818

@@ -52,11 +52,15 @@ class Tools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     calls_per_second: float = 1000.0
     depth: int = 4  # a tool that calls a tool that calls ...
     argument_bytes: int = 1_048_576  # of the arguments of one call, before they are decoded
-    result_bytes: int = 65_536  # of one result; a longer one is kept on the host
+    result_bytes: int = 8_388_608  # of one result that a program gets; a longer one is an error
+    shown_bytes: int = 65_536  # of one result that a model reads; a longer one comes in pages
     result_rows: int = 1_000_000  # items of any list in a result; what is beyond is left out
 
 
-_CAPS = ("calls", "calls_per_second", "depth", "argument_bytes", "result_bytes", "result_rows")
+_CAPS = (
+    "calls", "calls_per_second", "depth", "argument_bytes", "result_bytes", "shown_bytes",
+    "result_rows",
+)  # fmt: skip
 
 
 class Verdict(NamedTuple):

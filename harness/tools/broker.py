@@ -15,6 +15,7 @@ from ...policies.errors import (
     ToolBudgetExceeded,
     ToolDenied,
     ToolError,
+    ToolResultTooLarge,
 )
 from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
@@ -26,7 +27,7 @@ from .discovery import Discovery
 from .hygiene import Filter, Hits
 from .meter import Meter
 from .noting import OWN, Noting, OwnTrail, Passing
-from .results import READ_RESULT, Results
+from .results import READ_ALL, READ_RESULT, Results
 from .returning import Returned, Returning
 from .spec import Caller, Tool, ToolOwner, ToolSpec
 from .validation import compile_schema
@@ -66,7 +67,11 @@ class Broker:
         self._noting = Noting(audit)
         self._returning = Returning(filters)
         self._results = Results()
-        own = [Tool(READ_RESULT, self._read), *Discovery(self._shown).tools()]
+        own = [
+            Tool(READ_RESULT, self._read),
+            Tool(READ_ALL, self._read_all),
+            *Discovery(self._shown).tools(),
+        ]
         self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))
 
@@ -132,8 +137,9 @@ class Broker:
         value = self._perform(passing, secrets, redaction, hits)
         rows = min(self.rules.result_rows, caller.rules.result_rows)
         returned = self._returning.result(tool.spec, value, redaction, rows, hits)
+        fitted = self._fit(passing, returned)
         self._noting.returned(passing, len(returned.data), hits)
-        return self._fit(returned, caller)
+        return fitted
 
     def explain(self, name: str, arguments: dict[str, Any], rules: Tools) -> list[str]:
         """Return what the rules say of a call, each that was looked at, without calling."""
@@ -242,17 +248,45 @@ class Broker:
         finally:
             CALLING.reset(token)
 
-    def _fit(self, returned: Returned, caller: Caller) -> Returned:
-        """Return a result that is not too long; a longer one is kept, and its head returned."""
-        limit = min(self.rules.result_bytes, caller.rules.result_bytes)
-        if len(returned.data) <= limit:
+    def _fit(self, passing: Passing, returned: Returned) -> Returned:
+        """Return a result that is not too long for its caller.
+
+        A longer one is kept.  A model gets its head; for a program, which would take that for the
+        result, ToolResultTooLarge is raised.
+        """
+        caller, spec = passing.caller, passing.tool.spec
+        limit, size = self._limit(caller), len(returned.data)
+        if size <= limit or spec is READ_ALL:
             return returned
-        frame = self._results.fit(returned.value, returned.data.decode(), limit, caller.id)
-        return Returned(frame, msgspec.json.encode(frame))
+        text = returned.data.decode()
+        if caller.is_model:
+            frame = self._results.fit(returned.value, text, int(limit), caller.id)
+            return Returned(frame, msgspec.json.encode(frame))
+        name = self._results.keep(text, caller.id)
+        raise ToolResultTooLarge(
+            f"{spec.name}: the result has {size} bytes, more than tools.result_bytes of the policy, "
+            f"{limit:.0f}: "
+            + (
+                f"results.read_all({name!r}) gives it whole, results.read in parts"
+                if name
+                else "it is too long to be kept; ask for less"
+            ),
+            tool=spec.name, result_id=name,
+        )  # fmt: skip
+
+    def _limit(self, caller: Caller) -> float:
+        """Return how many bytes of a result a caller gets at once."""
+        most = min(self.rules.result_bytes, caller.rules.result_bytes)
+        shown = min(self.rules.shown_bytes, caller.rules.shown_bytes)
+        return min(most, shown) if caller.is_model else most
 
     def _read(self, arguments: dict[str, Any], caller: Caller) -> Any:
-        limit = min(self.rules.result_bytes, caller.rules.result_bytes)
-        return self._results.read(arguments, caller.id, limit)
+        return self._results.read(arguments, caller.id, int(self._limit(caller)))
+
+    def _read_all(self, arguments: dict[str, Any], caller: Caller) -> Any:
+        if caller.is_model:
+            raise ToolArgumentsInvalid("results are read in parts here", "call results.read")
+        return self._results.read_all(arguments, caller.id)
 
 
 def _count(caller: Caller) -> None:
@@ -269,6 +303,7 @@ def _within(passing: Passing) -> Caller:
         recorder=None,  # what a tool calls is part of its answer, which is recorded as one
         intend=None,
         call="",
+        is_model=caller.is_model and spec in (READ_RESULT, READ_ALL),  # which read for the caller
         traceparent=passing.span.traceparent or passing.span.trace_id,
         tools=frozenset(spec.calls) if made else caller.tools,
     )

@@ -39,7 +39,12 @@ from .vault import Vault
 
 # Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
 _UNBOUNDED = Tools(
-    calls=2**52, calls_per_second=2**52, argument_bytes=2**52, result_bytes=2**52, result_rows=2**52
+    calls=2**52,
+    calls_per_second=2**52,
+    argument_bytes=2**52,
+    result_bytes=2**52,
+    shown_bytes=2**52,
+    result_rows=2**52,
 )
 _KNOWN = 20  # tools that an error lists
 

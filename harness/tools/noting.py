@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from ...policies.errors import ToolBudgetExceeded, ToolError, ToolFailed, ToolResultInvalid
+from ...policies.errors import (
+    ToolBudgetExceeded,
+    ToolError,
+    ToolFailed,
+    ToolResultInvalid,
+    ToolResultTooLarge,
+)
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.spans import Span
 from .hygiene import Hits
@@ -92,7 +98,7 @@ class Noting:
         )  # 0: not this caller's own
         if beyond and times & (times - 1):
             return
-        refused = not isinstance(error, ToolFailed | ToolResultInvalid)
+        refused = not isinstance(error, ToolFailed | ToolResultInvalid | ToolResultTooLarge)
         action = "refused" if refused else "failed"
         more: dict[str, Any] = {"times": times} if beyond and times else {}
         for trail in self._trails(caller):

@@ -25,7 +25,7 @@ from ..stubs.laying import Stubs
 from .broker import Broker
 from .catalogue import Catalogue
 from .meter import Meter
-from .results import READ_RESULT
+from .results import READ_ALL, READ_RESULT
 from .spec import Caller, Tool
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Offering:
             self._stubs.follow(language, specs)
             most = _MOST_BESIDE_STUBS if language == PYTHON else most
         few = specs if len(specs) <= most else specs[:_MOST_NAMED] if language != PYTHON else []
-        named = sorted((*few, READ_RESULT), key=lambda spec: spec.name)
+        named = sorted((*few, READ_RESULT, READ_ALL), key=lambda spec: spec.name)
         return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
 
     def answer(self, call: Call, caller: Caller, tell: Tell) -> None:

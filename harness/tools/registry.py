@@ -23,7 +23,7 @@ from .spec import Tool, ToolOwner, ToolSpec, ToolState
 from .store import Quota, Usage
 
 # The broker answers these itself.
-RESERVED = ("results_read", "tools_search", "tools_browse", "tools_describe")
+RESERVED = ("results_read", "results_read_all", "tools_search", "tools_browse", "tools_describe")
 RETIRED_AFTER = 10  # failures in a row
 _ALIKE_LOOKED_AT = 1000
 

@@ -1,4 +1,4 @@
-"""Results that are too long for their caller: kept on the host, read in slices."""
+"""Results that are too long for their caller: kept on the host, read whole or in slices."""
 
 import json
 import os
@@ -29,6 +29,18 @@ READ_RESULT = ToolSpec(
             "characters": {"type": "integer", "minimum": 1},
         },
         "required": ["result_id"],
+        "additionalProperties": False,
+    },
+)
+
+READ_ALL = ToolSpec(
+    name="results.read_all",
+    description="Return the whole of a result that was too large; without result_id the last one.",
+    owner=ToolOwner.DEVELOPER,
+    idempotent=True,
+    parameters={
+        "type": "object",
+        "properties": {"result_id": {"type": "string"}},
         "additionalProperties": False,
     },
 )
@@ -64,6 +76,23 @@ class Results:
         else:
             frame["notice"] = "too long to be kept: ask for less"
         return {**frame, "head": head_of(value, limit - len(json.dumps(frame)) - 16)}
+
+    def keep(self, text: str, owner: str) -> str:
+        """Keep a result, whose JSON is `text`, and return a name for it; "" if it is too long."""
+        return self._keep(Kept(owner, text)) or ""
+
+    def read_all(self, arguments: dict[str, Any], owner: str) -> Any:
+        """Return a kept result, the owner's last one by default.
+
+        Raises ToolArgumentsInvalid if it is not kept.
+        """
+        with self._lock:
+            own = (name for name, kept in reversed(self._kept.items()) if kept.owner == owner)
+            name = arguments.get("result_id") or next(own, "")
+            kept = self._kept.get(name)
+        if kept is None or kept.owner != owner:
+            raise ToolArgumentsInvalid(f"result {name!r} is not kept, or not yours")
+        return json.loads(kept.text)
 
     def read(self, arguments: dict[str, Any], owner: str, limit: int) -> dict[str, Any]:
         """Return a slice of a kept result's JSON, as `READ_RESULT` has it, of at most `limit` bytes.

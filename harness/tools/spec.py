@@ -164,6 +164,7 @@ class Caller(NamedTuple):
     meter: Meter | None = None
     recorder: "Recorder | None" = None  # of a run that can wait
     intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
+    is_model: bool = False  # reads results itself: long ones come in pages
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
     call: str = ""  # the identity of the call within the run
 

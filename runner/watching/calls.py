@@ -17,6 +17,7 @@ Tell = Callable[[Answer], None]
 OnCall = Callable[[Call, Tell], None]
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
+MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
 _MOST_ORPHANS = 64  # of one caller: as many as one program may have open
 _MOST_ORPHANS_IN_ALL = 512  # of this process: each holds a thread
 
@@ -47,6 +48,13 @@ class Orphans:
     def forget(cls) -> None:
         """Begin anew: the child of a fork has none of their threads."""
         cls._lock, cls._in_all = threading.Lock(), 0
+
+
+def dropped(answer: Answer) -> Answer:
+    """Return what is told instead of an answer for which there is no room."""
+    size = len(answer.value or b"")
+    why = f"its result of {size} bytes was dropped: the program did not read the answers before"
+    return Answer(answer.number, None, "too_large", why)
 
 
 class Calls:

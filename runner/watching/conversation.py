@@ -14,6 +14,7 @@ import msgspec
 from ...policies.policy import Limits
 from .. import channel
 from ..messages import Answer, Call, Finished, decode, encode
+from .calls import MOST_UNSENT_BYTES, dropped
 
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
@@ -87,6 +88,9 @@ class Conversation:
         guest takes it."""
         packets = channel.packets(encode(answer))
         with self._sending:
+            unsent = len(self._packets) * channel.PACKET_BYTES
+            if unsent and unsent + len(answer.value or b"") > MOST_UNSENT_BYTES:
+                packets = channel.packets(encode(dropped(answer)))
             self._packets.extend(packets)
             self._ends.append((self._sent_packets + len(self._packets), answer.number))
             return self._send_some()

@@ -21,7 +21,7 @@ from ..channel import PACKET_BYTES, ProtocolError
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..messages import Answer, Call
-from .calls import Calls
+from .calls import MOST_UNSENT_BYTES, Calls, dropped
 from .watcher import Watcher
 
 DOOR = "/dev/tools"
@@ -79,6 +79,9 @@ class Doors:
 
     def _answer(self, answer: Answer) -> None:
         door = self._open[answer.number]
+        unsent = sum(len(each.left) for each in self._open.values())
+        if unsent and unsent + len(answer.value or b"") > MOST_UNSENT_BYTES:
+            answer = dropped(answer)
         text = answer.message.encode(errors="replace") if answer.kind else answer.value or b"null"
         door.left = memoryview(b"%b\n%b\n" % (answer.kind.encode(), text))
         self._send(door)

@@ -73,7 +73,16 @@ def test_narrowed_rules_are_as_strict_as_each(
 
 
 @pytest.mark.parametrize(
-    "cap", ["calls", "calls_per_second", "depth", "argument_bytes", "result_bytes", "result_rows"]
+    "cap",
+    [
+        "calls",
+        "calls_per_second",
+        "depth",
+        "argument_bytes",
+        "result_bytes",
+        "shown_bytes",
+        "result_rows",
+    ],
 )
 def test_the_smaller_cap_holds_and_the_larger_is_told(cap: str) -> None:
     small, large = Tools(**{cap: 2}), Tools(**{cap: 3})

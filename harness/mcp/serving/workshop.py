@@ -35,7 +35,7 @@ class Workshop(NamedTuple):
         """Return on whose behalf a single call is made: under the rules of the policy, like a
         program's."""
         rules = self.sandbox.policy.tools
-        return Caller(id=id, traceparent=traceparent, rules=rules, meter=self.meter)
+        return Caller(id=id, traceparent=traceparent, rules=rules, meter=self.meter, is_model=True)
 
     def close(self) -> None:
         """End what runs."""

@@ -22,6 +22,7 @@ from cellwright import (
     ToolFailed,
     ToolNotFound,
     ToolResultInvalid,
+    ToolResultTooLarge,
     Vault,
 )
 from cellwright.harness.tools.approval import Asked
@@ -393,20 +394,48 @@ def test_the_head_of_a_result_is_json_within_its_limit(value: Any, limit: int) -
 
 def test_a_long_result_is_kept_and_read_in_slices_by_its_caller_alone() -> None:
     long = [{"n": n, "text": "é" * 50} for n in range(5000)]
-    host = broker(lambda *_: long, rules=Tools(result_bytes=4096))
-    short = host.call("weather.get", {"city": "x"}, Caller("me"))
+    host = broker(lambda *_: long, rules=Tools(shown_bytes=4096))
+    me = Caller("me", is_model=True)
+    short = host.call("weather.get", {"city": "x"}, me)
     assert len(json.dumps(short)) <= 4096
     assert short["head"][0] == long[0]
     assert short["truncated"] is True
     text, start = "", 0
     while start is not None:
-        part = host.call(
-            "results.read", {"result_id": short["result_id"], "start": start}, Caller("me")
-        )
+        part = host.call("results.read", {"result_id": short["result_id"], "start": start}, me)
         text, start = text + part["text"], part["next"]
     assert json.loads(text) == long
+    assert host.call("weather.get", {"city": "x"}, Caller("me")) == long
+    with pytest.raises(ToolArgumentsInvalid, match="in parts"):
+        host.call("results.read_all", {}, me)
     with pytest.raises(ToolArgumentsInvalid, match="not yours"):
         host.call("results.read", {"result_id": short["result_id"]}, Caller("you"))
+
+
+def test_a_result_over_the_cap_is_an_error_that_says_how_to_read_it() -> None:
+    trail = AuditLog()
+    host = broker(lambda *_: ["x" * 100] * 100, rules=Tools(result_bytes=4096), audit=trail)
+    with pytest.raises(ToolResultTooLarge, match="more than tools.result_bytes .*4096") as caught:
+        host.call("weather.get", {"city": "x"}, Caller("me"))
+    name = caught.value.result_id
+    assert f"results.read_all({name!r})" in str(caught.value)
+    assert host.call("results.read_all", {"result_id": name}, Caller("me")) == ["x" * 100] * 100
+    assert host.call("results.read_all", {}, Caller("me")) == ["x" * 100] * 100
+    part = host.call("results.read", {"result_id": name, "characters": 3}, Caller("me"))
+    assert part == {"text": '["x', "start": 0, "next": 3}
+    for asked in ({"result_id": name}, {}):
+        with pytest.raises(ToolArgumentsInvalid, match="not yours"):
+            host.call("results.read_all", asked, Caller("you"))
+    actions = [entry.action for entry in trail.get_entries(category="tool")][:2]
+    assert actions == ["call", "failed"]
+
+
+def test_a_result_too_long_to_be_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = broker(lambda *_: "x" * 5000, rules=Tools(result_bytes=4096))
+    monkeypatch.setattr(host._results, "_most_of_one", 4096)
+    with pytest.raises(ToolResultTooLarge, match="too long to be kept; ask for less") as caught:
+        host.call("weather.get", {"city": "x"})
+    assert caught.value.result_id == ""
 
 
 # the trail

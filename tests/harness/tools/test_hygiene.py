@@ -182,11 +182,11 @@ def test_filters_of_ones_own_run_in_order_and_know_the_tool() -> None:
 def test_a_program_in_a_cell_gets_what_is_left_and_so_does_who_reads_on() -> None:
     long = Tool(SPEC, lambda *_: [f"{KEY} {'x' * 50}"] * 2000)
     code = (
-        "import tools\nshort = tools.look()\n"
-        "whole = call_tool('results.read', {'result_id': short['result_id'], 'characters': 5000})\n"
-        "str(short) + str(whole)"
+        "import tools\ntry:\n    short = tools.look()\n"
+        "except tools.ToolError as error:\n    short = error\n"
+        "str(short) + str(tools.results.read_all())"
     )
-    broker = Broker(Offer([long]), filters=(RedactSecrets(),))
+    broker = Broker(Offer([long]), filters=(RedactSecrets(),), rules=Tools(result_bytes=65_536))
     with Sandbox(policy=policy_named("strict"), tools=broker, pool=0) as box:
         value = box.execute(code).value
     assert KEY not in value

@@ -32,6 +32,7 @@ from cellwright.harness.tools.replay import Recorded, Replay
 from cellwright.harness.tools.run_store import RunStore
 from cellwright.harness.tools.runs import Runs
 from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec, grants_of
+from cellwright.policies.tools import Tools
 from cellwright.runner.messages import Answer, Call
 from tests.conftest import policy_named
 
@@ -426,10 +427,12 @@ def test_a_tool_that_starts_runs_is_as_deep_as_it_is(runs: Runs) -> None:
 
 def test_a_long_result_is_read_on_after_waiting(runs: Runs) -> None:
     long = noted("look", "x" * 100_000)
-    broker = Broker(Offer([long, noted("send", "sent", risky=True)]), approve=runs.ask)
+    tools = Offer([long, noted("send", "sent", risky=True)])
+    broker = Broker(tools, approve=runs.ask, rules=Tools(result_bytes=65_536))
     code = (
-        "import tools\nname = tools.look()['result_id']\ntools.send(to='ann')\n"
-        "tools.call_tool('results.read', {'result_id': name, 'characters': 3})['text']"
+        "import tools\ntry:\n    tools.look()\nexcept tools.ToolError as error:\n"
+        "    name = str(error).split(\"'\")[1]\ntools.send(to='ann')\n"
+        "tools.results.read(result_id=name, characters=3)['text']"
     )
     with Sandbox(policy=policy_named("strict"), tools=broker, pool=0) as box:
         attempt = runs.start(box, code)

@@ -1,0 +1,40 @@
+"""Answers to calls of tools that a guest does not read take only so much memory of the supervisor."""
+
+import socket
+
+from cellwright.policies.policy import Limits
+from cellwright.runner.channel import Receiver, pair
+from cellwright.runner.messages import Answer, decode
+from cellwright.runner.watching.calls import MOST_UNSENT_BYTES
+from cellwright.runner.watching.conversation import Conversation
+
+MIB = 1024 * 1024
+
+
+def read_all(talk: Conversation, guest: socket.socket, count: int) -> list[Answer]:
+    receiver = Receiver(guest, 32 * MIB)
+    answers: list[Answer] = []
+    while len(answers) < count:
+        talk.send_some()
+        if frame := receiver.receive():
+            answers.append(decode(frame, Answer))
+    return answers
+
+
+def test_what_is_beyond_is_dropped_and_told() -> None:
+    host, guest = pair()
+    with host, guest:
+        host.setblocking(False)
+        talk = Conversation(host, b"", Limits(), None)
+        value = b'"' + b"x" * (8 * MIB) + b'"'
+        for number in range(1, 13):
+            talk.answer(Answer(number, value))
+        queued = sum(map(len, talk._packets))
+        assert queued < MOST_UNSENT_BYTES + MIB
+        answers = read_all(talk, guest, 12)
+        kinds = [answer.kind for answer in answers]
+        assert kinds == [""] * kinds.count("") + ["too_large"] * kinds.count("too_large")
+        assert 6 <= kinds.count("") <= 8
+        assert f"{len(value)} bytes was dropped" in answers[-1].message
+        talk.answer(Answer(13, value))
+        assert read_all(talk, guest, 1)[0].value == value
