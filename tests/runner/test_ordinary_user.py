@@ -1,5 +1,6 @@
 """The same as an ordinary user: what is lost is exactly the caps, and results say so."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -91,6 +92,36 @@ tell(status=result.exit_code, stderr=result.stderr)
 """,
     )
     assert told == {"status": 3, "stderr": "not_found: there is no tool 'nobody'\n"}
+
+
+def test_locks_are_counted_and_those_on_shown_files_are_not_made(readable: Path) -> None:
+    """Its supervisor may look at the descriptors of its cells, and copy them."""
+    told = as_user(
+        readable,
+        """
+policy = msgspec.structs.replace(load_policy("standard"), optional_layers=tuple(LOST))
+program = '''
+import fcntl, os, struct, threading
+def attempt(make):
+    try: make()
+    except OSError as error: return error.errno
+    return 0
+own, shown = open("/workspace/a", "w"), open(os.__file__)
+def lock_all():
+    for place in range(3000):
+        fcntl.fcntl(own, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 2 * place, 1, 0))
+told = [attempt(lock_all), attempt(lambda: fcntl.flock(shown, fcntl.LOCK_EX))]
+def in_a_thread():
+    told.append(attempt(lambda: fcntl.flock(own, fcntl.LOCK_EX)))
+    told.append(attempt(lambda: fcntl.flock(shown, fcntl.LOCK_EX)))
+thread = threading.Thread(target=in_a_thread); thread.start(); thread.join()
+told
+'''
+with Sandbox(policy=policy, pool=0) as sandbox:
+    tell(told=sandbox.execute(program).value)
+""",
+    )
+    assert told == {"told": [errno.ENOLCK, errno.EPERM, 0, errno.EPERM]}
 
 
 def test_without_leave_the_sandbox_refuses_and_names_exactly_the_caps(readable: Path) -> None:
