@@ -1,9 +1,11 @@
 """What a cell shows of the file system, by name, to tell an open that leads outside."""
 
 import os
+import stat
 
 from ...policies.denied import denied_by
 from ...policies.languages import TOOL_CLIENT
+from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
 from ..messages import Boot
 from ..shelf import PLACE
@@ -23,6 +25,10 @@ _PROCESS = ("self", "thread-self", "mounts")
 _VARIANTS = frozenset(
     ["tls", "x86_64", "haswell", "xeon_phi", "avx512_1", "aarch64", "atomics", "i686"]
 )
+_NOT_PERMITTED = "host permissions: cells of root run as an id that owns nothing there"
+_PASS = 1  # the mode bit that lets one pass a directory
+_CHANGE = 3  # those that let one make a name in a directory
+_WANTED = {os.O_RDONLY: 4, os.O_WRONLY: 2, os.O_RDWR: 6, os.O_ACCMODE: 6}  # mode bits
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -39,6 +45,7 @@ class Shown:
         writable = tuple(bind.path for bind in boot.plan.binds if bind.writable)
         self._writable = (*_WRITABLE, *writable)
         self._hidden = denied_by(boot.plan.hidden)
+        self._host = _HostPermissions(boot) if os.geteuid() == 0 else None
 
     def why_not(self, path: str, flags: int) -> str:
         """Say why an open of the absolute `path` leads nowhere; empty if it may lead somewhere."""
@@ -47,7 +54,7 @@ class Shown:
             return "" if self._is_looked_for(path) else "mount_ns: not shown"
         if flags & _WRITES and not path.startswith(self._writable):
             return "landlock: not writable"
-        return ""
+        return _NOT_PERMITTED if self._host and self._host.refuse(path, flags) else ""
 
     def _is_shown(self, path: str) -> bool:
         if self._hidden and self._hidden.denies(path):
@@ -67,6 +74,46 @@ class Shown:
         while directory.rpartition("/")[2] in _VARIANTS:
             directory = directory.rpartition("/")[0]
         return ".so" in name and directory.partition("/glibc-hwcaps")[0] in self._parents
+
+
+class _HostPermissions:
+    """Judges opens of what a policy shows by the host's modes, for an id that owns nothing there but
+    what cells made themselves: else a program of root's cell meets a bare EACCES."""
+
+    def __init__(self, boot: Boot) -> None:
+        sources = dict(boot.sources)
+        # What the distribution ships everybody may read, and most programs open much of it.
+        self._shown = {
+            bind.path: sources.get(bind.path, bind.path)
+            for bind in boot.plan.binds
+            if not lies_in(bind.path, ("/usr",))
+        }
+        self._id = boot.host_uid
+
+    def refuse(self, path: str, flags: int) -> bool:
+        """Tell whether the kernel refuses to open `path` for the modes of what lies there now."""
+        above = next((each for each in self._shown if lies_in(path, (each,))), None)
+        if above is None:
+            return False
+        here, names = self._shown[above], path[len(above) :].split("/")[1:]
+        status: os.stat_result | None = None
+        for index in range(len(names) + 1):
+            try:
+                status = os.lstat(here)
+            except OSError:  # to make a file takes writing to its directory
+                makes = flags & os.O_CREAT and index == len(names)
+                return bool(makes and status and not self._may(status, _CHANGE))
+            if stat.S_ISLNK(status.st_mode):
+                return False
+            last = index == len(names)
+            if not self._may(status, _WANTED[flags & os.O_ACCMODE] if last else _PASS):
+                return True
+            here = here if last else f"{here}/{names[index]}"
+        return False
+
+    def _may(self, status: os.stat_result, wanted: int) -> bool:
+        shift = 6 if status.st_uid == self._id else 3 if status.st_gid == self._id else 0
+        return not wanted & ~(status.st_mode >> shift)
 
 
 def _parents(paths: list[str]) -> frozenset[str]:

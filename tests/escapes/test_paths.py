@@ -193,3 +193,29 @@ def test_an_interpreter_works_from_anywhere(where: str) -> None:
         ) as sandbox:
             result = sandbox.execute("echo ran > /tmp/x; read y < /tmp/x; echo $y", "bash")
         assert result.stdout == "ran\n", result
+
+
+@pytest.mark.needs("root")
+def test_a_file_that_only_its_owner_may_open_is_told_as_such(place: Path) -> None:
+    """Cells of root run as an id that owns nothing on the host: the program meets a bare EACCES."""
+    (place / "ws/private").write_text("x")
+    (place / "ws/private").chmod(0o600)
+    (place / "ws/open").write_text("x")
+    (place / "ws/open").chmod(0o666)
+    files = Filesystem(write=(f"{place}/ws",), read=(f"{place}/roots",))
+    with Sandbox(policy=policy_named("strict", filesystem=files), pool=0) as sandbox:
+        for path, refused in (
+            ("ws/private", True),
+            ("roots/inner/token", True),
+            ("ws/open", False),
+        ):
+            result = sandbox.execute(errno_of(f"open('{place}/{path}')"))
+            rules = [each.rule for each in result.violations]
+            assert result.value == (errno.EACCES if refused else 0), path
+            assert [rule.partition(":")[0] for rule in rules] == ["host permissions"] * refused
+        (place / "ws/closed").mkdir(mode=0o755)
+        result = sandbox.execute(errno_of(f"open('{place}/ws/closed/new', 'w')"))
+        assert [each.rule.partition(":")[0] for each in result.violations] == ["host permissions"]
+        own = f"os.close(os.open('{place}/ws/own', os.O_CREAT | os.O_RDWR, 0o600)); open('{place}/ws/own')"
+        result = sandbox.execute(errno_of(own))
+        assert (result.value, result.violations) == (0, ())
