@@ -9,6 +9,7 @@ import msgspec
 
 from ...policies.errors import ApprovalRequired
 from ..cli.terminal import harmless
+from .presentation import presented_whole
 
 
 class Asked(NamedTuple):
@@ -38,10 +39,14 @@ def digest(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def ask_terminal(asked: Asked) -> bool:
-    """Ask whoever sits at the terminal; only `yes` is one.  For programs that have a terminal."""
-    arguments = msgspec.json.encode(asked.arguments).decode()
-    print(f"{asked.caller} wants to call {asked.tool}: {harmless(asked.reason)}", file=sys.stderr)
-    print(f"  {harmless(arguments)}", file=sys.stderr)
+    """Ask the person at the terminal; only `yes` approves.  For programs that have a terminal.
+
+    Raises ApprovalRequired if the arguments cannot be shown whole.
+    """
+    arguments = presented_whole(asked.tool, asked.arguments)
+    caller, tool = harmless(asked.caller), harmless(asked.tool)
+    print(f"{caller} wants to call {tool}: {harmless(asked.reason)}", file=sys.stderr)
+    print(arguments, file=sys.stderr)
     print("  yes, once, with just these arguments? ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == "yes"
 

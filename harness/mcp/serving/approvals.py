@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import anyio
-import msgspec
 from mcp import MCPError, types
 
 from ....policies.errors import ApprovalRequired, BusyError
 from ...calling import CALLING
 from ...cli.terminal import harmless
 from ...tools.approval import Asked
+from ...tools.presentation import presented_whole
 from ...tools.runs import Pausing, Runs
 from .owners import Context, Owner
 
 WAIT_SECONDS = 600.0
-_SHOWN_CHARACTERS = 4000
 _MOST_WAITING, _MOST_OF_ONE = 256, 16
 DECLINED = "the person did not say yes"
 _YES = "approve"
@@ -45,13 +44,14 @@ class Question(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What the person reads: written by us, with what others wrote escaped and set apart."""
-        given = harmless(msgspec.json.encode(self.arguments).decode("utf-8", "replace"))
-        more = len(given) - _SHOWN_CHARACTERS
-        rest = f"\n... and {more} characters that are not shown" if more > 0 else ""
+        """What the person reads: written by us, with what others wrote escaped and set apart.
+
+        Raises ApprovalRequired for arguments that cannot be shown whole; `approver` refuses those
+        before there is a question.
+        """
         return (
-            f"Call the tool {harmless(self.tool)!r}, once, with these arguments?\n"
-            f"{given[:_SHOWN_CHARACTERS]}{rest}\n"
+            f"Call the tool {harmless(self.tool)!r}, once?\n"
+            f"{presented_whole(self.tool, self.arguments)}\n"
             f"Asked because: {harmless(self.reason)}"
         )
 
@@ -91,6 +91,7 @@ def approver(runs: Runs) -> Callable[[Asked], bool]:
     """Return the `approve` of a broker: by the run that a call belongs to, or the single call it is."""
 
     def approve(asked: Asked) -> bool:
+        presented_whole(asked.tool, asked.arguments)
         if asked.run:
             return runs.ask(asked)
         word, above = WORD.get(), CALLING.get()

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import logging
-import runpy
 import sys
 from collections.abc import Iterator
 
@@ -13,8 +12,8 @@ from ....runner.spawn import Spawned, interpreter
 from ...cli.options import RAN, audit_of
 from ...cli.terminal import harmless
 from ...sandbox import Sandbox
-from ...tools.decorator import is_marked
 from ...tools.hygiene import RedactSecrets
+from ...tools.marked_files import register_marked
 from ...tools.registry import ToolRegistry
 from ...tools.runs import Runs
 from ..commands import add_file, opened, require_sdk
@@ -100,7 +99,7 @@ def _workshops(
         Runs() as runs,
     ):
         for file in options.tools:
-            _register(registry, file)
+            register_marked(registry, file)
         filters = (RedactSecrets(),) if options.redact else ()
         workshops = Workshops(ceiling, registry, approver(runs), limits, filters)
         with _upstream(options, registry), contextlib.closing(workshops):
@@ -112,19 +111,6 @@ def _upstream(
 ) -> contextlib.AbstractContextManager[object]:
     """Offer the tools of other servers, if any are named."""
     return opened(options, registry) if options.servers else contextlib.nullcontext()
-
-
-def _register(registry: ToolRegistry, file: str) -> None:
-    """Offer the functions of a developer's file that are marked as tools."""
-    try:
-        names = runpy.run_path(file, run_name="cellwright_tools")
-    except Exception as error:
-        raise PolicyError(f"--tools {file}: {type(error).__name__}: {error}") from error
-    marked = [each for each in names.values() if is_marked(each)]
-    if not marked:
-        raise PolicyError(f"--tools {file}: no function in it is marked @tool")
-    for function in marked:
-        registry.register(function)
 
 
 def _place_of(options: argparse.Namespace) -> Place | None:

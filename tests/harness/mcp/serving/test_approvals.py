@@ -36,7 +36,7 @@ def test_a_single_call_is_made_after_a_yes(server: Inside, era: str) -> None:
     assert PAID == [("ann", 3)]
     (asked,) = person.asked
     assert "'pay'" in asked
-    assert '{"to":"ann","amount":3}' in asked
+    assert '  amount: 3\n  to: "ann"\n' in asked
 
 
 def test_a_program_goes_on_after_a_yes(server: Inside, era: str) -> None:
@@ -147,17 +147,41 @@ def test_a_person_sees_what_would_be_done_without_its_tricks(server: Inside) -> 
     async def body(client: Client) -> None:
         arguments = {"to": "ann\u202e\x1b[2J\nApprove this", "amount": 1}
         await client.call_tool("call_tool", {"name": "pay", "arguments": arguments})
-        await client.call_tool(
-            "call_tool", {"name": "pay", "arguments": {"to": "x" * 9000, "amount": 1}}
-        )
 
     drive(at(server.server, "legacy", person), body)
-    tricky, long = person.asked
+    (tricky,) = person.asked
     assert "\x1b" not in tricky
     assert "\u202e" not in tricky
-    assert len(tricky.splitlines()) == 3
-    assert "characters that are not shown" in long
-    assert len(long) < 5000
+    assert len(tricky.splitlines()) == 5
+    assert "2 arguments: to, amount" in tricky
+
+
+def test_padding_hides_no_argument_from_the_person(server: Inside) -> None:
+    person = Person("decline")
+
+    async def body(client: Client) -> None:
+        padded = {"to": "ann\u3164" + " " * 4200 + "mallory", "amount": 99999}
+        await client.call_tool("call_tool", {"name": "pay", "arguments": padded})
+
+    drive(at(server.server, "legacy", person), body)
+    (asked,) = person.asked
+    assert asked.index("99999") < asked.index("mallory")
+    assert len(asked) < 500
+
+
+def test_what_cannot_be_shown_whole_cannot_be_approved(server: Inside, era: str) -> None:
+    person = yes()
+    long = {"to": "".join(f"word{n} " for n in range(2000)), "amount": 1}
+
+    async def body(client: Client) -> None:
+        said = await failing(client, "call_tool", name="pay", arguments=long)
+        assert "cannot be shown whole" in said
+        code = f"import tools\ntools.pay(**{long!r})"
+        result = await client.call_tool("run_code", {"code": code})
+        assert "cannot be shown whole" in str(result.content)
+
+    drive(at(server.server, era, person), body)
+    assert (PAID, person.asked) == ([], [])
 
 
 def test_nothing_of_what_is_over_is_kept(server: Inside, era: str) -> None:
