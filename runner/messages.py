@@ -1,5 +1,8 @@
 """Every frame that crosses a process boundary, one type each (see README.md for who says what).
 
+No frame of a guest decodes to many times its size: msgspec refuses an array that is longer than its
+type says before it decodes any of it.
+
 Three channels, three levels of trust: the supervisor's word to the launcher, what is said of a
 cell by the launcher and, before its program, the guest's process (status), and the talk with the
 guest (control), whose side is hostile.
@@ -11,7 +14,9 @@ from typing import Annotated, Any
 import msgspec
 
 from ..policies.plan import Plan
-from .nesting import refuse_deep_json
+from .nesting import refuse_deep_json, refuse_large_json
+
+MOST_PICTURES = 64  # of one program
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
@@ -200,7 +205,8 @@ class Finished(_Frame, frozen=True):
     error: str | None
     traceback: str | None
     ends_well: bool = False
-    pictures: tuple[tuple[str, bytes], ...] = ()  # (MIME type, content) of the value, and figures
+    # (MIME type, content) of the value, and figures
+    pictures: Annotated[tuple[tuple[str, bytes], ...], msgspec.Meta(max_length=MOST_PICTURES)] = ()
     nonce: str = ""
     # Last: bash writes what it has at a newline, which a status of 10 is, and a frame is one write(2).
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
@@ -225,7 +231,9 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def decode_json(data: bytes) -> Any:
-    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none or nests too deeply."""
+    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none, nests too deeply, or is
+    many times larger once it is decoded."""
+    refuse_large_json(data)
     refuse_deep_json(data)
     try:
         return msgspec.json.decode(data)

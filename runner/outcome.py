@@ -154,11 +154,12 @@ _SUFFIXES = {
 
 
 def _pictures(finished: Finished) -> tuple[Artifact, ...]:
-    """Return what the guest drew, under names of ours; what is none of the known types is dropped."""
+    """Return what the guest drew, under names of ours; what is empty, or none of the known types,
+    is dropped."""
     return tuple(
         Artifact(f"picture-{number}.{_SUFFIXES[mime]}", mime, content)
         for number, (mime, content) in enumerate(finished.pictures, 1)
-        if mime in _SUFFIXES
+        if content and mime in _SUFFIXES
     )
 
 

@@ -25,6 +25,7 @@ from .workspace import (
     WorkspaceFile,
     changed,
     collect,
+    collecting_budget,
     is_empty,
     list_files,
 )
@@ -152,8 +153,9 @@ class Made(NamedTuple):
     uncollected: tuple[Uncollected, ...] = ()
 
 
-def look_at_files(workspace: int, request: Request, before: Listing) -> Made:
-    """See what changed since `before`, but for what `request` itself put there, and collect."""
+def look_at_files(workspace: int, request: Request, before: Listing, cancel: int) -> Made:
+    """See what changed since `before`, but for what `request` itself put there, and collect, which ends
+    once `cancel` is readable."""
     if not before and is_empty(workspace):
         return Made({}, (), ())
     unlisted: list[str] = []
@@ -164,7 +166,8 @@ def look_at_files(workspace: int, request: Request, before: Listing) -> Made:
     if not request.collect:
         return Made(listing, made, ())
     limit = request.limits.artifact_bytes
-    artifacts, left_out = collect(workspace, listing, request.collect, limit)
+    budget = collecting_budget(cancel)
+    artifacts, left_out = collect(workspace, listing, request.collect, limit, budget)
     left_out += tuple(Uncollected("", 0, why) for why in dict.fromkeys(unlisted[:_MOST_REASONS]))
     return Made(listing, made, artifacts, left_out)
 

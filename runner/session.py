@@ -138,7 +138,7 @@ class SessionCell:
             performed = performed._replace(seen=performed.seen._replace(cause=cause))
         ended_at = time.monotonic()
         stays = performed.seen.stays
-        made = look_at_files(self._custody.cell.workspace, request, self._listing)
+        made = look_at_files(self._custody.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())

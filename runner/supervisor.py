@@ -117,7 +117,7 @@ class Supervisor:
             custody.cell.kill_init()
             if keep:
                 keep(custody.workspace_at_rest())
-            made = look_at_files(custody.cell.workspace, request, {})
+            made = look_at_files(custody.cell.workspace, request, {}, cancel)
             counted = _count(custody, performed.seen)
             counted_at = time.monotonic()
         finally:

@@ -27,10 +27,12 @@ def keep(
     Where a file of that name exists this one gets a number, unless `overwrite`.  Raises PolicyError
     if it cannot be written.
     """
+    numbers: dict[str, int] = {}  # the last one, by harmless name: many names may become the same
     try:
         for artifact in artifacts:
             os.makedirs(directory, exist_ok=True)
-            yield os.path.join(directory, _write(directory, artifact, overwrite=overwrite))
+            path = _write(directory, artifact, numbers, overwrite=overwrite)
+            yield os.path.join(directory, path)
     except OSError as error:
         reason = f"cannot write what the program made to {directory}: {error.strerror}"
         raise PolicyError(reason, "name another directory with --output") from None
@@ -41,13 +43,15 @@ def images(artifacts: Iterable[Artifact]) -> tuple[Artifact, ...]:
     return tuple(each for each in artifacts if each.mime not in ("text/html", "text/markdown"))
 
 
-def _write(directory: str, artifact: Artifact, *, overwrite: bool) -> str:
+def _write(directory: str, artifact: Artifact, numbers: dict[str, int], *, overwrite: bool) -> str:
     *parents, name = map(_harmless, artifact.name.split("/"))
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for parent in parents:
             place = _enter(place, parent)
-        name, descriptor = _create(place, name, overwrite=overwrite)
+        wanted = "/".join((*parents, name))
+        number = numbers.get(wanted, 0)
+        name, numbers[wanted], descriptor = _create(place, name, number, overwrite=overwrite)
         with open(descriptor, "wb") as file:
             file.write(artifact.data)
     finally:
@@ -69,13 +73,14 @@ def _enter(place: int, name: str) -> int:
         os.close(place)
 
 
-def _create(place: int, name: str, *, overwrite: bool) -> tuple[str, int]:
+def _create(place: int, name: str, last: int, *, overwrite: bool) -> tuple[str, int, int]:
+    """Return the name that the file has now, its number, of those after `last`, and its descriptor."""
     stem, dot, suffix = name.rpartition(".") if "." in name else (name, "", "")
-    number = 1
+    number = 1 if overwrite else last + 1
     while True:
         candidate = name if number == 1 else f"{stem}-{number}{dot}{suffix}"
         try:
-            return candidate, os.open(candidate, _NEW, 0o666, dir_fd=place)
+            return candidate, number, os.open(candidate, _NEW, 0o666, dir_fd=place)
         except FileExistsError:
             if overwrite:
                 os.unlink(name, dir_fd=place)  # and not what a link there leads to

@@ -1,8 +1,8 @@
 """Credentials: kept on the host, put into a call by the broker, and taken out of what comes back.
 
 They never enter a cell, a record or an error message, as far as they can be recognised: as they are,
-in JSON's escapes, in base64, hexadecimal and percent-encoding, small or capital.  A tool that returns
-one in any other form returns it.
+in JSON's escapes, whichever they are and also within JSON again, in base64, hexadecimal and
+percent-encoding, small or capital.  A tool that returns one in any other form returns it.
 """
 
 import base64
@@ -81,11 +81,15 @@ class Redaction:
         forms = {form for secret in secrets for form in _forms(secret)}
         self._forms = sorted(forms, key=len, reverse=True)
         self._encoded = [re.compile(_in_percents(secret)) for secret in secrets]
+        self._escaped = [re.compile(_in_json(secret)) for secret in secrets]
 
     def __bool__(self) -> bool:
         return bool(self._forms)
 
     def text(self, text: str) -> str:
+        if "\\" in text:  # first: what is escaped may begin as what is not
+            for escaped in self._escaped:
+                text = escaped.sub(REDACTED, text)
         for form in self._forms:
             text = text.replace(form, REDACTED)
         if "%" in text:
@@ -100,6 +104,37 @@ def _forms(secret: str) -> set[str]:
     plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     encoded = {data.hex(), data.hex().upper()}
     return {form for form in (*plain, *encoded, *_in_base64(data)) if len(form) >= _SHORTEST}
+
+
+_MOST_ESCAPES = 8  # backslashes before an escape: three times JSON within JSON
+_MOST_MIXED = 4  # backslashes in a row of which each may be written in another way
+_SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+
+
+def _in_json(secret: str) -> str:
+    """Return the pattern of every way to write a secret in JSON: which characters are escaped, and the
+    case of the digits, is for whoever encodes to choose (RFC 8259, 7)."""
+    runs = re.findall(r"\\+|[^\\]", secret, re.DOTALL)
+    return "".join(map(_run_in_json, runs))
+
+
+def _run_in_json(run: str) -> str:
+    escape = rf"\\{{1,{_MOST_ESCAPES}}}"
+    if run[0] == "\\":
+        if len(run) > _MOST_MIXED:
+            return "(?:" + "|".join(rf"\\{{{len(run) * times}}}" for times in (4, 2, 1)) + ")"
+        return rf"(?:{escape}u005[cC]|\\{{4}}|\\{{2}}|\\)" * len(run)
+    units = run.encode("utf-16-be", "surrogatepass").hex()
+    written = "".join(
+        f"{escape}u" + "".join(f"[{digit}{digit.upper()}]" for digit in units[start : start + 4])
+        for start in range(0, len(units), 4)
+    )
+    plain = re.escape(run)
+    if run in '"/':
+        plain = rf"\\{{0,{_MOST_ESCAPES}}}{plain}"
+    elif run in _SHORT_ESCAPES:
+        plain = rf"(?:{plain}|{escape}{_SHORT_ESCAPES[run]})"
+    return f"(?:{written}|{plain})"
 
 
 def _in_percents(secret: str) -> str:

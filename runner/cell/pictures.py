@@ -4,6 +4,8 @@ import contextlib
 import io
 import sys
 
+from ..messages import MOST_PICTURES
+
 # The methods that IPython calls (its documentation, "Rich display"), and what they return.
 _METHODS = {
     "_repr_png_": "image/png",
@@ -24,14 +26,14 @@ def display(*values: object) -> None:
 
 
 def pictures(value: object, limit: int) -> Pictures:
-    """Return (MIME type, content) of each, as many as fit into `limit` bytes; a method that fails gives
-    none."""
+    """Return (MIME type, content) of each, the first 64 and as many as fit into `limit` bytes; a method
+    that fails gives none."""
     found = [*_displayed, *([] if value is None else _of_value(value))]
     _displayed.clear()
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         found += _figures(pyplot)
     kept = []
-    for mime, content in found:
+    for mime, content in found[:MOST_PICTURES]:
         if (limit := limit - len(content)) < 0:
             break
         kept.append((mime, content))

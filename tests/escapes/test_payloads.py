@@ -39,6 +39,7 @@ PAYLOADS = [*OWN, *ATTACKS]
 ENDED = {
     "LAY-14",
     "LAY-18",
+    "LAY-23",
     "NOTIF-01",
     "NOTIF-03",
     "PROTO-01",

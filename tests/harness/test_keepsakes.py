@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,23 @@ def test_a_link_is_never_followed(tmp_path: Path, overwrite: bool) -> None:
     with pytest.raises(PolicyError, match="cannot write what the program made"):
         written("d/precious", directory, overwrite=overwrite)
     assert outside.read_text() == "mine"
+
+
+def test_names_that_become_one_are_numbered_without_looking_for_each_number_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    real = os.open
+
+    def count(path: str, *given: Any, **named: Any) -> int:
+        opened.append(path)
+        return real(path, *given, **named)
+
+    names = ["".join(chr(1 + (n >> shift & 3)) for shift in range(0, 10, 2)) for n in range(300)]
+    artifacts = [Artifact(f"d/{name}", "", b"") for name in names]
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "_____-2").touch()
+    monkeypatch.setattr(os, "open", count)
+    paths = list(keep(artifacts, str(tmp_path)))
+    assert len(set(paths)) == 300
+    assert len(opened) <= 4 * 300

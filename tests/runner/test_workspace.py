@@ -10,10 +10,12 @@ import pytest
 
 from cellwright import Artifact, Sandbox, WorkspaceError, WorkspaceFile
 from cellwright.runner import workspace as ws
+from cellwright.runner.turns import NEVER
 from cellwright.runner.workspace import (
     Uncollected,
     changed,
     collect,
+    collecting_budget,
     is_empty,
     list_files,
     read_file,
@@ -143,7 +145,7 @@ def test_a_name_does_not_tell_its_type(place: tuple[Path, int]) -> None:
     (path / "data:text").mkdir()
     (path / "data:text/html\r\nX: y,").write_text("x")
     (path / "http:a.png").write_text("x")
-    found, _ = collect(descriptor, list_files(descriptor), ["*"], 100)
+    found, _ = collect(descriptor, list_files(descriptor), ["*"], 100, collecting_budget(NEVER))
     assert [each.mime for each in found] == ["application/octet-stream", "image/png"]
 
 
@@ -155,7 +157,9 @@ def test_a_sparse_file_counts_as_it_says(place: tuple[Path, int]) -> None:
         read_file(descriptor, "sparse", 1000)
     (told,) = changed(descriptor, {}, list_files(descriptor))
     assert told == WorkspaceFile("sparse", 1 << 40, "")
-    found, left_out = collect(descriptor, list_files(descriptor), ["*"], 1 << 20)
+    found, left_out = collect(
+        descriptor, list_files(descriptor), ["*"], 1 << 20, collecting_budget(NEVER)
+    )
     assert (found, [each.path for each in left_out]) == ((), ["sparse"])
 
 
@@ -180,7 +184,7 @@ def test_a_file_that_became_a_link_is_not_followed(place: tuple[Path, int]) -> N
     (path / "f").unlink()
     (path / "f").symlink_to(path.parent / "secret")
     assert changed(descriptor, {}, listing)[0].sha256 == ""
-    found, (left_out,) = collect(descriptor, listing, ["*"], 100)
+    found, (left_out,) = collect(descriptor, listing, ["*"], 100, collecting_budget(NEVER))
     assert found == ()
     assert (left_out.path, left_out.size_bytes) == ("f", len(CANARY))
     assert left_out.why.startswith("cannot read 'f': ")
@@ -192,7 +196,9 @@ def test_collecting_stays_within_its_bytes(place: tuple[Path, int]) -> None:
         (path / name).write_bytes(b"x" * size)
     (path / "e").mkdir()
     (path / "e/f.png").write_bytes(b"p")
-    found, left_out = collect(descriptor, list_files(descriptor), ["*.txt", "e/*"], 10)
+    found, left_out = collect(
+        descriptor, list_files(descriptor), ["*.txt", "e/*"], 10, collecting_budget(NEVER)
+    )
     assert found == (
         Artifact("a.txt", "text/plain", b"x" * 6),
         Artifact("c.txt", "text/plain", b"x" * 3),
@@ -207,7 +213,9 @@ def test_what_is_not_collected_is_told_within_bounds(place: tuple[Path, int]) ->
     path, descriptor = place
     for number in range(120):
         (path / f"{number:03}").write_bytes(b"xx")
-    found, left_out = collect(descriptor, list_files(descriptor), ["*"], 1)
+    found, left_out = collect(
+        descriptor, list_files(descriptor), ["*"], 1, collecting_budget(NEVER)
+    )
     assert (found, len(left_out)) == ((), 101)
     assert [left_out[0].path, left_out[99].path] == ["000", "099"]
     assert left_out[-1] == Uncollected("", 40, "20 more")
