@@ -1,6 +1,7 @@
 """The commands behind the command line: their arguments and what they do."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from ...runner.spawn import Spawned, interpreter
 from ..sandbox import Sandbox
 from ..version import NAME, installed_version
 from .options import GUEST_FAILED, OURS, RAN, add_policy, policy_named, policy_of
+from .parsing import Parser
 from .run_commands import add_repl, add_run
 from .terminal import result_line
 
@@ -22,7 +24,14 @@ def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
 
     `main` tells what an exception means.
     """
-    options = _parser(next(iter(arguments), None)).parse_args(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    wanted = next(iter(arguments), None)
+    parser = _parser(wanted)
+    if wanted is None:
+        parser.print_help()
+        return RAN
+    options = parser.parse_args(arguments)
     options.spawned = spawned
     return int(options.command(options))
 
@@ -34,15 +43,17 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **kwargs)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        version = installed_version() or "(a checkout that nobody installed)"
+        version = installed_version() or "(not installed)"
         print(f"{NAME} {version}")
         parser.exit(RAN)
 
 
-def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser that knows every command, and the arguments of the one that is wanted."""
-    parser = argparse.ArgumentParser(
-        prog="cellwright", description="a kernel-isolated cell for every call"
+def _parser(wanted: str | None = None, *, every: bool = False) -> Parser:
+    """Return a parser that knows every command, and the arguments of the one that is wanted, or of
+    every command whose packages are installed."""
+    parser = Parser(
+        prog="cellwright",
+        description="runs programs that nobody has to trust, each in a kernel-isolated cell",
     )
     parser.add_argument("--version", action=_Version, help="print the version and leave")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -55,6 +66,9 @@ def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
         room = commands.add_parser(name, help=summary)
         if wanted == name:  # each imports what the others do not need
             add(room)
+        elif every:
+            with contextlib.suppress(ImportError):
+                add(room)
     return parser
 
 
@@ -147,6 +161,21 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     add_bench(bench)
 
 
+def _add_completion(completion: argparse.ArgumentParser) -> None:
+    from .completion import SHELLS
+
+    completion.set_defaults(command=_completion)
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def _add_man(man: argparse.ArgumentParser) -> None:
+    man.set_defaults(command=_man)
+
+
+def _add_help(help_: argparse.ArgumentParser) -> None:
+    help_.add_argument("of", nargs="*", metavar="COMMAND", help="the command; default all")
+
+
 _ROOMS = {
     "workspace": ("look at named workspaces and change them", _add_workspace),
     "audit": ("look at an audit trail and check it", _add_audit),
@@ -156,6 +185,9 @@ _ROOMS = {
     "serve": ("share one pool of cells among processes", _add_serve),
     "mcp": ("serve a model's tools by the Model Context Protocol", _add_mcp),
     "bench": ("measure on this machine what cells cost", _add_bench),
+    "help": ("say what a command takes", _add_help),
+    "completion": ("print a script by which a shell completes commands", _add_completion),
+    "man": ("print the manual page", _add_man),
 }
 
 
@@ -218,6 +250,20 @@ def _bench(options: argparse.Namespace) -> int:
     from ...benchmarks.commands import bench
 
     return bench(options, policy_of(options))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from .completion import completion
+
+    print(completion(options.shell, _parser(every=True)), end="")
+    return RAN
+
+
+def _man(_: argparse.Namespace) -> int:
+    from .manual import manual
+
+    print(manual(_parser(every=True)), end="")
+    return RAN
 
 
 def _doctor(options: argparse.Namespace) -> int:

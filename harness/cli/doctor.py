@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 
 import psutil
@@ -12,6 +13,7 @@ from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Process
 from ...runner.result import SandboxResult
 from ..sandbox import Sandbox
 from .repairs import MOUNT_PROC, repair_of_launch, repair_of_layer
+from .terminal import coloured
 from .verdicts import Finding
 
 _MIB = 1024 * 1024
@@ -240,12 +242,16 @@ def _machine() -> Finding:
     return Finding("machine", "PASS", f"{psutil.cpu_count()} CPUs, {gib}", "")
 
 
+_VERDICTS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
+
+
 def report(findings: list[Finding], *, as_json: bool) -> None:
     """Print the findings: a table, or one JSON array."""
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings]))
         return
     for finding in findings:
-        print(f"{finding.verdict}  {finding.layer:14} {finding.proof}")
+        verdict = coloured(finding.verdict, _VERDICTS[finding.verdict], sys.stdout)
+        print(f"{verdict}  {finding.layer:14} {finding.proof}")
         if finding.repair:
             print(f"      {'':14} repair: {finding.repair}")

@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...policies.policy import Policy, named_layers
+from ...policies.policy import OPTIONAL_LAYERS, Policy, named_layers
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
+# Those that are shipped; a test compares, since to list the folder takes time at every start.
+PROFILES = ("server", "standard", "strict", "tool", "trusted-read")
 RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
 
 
 def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    once = "a shipped profile or a TOML file"
+    once = f"a TOML file, or a profile: {', '.join(PROFILES)}; default strict"
     if several:
-        more = f"{once}; may be repeated, and clients choose by name; the first unless they do"
+        more = f"{once}; may be repeated: clients choose by name, and get the first by default"
         parser.add_argument("--policy", action="append", metavar="P", help=more)
     else:
         parser.add_argument("--policy", metavar="P", help=once)
-    optional = "go on without this layer where the host lacks it; cgroup means its three"
+    layers = ", ".join(OPTIONAL_LAYERS)
+    optional = (
+        f"go on without this layer where the host lacks it: {layers}, or cgroup for the last three"
+    )
     parser.add_argument("--optional", action="append", default=[], metavar="LAYER", help=optional)
 
 

@@ -118,7 +118,7 @@ class Repl:
             text = msgspec.json.encode(result.value).decode()
             print(harmless(text) if self._lines.interactive else text, flush=True)
         for line in violation_lines(result):
-            _say(line, "")
+            print(line, file=sys.stderr, flush=True)
         self._keep(images(result.artifacts))
         _say_end(result)
         self.failed = self.failed or not result.ok
@@ -204,7 +204,8 @@ def _say(text: str, who: str = "cellwright: ") -> None:
 def _say_end(result: SandboxResult) -> None:
     """Say how it ended, if nothing has yet: an uncaught exception has, by its traceback."""
     if not result.ok and result.reason != "exception":
-        _say(result_line(msgspec.structs.replace(result, value=None)), "")
+        line = result_line(msgspec.structs.replace(result, value=None))
+        print(line, file=sys.stderr, flush=True)
     elif result.execution_time >= _NOTABLE_SECONDS or result.truncated:
         _say(_used(result))
 

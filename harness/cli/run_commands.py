@@ -19,6 +19,7 @@ from ...policies.languages import (
     language_of_first_line,
     suffixes,
 )
+from ...policies.policy import MIB, Limits
 from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
 from ..config import with_memory, with_timeout
@@ -46,57 +47,103 @@ def add_run(run: argparse.ArgumentParser) -> None:
     source = run.add_mutually_exclusive_group(required=True)
     source.add_argument("file", nargs="?", metavar="FILE", help="the program; - for standard input")
     source.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
-    run.add_argument("--language", metavar="L", help="by the file's name unless told, else python")
+    run.add_argument(
+        "--language",
+        metavar="L",
+        help=f"one of {', '.join(language_names())}; default by name or #! line, else python",
+    )
     _add_limits(run, "wall time")
     run.add_argument(
         "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
-        help="put a file into /workspace",
+        help="put a file into /workspace; may be repeated",
     )  # fmt: skip
     run.add_argument(
-        "--workspace", metavar="NAME", help="have the files of that name, and keep them after"
+        "--workspace",
+        metavar="NAME",
+        help="a named workspace, whose files are there, and are kept after",
     )
-    run.add_argument("--clean", action="store_true", help="remove it once the program completes")
-    run.add_argument("--stdin", metavar="FILE", help="what the program reads; - passes ours on")
     run.add_argument(
-        "--collect", action="append", default=[], metavar="GLOB", help="bring these files back"
+        "--clean", action="store_true", help="remove that workspace once the program completes"
+    )
+    run.add_argument(
+        "--stdin",
+        metavar="FILE",
+        help="what the program reads; - for standard input; default nothing",
+    )
+    run.add_argument(
+        "--collect",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="bring these files of /workspace back; may be repeated",
     )
     run.add_argument(
         "--output", metavar="DIR",
-        help=f"where to write what the program made: pictures, --collect; else {_OUTPUT}",
+        help=f"where to write what the program made: pictures, --collect; default {_OUTPUT}",
     )  # fmt: skip
-    run.add_argument("--overwrite", action="store_true", help="files there too")
+    run.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="overwrite files there; default a number is added to the name",
+    )
     form = run.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
     form.add_argument(
-        "--json-lines", action="store_true", help="output as it comes too, an object a line"
+        "--json-lines",
+        action="store_true",
+        help="output as it comes, a JSON object a line, and the result as the last",
     )
-    run.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    run.add_argument("--audit", metavar="FILE", help="append what happens to this audit trail")
     run.add_argument(
         "--connect", metavar="PATH", help="use the daemon that listens there, and its policy P"
     )
     run.add_argument("--servers", metavar="FILE", help="MCP servers whose tools it may call")
     run.add_argument("--pins", metavar="FILE", help="where those tools are pinned")
-    run.add_argument("-v", "--verbose", action="store_true", help="a result line on success too")
+    run.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show what was refused, and a result line, on success too",
+    )
     add_policy(run)
 
 
 def add_repl(repl: argparse.ArgumentParser) -> None:
     repl.set_defaults(command=_repl, code=None, file="", servers=None)
-    repl.add_argument("--language", metavar="L", default=PYTHON, help="python unless told")
-    _add_limits(repl, "wall time of a call")
-    repl.add_argument("--workspace", metavar="NAME", help="have its files, and keep them after")
     repl.add_argument(
-        "--output", metavar="DIR", default=_OUTPUT, help=f"where to write pictures, else {_OUTPUT}"
+        "--language",
+        metavar="L",
+        default=PYTHON,
+        help=f"one of {', '.join(language_names())}; default python",
     )
-    repl.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    _add_limits(repl, "wall time of a call")
+    repl.add_argument(
+        "--workspace",
+        metavar="NAME",
+        help="a named workspace, whose files are there, and are kept after",
+    )
+    repl.add_argument(
+        "--output",
+        metavar="DIR",
+        default=_OUTPUT,
+        help=f"where to write pictures; default {_OUTPUT}",
+    )
+    repl.add_argument("--audit", metavar="FILE", help="append what happens to this audit trail")
     repl.add_argument("--connect", metavar="PATH", help="use the daemon that listens there")
     add_policy(repl)
 
 
 def _add_limits(parser: argparse.ArgumentParser, wall_time: str) -> None:
-    most = "at most what the policy allows"
-    parser.add_argument("--timeout", type=float, metavar="S", help=f"{wall_time}, seconds; {most}")
-    parser.add_argument("--memory", type=float, metavar="MB", help=f"memory cap, MiB; {most}")
+    limits, most = Limits(), "at most the policy's, which is the default"
+    seconds, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
+    parser.add_argument(
+        "--timeout", type=float, metavar="S",
+        help=f"{wall_time}, seconds; {most}: {seconds} under strict",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=float, metavar="MB",
+        help=f"memory cap, MiB; {most}: {mib} under strict",
+    )  # fmt: skip
 
 
 def _run(options: argparse.Namespace) -> int:

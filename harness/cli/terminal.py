@@ -5,6 +5,7 @@ import codecs
 import json
 import os
 import sys
+from typing import TextIO
 
 from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult, Violation
@@ -73,7 +74,8 @@ class EventPrinter:
 
 def result_line(result: SandboxResult) -> str:
     """Return status, reason, error, time and peak memory on one line."""
-    parts = [f"{result.status.value} ({result.reason})"]
+    ended = f"{result.status.value} ({result.reason})"
+    parts = [coloured(ended, "green" if result.ok else "red", sys.stderr)]
     if result.error:
         parts.append(harmless(result.error))
     if result.value is not None:
@@ -87,7 +89,8 @@ def result_line(result: SandboxResult) -> str:
 
 def violation_lines(result: SandboxResult) -> list[str]:
     """Return what the program attempted and was refused, an attempt a line, the first ten."""
-    lines = [f"cellwright: refused: {_attempt(each)}" for each in result.violations[:_SHOWN]]
+    refused = coloured("refused", "yellow", sys.stderr)
+    lines = [f"cellwright: {refused}: {_attempt(each)}" for each in result.violations[:_SHOWN]]
     if left_out := len(result.violations) - len(lines):
         lines.append(f"cellwright: and {left_out:,} more that were refused; --json has them all")
     return lines
@@ -110,4 +113,14 @@ def shown_value(value: object, language: str) -> str:
 def print_header(text: str) -> None:
     """Print the names of a list's columns above it, on a terminal: other programs read rows alone."""
     if sys.stdout.isatty():
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(coloured(text, "bold", sys.stdout) + "\n")
+
+
+_COLOURS = {"green": "32", "yellow": "33", "red": "31", "bold": "1"}  # ECMA-48, SGR
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Return `text` in a colour if `stream` is a terminal that shows it, and NO_COLOR is not set
+    (no-color.org); nothing needs it to be understood."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return text if plain else f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

@@ -10,7 +10,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ..workspaces.store import Workspaces
-from .terminal import StreamPrinter, harmless
+from .terminal import StreamPrinter, harmless, print_header
 
 _DONE = 0
 Command = Callable[[argparse.Namespace, Workspaces], int]
@@ -56,6 +56,7 @@ def _list(options: argparse.Namespace, store: Workspaces) -> int:
     ]
     if options.json:
         return _print_json(rows)
+    print_header(f"{'BYTES':>12}  {'FILES':>12}  NAME")
     for row in rows:
         print(f"{row['size_bytes']:>12,}  {row['files']:>6,} files  {row['name']}")
     return _DONE
@@ -65,6 +66,7 @@ def _show(options: argparse.Namespace, store: Workspaces) -> int:
     files = store.files(options.name)
     if options.json:
         return _print_json([{"path": each.path, "size_bytes": each.size_bytes} for each in files])
+    print_header(f"{'BYTES':>12}  PATH")
     for each in files:
         print(f"{each.size_bytes:>12,}  {harmless(each.path)}")
     return _DONE

@@ -33,27 +33,32 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cellwright serve` but for policies."""
     parser.set_defaults(parser=parser)
-    parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="where to listen; default /run/cellwright.sock, or that name in $XDG_RUNTIME_DIR",
+    )
     parser.add_argument(
         "--pool", type=int, default=PoolSettings().size, metavar="N",
-        help="cells that wait ready, of each policy",
+        help="cells that wait ready, of each policy; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--sessions", type=int, default=SessionSettings().alive, metavar="N",
-        help="sessions that live at once, of each policy",
+        help="sessions that live at once, of each policy; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--session-idle", type=float, default=SessionSettings().idle_seconds, metavar="S",
-        help="how long a session may be idle",
+        help="seconds that a session may be idle; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    parser.add_argument("--audit", metavar="FILE", help="append what happens to this audit trail")
     parser.add_argument(
         "--drain", type=float, default=10.0, metavar="S",
-        help="how long what runs may go on once the daemon was told to end",
+        help="seconds that running programs may go on once the daemon is to end; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--delegated", action="store_true",
-        help="make cgroups in our own, which systemd delegated (Delegate=yes); units do",
+        help="make cgroups in the daemon's own, which systemd delegated (Delegate=yes), as units do",
     )  # fmt: skip
     parser.add_argument(
         "--units", type=Path, metavar="DIR", help="write systemd units into DIR, and serve nothing"

@@ -13,7 +13,7 @@ import msgspec
 from ...policies.errors import PolicyError, ToolError, ToolFailed, ToolResultInvalid
 from ...policies.permissions import FilePermission, PermissionLevel, PermissionSet
 from ...policies.policy import Policy
-from ..cli.terminal import harmless
+from ..cli.terminal import harmless, print_header
 from ..hidden import replace_hidden
 from ..sandbox import Sandbox
 from .factory import ToolFactory
@@ -124,6 +124,7 @@ def _list(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.json:
         _print_json([_summary(factory, spec) for spec in specs])
         return
+    print_header(f"{'NAME':24} {'STATE':8} DESCRIPTION")
     for spec in specs:
         first = spec.description.partition("\n")[0]
         print(f"{spec.reference:24} {spec.state.value:8} {harmless(first)}")
@@ -134,6 +135,7 @@ def _search(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.json:
         _print_json(found)
         return
+    print_header(f"{'NAME':24} DESCRIPTION")
     for each in found["tools"]:
         print(f"{each['name']:24} {harmless(each['description'])}")
     if hint := found.get("hint"):

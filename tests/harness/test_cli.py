@@ -205,7 +205,7 @@ def test_a_deadline_is_told() -> None:
         (["run", "-c", "1", "--optional", "seccomp"], 2),
         (["run", "-c", "1", "--language", "cobol"], 2),
         (["nonsense"], 2),
-        ([], 2),
+        (["audit"], 2),
     ],
 )
 def test_wrong_usage_is_said_without_a_traceback(arguments: list[str], status: int) -> None:

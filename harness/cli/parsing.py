@@ -1,0 +1,71 @@
+"""The parser of the command line: argparse's, with short errors that name what may have been meant."""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"invalid choice: '(.*?)'")
+_COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # of difflib: as near as a typing error in a word so long
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with status 2 on wrong usage, and says in two lines what is wrong and where help is."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = args or ()
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        known = [name for name, _ in commands_of(self)]
+        unknown = _CHOICE.search(message)
+        if unknown and known:
+            message = f"unknown command {unknown[1]!r}"
+        meant = (
+            _like(unknown[1], known, _COMMANDS_LIKE) if unknown and known else self._meant_option()
+        )
+        hint = f"did you mean {meant}? " if meant else ""
+        first = self._given[0] if self._given and self._given[0] in known else ""
+        prog = f"{self.prog} {first}".strip()  # what is unknown to a command is told to us
+        self.exit(2, f'{prog}: {message}\nhint: {hint}"{prog} --help" has all there is\n')
+
+    def _meant_option(self) -> str:
+        """Return the option that one of the words given is like, and is not."""
+        known = list(self._every_option())
+        words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+        unknown = (word for word in words if not any(each.startswith(word) for each in known))
+        return next(filter(None, (_like(word, known, _OPTIONS_LIKE) for word in unknown)), "")
+
+    def _every_option(self) -> Iterator[str]:
+        """Yield the options of this command and of those below it, of which one may have been used."""
+        yield from (option for action in self._actions for option in action.option_strings)
+        for _, below in commands_of(self):
+            yield from below._every_option()
+
+
+def _like(word: str, known: list[str], cutoff: float) -> str:
+    import difflib  # only where something is wrong
+
+    return next(iter(difflib.get_close_matches(word, known, 1, cutoff)), "")
+
+
+def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, Parser]]:
+    """Return the commands of a parser, by name."""
+    return [
+        (name, below)
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, below in action.choices.items()
+    ]
+
+
+def summary_of(parser: argparse.ArgumentParser, name: str) -> str:
+    """Return the words with which a command of `parser` stands in its help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return next(
+                (str(each.help) for each in action._choices_actions if each.dest == name), ""
+            )
+    return ""

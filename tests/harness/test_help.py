@@ -1,0 +1,145 @@
+"""How the command line explains itself: help, mistakes, completion, the manual page, colours."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cellwright.harness.cli import commands
+from cellwright.harness.cli.completion import SHELLS
+from cellwright.harness.cli.options import PROFILES
+from cellwright.harness.cli.parsing import commands_of
+from cellwright.policies.loading import profile_names
+from tests.conftest import OPTIONAL, ROOT
+
+OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
+
+
+def cellwright(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cellwright", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+def test_a_bare_command_and_help_list_every_command(arguments: list[str]) -> None:
+    done = cellwright(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, _ in commands_of(commands._parser()):
+        assert f"    {name}" in done.stdout
+
+
+def test_help_of_a_command_is_what_its_own_option_prints() -> None:
+    assert (
+        cellwright("help", "audit", "trace").stdout == cellwright("audit", "trace", "--help").stdout
+    )
+    shown = cellwright("help", "run").stdout
+    for words in ("server, standard, strict", "default strict", "30 under strict"):
+        assert words in " ".join(shown.split())
+
+
+def test_the_profiles_in_help_are_those_that_are_shipped() -> None:
+    assert profile_names() == PROFILES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rnu"], 'cellwright: unknown command \'rnu\'\nhint: did you mean run? "cellwright --help"'),
+        (["audit", "tial"], "cellwright audit: unknown command 'tial'\nhint: did you mean tail?"),
+        (["run", "--timout=5", "-c", "1"], "cellwright run: unrecognized arguments: --timout=5\nhint: did you mean --timeout?"),
+        (["run", "--timout", "5", "-c", "1"], "did you mean --timeout?"),
+        (["run", "--zzz", "-c", "1"], 'unrecognized arguments: --zzz\nhint: "cellwright run --help"'),
+    ],
+)  # fmt: skip
+def test_a_typing_error_is_told_with_what_was_meant(arguments: list[str], said: str) -> None:
+    done = cellwright(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+COMPLETE = """
+source /dev/stdin <<< "$1"
+COMP_WORDS=("${@:2}")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_cellwright
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["wor"], "workspace"),
+        (["run", "--time"], "--timeout"),
+        (["run", "--policy", "st"], "standard strict"),
+        (["audit", "tra"], "trace"),
+        (["audit", "trace", "--h"], "--help --html"),
+        (["run", "file-of-mine"], ""),
+    ],
+)
+def test_bash_completes_commands_options_and_their_words(words: list[str], found: str) -> None:
+    script = cellwright("completion", "bash").stdout
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", script, "cellwright", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.strip(), done.stderr) == (found, "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_completion_script_names_every_option_and_parses(shell: str) -> None:
+    script = cellwright("completion", shell).stdout
+    for name, parser in commands_of(commands._parser(every=True)):
+        assert name in script
+        for action in parser._actions:
+            for option in action.option_strings:
+                assert option.lstrip("-") in script, (name, option)
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=script, text=True, timeout=60, check=True)
+
+
+def test_the_manual_page_has_every_command_and_option() -> None:
+    page = cellwright("man").stdout
+    for _, parser in commands_of(commands._parser(every=True)):
+        assert f".SS {parser.prog}\n" in page
+        for action in parser._actions:
+            for option in action.option_strings:
+                assert option.replace("-", r"\-") in page, option
+    if groff := shutil.which("groff"):
+        done = subprocess.run(
+            [groff, "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> bytes:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "cellwright", *arguments]
+    variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=variables | environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    ):  # fmt: skip
+        os.close(theirs)
+        told = b""
+        try:
+            while part := os.read(ours, 4096):
+                told += part
+        except OSError:  # EIO: the other end is closed
+            pass
+    os.close(ours)
+    return told
+
+
+def test_a_terminal_gets_colours_unless_they_are_declined() -> None:
+    arguments = ["run", *OPTIONS, "-c", "open('/etc/shadow')"]
+    told = on_a_terminal(*arguments)
+    assert b"\x1b[33mrefused\x1b[0m" in told
+    assert b"\x1b[31mfailed (exception)\x1b[0m" in told
+    for declined in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert b"\x1b" not in on_a_terminal(*arguments, **declined)
+    assert "\x1b" not in cellwright(*arguments).stderr
