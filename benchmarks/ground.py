@@ -12,7 +12,7 @@ from ..policies.policy import OPTIONAL_LAYERS, Policy
 from ..runner import channel
 from ..runner.cgroups import CgroupTree, open_tree
 from ..runner.cgroups.tree import Caps, Cgroup
-from ..runner.host.ids import unused_id
+from ..runner.host.ids import id_for
 from ..runner.host.plans import plan_for
 from ..runner.host.probe import probe_host
 from ..runner.host.runtime import find_runtime
@@ -35,7 +35,7 @@ class Ground:
         self._launcher = launcher
         self._tree = tree
         runtime = find_runtime(interpreter())
-        uid = os.geteuid() or unused_id(os.getpid())
+        uid = os.geteuid() or id_for(None)
         launcher.boot(Boot(self._plan, runtime.files, runtime.links, runtime.hidden, uid))
         tree.admit(launcher.pids(), uid)
 

@@ -53,7 +53,7 @@ class LocalCells:
         interpreters: Mapping[str, str | os.PathLike[str]],
         workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
         tools: "Offered | None", blocked_imports: Sequence[str] | None,
-        blocked_builtins: Sequence[str] | None,
+        blocked_builtins: Sequence[str] | None, user: int | str | None,
     ) -> None:  # fmt: skip
         self.policy = _policy(config, policy)
         self._given_workspaces = workspaces
@@ -69,8 +69,9 @@ class LocalCells:
         self.supervisor = Supervisor(
             self.policy, spawned, cgroup_root, settings,
             language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
+            user=_checked_user(user),
         )  # fmt: skip
-        made = self.policy, spawned.executable, cgroup_root, settings, known, shelf
+        made = self.policy, spawned.executable, cgroup_root, settings, known, shelf, user
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
         self._programs = Programs()
@@ -151,14 +152,25 @@ def _once_at_rest(_: int) -> None:
 
 def _another(
     policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None], language: str,
+    interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None],
+    user: int | str | None, language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language, which fewer cells wait for."""
     settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
+        user=user,
     )  # fmt: skip
+
+
+def _checked_user(user: int | str | None) -> int | str | None:
+    known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
+    if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
+        raise PolicyError(f"user: must be a number above 0 or a name, not {user!r}")
+    if isinstance(user, int) and os.geteuid() not in (0, user):
+        raise PolicyError(f"user: only root can start cells as another user, got {user}")
+    return user
 
 
 def _no_shelf(_: str) -> None:

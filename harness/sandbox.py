@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "create_sandbox"]
 
 
-_ALIKE = ("python", "cgroup_root", "blocked_imports", "blocked_builtins")
+_ALIKE = ("python", "cgroup_root", "blocked_imports", "blocked_builtins", "user")
 
 
 class _Cells(Protocol):
@@ -82,7 +82,9 @@ class Sandbox(Executing):
     to close; unless told it is one in memory, False is none.  `tools` are those of the host that
     programs may call, as far as the policy lets them: a list of functions or Tools, a Broker, a
     ToolFactory or McpServers.  `blocked_imports` and `blocked_builtins` take the place of what
-    source checks look for.  Use it as a context manager, or call `close`.
+    source checks look for.  `user` is whose id cells have on the host where root starts them: a
+    number, or a name of your own for one that is the same in every process; by default each process
+    has another.  Use it as a context manager, or call `close`.
 
     `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
     one of the names that the daemon has, and everything else is the daemon's to say.
@@ -109,13 +111,14 @@ class Sandbox(Executing):
         tools: "Offered | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
+        user: int | str | None = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> None:
         settings = {
             "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
             "pool": pool, "fresh_exec": fresh_exec, "language": language, "sessions": sessions,
             "interpreters": interpreters, "workspaces": workspaces, "audit": audit, "tools": tools,
-            "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins,
+            "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins, "user": user,
         }  # fmt: skip
         self._alike = {name: settings[name] for name in _ALIKE} if connect is None else None
         self._running = pool.running if isinstance(pool, PoolSettings) else PoolSettings().running

@@ -18,7 +18,7 @@ from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .covers import Covers
 from .custody import Custody
-from .host.ids import unused_id
+from .host.ids import id_for
 from .host.paths import lead_elsewhere, sources_of
 from .host.plans import plan_for
 from .host.probe import probe_host
@@ -43,11 +43,13 @@ class Generation:
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
         shelf: Shelf | None = None, sources: Mapping[str, str] | None = None,
+        user: int | str | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
         what is on the `shelf`.  `sources` are the policy's paths as they were resolved, if they were.
+        `user` is whose id cells have on the host where root starts them (host/ids.py).
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -55,6 +57,7 @@ class Generation:
         self._policy = policy
         self._lessons = lessons
         self._shelf = shelf
+        self._user = user
         self._shelved: int | None = None  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
@@ -117,7 +120,7 @@ class Generation:
             self.plan = _with_shared_memory(self.plan)
         elsewhere = lead_elsewhere(files)
         elsewhere |= {path: real for path, real in self._sources.items() if path != real}
-        uid = os.geteuid() or unused_id(os.getpid())
+        uid = os.geteuid() or id_for(self._user)
         if self._shelf and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
             raise PolicyError(
                 f"the policy shows {PLACE}, where cells have the files about their tools"

@@ -38,6 +38,7 @@ class Supervisor:
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
         language: str = PYTHON, interpreter: str = "", shelf: Shelf | None = None,
+        user: int | str | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -48,7 +49,7 @@ class Supervisor:
         self._closed = False
         self._lessons = lessons
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
-        self._runs = language, interpreter, shelf, sources_of(policy)
+        self._runs = language, interpreter, shelf, sources_of(policy), user
         self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher

@@ -1,5 +1,6 @@
 """Servers in cells: each in its own, which shows it what its configuration names and nothing else."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
 _OF_A_BASE = ("bin", "lib", "lib64")
 _MAX_MANIFEST_BYTES = 1024 * 1024
+_ORDINARY, _NOBODY = 1000, 65534  # UID_MIN of login.defs(5); whoever is not mapped
 _GRACE_SECONDS = 2.0  # to exit after its input ended
 
 
@@ -32,7 +34,8 @@ class CellPeer:
         """Start it; raises LaunchError, PolicyError, Unenforceable."""
         command = _command(config, env)
         variables = {"PATH": _PATH, "HOME": "/workspace", **env}
-        self._sandbox = Sandbox(policy=policy_of(config, command), pool=0, audit=False)
+        policy = policy_of(config, command)
+        self._sandbox = Sandbox(policy=policy, pool=0, audit=False, user=_user_of(config))
         try:
             self._program = self._sandbox.program(
                 [command, *config.args], env=variables, cwd=config.cwd or None
@@ -75,6 +78,21 @@ def policy_of(config: ServerConfig, command: str) -> Policy:
         ),
         processes=replace(processes, execute=_together(execute)),
     )
+
+
+def _user_of(config: ServerConfig) -> int | str | None:
+    """Return whose id a server has on the host where root starts it: the owner of what it may write,
+    if that is one ordinary user; else one that is the same at each start.  Otherwise a server could
+    not open again what it wrote."""
+    if os.geteuid():
+        return None
+    owners: set[int] = set()
+    for path in config.write:
+        with contextlib.suppress(OSError):  # one that does not exist is told when the cell is built
+            owners.add(os.stat(path).st_uid)
+    if len(owners) == 1 and (owner := owners.pop()) >= _ORDINARY and owner != _NOBODY:
+        return owner
+    return f"{config.name} {config.command}"
 
 
 def _command(config: ServerConfig, env: Mapping[str, str]) -> str:

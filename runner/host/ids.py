@@ -1,5 +1,7 @@
 """The id that the cells of a root have on the host."""
 
+import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,16 +10,26 @@ from ...policies.errors import LaunchError
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
 # and one for each living supervisor, so that no two of them share a uid's quotas.
 _FIRST = 0x70000000
+_ABOVE_PIDS = 1 << 22  # the largest pid_max of proc(5)
 _SHARED_OUT = 1024  # so many ids at the end of a container's range, below 65534, which is nobody's
 
 
-def unused_id(pid: int) -> int:
-    """Return the id for the cells of the supervisor `pid`, which runs as root.
+def id_for(user: int | str | None) -> int:
+    """Return the id for cells that this process starts as root: `user` itself, for a name one that is
+    the same in every process, else one of this process alone.
 
-    Raises LaunchError in a container whose root has no other id: cells never run as root.
+    Raises LaunchError for an id that is not mapped here, and in a container whose root has no other id:
+    cells never run as root.
     """
     maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
-    return choose_id(pid, maps)
+    if user is None:
+        return choose_id(os.getpid(), maps)
+    if isinstance(user, str):
+        digest = hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()
+        return choose_id(_ABOVE_PIDS + int.from_bytes(digest[:3], "big"), maps)
+    if not all(any(user in ids for ids in _ids(text)) for text in maps):
+        raise LaunchError(f"user: {user} is not mapped here", "see user_namespaces(7), uid_map")
+    return user
 
 
 def choose_id(pid: int, maps: Iterable[str]) -> int:

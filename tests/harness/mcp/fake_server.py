@@ -80,6 +80,13 @@ def call(request):
         return text(json.dumps(given))
     if name == "env":
         return text(json.dumps(dict(os.environ)))
+    if name == "keep":
+        with open(
+            given["path"], "a+", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as kept:
+            kept.write("x")
+            kept.seek(0)
+            return text(kept.read())
     if name == "where":
         return text(json.dumps([os.getpid(), os.getcwd(), os.path.exists("/etc/shadow")]))
     if name == "die":

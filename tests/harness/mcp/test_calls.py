@@ -230,6 +230,35 @@ def test_a_server_of_an_environment_runs_in_a_cell(serve: Serve, tmp_path: Path)
     assert json.loads(Broker(cell.servers).call("fake.where", {}))[1:] == ["/workspace", False]
 
 
+KEEPING = """
+import json, sys
+from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.tools.broker import Broker
+given, pins, path = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+with McpServers({"mcpServers": {"fake": given}}, pins=pins) as servers:
+    print(Broker(servers).call("fake.keep", {"path": path}))
+"""
+
+
+@pytest.mark.needs("cgroup", "root")
+@pytest.mark.parametrize("owner", [0, 12345], ids=["root", "an ordinary user"])
+def test_a_server_that_root_starts_opens_its_own_files_again(serve: Serve, owner: int) -> None:
+    """From another process of ours, in which root's cells have another id."""
+    fake = in_a_cell(serve, "keep")
+    os.chown(fake.folder, owner, owner)
+    fake.folder.chmod(0o700 if owner else 0o777)
+    path = fake.folder / "kept"
+    argv = (sys.executable, "-c", KEEPING, json.dumps(fake.given), str(fake.folder / "pins.json"))
+    for kept in ("x", "xx"):
+        done = subprocess.run(
+            (*argv, str(path)), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == f"{kept}\n", done.stderr
+    file = path.stat()
+    assert file.st_mode & 0o077 == 0
+    assert file.st_uid == owner or (not owner and file.st_uid >= 1000)
+
+
 @pytest.mark.parametrize("command", ["npx", "/usr/bin/uvx", "docker"])
 def test_what_fetches_a_server_needs_a_network_that_cells_have_not(
     serve: Serve, command: str
