@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation("user_ns", "runner/cell/enter.py", "    _enter_user_namespace(site)  # after", "    pass  # after"),
     Mutation("mount_ns: read-only root", "runner/launcher/root.py", '    mounts.make_read_only("/")', "    pass"),
     Mutation("mount_ns: noexec", "runner/launcher/root.py", "0 if bind.executable else mounts.NOEXEC", "0"),
-    Mutation("mount_ns: hidden paths", "runner/launcher/root.py", "    denied, singly = denied_by(boot.plan.hidden), SinglyShown()", "    denied, singly = denied_by(()), SinglyShown()"),
+    Mutation("mount_ns: hidden paths", "runner/launcher/root.py", "    denied, singly = denied_by(boot.plan.hidden), SinglyShown(shown)", "    denied, singly = denied_by(()), SinglyShown(shown)"),
     Mutation("mount_ns: pins above hidden and shown paths", "runner/launcher/views.py", "        mounts.attach_opened(mounts.clone_opened(place), place)", "        pass"),
     Mutation(
         "paths without links", "runner/kernel/files.py", "_NO_LINKS = _NO_MAGICLINKS | _NO_SYMLINKS", "_NO_LINKS = 0",

@@ -65,7 +65,6 @@ _TWINS_OF_BUILTINS = {
     "tokenize.open": "open",
     "fileinput.input": "open",
     "fileinput.FileInput": "open",
-    "typing.get_type_hints": "eval",
     "timeit.timeit": "exec",
     "timeit.repeat": "exec",
     "timeit.Timer": "exec",
@@ -190,6 +189,7 @@ def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:
 def way_out(what: str) -> str:
     """Return what lets a tool have an import or a builtin that is blocked; nothing if nothing does."""
     name = what.partition(".")[0]
+    name = _TWINS_OF_BUILTINS.get(what, _TWINS.get(name, name))
     if name in _OF_FILES:
         return "a tool that has a FilePermission may use it; pass data as arguments otherwise"
     if name in _OF_PROGRAMS:

@@ -95,8 +95,8 @@ def _open_sources(boot: Boot) -> list[Shown]:
 
 def _show(root: int, sources: list[Shown], boot: Boot) -> Views:
     """Put every source in its place, without what is denied beneath it."""
-    denied, singly = denied_by(boot.plan.hidden), SinglyShown()
     shown = [bind.path for bind in boot.plan.binds]
+    denied, singly = denied_by(boot.plan.hidden), SinglyShown(shown)
     whole = {bind.path for bind in boot.plan.binds if bind.writable}
     covers: list[Cover] = []
     for each in sources:

@@ -13,7 +13,7 @@ Linux takes a mount away when what it lies on is replaced or removed, in every m
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ...policies.denied import Denied
@@ -65,7 +65,9 @@ def _why(path: str) -> str:
 class SinglyShown:
     """Shows directories entry by entry; `snapshots` says what of the host was looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, binds: Collection[str]) -> None:
+        """`binds` are the paths that are shown by themselves: those get a place, and no entries."""
+        self._binds = frozenset(binds)
         self.snapshots: list[Snapshot] = []
         self._entries = 0
 
@@ -109,6 +111,8 @@ class SinglyShown:
             return
         place = _make(view, name, mode)
         try:
+            if shown.path + path.removeprefix(shown.source) in self._binds:
+                return
             if denied and stat.S_ISDIR(mode):
                 self._fill(shown, path, entry, place, denied, depth + 1)
             else:

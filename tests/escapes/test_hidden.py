@@ -208,3 +208,24 @@ def test_more_entries_than_cells_can_bear_are_refused(project: Path) -> None:
         (project / "conf" / f"{number}").touch()
     with pytest.raises(PolicyError, match=r"filesystem\.hidden: .* more than 5000 entries"):
         Sandbox(policy=permitted(project, READ), pool=0)
+
+
+def test_what_cells_write_beneath_what_they_read_costs_no_launcher(project: Path) -> None:
+    """It lies in a directory that is shown entry by entry, and by itself."""
+    (project / "out").mkdir()
+    (project / "out").chmod(0o777)
+    permissions = [
+        FilePermission(allowed_paths=[str(project)]),
+        FilePermission(level=WRITE, allowed_paths=[f"{project}/out"]),
+    ]
+    policy = replace(policy_of(PermissionSet(permissions)), optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        launcher = sandbox._supervisor.generation
+        for name in ("a", "b"):
+            made = sandbox.execute(f"open('{project}/out/{name}', 'w').write('x')")
+            assert made.value == 1, made.error
+        assert sandbox.execute(f"import os; sorted(os.listdir('{project}/out'))").value == [
+            "a",
+            "b",
+        ]
+        assert sandbox._supervisor.generation is launcher

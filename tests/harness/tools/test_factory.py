@@ -468,15 +468,16 @@ def test_a_source_that_says_what_it_must_not_is_refused_before_it_runs(
 
 
 SNEAKY = """
-import codecs
+import codecs, string
 def f() -> str:
-    return codecs.builtins.vars(codecs.sys)["modules"]["_io"].open("/etc/hostname").read()
+    reach = string.Formatter().get_field("0.builtins.open", (codecs,), {})[0]
+    return reach("/etc/hostname").read()
 """
 SNEAKY_SOCKET = """
-import codecs, asyncio
+import asyncio, string
 def f() -> str:
-    named = codecs.builtins.vars(codecs.sys)["modules"]
-    asyncio.events.socket.socket(2, 1).connect(("127.0.0.1", 1))
+    reach = string.Formatter().get_field("0.events.socket.socket", (asyncio,), {})[0]
+    reach(2, 1).connect(("127.0.0.1", 1))
 """
 
 
@@ -623,6 +624,8 @@ def test_a_risky_tool_asks(sandbox: Sandbox) -> None:
 # hostile makers
 
 
+# The module that source checks do not see: they are advice.
+POSIX = "import logging, string\nposix = string.Formatter().get_field('0.os', (logging,), {})[0]\n"
 HOSTILE_SOURCES = {
     "runs when it is defined": "def f() -> int: return 1\nraise ValueError('at once')",
     "a decorator": "def wrap(f):\n    raise ValueError('wrapped')\n@wrap\ndef f() -> int: ...",
@@ -634,9 +637,9 @@ HOSTILE_SOURCES = {
     "replaces print": "def print(*a): raise ValueError\ndef f() -> int: raise ValueError",
     "replaces the call": "def f() -> int: ...\nf = None",
     "another value": "def f() -> int: ...\n_cellwright_call = None\nf = 5",
-    "forks": "def f() -> int:\n    import posix\n    return posix.fork()",
-    "kills": "def f() -> int:\n    import posix\n    posix.kill(posix.getppid(), 9)\n    return 1.5",
-    "exits": "def f() -> int:\n    import posix\n    posix._exit(0)",
+    "forks": f"{POSIX}def f() -> int:\n    return posix.fork()",
+    "kills": f"{POSIX}def f() -> int:\n    posix.kill(posix.getppid(), 9)\n    return 1.5",
+    "exits": f"{POSIX}def f() -> int:\n    posix._exit(0)",
 }  # fmt: skip
 
 

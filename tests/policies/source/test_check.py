@@ -93,7 +93,6 @@ FOUND = {
     "__import__('_socket')": ["import: _socket@1:0", "builtin: __import__@1:0"],
     "import io\nio.open('x')": ["builtin: io.open@2:0"],
     "from codecs import open as o\no('x')": ["builtin: codecs.open@2:0"],
-    "import typing\ntyping.get_type_hints(A)": ["builtin: typing.get_type_hints@2:0"],
     "import pkgutil\npkgutil.resolve_name('os:system')": ["builtin: pkgutil.resolve_name@2:0"],
     "__loader__.load_module('x')": ["dunder: __loader__@1:0"],
     "__spec__.loader": ["dunder: __spec__@1:0"],
