@@ -8,6 +8,7 @@ import pytest
 
 from cellwright import Vault
 from cellwright.harness.mcp.links import last_words
+from cellwright.harness.mcp.servers import McpServers
 from cellwright.policies.errors import ToolDenied, ToolFailed, ToolNotFound, ToolResultInvalid
 from tests.conftest import soon
 
@@ -228,6 +229,23 @@ def test_a_long_answer_below_the_limit_is_passed_on(serve: Serve) -> None:
     spec = fake.servers.get("fake.long_line")
     call = fake.servers.start_call(spec.spec.name, {"size": 4_000_000})
     assert len(call.result(timeout=30)) == 4_000_000
+
+
+KINDS = [part for number in range(12_000) for part in (number, f"a{number}")]
+COSTLY = {
+    "a pattern": {"properties": {"x": {"pattern": "((((){9999}){9999}){9999}){9999}"}}},
+    "many types": {"properties": {"x": {"type": KINDS}}},
+}
+
+
+@pytest.mark.parametrize("schema", COSTLY.values(), ids=COSTLY)
+def test_schemas_that_would_take_hours_hold_up_no_server(serve: Serve, schema: Any) -> None:
+    """Compiling the first takes 10^16 steps without a bound, checking the second some 10^8."""
+    evil, good = serve(tool("a", inputSchema=schema), "echo"), serve("echo")
+    given = {"mcpServers": {"evil": evil.given, "good": good.given}}
+    with McpServers(given, pins=evil.folder / "both.json") as servers:
+        assert {spec.name for spec in servers.specs()} >= {"evil.echo", "good.echo"}
+        assert len(servers.list_tools("good")) == 1
 
 
 @pytest.mark.parametrize(("mode", "count"), [("circle", 1), ("endless_pages", 100)])
