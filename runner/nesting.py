@@ -20,13 +20,13 @@ _MOST_TIMES = 16  # the size of the JSON
 _MOST_BESIDES = 8 * 1024 * 1024
 
 
-def decoded_bytes(data: bytes) -> int:
+def decoded_bytes(data: bytes | bytearray) -> int:
     """Return about how much memory the parts of JSON take at most once decoded, but for its texts."""
     arrays, objects = data.count(b"["), data.count(b"{")
     return arrays * _ARRAY_BYTES + objects * _OBJECT_BYTES + data.count(b",") * _MEMBER_BYTES
 
 
-def refuse_large_json(data: bytes) -> None:
+def refuse_large_json(data: bytes | bytearray) -> None:
     """Raise msgspec.DecodeError if `data`, which need not be JSON, decodes to many times its size."""
     if (size := decoded_bytes(data)) > _MOST_BESIDES + _MOST_TIMES * len(data):
         raise msgspec.DecodeError(f"{len(data)} bytes that decode to some {size}")

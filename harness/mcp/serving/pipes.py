@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import anyio
+import msgspec
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
+from ....runner.nesting import refuse_large_json
 from .streams import Streams
 
 LINE_BYTES = 16 * 1024 * 1024
@@ -22,7 +24,8 @@ _ATOMIC = 4096  # PIPE_BUF in pipe(7): a pipe that is writable takes so much wit
 
 
 class Lines:
-    """What comes down a descriptor, by lines; an overlong one comes as one that is empty."""
+    """What comes down a descriptor, by lines; one that is overlong, or decodes to many times its size,
+    comes as one that is empty."""
 
     def __init__(self, descriptor: int, longest: int = LINE_BYTES) -> None:
         self._descriptor = descriptor
@@ -34,7 +37,7 @@ class Lines:
             *whole, rest = chunk.split(b"\n")
             for part in whole:
                 pending += part
-                yield "" if overlong else pending.decode("utf-8", "replace")
+                yield "" if overlong or _is_refused(pending) else pending.decode("utf-8", "replace")
                 pending, overlong = bytearray(), False
             pending += rest
             if len(pending) > self._longest:
@@ -44,6 +47,16 @@ class Lines:
     async def _read(self) -> bytes:
         await _until(anyio.wait_readable, self._descriptor)
         return os.read(self._descriptor, _CHUNK)
+
+
+def _is_refused(line: bytearray) -> bool:
+    """Tell whether a message decodes to many times its size, and say it."""
+    try:
+        refuse_large_json(line)
+    except msgspec.DecodeError as error:
+        _say(f"a message is not read: {error}")
+        return True
+    return False
 
 
 class Text:

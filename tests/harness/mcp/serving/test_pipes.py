@@ -370,6 +370,13 @@ def test_lines_are_read_whole_or_not_at_all() -> None:
     assert lines_of(b"\xff\n", 10) == ["\ufffd"]
 
 
+def test_a_line_that_decodes_to_many_times_its_size_is_not_read() -> None:
+    hostile = b"[" + b"{}," * 100_000 + b"{}]"
+    honest = b"[" + b"1234567," * 100_000 + b"1]"
+    found = lines_of(hostile + b"\n" + honest + b"\ntwo\n", 1 << 20)
+    assert found == ["", honest.decode(), "two"]
+
+
 def test_text_is_written_whole_as_it_is_taken() -> None:
     reading, writing = os.pipe()
     taken: list[bytes] = []
