@@ -11,7 +11,7 @@ import pytest
 from cellwright import Sandbox
 from cellwright.harness.mcp.servers import McpServers
 from cellwright.harness.tools.broker import Broker
-from tests.conftest import policy_named
+from tests.conftest import policy_named, with_limits
 
 from .conftest import processes_of
 from .real import configured, make_repository, open_up
@@ -118,7 +118,9 @@ def offered(folder: Path, *names: str, **options: Any) -> Iterator[tuple[McpServ
     given = configured(folder, *names, sandboxed=options.pop("sandboxed", True))
     with McpServers(given, pins=folder.parent / "pins.json", **options) as servers:
         broker = Broker(servers, approve=lambda asked: True)
-        with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as sandbox:
+        with Sandbox(
+            policy=with_limits(policy_named("strict"), wall_seconds=60.0), pool=0, tools=broker
+        ) as sandbox:
             yield servers, sandbox
 
 
