@@ -127,7 +127,10 @@ class ProcessIsolation(IsolationBackend):
             )
 
     def _sandbox(self, limits: Limits) -> Sandbox:
-        return Sandbox(policy=replace(self._policy, limits=limits), pool=_POOL, audit=self._audit)
+        policy = replace(self._policy, limits=limits)
+        sandbox = Sandbox(policy=policy, pool=_POOL, audit=self._audit)
+        sandbox.leave_open_at_exit()
+        return sandbox
 
     def close(self) -> None:
         self._finalizer()

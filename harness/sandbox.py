@@ -1,6 +1,7 @@
 """`Sandbox`: what a user imports.  A face: its own cells stand behind it, or those of a daemon."""
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -130,7 +131,7 @@ class Sandbox(Executing):
             from .daemon.client import DaemonsCells
 
             self._cells = DaemonsCells(connect, policy)
-        self._finalizer = weakref.finalize(self, self._cells.close)
+        self._finalizer = weakref.finalize(self, _close_forgotten, self._cells, os.getpid())
 
     @property
     def _at_once(self) -> int:
@@ -230,6 +231,10 @@ class Sandbox(Executing):
         and the first finding, such as "Blocked import: os".  Advice: the kernel is the boundary."""
         return self._cells.validate_source(code)
 
+    def leave_open_at_exit(self) -> None:
+        """Let what keeps this sandbox close it when the process ends, and not tell that nobody did."""
+        self._finalizer.atexit = False
+
     def settle(self) -> None:
         """Wait until the pool is full and nothing of any past call is left."""
         self._cells.settle()
@@ -239,8 +244,22 @@ class Sandbox(Executing):
 
         What a daemon keeps goes on: other clients' calls, its pool, and every session.
         """
-        self._finalizer()
+        if self._finalizer.detach():
+            self._cells.close()
         self._close_aexecutor()
+
+
+def _close_forgotten(cells: _Cells, owner: int) -> None:
+    """Close what stands behind a sandbox that nobody closed and nobody refers to any more, at the
+    latest when the process ends; what then takes longer to go is told with that."""
+    try:
+        if os.getpid() == owner:
+            words = f"a sandbox under the policy {cells.policy.name!r} was never closed"
+            warnings.warn(f"{words}: call close(), or use with", ResourceWarning, stacklevel=2)
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            cells.close()
 
 
 def _leave_to_the_daemon(settings: dict[str, Any]) -> None:

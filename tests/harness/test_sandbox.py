@@ -14,7 +14,7 @@ import pytest
 
 from cellwright import ClosedError, PolicyError, Sandbox, SandboxStatus, create_sandbox
 from cellwright.policies.policy import MIB, Policy
-from tests.conftest import policy_named, with_limits
+from tests.conftest import ROOT, policy_named, with_limits
 
 COMPLETED, FAILED = SandboxStatus.COMPLETED, SandboxStatus.FAILED
 KILLED, TIMEOUT, REJECTED = SandboxStatus.KILLED, SandboxStatus.TIMEOUT, SandboxStatus.REJECTED
@@ -710,3 +710,35 @@ def test_signals_to_the_embedding_process_do_not_disturb_an_execution(strict: Sa
     assert result.value == "end"
     assert heard.is_set()
     assert hits
+
+
+FORGOTTEN = """
+import gc, sys
+from cellwright import CodeExecutor, Sandbox
+from tests.conftest import policy_named
+def use():
+    sandbox = Sandbox(policy=policy_named("standard"), pool=1)
+    session = sandbox.session()
+    assert session.execute("import os\\nos.fork() or os.execvp('sleep', ['sleep', '60'])").ok
+    return sandbox
+{}
+"""
+
+
+@pytest.mark.parametrize("way", ["use()\ngc.collect()", "kept = use()"])
+def test_a_sandbox_that_was_never_closed_is_named_once(way: str) -> None:
+    """By what the user made, and not by the control groups of its cells."""
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", FORGOTTEN.format(way)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    told = [line for line in done.stderr.splitlines() if "ResourceWarning" in line]
+    assert len(told) == 1, done.stderr
+    assert "a sandbox under the policy 'standard' was never closed" in told[0]
+    closed = FORGOTTEN.format("use().close()\nCodeExecutor().execute('1')")
+    command[-1] = closed
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "ResourceWarning" not in done.stderr
