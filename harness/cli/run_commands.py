@@ -37,6 +37,7 @@ from .terminal import (
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ..tools.broker import Broker
+    from ..workspaces.store import Workspaces
 
 _OUTPUT = "cellwright-output"  # made where the command was called, once there is something to write
 _LINE = 256  # bytes of a first line that names an interpreter (execve(2))
@@ -237,9 +238,19 @@ def _sandbox(options: argparse.Namespace) -> Iterator[Sandbox]:
             audit=audit or False,
             tools=tools,
             language=_language(options),  # no other launcher is needed
+            workspaces=_workspaces(options),
         ) as sandbox,
     ):
         yield sandbox
+
+
+def _workspaces(options: argparse.Namespace) -> "Workspaces | None":
+    """Return workspaces that say so where one has to be waited for, if one is named."""
+    if options.workspace is None:
+        return None
+    from .workspace_commands import workspaces_at
+
+    return workspaces_at(None)
 
 
 @contextlib.contextmanager

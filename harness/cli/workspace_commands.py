@@ -41,7 +41,7 @@ def _add(
     *flags: str,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(command=lambda options: command(options, Workspaces(options.directory)))
+    parser.set_defaults(command=lambda options: command(options, workspaces_at(options.directory)))
     parser.add_argument("--directory", metavar="DIR", help="where they are, else in your state")
     for flag in flags:
         parser.add_argument(flag, action="store_true", help="one JSON array on stdout")
@@ -103,3 +103,15 @@ def _put(options: argparse.Namespace, store: Workspaces) -> int:
 def _remove(options: argparse.Namespace, store: Workspaces) -> int:
     store.remove(options.name, options.path)
     return _DONE
+
+
+def workspaces_at(directory: str | None) -> Workspaces:
+    """Return the workspaces of a directory, default the user's; they say so where one has to be waited
+    for."""
+
+    def tell(name: str) -> None:
+        most = f"waiting up to {workspaces.wait_seconds:g} s"
+        print(f"cellwright: workspace {name!r} is in use; {most}", file=sys.stderr)
+
+    workspaces = Workspaces(directory, on_wait=tell)
+    return workspaces

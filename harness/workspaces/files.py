@@ -7,6 +7,7 @@ import os
 import select
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import BusyError, WorkspaceError
@@ -71,9 +72,12 @@ def remove_file(path: Path) -> None:
         raise WorkspaceError(f"cannot remove {path}: {error.strerror}") from None
 
 
-def take_lock(directory: Path, name: str, seconds: float, cancel: int) -> int:
+def take_lock(
+    directory: Path, name: str, seconds: float, cancel: int, on_wait: Callable[[str], None]
+) -> int:
     """Return a descriptor that holds the lock of a workspace; raises BusyError after `seconds`,
-    CalledOff once the descriptor `cancel` is readable.
+    CalledOff once the descriptor `cancel` is readable.  `on_wait` is told the name, once, where it
+    has to be waited for.
 
     The kernel lets go of it however its holder ends.  flock(2) knows no deadline, and a lock is let
     go of only after inotify(7) has told of the close; so we look again.
@@ -83,7 +87,11 @@ def take_lock(directory: Path, name: str, seconds: float, cancel: int) -> int:
     poll = select.poll()
     if cancel >= 0:
         poll.register(cancel, select.POLLIN)
+    told = False
     while (lock := _try_lock(path)) is None:
+        if not told:
+            told = True
+            on_wait(name)
         if time.monotonic() >= deadline:
             raise BusyError(
                 f"workspace {name!r} is in use, and was not given back in {seconds:g} s",

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ...policies.closing import Closing
@@ -27,18 +27,24 @@ _LARGEST_BYTES = 192 * MIB  # of what one frame brings into a cell
 _WAIT_SECONDS = 30.0
 
 
+def _say_nothing(_: str) -> None:
+    """Wait for a workspace without a word."""
+
+
 class Workspaces:
     """The workspaces in one directory, which is made, for you alone, if it is missing.
 
     `directory`: unless told `cellwright/workspaces` in $XDG_STATE_HOME, else in ~/.local/state.
     `max_bytes`, `max_files`: what one may hold when it is saved; beyond it nothing is.
-    `wait_seconds`: how long to wait for one that somebody else uses.  Safe from many threads and
+    `wait_seconds`: how long to wait for one that somebody else uses; `on_wait` is called with its name
+    when that begins.  Safe from many threads and
     processes.  Raises PolicyError for arguments that make no sense.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int = 64 * MIB,
         max_files: int = 4096, wait_seconds: float = _WAIT_SECONDS,
+        on_wait: Callable[[str], None] = _say_nothing,
     ) -> None:  # fmt: skip
         check_limit("workspaces.max_bytes", max_bytes, whole=True)
         check_limit("workspaces.max_files", max_files, whole=True)
@@ -51,6 +57,7 @@ class Workspaces:
         self.max_bytes = max_bytes
         self.max_files = max_files
         self.wait_seconds = wait_seconds
+        self._on_wait = on_wait
 
     def list(self) -> tuple[str, ...]:
         """Return the names of those that there are."""
@@ -106,7 +113,7 @@ class Workspaces:
         """
         _check_name(name)
         self._make_directory()
-        lock = take_lock(self.directory, name, self.wait_seconds, cancel)
+        lock = take_lock(self.directory, name, self.wait_seconds, cancel, self._on_wait)
         return OpenWorkspace(self, name, lock)
 
     def load(self, name: str) -> bytes | None:

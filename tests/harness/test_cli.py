@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, SandboxConfig, Unenforceable
+from cellwright import Sandbox, SandboxConfig, Unenforceable, Workspaces
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -326,3 +326,25 @@ def test_a_file_whose_name_tells_no_language_is_not_taken_for_python(
     done = run(str(tmp_path / name))
     assert (done.returncode, done.stdout) == ((2, "") if said else (0, "1\n"))
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", *OPTIONS, "-c", "None", "--workspace", "mine"), ("workspace", "remove", "mine")]
+)  # fmt: skip
+def test_a_command_says_that_it_waits_for_a_workspace(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    store = Workspaces(tmp_path / "cellwright" / "workspaces")
+    store.write("mine", "f", "here")
+    with store.open("mine"):
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "cellwright", *arguments],
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path)}, cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert waiting.stderr
+        assert (
+            waiting.stderr.readline()
+            == "cellwright: workspace 'mine' is in use; waiting up to 30 s\n"
+        )
+    assert waiting.communicate(timeout=60)[1] == ""
+    assert waiting.returncode == 0
