@@ -11,6 +11,9 @@ from tests.conftest import SHARED
 
 IMPORTS = re.compile(r"from (openagentflow\.meta|agent_sandbox(?:\.\w+)?) import")
 
+# The examples close none of the sandboxes that they make.
+pytestmark = pytest.mark.filterwarnings("ignore:a sandbox under the policy .* was never closed")
+
 
 def examples(name: str) -> list[str]:
     text = (SHARED / "seeds" / name).read_text()
