@@ -42,7 +42,13 @@ from tests.conftest import OPTIONAL, ROOT, soon
 
 SETTINGS = Settings(Policy(name="strict", optional_layers=OPTIONAL), runs=2, forks=20, smoke=True)
 OF_DAEMONS = (callers.HANGS_UP, callers.OF_A_DAEMON)
-LONG = ("throughput", "validation", "soak", "chaos")  # they are in the smoke run of .ci/run
+LONG = (
+    "throughput",
+    "validation",
+    "soak",
+    "chaos",
+    "replays",
+)  # they are in the smoke run of .ci/run
 pytestmark = pytest.mark.needs("userns")
 
 

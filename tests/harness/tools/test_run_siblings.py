@@ -36,6 +36,13 @@ def noting(name: str, *, risky: bool = False) -> Tool:
     return Tool(ToolSpec(name=name, owner=ToolOwner.DEVELOPER, risky=risky, parameters=TO), perform)
 
 
+_GATHER = (
+    "import asyncio, tools\n"
+    "async def main():\n    return await asyncio.gather({})\n"
+    "asyncio.run(main())"
+)
+
+
 @pytest.fixture
 def runs() -> Iterator[Runs]:
     with Runs() as opened:
@@ -105,6 +112,36 @@ def test_a_failed_run_is_resumed_and_shows_what_was_done(runs: Runs, box: Sandbo
     assert "ValueError" in record.run.ending
     assert runs.resume(box, attempt.run).result.reason == "exception"
     assert MADE == []
+
+
+def test_a_deadline_beside_a_call_that_waits_leaves_a_run_that_is_finished_later(
+    runs: Runs,
+) -> None:
+    """A sibling outlives the program: the run still waits for approval, and gets its late answer."""
+    go_on, made = threading.Event(), []
+
+    def slow(_: dict[str, Any], __: Caller) -> str:
+        made.append("slow")
+        go_on.wait(60)
+        return "late"
+
+    tools = [
+        noting("send", risky=True),
+        Tool(ToolSpec(name="slow", owner=ToolOwner.DEVELOPER, parameters=TO), slow),
+    ]
+    broker = Broker(Offer(tools), approve=runs.ask)
+    code = _GATHER.format("tools.slow('a'), tools.send('b')")
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as box:
+        attempt = runs.start(box, code, timeout=1.0)
+        assert attempt.result.status is SandboxStatus.PENDING
+        assert [each.state for each in runs.show(attempt.run).calls] == [
+            CallState.UNKNOWN,
+            CallState.WAITING,
+        ]
+        go_on.set()
+        runs.approve(runs.pending()[0].approval)
+        assert runs.resume(box, attempt.run).result.value == ["late", "send b"]
+    assert made == ["slow"]
 
 
 # without cells
