@@ -379,6 +379,9 @@ def test_a_program_that_waits_for_a_person_calls_by_its_own_lines(few: Sandbox) 
     seen: list[str] = []
     offering = few._cells._intake._offering  # type: ignore[attr-defined]
     answer = offering.answer
-    offering.answer = lambda call, caller: (seen.append(call.site), answer(call, caller))[1]
+    offering.answer = lambda call, caller, tell: (
+        seen.append(call.site),
+        answer(call, caller, tell),
+    )[1]
     assert few.execute("import tools.maths.double\n\ntools.maths.double(1)").ok
     assert json.dumps(seen).count(":3") == 1
