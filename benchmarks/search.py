@@ -31,7 +31,7 @@ Finder = Callable[[str, int], Sequence[str]]  # query and count to ids
 _COUNTS = (1, 5, 10)
 _WORDS_REACH, _MEANING_REACHES = (0.64, 0.87, 0.92), (0.65, 0.93, 0.97)
 _MILLISECOND = 1e-3
-_UNKNOWN = ("zymurgy", "convert zymurgy", "list quokkas", "book a numdah")
+_UNKNOWN = ("zymurgy", "zymurgy for quokkas", "a numdah", "what is a quokka")
 
 
 def measure(settings: Settings) -> Report:
@@ -198,7 +198,7 @@ def _sound(index: SearchIndex, documents: Sequence[Document]) -> tuple[Verdict, 
     return (
         Verdict("a tool stands first for its name", first == len(chosen), f"{first} of {len(chosen)}"),
         Verdict(
-            "what no tool answers finds nothing", nothing == len(_UNKNOWN),
+            "what shares no word with a tool finds nothing", nothing == len(_UNKNOWN),
             f"{nothing} of {len(_UNKNOWN)}",
         ),
     )  # fmt: skip

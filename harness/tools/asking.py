@@ -46,14 +46,12 @@ def asked_for(query: str, postings: Postings) -> Asked:
 
 
 def _demand(worth: int, postings: Postings, *, names_it: bool) -> int:
-    """Return how much of a query's worth a document must have to answer it.
+    """Return how much of a query's worth a document must have, so that others need half as much.
 
-    Half of it, where the query names what it looks for.  Of a sentence, half as much as a word
-    is worth that no document has: more than any word that many have.
+    A quarter of it, where the query names what it looks for.  Of a sentence, a quarter of what a
+    word is worth that no document has.
     """
-    if names_it:
-        return (worth + 1) // 2
-    return (postings.rarity("") + 1) // 2
+    return ((worth if names_it else postings.rarity("")) + 3) // 4
 
 
 def why_nothing(query: str, postings: Postings) -> str:

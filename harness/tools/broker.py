@@ -4,6 +4,7 @@ Its gates are the lines of `Broker._pass`, in order; none is skipped for any cal
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
 from .discovery import Discovery
 from .hygiene import Filter, Hits
+from .meaning import Model, model_of
 from .meter import Meter
 from .noting import OWN, Noting, OwnTrail, Passing
 from .results import READ_ALL, READ_RESULT, Results
@@ -47,7 +49,8 @@ class Broker:
 
     Every call of a program is recorded in the trail of its sandbox.  `audit` is a trail for all calls,
     those of the host included; the default is one in memory for calls that no sandbox records.  None
-    is no trail of its own.  Raises PolicyError for tools that it cannot call.
+    is no trail of its own.  `model`, a folder with a sentence encoder, has programs find tools by
+    meaning too (meaning.py).  Raises PolicyError for tools that it cannot call.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Broker:
         approve: Approve = nobody,
         audit: "AuditLog | OwnTrail | None" = OWN,
         filters: Sequence[Filter] = (),
+        model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:
         self.rules = rules
         self._tools = catalogue_of(tools)
@@ -70,7 +74,7 @@ class Broker:
         own = [
             Tool(READ_RESULT, self._read),
             Tool(READ_ALL, self._read_all),
-            *Discovery(self._shown).tools(),
+            *Discovery(self._shown, model_of(model)).tools(),
         ]
         self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))

@@ -17,6 +17,7 @@ from ..cli.terminal import harmless, print_header
 from ..hidden import replace_hidden
 from ..sandbox import Sandbox
 from .factory import ToolFactory
+from .meaning import MODEL_HELP, commands_model
 from .registry import ToolRegistry
 from .spec import ToolSpec, ToolState
 
@@ -42,6 +43,7 @@ def add_tools(tools: argparse.ArgumentParser, policy: argparse.ArgumentParser) -
     search = add("search", "find tools by what they are for", _search, of_one=False)
     search.add_argument("query", metavar="QUERY", help="some words, or a name")
     search.add_argument("--limit", type=int, default=5, metavar="N", help="at most so many")
+    search.add_argument("--model", metavar="DIR", help=MODEL_HELP)
     search.add_argument("--json", action="store_true", help="one JSON object on stdout")
     show = add("show", "all that is known of a tool", _show)
     show.add_argument("--source", action="store_true", help="its source alone")
@@ -95,7 +97,11 @@ def carry_out(options: argparse.Namespace, policy: Policy) -> int:
         with (
             ToolRegistry(options.registry or _usual_place()) as registry,
             ToolFactory(
-                ceiling, registry, pool=0, optional_layers=policy.optional_layers
+                ceiling,
+                registry,
+                pool=0,
+                optional_layers=policy.optional_layers,
+                model=commands_model(getattr(options, "model", None)),
             ) as factory,
         ):
             options.carry_out(factory, options)

@@ -12,6 +12,7 @@ from .spec import Caller, Tool, ToolOwner, ToolSpec, ToolState
 
 if TYPE_CHECKING:
     from .finding import ToolSearch
+    from .meaning import Model
 
 Shown = Callable[[Caller], list[ToolSpec]]
 _DETAIL = {"type": "string", "enum": ["name", "summary", "full"]}
@@ -24,8 +25,9 @@ _MOST = 200
 class Discovery:
     """Finds what `shown` says that a caller may call.  Safe from many threads."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: Shown, model: "Model | None" = None) -> None:
         self._shown = shown
+        self._model = model
         self._lock = threading.Lock()
         self._specs: list[ToolSpec] = []
         self._known: dict[str, ToolSpec] = {}
@@ -56,7 +58,7 @@ class Discovery:
 
         shown = self._follow(caller)
         with self._lock:
-            search = self._search = self._search or ToolSearch(self)
+            search = self._search = self._search or ToolSearch(self, self._model)
         only = Filter(arguments.get("server"), ids=[spec.name for spec in shown])
         limit, offset = arguments.get("limit", 5), arguments.get("offset", 0)
         found = search.find(arguments["query"], only, limit, offset)

@@ -29,6 +29,7 @@ from .files import Exported, read_tool, write_tool
 from .finding import ToolSearch
 from .hygiene import Filter
 from .making import draft
+from .meaning import Model, model_of
 from .performing import Performer
 from .program import program_of_call
 from .registry import ToolRegistry
@@ -57,8 +58,9 @@ class ToolFactory(Closing):
     Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
     tools may replace and remove his own.  `rules`, `vault`, `approve` and `filters` are those of its
     `broker`, which every call takes.  `pool` cells wait for each set of permissions;
-    `optional_layers` they may do without, if no `sandbox` says.  What is not given is made, and
-    closed by `close`.
+    `model`, a folder with a sentence encoder, has search find by meaning too; default that of the
+    registry.  `optional_layers` they may do without, if no `sandbox` says.  What is not given is made,
+    and closed by `close`.
     """
 
     def __init__(
@@ -71,22 +73,30 @@ class ToolFactory(Closing):
         vault: Vault | None = None,
         approve: Approve = nobody,
         filters: Sequence[Filter] = (),
+        model: Model | str | os.PathLike[str] | None = None,
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
     ) -> None:
         self.registry = registry or ToolRegistry()
+        model = model_of(model) or self.registry.model
         self.maker = maker
         self._owns_registry = registry is None
         self._cells = Cells(sandbox, pool, optional_layers)
         audit = self._cells.audit
         self._stock = Stock(self.registry, maker)
         self.broker = Broker(
-            self._stock, rules=rules, vault=vault, approve=approve, filters=filters, audit=audit
+            self._stock,
+            rules=rules,
+            vault=vault,
+            approve=approve,
+            filters=filters,
+            audit=audit,
+            model=model,
         )
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
         self._performer = Performer(self._cells, self.broker, self._caller)
         self._stock.performer = self._performer
-        self._search = ToolSearch(self.registry)
+        self._search = ToolSearch(self.registry, model)
 
     # making
 

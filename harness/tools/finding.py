@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from .documents import Document, Kind, document_of, shown
+from .meaning import Model
 from .search import Filter, Found, SearchIndex
 from .spec import ToolOwner, ToolSpec, ToolState
 
@@ -27,10 +28,10 @@ class ToolSearch:
     Safe from many threads; other processes may change the registry's file.
     """
 
-    def __init__(self, registry: Source) -> None:
+    def __init__(self, registry: Source, model: Model | None = None) -> None:
         self._registry = registry
         self._lock = threading.Lock()
-        self._index = SearchIndex()
+        self._index = SearchIndex(meaning=model.meaning() if model else None)
         self._indexed: dict[str, ToolSpec] = {}
         self._revision = -1
 

@@ -1,6 +1,7 @@
 """`ToolRegistry`: where tools are kept: those of the developer while the process lives, those that were
 made in a file."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from .counting import Counted
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
 from .made import MadeTools
+from .meaning import Model, model_of
 from .naming import key_of, reference
 from .spec import Tool, ToolOwner, ToolSpec, ToolState
 from .store import Quota, Usage
@@ -51,14 +53,17 @@ class ToolRegistry(Closing):
     name his is meant, then a server's.  A made tool that fails `retired_after` times in a row, with
     no call between that went well, is retired; calls on behalf of other makers do neither.  Uses are
     written to the file now and then, failures at once.  The tools of one maker have at most
-    `maker_versions` versions, whose records have at most `maker_bytes` together.
+    `maker_versions` versions, whose records have at most `maker_bytes` together.  `model`, a folder
+    with a sentence encoder, has the factories that use it search by meaning too (meaning.py).
     """
 
     def __init__(
         self, path: str | None = None, *, retired_after: int = RETIRED_AFTER,
         maker_bytes: int = Quota().bytes, maker_versions: int = Quota().versions,
+        model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:  # fmt: skip
         """Open or make the file at `path`; raises RegistryError."""
+        self.model = model_of(model)
         quota = Quota(maker_bytes, maker_versions)
         self._made = MadeTools(path, retired_after, quota)
         self._lock = threading.Lock()

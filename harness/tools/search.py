@@ -1,7 +1,8 @@
 """One index over everything that can be called by name: made tools, the host's, MCP servers', skills.
 
-Pure, over documents.  A name that is known stands first, whatever else matches; a query that nothing
-answers finds nothing, and says what to do.  The same documents and the same query give the same order.
+Pure, over documents.  A name that is known stands first, whatever else matches; a query that shares no
+telling word with any document finds nothing, and says what to do.  The same documents and the same
+query give the same order.
 """
 
 import threading
@@ -116,11 +117,13 @@ class SearchIndex:
         """Return the best documents that answer, the first `count` of them or all."""
         if self._meaning:
             return self._fused(self._meaning, asked, allowed)[:count]
-        known = sum(asked.telling[word] for word in asked.telling if word in self._postings)
-        return self._answering(asked, allowed, count) if known >= asked.demand else []
+        if not any(word in self._postings for word in asked.telling):
+            return []
+        return self._answering(asked, allowed, count)
 
     def _answering(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
-        """Return the best documents if one of them answers; the others need half as much for it.
+        """Return the best documents of those that share a word that tells something with the query,
+        and at least half as much of it as would answer it, or as the one that has most.
 
         Looks further, once, if too few do.
         """
@@ -134,9 +137,8 @@ class SearchIndex:
     ) -> tuple[list[int], list[int]]:
         best = self._best(asked, allowed, count)
         covered = self._postings.covered(best, asked.telling)
-        if all(worth < asked.demand for worth in covered.values()):
-            return best, []
-        return best, [each for each, worth in covered.items() if 2 * worth >= asked.demand]
+        enough = min(asked.demand, max(covered.values(), default=0))
+        return best, [each for each, worth in covered.items() if worth and 2 * worth >= enough]
 
     def _best(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
         scored = self._postings.best(asked.rarities, count, allowed)
@@ -161,8 +163,9 @@ class SearchIndex:
             )
             for number in fused
         }
-        if all(share < 1 for share in shares.values()):
-            return []
+        if all(share < 1 for share in shares.values()):  # nothing is near: words alone decide
+            enough = max(covered.values(), default=0)
+            return [each for each in fused if covered[each] and 2 * covered[each] >= enough]
         return [number for number in fused if shares[number] >= 0.5]
 
     def _hint(self, query: str, allowed: Set[int] | None) -> str:

@@ -29,8 +29,10 @@ STOP_WORDS = frozenset(
     too up us ve want was we were what when where which who whom whose why will with would you
     your""".split()  # noqa: SIM905 - a list to read
 )
-# Verbs that tools and those who look for them use for each other; each becomes the first.
-_SAME_VERBS = (("run", "execute", "exec", "invoke"), ("delete", "remove", "erase"))
+# Words that tools and those who look for them use for each other; each becomes the first.
+_SAME_WORDS = (
+    ("run", "execute", "exec", "invoke"), ("delete", "remove", "erase"), ("mail", "email"),
+)  # fmt: skip
 
 
 class Alternatives(NamedTuple):
@@ -129,6 +131,6 @@ def _without_verb_ending(word: str) -> str:
 
 _SAME_STEMS = {
     _without_endings(other): _without_endings(first)
-    for first, *others in _SAME_VERBS
+    for first, *others in _SAME_WORDS
     for other in others
 }

@@ -14,6 +14,7 @@ from ...cli.terminal import harmless
 from ...sandbox import Sandbox
 from ...tools.hygiene import RedactSecrets
 from ...tools.marked_files import register_marked
+from ...tools.meaning import MODEL_HELP, commands_model
 from ...tools.registry import ToolRegistry
 from ...tools.runs import Runs
 from ..commands import add_file, opened, require_sdk
@@ -54,6 +55,7 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
         "--tools", action="append", default=[], metavar="FILE",
         help="Python of yours, which runs on the host: its functions marked @tool are offered",
     )  # fmt: skip
+    parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
     add_file(parser)
     parser.add_argument(
         "--redact", action="store_true", help="take what looks like a secret out of tools' results"
@@ -95,7 +97,7 @@ def _workshops(
     with (
         audit_of(options) as audit,
         Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
-        ToolRegistry(options.registry) as registry,
+        ToolRegistry(options.registry, model=commands_model(options.model)) as registry,
         Runs() as runs,
     ):
         for file in options.tools:

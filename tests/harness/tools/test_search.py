@@ -87,11 +87,10 @@ def test_a_plain_word_of_a_sentence_is_not_meant_as_a_name() -> None:
 
 
 def test_a_query_that_nothing_answers_finds_nothing_and_says_so(index: SearchIndex) -> None:
-    found = index.search("convert currency")
+    found = index.search("transmogrify currency")
     assert found.matches == ()
     assert not found.more
-    assert '"currency"' in found.hint
-    assert "convert" not in found.hint
+    assert '"transmogrify", "currency"' in found.hint
 
 
 def test_a_word_that_is_shared_is_enough_where_the_other_is_common(index: SearchIndex) -> None:
@@ -108,12 +107,27 @@ def test_a_word_in_camel_case_is_what_the_documents_know() -> None:
 # The rule of what answers
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["zebra", "convert zebra", "book a flight", "send telegram", "list zebra unicorn quagga"],
-)
-def test_what_the_rarest_words_ask_for_must_be_there(index: SearchIndex, query: str) -> None:
+@pytest.mark.parametrize("query", ["zebra", "a zebra for the unicorn", "17 4"])
+def test_what_shares_no_telling_word_with_a_document_finds_nothing(
+    index: SearchIndex, query: str
+) -> None:
     assert ids(index.search(query)) == []
+
+
+def test_one_word_that_is_shared_is_enough(index: SearchIndex) -> None:
+    assert ids(index.search("send telegram")) == ["mail/send-mail"]
+    assert ids(index.search("list zebra unicorn quagga"))[0].startswith("mail/list")
+
+
+def test_what_has_most_of_a_query_stands_first(index: SearchIndex) -> None:
+    assert ids(index.search("send an email"))[0] == "mail/send-mail"
+    assert ids(index.search("find the pdf forms to fill in and send"))[0] == "pdf"
+
+
+def test_send_an_email_finds_the_tool_that_sends_mail() -> None:
+    index = SearchIndex([Document(id="m", name="mail.send"), Document(id="o", name="pdf.merge")])
+    assert ids(index.search("send an email")) == ["m"]
+    assert ids(index.search("e-mail somebody")) == ["m"]
 
 
 def test_words_of_the_case_at_hand_do_not_count_against_a_sentence(index: SearchIndex) -> None:
@@ -121,9 +135,10 @@ def test_words_of_the_case_at_hand_do_not_count_against_a_sentence(index: Search
     assert ids(index.search(query))[0] == "mail/send-mail"
 
 
-def test_a_sentence_of_common_words_finds_nothing() -> None:
+def test_a_sentence_that_shares_one_common_word_still_finds_what_has_it() -> None:
     index = SearchIndex([tool(f"get_{n}", "Get the thing") for n in "abcdefghijklmnop"])
-    assert ids(index.search("could you get me a psychologist in Novato tomorrow")) == []
+    assert ids(index.search("could you get me a psychologist in Novato tomorrow"))
+    assert ids(index.search("could you show me a psychologist in Novato tomorrow")) == []
 
 
 @pytest.mark.parametrize("query", ["", "   ", "the of and", "?!", "\x00", "\u200b"])
@@ -143,7 +158,7 @@ def test_an_empty_index_says_so() -> None:
 
 
 def test_filters_leave_only_what_they_name(index: SearchIndex) -> None:
-    assert {*ids(index.search("list tables", Filter(server="mail")))} == set()
+    assert {*ids(index.search("tables", Filter(server="mail")))} == set()
     assert ids(index.search("count words", Filter(states=("draft",)))) == ["word_count"]
     assert ids(index.search("count words", Filter(states=("trusted", "tested")))) == []
     assert ids(index.search("slug of a title", Filter(kinds=("made", "skill")))) == ["slugify"]
@@ -448,10 +463,16 @@ def test_a_name_stands_before_words_and_meaning() -> None:
 
 def test_what_is_far_in_words_and_meaning_is_not_found() -> None:
     far = [(document.id, 0.1) for document in CATALOGUE]
-    index = SearchIndex(CATALOGUE, Meanings({"convert currency": far}))
-    found = index.search("convert currency")
+    index = SearchIndex(CATALOGUE, Meanings({"transmogrify currency": far}))
+    found = index.search("transmogrify currency")
     assert found.matches == ()
     assert '"currency"' in found.hint
+
+
+def test_what_is_far_in_meaning_and_shares_a_word_is_found() -> None:
+    far = [(document.id, 0.1) for document in CATALOGUE]
+    index = SearchIndex(CATALOGUE, Meanings({"send telegram": far}))
+    assert ids(index.search("send telegram")) == ["mail/send-mail"]
 
 
 def test_once_one_answers_half_as_near_is_near_enough_for_the_others() -> None:

@@ -5,21 +5,26 @@ Only the last test needs one that has learned anything.
 
 import json
 import math
+import os
 import random
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 
-from cellwright import PolicyError
+from cellwright import Broker, PolicyError, ToolFactory, ToolRegistry
 from cellwright.benchmarks.catalogues import questions
 from cellwright.harness.tools.documents import Document
+from cellwright.harness.tools.meaning import Model
 from cellwright.harness.tools.search import SearchIndex
 from cellwright.harness.tools.semantic import Encoder, Vectors
-from tests.conftest import MODEL, SHARED
+from tests.conftest import MODEL, ROOT, SHARED
 
 SIZE, HEADS, LAYERS, INNER, POSITIONS = 8, 2, 2, 16, 32
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "send", "a", "mail", "file", "read", "##s"]
@@ -286,6 +291,51 @@ def test_an_index_takes_vectors(folder: Path) -> None:
     assert index.search("send mail").matches[0].document.id == "m"
     index.remove("m")
     assert index.search("send mail").matches == ()
+
+
+@pytest.mark.parametrize("given", [str, Path, Model])
+def test_a_folder_switches_meaning_on_for_everything_that_searches(
+    folder: Path, given: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    nearest = Vectors.nearest
+
+    def noted(self: Vectors, query: str, *rest: Any) -> Any:
+        asked.append(query)
+        return nearest(self, query, *rest)
+
+    def send_mail() -> None:
+        """Send a mail."""
+
+    monkeypatch.setattr(Vectors, "nearest", noted)
+    with (
+        ToolFactory(model=given(folder), pool=0) as own,
+        ToolRegistry(model=given(folder)) as registry,
+        ToolFactory(registry=registry, pool=0) as shared,
+    ):
+        for factory in (own, shared):
+            factory.registry.register(send_mail)
+            assert factory.search("send mail")["tools"][0]["name"] == "send_mail"
+            found = factory.broker.call("tools.search", {"query": "a mail"})
+            assert "send_mail" in found["tools"][0]
+    assert Broker([send_mail], model=given(folder)).call("tools.search", {"query": "mail"})["tools"]
+    assert asked == ["send mail", "a mail", "send mail", "a mail", "mail"]
+
+
+def test_the_command_searches_by_meaning_and_keeps_the_vectors(
+    folder: Path, tmp_path: Path
+) -> None:
+    variables = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "cellwright", "tools", "search", "mail", "--model"]
+    for where, status, said in (
+        (folder, 0, "there is nothing"),
+        (tmp_path, 2, "has no config.json"),
+    ):
+        done = subprocess.run(
+            [*command, str(where)], env=variables, cwd=ROOT, capture_output=True, text=True, check=False
+        )  # fmt: skip
+        assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+    assert (tmp_path / "cellwright" / "vectors.db").exists()
 
 
 @pytest.mark.needs("model")
