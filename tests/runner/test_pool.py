@@ -24,7 +24,7 @@ class Paper:
         self.alive = True
         self.disposed = threading.Event()
 
-    def is_alive(self) -> bool:
+    def is_current(self) -> bool:
         return self.alive
 
     def memory_bytes(self) -> int:

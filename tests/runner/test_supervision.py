@@ -94,6 +94,12 @@ class FakeOrigin:
     def is_alive(self) -> bool:
         return True
 
+    def is_current(self) -> bool:
+        return True
+
+    def uncovered(self) -> str:
+        return ""
+
     def lose(self) -> None:
         self.lost = True
 
