@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import ClosedError
 from ..policies.languages import interpreter_of
 from ..runner.result import SandboxResult

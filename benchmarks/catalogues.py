@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..harness.tools.documents import Document, document_of
-from ..harness.tools.spec import ToolOwner, ToolSpec
+from ..harness.schemas.spec import ToolOwner, ToolSpec
+from ..harness.search.documents import Document, document_of
 from ..policies.errors import PolicyError
 
 _ASKED, _ANSWERS, _TOOLS = "bfcl_live_multiple.jsonl.gz", "bfcl_ans.jsonl.gz", "mcp-catalogue"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ..harness.local import OTHER_LANGUAGES_CELLS
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.local import OTHER_LANGUAGES_CELLS
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
 from ..runner.pool import PoolSettings

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ..harness.sandbox import Sandbox
-from ..harness.session import Session
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.session import Session
 from ..policies.errors import BusyError, SessionLost
 from ..policies.policy import MIB
 from ..runner.pool import PoolSettings

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..harness.program import Program
-from ..harness.sandbox import Sandbox
-from ..harness.session import Session
+from ..harness.sandbox.program import Program
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.session import Session
 from ..policies.errors import CellwrightError, InternalError
 from ..runner import channel
 from .callers import Answer

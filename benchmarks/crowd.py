@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError
 from ..policies.policy import Processes
 from ..runner.pool import PoolSettings

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from ..runner.session import SessionSettings
 from .census import guests_of, launcher_of, private_bytes

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
 from .measuring import Contender, median, percentile, side_by_side

@@ -9,7 +9,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..runner.audit.log import AuditLog
 from ..runner.audit.spans import span_of
 from ..runner.pool import PoolSettings

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.loading import load_policy
 from ..policies.policy import MIB, Policy
 from ..runner.result import SandboxResult

@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..harness.sandbox import Sandbox
-from ..harness.session import Session
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.session import Session
 from ..policies.errors import LaunchError
 from ..runner.host.programs import find_program
 from ..runner.host.runtime import find_runtime

@@ -3,7 +3,7 @@
 import time
 from functools import partial
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from .callers import said
 from .census import launcher_of, private_bytes

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..harness.version import installed_version
 from ..runner.pool import PoolSettings
 from . import commandlines, libraries

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..harness.tools.search import SearchIndex
-from ..harness.tools.semantic import Encoder, Vectors
+from ..harness.search.search import SearchIndex
+from ..harness.search.semantic import Encoder, Vectors
 from .catalogues import Questions
 from .measuring import median
 from .report import Column, Table, Value

@@ -18,10 +18,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..harness.sandbox import Sandbox
+from ..harness.runs.runs import Attempt, CallState, Runs
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.schemas.spec import ToolOwner, ToolSpec
 from ..harness.tools.broker import Broker, Offer
-from ..harness.tools.runs import Attempt, CallState, Runs
-from ..harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from ..harness.tools.caller import Caller, Tool
 from ..policies.errors import InternalError
 from ..runner.result import SandboxStatus
 from .callers import languages

@@ -11,9 +11,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..harness.tools.documents import Document
-from ..harness.tools.fusing import Meaning
-from ..harness.tools.search import SearchIndex
+from ..harness.search.documents import Document
+from ..harness.search.fusing import Meaning
+from ..harness.search.search import SearchIndex
 from .catalogues import Questions, catalogue, questions
 from .measuring import (
     Contender,
@@ -89,7 +89,7 @@ def _found(asked: Questions, settings: Settings) -> tuple[tuple[Table, ...], tup
 def _ways(settings: Settings) -> Iterator[tuple[str, Meaning | None, tuple[float, ...]]]:
     yield "words", None, _WORDS_REACH
     if settings.model:
-        from ..harness.tools.semantic import Encoder, Vectors
+        from ..harness.search.semantic import Encoder, Vectors
 
         yield "words and meaning", Vectors(Encoder(settings.model)), _MEANING_REACHES
 

@@ -6,7 +6,7 @@ import time
 
 from msgspec.structs import replace
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
 from ..runner.spawn import interpreter
 from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side

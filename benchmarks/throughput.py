@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from ..runner.spawn import interpreter
 from .census import cpu_seconds, launcher_of

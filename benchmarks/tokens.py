@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..harness.sandbox import Sandbox
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.schemas.spec import ToolSpec
 from ..harness.stubs.summaries import brief, say
 from ..harness.stubs.tree import paths, python_tree
-from ..harness.tools.spec import Tool, ToolSpec
+from ..harness.tools.caller import Tool
 from .catalogues import tool_specs
 from .measuring import Contender, median, percentile_columns, percentile_row, side_by_side
 from .report import Column, Report, Table, Value, Verdict

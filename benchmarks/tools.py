@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..harness.sandbox import Sandbox
-from ..harness.tools.factory import ToolFactory
+from ..harness.making.factory import ToolFactory
+from ..harness.sandbox.sandbox import Sandbox
+from ..harness.schemas.spec import ToolSpec
 from ..harness.tools.registry import ToolRegistry
-from ..harness.tools.spec import ToolSpec
 from ..harness.tools.store import Store
 from ..runner.pool import PoolSettings
 from .measuring import (

@@ -4,31 +4,31 @@ import importlib
 
 TYPE_CHECKING = False  # typing's own would cost a slow import in every launcher
 if TYPE_CHECKING:
-    from .harness.config import SandboxConfig as SandboxConfig
-    from .harness.executor import CodeExecutor as CodeExecutor
-    from .harness.executor import ExecutionContext as ExecutionContext
-    from .harness.executor import ExecutionResult as ExecutionResult
-    from .harness.isolation import ContainerIsolation as ContainerIsolation
-    from .harness.isolation import IsolationBackend as IsolationBackend
-    from .harness.isolation import IsolationConfig as IsolationConfig
-    from .harness.isolation import ProcessIsolation as ProcessIsolation
-    from .harness.program import Program as Program
-    from .harness.run import Run as Run
-    from .harness.sandbox import Sandbox as Sandbox
-    from .harness.sandbox import create_sandbox as create_sandbox
-    from .harness.session import Session as Session
+    from .harness.making.factory import ToolFactory as ToolFactory
+    from .harness.runs.runs import Runs as Runs
+    from .harness.sandbox.config import SandboxConfig as SandboxConfig
+    from .harness.sandbox.executor import CodeExecutor as CodeExecutor
+    from .harness.sandbox.executor import ExecutionContext as ExecutionContext
+    from .harness.sandbox.executor import ExecutionResult as ExecutionResult
+    from .harness.sandbox.isolation import ContainerIsolation as ContainerIsolation
+    from .harness.sandbox.isolation import IsolationBackend as IsolationBackend
+    from .harness.sandbox.isolation import IsolationConfig as IsolationConfig
+    from .harness.sandbox.isolation import ProcessIsolation as ProcessIsolation
+    from .harness.sandbox.program import Program as Program
+    from .harness.sandbox.run import Run as Run
+    from .harness.sandbox.sandbox import Sandbox as Sandbox
+    from .harness.sandbox.sandbox import create_sandbox as create_sandbox
+    from .harness.sandbox.session import Session as Session
+    from .harness.sandbox.workspaces.store import Workspaces as Workspaces
+    from .harness.schemas.spec import Provenance as Provenance
+    from .harness.schemas.spec import ToolSpec as ToolSpec
+    from .harness.schemas.spec import ToolState as ToolState
     from .harness.tools.broker import Broker as Broker
+    from .harness.tools.caller import Caller as Caller
+    from .harness.tools.caller import Tool as Tool
     from .harness.tools.decorator import tool as tool
-    from .harness.tools.factory import ToolFactory as ToolFactory
     from .harness.tools.registry import ToolRegistry as ToolRegistry
-    from .harness.tools.runs import Runs as Runs
-    from .harness.tools.spec import Caller as Caller
-    from .harness.tools.spec import Provenance as Provenance
-    from .harness.tools.spec import Tool as Tool
-    from .harness.tools.spec import ToolSpec as ToolSpec
-    from .harness.tools.spec import ToolState as ToolState
     from .harness.tools.vault import Vault as Vault
-    from .harness.workspaces.store import Workspaces as Workspaces
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BusyError as BusyError
@@ -85,23 +85,24 @@ if TYPE_CHECKING:
 # Where each public name lives; imported on first use, because importing
 # `cellwright.runner.launcher.main` runs this file too and has to stay quick.
 _HOMES = {
-    "harness.config": ("SandboxConfig",),
-    "harness.executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
-    "harness.isolation": (
+    "harness.sandbox.config": ("SandboxConfig",),
+    "harness.sandbox.executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
+    "harness.sandbox.isolation": (
         "ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation",
     ),
-    "harness.program": ("Program",),
-    "harness.run": ("Run",),
-    "harness.sandbox": ("Sandbox", "create_sandbox"),
-    "harness.session": ("Session",),
+    "harness.sandbox.program": ("Program",),
+    "harness.sandbox.run": ("Run",),
+    "harness.sandbox.sandbox": ("Sandbox", "create_sandbox"),
+    "harness.sandbox.session": ("Session",),
     "harness.tools.broker": ("Broker",),
-    "harness.tools.runs": ("Runs",),
+    "harness.runs.runs": ("Runs",),
     "harness.tools.vault": ("Vault",),
-    "harness.workspaces.store": ("Workspaces",),
+    "harness.sandbox.workspaces.store": ("Workspaces",),
     "harness.tools.decorator": ("tool",),
-    "harness.tools.factory": ("ToolFactory",),
+    "harness.making.factory": ("ToolFactory",),
     "harness.tools.registry": ("ToolRegistry",),
-    "harness.tools.spec": ("Caller", "Provenance", "Tool", "ToolSpec", "ToolState"),
+    "harness.schemas.spec": ("Provenance", "ToolSpec", "ToolState"),
+    "harness.tools.caller": ("Caller", "Tool"),
     "policies.errors": (
         "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
         "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",

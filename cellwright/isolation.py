@@ -1,6 +1,6 @@
 """The isolation backends, under the name that users know."""
 
-from .harness.isolation import (
+from .harness.sandbox.isolation import (
     ContainerIsolation,
     IsolationBackend,
     IsolationConfig,

@@ -1,6 +1,6 @@
 """The permission model: a friendly front to policies.  What it says, the kernel enforces.
 
-Data only; `harness/expansion.py` asks the host what the globs match.
+Data only; `harness/sandbox/expansion.py` asks the host what the globs match.
 """
 
 import enum

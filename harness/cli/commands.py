@@ -11,12 +11,12 @@ import msgspec
 
 from ...policies.policy import Policy
 from ...runner.spawn import Spawned, interpreter
-from ..sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
+from ..text.terminal import result_line
 from ..version import NAME, installed_version
 from .options import GUEST_FAILED, OURS, RAN, add_policy, policy_named, policy_of
 from .parsing import Parser
-from .run_commands import add_repl, add_run
-from .terminal import result_line
+from .run import add_repl, add_run
 
 
 def carry_out(arguments: Sequence[str], spawned: Spawned | None) -> int:
@@ -105,25 +105,25 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def _add_workspace(workspace: argparse.ArgumentParser) -> None:
-    from .workspace_commands import add_workspace
+    from .workspace import add_workspace
 
     add_workspace(workspace)
 
 
 def _add_audit(audit: argparse.ArgumentParser) -> None:
-    from .audit_commands import add_audit
+    from .audit import add_audit
 
     add_audit(audit)
 
 
 def _add_runs(runs: argparse.ArgumentParser) -> None:
-    from ..tools.run_commands import add_runs
+    from .runs import add_runs
 
     add_runs(runs)
 
 
 def _add_tools(tools: argparse.ArgumentParser) -> None:
-    from ..tools.commands import add_tools
+    from .tools import add_tools
 
     tools.set_defaults(command=_tools)
     options = argparse.ArgumentParser(add_help=False)
@@ -132,13 +132,13 @@ def _add_tools(tools: argparse.ArgumentParser) -> None:
 
 
 def _add_servers(servers: argparse.ArgumentParser) -> None:
-    from ..mcp.commands import add_servers
+    from .servers import add_servers
 
     add_servers(servers)
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
-    from ..daemon.commands import add_serve
+    from .serve import add_serve
 
     serve.set_defaults(command=_serve)
     add_policy(serve, several=True)
@@ -146,7 +146,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def _add_mcp(mcp: argparse.ArgumentParser) -> None:
-    from ..mcp.serving.commands import add_mcp
+    from .mcp import add_mcp
 
     mcp.set_defaults(command=_mcp)
     add_policy(mcp)
@@ -228,20 +228,20 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from ..daemon.commands import serve
+    from .serve import serve
 
     serve(options, [policy_named(name, options) for name in options.policy or [None]])
     return RAN
 
 
 def _mcp(options: argparse.Namespace) -> int:
-    from ..mcp.serving.commands import serve
+    from .mcp import serve
 
     return serve(options, policy_of(options))
 
 
 def _tools(options: argparse.Namespace) -> int:
-    from ..tools.commands import carry_out
+    from .tools import carry_out
 
     return carry_out(options, policy_of(options))
 
@@ -276,7 +276,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     *findings, verdict = examine(policy_of(options))
     if options.servers:
-        from ..mcp.findings import findings_of
+        from .server_findings import findings_of
 
         findings += findings_of(options.servers)
     findings.append(verdict)

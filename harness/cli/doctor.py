@@ -11,9 +11,9 @@ import psutil
 from ...policies.errors import CellwrightError, PolicyError, Unenforceable
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
-from ..sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
+from ..text.terminal import coloured
 from .repairs import MOUNT_PROC, repair_of_launch, repair_of_layer
-from .terminal import coloured
 from .verdicts import Finding
 
 _MIB = 1024 * 1024
@@ -217,7 +217,7 @@ _HELLO = {
 
 def _daemon() -> Finding:
     """Tell whether a daemon answers at the default path; nothing needs one."""
-    from ..daemon.address import default_path
+    from ..sandbox.remote.address import default_path
 
     try:
         path = default_path()

@@ -11,7 +11,7 @@ from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
-from ..request import make_request
+from ..sandbox.request import make_request
 
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
 _OWN = {"passwd", "group", "hosts", "nsswitch.conf"}

@@ -19,9 +19,9 @@ from ...policies.errors import CellwrightError, PolicyError, SessionLost
 from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
-from ..session import Session
+from ..sandbox.session import Session
+from ..text.terminal import StreamPrinter, harmless, result_line, violation_lines
 from .keepsakes import images, keep
-from .terminal import StreamPrinter, harmless, result_line, violation_lines
 from .typed import Lines, Typed
 
 HELP = """\

@@ -15,7 +15,7 @@ from mcp.types import (
 )
 
 from ...policies.errors import ToolFailed, ToolResultInvalid
-from ..tools.spec import ToolSpec
+from ..schemas.spec import ToolSpec
 from ..tools.vault import Redaction
 from .definitions import shown, unwrapped
 from .links import Link

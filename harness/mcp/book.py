@@ -12,8 +12,9 @@ from typing import NamedTuple, NoReturn
 
 from ...policies.errors import ToolDenied, ToolInvalid, ToolNotFound
 from ...runner.budget import Budget
-from ..tools.naming import key_of
-from ..tools.spec import Tool, ToolSpec
+from ..schemas.naming import key_of
+from ..schemas.spec import ToolSpec
+from ..tools.caller import Tool
 from .config import ServerConfig
 from .connection import Listing
 from .definitions import Definition, check, spec_of

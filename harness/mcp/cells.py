@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...policies.errors import LaunchError
 from ...policies.loading import load_policy
 from ...policies.policy import Policy
-from ..sandbox import Sandbox
+from ..sandbox.sandbox import Sandbox
 from .config import ServerConfig
 
 PROFILE = "server"

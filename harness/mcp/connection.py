@@ -17,7 +17,7 @@ from mcp.types import (
 )
 
 from ...policies.errors import ToolInvalid
-from ..tools.validation import compile_schema
+from ..schemas.validation import compile_schema
 from .config import ServerConfig
 from .definitions import Definition, definition_of, shown
 from .links import Link

@@ -15,11 +15,10 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 from ...runner.budget import Budget
-from ..hidden import first_hidden
-from ..tools.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of, texts_in
-from ..tools.spec import Provenance, ToolOwner, ToolSpec, ToolState
-from ..tools.validation import COMPILE_STEPS, compile_schema
-from ..tools.words import visible
+from ..schemas.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of, texts_in
+from ..schemas.spec import Provenance, ToolOwner, ToolSpec, ToolState
+from ..schemas.validation import COMPILE_STEPS, compile_schema
+from ..text.hidden import first_hidden, visible
 from .config import ServerConfig
 
 MAX_DEFINITION_BYTES = 2 * MAX_SCHEMA_BYTES + 128 * 1024

@@ -13,9 +13,10 @@ import anyio
 from ...policies.errors import BudgetExceeded, ClosedError, PolicyError, ToolError, ToolFailed
 from ...runner.budget import STEPS_PER_SECOND, Budget
 from ...runner.turns import NEVER
-from ..tools.naming import key_of
+from ..schemas.naming import key_of
+from ..schemas.spec import ToolSpec
+from ..tools.caller import Caller, Tool
 from ..tools.registry import ToolRegistry
-from ..tools.spec import Caller, Tool, ToolSpec
 from ..tools.vault import Vault
 from .answers import value_of
 from .book import Book

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ...policies.languages import LANGUAGES, interpreter_of
 from ...runner.shelf import Shelf
-from ..tools.spec import ToolSpec
+from ..schemas.spec import ToolSpec
 
 _NODE = interpreter_of("javascript")
 

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 
-from ..hidden import is_hidden
+from ..text.hidden import is_hidden
 
 _LONGEST = 80
 _WORDS = re.compile(r"[A-Za-z0-9]+")

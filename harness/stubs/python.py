@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...policies.errors import InternalError
-from ..cli.terminal import harmless
+from ..text.terminal import harmless
 from .interface import INTERFACE
 from .names import identifier
 from .python_types import annotation, definitions

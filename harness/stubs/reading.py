@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..tools.spec import ToolSpec
+from ..schemas.spec import ToolSpec
+from ..text.prose import line, prose
 from .definitions import Definitions
 from .names import RESERVED, identifier
-from .prose import line, prose
 from .schemas import (
     MEMBERS,
     both,

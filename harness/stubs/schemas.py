@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from .prose import cut
+from ..text.prose import cut
 from .types import ANY, NONE, ListOf, MapOf, Plain, Type, either, literals
 
 MEMBERS = 24  # of an anyOf, an allOf, a tuple

@@ -1,9 +1,9 @@
 """What a model reads of a tool, at three levels: its name; how it is called; all that there is."""
 
-from ..tools.documents import summary
-from ..tools.spec import ToolSpec
+from ..schemas.spec import ToolSpec
+from ..search.documents import summary
+from ..text.prose import line
 from . import python, typescript
-from .prose import line
 from .tree import described
 
 _LONGEST = 200  # characters of a sentence

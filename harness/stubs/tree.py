@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..tools.documents import summary
-from ..tools.spec import ToolSpec
+from ..schemas.spec import ToolSpec
+from ..search.documents import summary
+from ..text.prose import line
 from . import python, typescript
 from .interface import MODULE, MODULE_TYPES
 from .names import identifier
-from .prose import line
 from .reading import describe
 from .types import Described
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...policies.errors import ApprovalRequired
-from ..cli.terminal import harmless
-from .presentation import presented_whole
+from ..text.presentation import presented_whole
+from ..text.terminal import harmless
 
 
 class Asked(NamedTuple):

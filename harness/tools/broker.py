@@ -20,19 +20,19 @@ from ...policies.errors import (
 )
 from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
-from ..calling import CALLING
+from ..schemas.spec import ToolOwner, ToolSpec
+from ..schemas.validation import compile_schema
+from ..search.meaning import Model, model_of
 from .approval import Approve, Asked, nobody
+from .caller import CALLING, Caller, Tool
 from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
 from .discovery import Discovery
 from .hygiene import Filter, Hits
-from .meaning import Model, model_of
 from .meter import Meter
 from .noting import OWN, Noting, OwnTrail, Passing
 from .results import READ_ALL, READ_RESULT, Results
 from .returning import Returned, Returning
-from .spec import Caller, Tool, ToolOwner, ToolSpec
-from .validation import compile_schema
 from .vault import Redaction, Vault
 
 if TYPE_CHECKING:

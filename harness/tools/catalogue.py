@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from ...policies.errors import PolicyError, ToolNotFound
+from ..schemas.spec import ToolSpec
+from .caller import Tool
 from .decorator import tool_of
-from .spec import Tool, ToolSpec
 
 
 @runtime_checkable

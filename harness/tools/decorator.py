@@ -15,9 +15,10 @@ from ...policies.errors import (
     ToolResultInvalid,
 )
 from ...runner.cell.values import plain
-from .naming import normalised
-from .schema import describe_function, hints_of
-from .spec import Caller, Perform, Tool, ToolOwner, ToolSpec, ToolState
+from ..schemas.functions import describe_function, hints_of
+from ..schemas.naming import normalised
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from .caller import Caller, Perform, Tool
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__cellwright_tool__"
@@ -71,7 +72,7 @@ def _tool(
     calls: Sequence[str] = (),
     tags: Sequence[str] = (),
 ) -> Tool:
-    described = describe_function(function)
+    described = describe_function(function, filled_in=Caller)
     spec = ToolSpec(
         name=normalised(name or described.function),
         description=description or described.description,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import ToolNotFound
-from .spec import Caller, Tool, ToolOwner, ToolSpec, ToolState
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from .caller import Caller, Tool
 
 if TYPE_CHECKING:
+    from ..search.meaning import Model
     from .finding import ToolSearch
-    from .meaning import Model
 
 Shown = Callable[[Caller], list[ToolSpec]]
 _DETAIL = {"type": "string", "enum": ["name", "summary", "full"]}
@@ -53,8 +54,8 @@ class Discovery:
         return self._specs
 
     def _find(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        from ..search.search import Filter
         from .finding import ToolSearch
-        from .search import Filter
 
         shown = self._follow(caller)
         with self._lock:

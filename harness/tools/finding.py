@@ -4,10 +4,10 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from .documents import Document, Kind, document_of, shown
-from .meaning import Model
-from .search import Filter, Found, SearchIndex
-from .spec import ToolOwner, ToolSpec, ToolState
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..search.documents import Document, Kind, document_of, shown
+from ..search.meaning import Model
+from ..search.search import Filter, Found, SearchIndex
 
 _KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER: "mcp"}
 

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .leaks import find_leaks, names_no_secret, secret_named
-from .spec import ToolSpec
+from ..schemas.spec import ToolSpec
+from ..text.leaks import find_leaks, names_no_secret, secret_named
 
 Filter = Callable[[ToolSpec, Any], Any]
 Hits = dict[str, int]  # kind -> how many

@@ -5,7 +5,7 @@ import difflib
 import re
 from typing import Any
 
-from .spec import ToolSpec
+from ..schemas.spec import ToolSpec
 
 NEARLY = 0.9  # of ten words one may differ; "celsius to fahrenheit" is not "fahrenheit to celsius"
 _MAX_WORDS = 100

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from ...policies.closing import Closing
 from ...policies.errors import RegistryError
+from ..schemas.spec import ToolSpec, ToolState
 from .counting import Counted, Counts
 from .likeness import shape_of
-from .spec import ToolSpec, ToolState
 from .store import Quota, Store, Usage
 
 

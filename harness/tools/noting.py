@@ -16,8 +16,8 @@ from ...policies.errors import (
 )
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.spans import Span
+from .caller import Caller, Tool
 from .hygiene import Hits
-from .spec import Caller, Tool
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog

@@ -15,13 +15,14 @@ from ...policies.errors import (
     ToolInvalid,
     ToolNotFound,
 )
+from ..schemas.naming import key_of, reference
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..search.meaning import Model, model_of
+from .caller import Tool
 from .counting import Counted
 from .decorator import tool_of
 from .likeness import most_alike, shape_of
 from .made import MadeTools
-from .meaning import Model, model_of
-from .naming import key_of, reference
-from .spec import Tool, ToolOwner, ToolSpec, ToolState
 from .store import Quota, Usage
 
 # The broker answers these itself.

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from ...policies.errors import ToolArgumentsInvalid
-from .spec import ToolOwner, ToolSpec
+from ..schemas.spec import ToolOwner, ToolSpec
 
 KEPT_BYTES = 64 * 1024 * 1024
 OF_ONE_BYTES = KEPT_BYTES // 4

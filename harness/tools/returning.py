@@ -8,9 +8,9 @@ import msgspec
 
 from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
 from ...runner.cell.values import plain
+from ..schemas.spec import ToolSpec
+from ..schemas.validation import compile_schema
 from .hygiene import CapRows, Filter, Filtered, Hits, name_of
-from .spec import ToolSpec
-from .validation import compile_schema
 from .vault import Redaction
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode

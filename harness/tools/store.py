@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from ...policies.errors import RegistryError, ToolExists, ToolInvalid, ToolQuotaExceeded
+from ..schemas.naming import key_of
+from ..schemas.spec import ToolSpec, ToolState, hash_of
 from .database import Database
 from .likeness import shape_of
-from .naming import key_of
-from .spec import ToolSpec, ToolState, hash_of
 
 _FORMAT = 1001  # other files of ours count from 1
 _MAX_SPEC_BYTES = 1024 * 1024

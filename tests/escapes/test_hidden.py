@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyError, Sandbox
-from cellwright.harness.permissions import policy_of
+from cellwright.harness.sandbox.permissions import policy_of
 from cellwright.policies.errors import SessionLost
 from cellwright.policies.policy import Filesystem, Policy
 from tests.conftest import OPTIONAL, policy_named

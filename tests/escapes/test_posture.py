@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox
-from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 from tests.conftest import policy_named
 from tests.escapes.living import NAMESPACES, Living, children, status
 

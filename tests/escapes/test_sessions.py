@@ -21,7 +21,7 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
-from cellwright.harness import sessions as session_module
+from cellwright.harness.sandbox import sessions as session_module
 from cellwright.policies.policy import Limits
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode

@@ -27,10 +27,15 @@ from typing import NamedTuple
 import msgspec
 
 from cellwright import PolicyError, Sandbox, WorkspaceError
-from cellwright.harness.archive import pack, unpack
-from cellwright.harness.daemon import frames
-from cellwright.harness.daemon.arguments import code_of, given_of, result_of, weight_of
-from cellwright.harness.daemon.failures import error_of
+from cellwright.harness.sandbox.archive import pack, unpack
+from cellwright.harness.sandbox.remote import frames
+from cellwright.harness.sandbox.remote.arguments import (
+    code_of,
+    given_of,
+    result_of,
+    weight_of,
+)
+from cellwright.harness.sandbox.remote.failures import error_of
 from cellwright.policies.errors import InternalError, LaunchError
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
@@ -57,9 +62,9 @@ from cellwright.runner.messages import (
 from cellwright.runner.result import SandboxResult, SandboxStatus
 from cellwright.runner.watching.conversation import Conversation
 from tests.faults.frames import mutated
-from tests.harness.daemon.daemons import serving
-from tests.harness.daemon.test_fuzz import VALID as OF_CLIENTS
-from tests.harness.daemon.test_fuzz import fuzz as fuzz_daemon
+from tests.harness.servers.daemon.daemons import serving
+from tests.harness.servers.daemon.test_fuzz import VALID as OF_CLIENTS
+from tests.harness.servers.daemon.test_fuzz import fuzz as fuzz_daemon
 from tests.runner.test_supervision import FakeCell, custody_of
 
 _FINISHED = Finished(b"1", None, None, None, ends_well=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from cellwright import LaunchError, Sandbox
-from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 from cellwright.runner.watching import calls
 from tests.conftest import ROOT, policy_named
 from tests.faults.test_ends import nothing_left

@@ -32,7 +32,7 @@ from cellwright import (
 from cellwright.policies.errors import WorkspaceError
 from cellwright.runner.watching.listener import Listener
 from tests.conftest import ROOT, policy_named, soon
-from tests.harness.daemon.daemons import serving
+from tests.harness.servers.daemon.daemons import serving
 from tests.runner.test_leftovers import cgroups_of, descriptors, held, nothing_more_than
 
 pytestmark = pytest.mark.needs("userns")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
-from cellwright.harness.daemon.address import listening_at
+from cellwright.harness.sandbox.remote.address import listening_at
 from cellwright.runner.cgroups import detect, v1
 from tests.conftest import ROOT, policy_named, soon
 from tests.faults.injection import ASK_THROUGH, Call, Injector, program_of
@@ -42,7 +42,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 KILLED = """
 import sys
 sys.path[:0] = {paths!r}
-from cellwright.harness.daemon.address import listening_at
+from cellwright.harness.sandbox.remote.address import listening_at
 from cellwright.runner.cgroups import detect
 from pathlib import Path
 place = {place!r}

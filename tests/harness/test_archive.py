@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwright import PolicyError, Sandbox, WorkspaceError
-from cellwright.harness.archive import unpack
+from cellwright.harness.sandbox.archive import unpack
 from tests.conftest import policy_named
 
 END = bytes(1024)

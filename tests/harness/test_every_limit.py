@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from cellwright import Broker, Sandbox, SandboxResult, Session, SessionLost
 from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.harness.tools.decorator import tool, tool_of
-from cellwright.harness.tools.spec import Caller, Tool
 from cellwright.policies.policy import MIB, Limits, Policy
 from cellwright.policies.tools import _CAPS
 from cellwright.runner.channel import has_news
 from tests.conftest import policy_named, soon, with_limits
-from tests.harness.daemon.daemons import Daemon, serving
+from tests.harness.servers.daemon.daemons import Daemon, serving
 
 pytestmark = pytest.mark.needs("cgroup")
 

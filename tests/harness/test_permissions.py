@@ -18,7 +18,7 @@ from cellwright import (
     ProcessPermission,
     Sandbox,
 )
-from cellwright.harness.permissions import policy_of
+from cellwright.harness.sandbox.permissions import policy_of
 from tests.conftest import OPTIONAL
 from tests.escapes.without import errno_of
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxConfig, SandboxStatus
-from cellwright.harness.request import Rejected, check_language, make_request
+from cellwright.harness.sandbox.request import Rejected, check_language, make_request
 from cellwright.policies.policy import Limits
 from tests.conftest import policy_named
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cellwright import PolicyError, Sandbox, SandboxConfig, Session
-from cellwright.harness.request import CallArguments
+from cellwright.harness.sandbox.request import CallArguments
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL, policy_named
 

@@ -24,7 +24,7 @@ from cellwright import (
     WorkspaceError,
     Workspaces,
 )
-from cellwright.harness.workspaces import files as workspace_files
+from cellwright.harness.sandbox.workspaces import files as workspace_files
 from cellwright.policies.policy import MIB, Limits
 from cellwright.runner.workspace import read_file
 from tests.conftest import ROOT, policy_named, soon

@@ -179,7 +179,7 @@ assert os.path.isfile(sysconfig.get_path("include") + "/Python.h"), "python-prct
 WITH_A_TOOL = f"""
 from cellwright import Sandbox, SandboxConfig
 from cellwright.harness.tools.broker import Broker, Offer
-from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import Tool, ToolOwner, ToolSpec
 
 record = {{"type": "object", "properties": {{"n": {{"type": "integer"}}}}, "required": ["n"]}}
 spec = ToolSpec(

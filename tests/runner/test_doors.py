@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright import Sandbox
-from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 from cellwright.runner.kernel.notifications import Notification
 from cellwright.runner.messages import Answer, Call
 from cellwright.runner.watching import doors as doors_module

@@ -12,7 +12,7 @@ from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Listing
 from cellwright.harness.mcp.definitions import Definition, definition_of
 from cellwright.harness.mcp.pins import Pins
-from cellwright.harness.tools.spec import Tool
+from cellwright.harness.tools.caller import Tool
 from cellwright.policies.errors import BudgetExceeded
 from cellwright.runner.budget import Budget
 

@@ -18,10 +18,10 @@ from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
 from cellwright.harness.mcp.links import Link
 from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.schemas.naming import key_of
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Broker
 from cellwright.harness.tools.finding import ToolSearch
-from cellwright.harness.tools.naming import key_of
-from cellwright.harness.tools.spec import ToolOwner, ToolSpec
 from cellwright.policies.errors import (
     ApprovalRequired,
     ClosedError,

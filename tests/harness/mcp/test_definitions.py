@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellwright.harness.hidden import first_hidden
 from cellwright.harness.mcp import pins as pinning
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.definitions import Definition, definition_of, spec_of
 from cellwright.harness.mcp.pins import Pins, difference, drift_of
-from cellwright.harness.tools.bounds import texts_in
-from cellwright.harness.tools.documents import document_of
+from cellwright.harness.schemas.bounds import texts_in
+from cellwright.harness.search.documents import document_of
+from cellwright.harness.text.hidden import first_hidden
 from cellwright.policies.errors import RegistryError, ToolInvalid
 from tests.conftest import SHARED
 

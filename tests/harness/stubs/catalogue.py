@@ -4,9 +4,9 @@ import json
 from functools import cache
 from pathlib import Path
 
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.stubs.tree import described
 from cellwright.harness.stubs.types import Described
-from cellwright.harness.tools.spec import ToolOwner, ToolSpec
 from tests.conftest import SHARED
 
 CATALOGUE = SHARED / "data" / "mcp-catalogue"

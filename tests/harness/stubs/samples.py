@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cellwright.harness.schemas.spec import ToolSpec
+from cellwright.harness.schemas.validation import compile_schema
 from cellwright.harness.stubs.schemas import part_of
-from cellwright.harness.tools.spec import ToolSpec
-from cellwright.harness.tools.validation import compile_schema
 
 _PLAIN = {"string": "text", "integer": 3, "number": 3, "boolean": True, "null": None}
 

@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, PolicyError, Sandbox
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.stubs import python, tree
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.tools import ToolRule, Tools
 from tests.conftest import policy_named
 from tests.harness.stubs.catalogue import catalogue

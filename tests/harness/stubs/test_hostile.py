@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwright.harness.hidden import first_hidden
+from cellwright.harness.schemas.spec import ToolSpec
 from cellwright.harness.stubs.tree import python_tree, typescript_tree
 from cellwright.harness.stubs.types import Field, Record
-from cellwright.harness.tools.spec import ToolSpec
+from cellwright.harness.text.hidden import first_hidden
 from tests.harness.stubs.checking import mypy, tsc
 from tests.harness.stubs.kinds import complaints
 

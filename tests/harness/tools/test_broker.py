@@ -25,11 +25,12 @@ from cellwright import (
     ToolResultTooLarge,
     Vault,
 )
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.harness.tools.meter import Meter
 from cellwright.harness.tools.results import head_of
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
 from cellwright.policies.tools import ToolRule, Tools
 
 CITY = {

@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, ToolFailed, Vault
-from cellwright.harness.tools import offering
+from cellwright.harness.sandbox import offering
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.tools import Tools
 from cellwright.runner import channel
 from cellwright.runner.messages import Call

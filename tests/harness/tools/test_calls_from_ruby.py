@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cellwright import Broker, Sandbox, SandboxStatus
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 from cellwright.policies.tools import Tools
 from tests.conftest import policy_named, soon
 

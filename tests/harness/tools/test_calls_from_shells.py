@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, Vault
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.tools import ToolRule, Tools
 from tests.conftest import policy_named, soon

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError, ToolRegistry
+from cellwright.harness.schemas.spec import ToolSpec, ToolState
 from cellwright.harness.tools.finding import ToolSearch
-from cellwright.harness.tools.spec import ToolSpec, ToolState
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from cellwright import (
     ToolFailed,
     ToolResultInvalid,
 )
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
+from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.harness.tools.hygiene import CapRows, Filtered, RedactSecrets
-from cellwright.harness.tools.spec import Caller, Tool, ToolOwner, ToolSpec
 from cellwright.policies.tools import Tools
 from tests.conftest import policy_named
 

@@ -1,0 +1,161 @@
+"""`cellwright serve`: its arguments, and the daemon from its first word to its last."""
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...policies.errors import PolicyError
+from ...policies.policy import Policy, check_limit
+from ...runner.cgroups.delegation import take_delegation
+from ...runner.pool import PoolSettings
+from ...runner.session import SessionSettings
+from ..sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
+from ..sandbox.sandbox import Sandbox
+from ..servers.daemon.limits import ServeLimits
+from ..servers.daemon.server import Server
+from ..servers.daemon.service import Service
+from ..servers.daemon.units import write_units
+from ..servers.descriptors import allow_descriptors
+from .options import audit_of
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `cellwright serve` but for policies."""
+    parser.set_defaults(parser=parser)
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="where to listen; default /run/cellwright.sock, or that name in $XDG_RUNTIME_DIR",
+    )
+    parser.add_argument(
+        "--pool", type=int, default=PoolSettings().size, metavar="N",
+        help="cells that wait ready, of each policy; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sessions", type=int, default=SessionSettings().alive, metavar="N",
+        help="sessions that live at once, of each policy; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session-idle", type=float, default=SessionSettings().idle_seconds, metavar="S",
+        help="seconds that a session may be idle; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--audit", metavar="FILE", help="append what happens to this audit trail")
+    parser.add_argument(
+        "--drain", type=float, default=10.0, metavar="S",
+        help="seconds that running programs may go on once the daemon is to end; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--delegated", action="store_true",
+        help="make cgroups in the daemon's own, which systemd delegated (Delegate=yes), as units do",
+    )  # fmt: skip
+    parser.add_argument(
+        "--units", type=Path, metavar="DIR", help="write systemd units into DIR, and serve nothing"
+    )
+
+
+def serve(
+    options: argparse.Namespace, policies: list[Policy],
+    limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT; raises PolicyError, BusyError if a daemon is there already."""
+    if options.units:
+        print(
+            *write_units(options.units, _repeated(options), options.socket, options.drain), sep="\n"
+        )
+        return
+    check_limit("--drain", options.drain)
+    for number in _signals():  # until there is something to drain: give back what there is
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    allow_descriptors()
+    with _listener(options) as (listener, place), audit_of(options) as audit:
+        server = Server(listener, _services(options, policies, audit), limits, options.drain)
+        names = ", ".join(policy.name for policy in policies)
+        with _stopping_on_signals(server):
+            print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
+            notify(f"READY=1\nSTATUS=serving {names}", os.environ)
+            server.run()
+
+
+@contextlib.contextmanager
+def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]]:
+    """Give the socket of systemd, or one of our own, and its name."""
+    passed = passed_by_systemd(os.environ)
+    if passed:
+        with passed:
+            yield passed, str(passed.getsockname())
+        return
+    path = options.socket or default_path()
+    with listening_at(path) as listener:
+        yield listener, str(path)
+
+
+def _services(
+    options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None"
+) -> dict[str, Service]:
+    """Return a sandbox for each policy, all of them made or none."""
+    names = tuple(policy.name for policy in policies)
+    if len(set(names)) < len(names):
+        raise PolicyError(f"--policy: two of one name: {', '.join(names)}", "name each its own")
+    root = take_delegation() if options.delegated else None
+    sessions = SessionSettings(alive=options.sessions, idle_seconds=options.session_idle)
+    with contextlib.ExitStack() as made:
+        services = {}
+        for policy in policies:
+            sandbox = Sandbox(
+                policy=policy, pool=options.pool, sessions=sessions, audit=audit or False,
+                cgroup_root=root,
+            )  # fmt: skip
+            made.callback(sandbox.close)
+            services[policy.name] = Service(sandbox, names)
+        made.pop_all()
+        return services
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(server: Server) -> Iterator[None]:
+    """Drain at the first signal, cancel at the second.
+
+    The interpreter itself wakes the server: what comes just before the server waits would else be
+    handled when the wait is over.
+    """
+    for number in _signals():
+        signal.signal(number, lambda *_: server.stop())
+    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """Return those that end the daemon: not SIGHUP where nohup(1) had it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
+
+
+def _repeated(options: argparse.Namespace) -> list[str]:
+    """Return the options that were given, for a unit: all but where to listen, which systemd does.
+
+    Files are named by their whole path: systemd starts the daemon in the root directory.
+    """
+    words = []
+    for action in options.parser._actions:
+        value: Any = getattr(options, action.dest, None)
+        if action.dest in ("help", "units", "socket", "delegated") or value == action.default:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            is_file = action.dest == "audit" or (action.dest == "policy" and os.path.exists(each))
+            words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
+    return words

@@ -1,0 +1,1 @@
+"""ToolFactory: tools drafted from source, tested, kept and called in cells."""

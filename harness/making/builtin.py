@@ -1,0 +1,135 @@
+"""Tools that agents ask for first: files of a named workspace, tables in it, and summaries.
+
+They run on the host, but reach nothing of it: a file is a member of the workspace's archive, and its
+name never a path.
+"""
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any
+
+from ...policies.errors import ToolArgumentsInvalid, ToolDenied, WorkspaceError
+from ..sandbox.workspaces.store import Workspaces
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..tools.caller import Caller, Tool
+from ..tools.decorator import tool_of
+
+Summarise = Callable[[str, int], str]  # text, and how many characters the summary may have
+_TEXT_CHARACTERS = 1_000_000
+_ROWS = 1000
+
+
+def file_tools(workspaces: Workspaces, name: str) -> list[Tool]:
+    """Return `file_read`, `file_write` and `csv_process` for the workspace `name`."""
+
+    def file_read(filepath: str) -> dict[str, str]:
+        """Read a text file of the workspace.
+
+        Args:
+            filepath: below the workspace
+        """
+        return {"content": _text_of(workspaces, name, filepath)}
+
+    def file_write(filepath: str, content: str) -> dict[str, bool]:
+        """Write a text file of the workspace.
+
+        Args:
+            filepath: below the workspace; what is there is replaced
+            content: all of it
+        """
+        workspaces.write(name, filepath, content.encode())
+        return {"success": True}
+
+    def csv_process(
+        filepath: str, columns: list[str] | None = None, where: dict[str, str] | None = None,
+        limit: int = _ROWS,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Read a CSV file of the workspace, choosing columns and rows.
+
+        Args:
+            filepath: below the workspace; its first line names the columns
+            columns: those that are wanted, all unless told
+            where: column to the value that it must have
+            limit: at most so many rows
+        """
+        rows = _rows(_text_of(workspaces, name, filepath))
+        return _chosen(rows, columns, where or {}, max(0, min(limit, _ROWS)))
+
+    return [tool_of(each) for each in (file_read, file_write, csv_process)]
+
+
+def text_summarize(model: Summarise) -> Tool:
+    """Return `text_summarize`, which asks `model`: a function of a text and a length in characters."""
+
+    def perform(arguments: dict[str, Any], _: Caller) -> dict[str, str]:
+        return {"summary": model(arguments["text"], arguments.get("length", 500))}
+
+    text = {"type": "string", "maxLength": _TEXT_CHARACTERS, "description": "what is too long"}
+    length = {"type": "integer", "minimum": 1, "description": "of the summary, in characters"}
+    return _tool(
+        "text_summarize",
+        "Summarise a long text.",
+        perform,
+        {"text": text, "length": length},
+        ["text"],
+    )
+
+
+def api_query() -> Tool:
+    """Return `api_query`, which refuses: there is no way out to a network."""
+
+    def perform(_: dict[str, Any], __: Caller) -> None:
+        raise ToolDenied("there is no way out to a network", tool="api_query")
+
+    words = {
+        "url": {"type": "string"},
+        "method": {"type": "string", "enum": ["GET", "POST"]},
+        "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+        "body": {"type": "string"},
+    }
+    return _tool("api_query", "Query an HTTP API.", perform, words, ["url"])
+
+
+def _tool(
+    name: str, description: str, perform: Callable[[dict[str, Any], Caller], Any],
+    properties: dict[str, Any], required: list[str],
+) -> Tool:  # fmt: skip
+    parameters = {
+        "type": "object", "properties": properties, "required": required,
+        "additionalProperties": False,
+    }  # fmt: skip
+    spec = ToolSpec(
+        name=name, description=description, parameters=parameters,
+        owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED,
+    )  # fmt: skip
+    return Tool(spec, perform)
+
+
+def _text_of(workspaces: Workspaces, name: str, path: str) -> str:
+    try:
+        return workspaces.read(name, path).decode()
+    except UnicodeDecodeError:
+        raise WorkspaceError(f"{path!r} is not text: not UTF-8") from None
+
+
+def _rows(text: str) -> "csv.DictReader[str]":
+    return csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="")
+
+
+def _chosen(
+    rows: "csv.DictReader[str]", columns: list[str] | None, where: dict[str, str], limit: int
+) -> dict[str, Any]:
+    names = list(rows.fieldnames or ())
+    if unknown := {*(columns or ()), *where} - set(names):
+        raise ToolArgumentsInvalid(
+            f"no column {', '.join(sorted(unknown))}; there are {', '.join(names)}"
+        )
+    wanted = columns or names
+    found: list[dict[str, str]] = []
+    for row in rows:
+        if all(row[column] == value for column, value in where.items()):
+            if len(found) == limit:
+                return {"rows": found, "more": True}
+            found.append({column: row[column] for column in wanted})
+    return {"rows": found, "more": False}

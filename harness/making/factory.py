@@ -1,0 +1,284 @@
+"""`ToolFactory`: makes tools of source code, tests them, keeps them and calls them, each call in a cell
+of its own."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...policies.closing import Closing
+from ...policies.errors import (
+    ToolArgumentsInvalid,
+    ToolDenied,
+    ToolExists,
+    ToolInvalid,
+    ToolNotFound,
+)
+from ...policies.permissions import PermissionSet
+from ...policies.policy import Policy
+from ...policies.source.findings import way_out
+from ...policies.tools import Tools
+from ..sandbox.sandbox import Sandbox
+from ..schemas.functions import describe_source
+from ..schemas.spec import Provenance, ToolSpec, ToolState
+from ..search.meaning import Model, model_of
+from ..tools.approval import Approve, nobody
+from ..tools.broker import Broker
+from ..tools.caller import CALLING, Caller, Tool
+from ..tools.finding import ToolSearch
+from ..tools.hygiene import Filter
+from ..tools.registry import ToolRegistry
+from ..tools.vault import Vault
+from .cells import POOL, Cells
+from .drafting import draft
+from .files import Exported, read_tool, write_tool
+from .performing import Performer
+from .program import program_of_call
+from .stock import Stock
+
+# Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
+_UNBOUNDED = Tools(
+    calls=2**52,
+    calls_per_second=2**52,
+    argument_bytes=2**52,
+    result_bytes=2**52,
+    shown_bytes=2**52,
+    result_rows=2**52,
+)
+_KNOWN = 20  # tools that an error lists
+
+
+class ToolFactory(Closing):
+    """Tools made at run time.  Safe from many threads.
+
+    Their cells have the permissions that each was made with, none unless told, under the profile
+    `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
+    Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
+    tools may replace and remove his own.  `rules`, `vault`, `approve` and `filters` are those of its
+    `broker`, which every call takes.  `pool` cells wait for each set of permissions;
+    `model`, a folder with a sentence encoder, has search find by meaning too; default that of the
+    registry.  `optional_layers` they may do without, if no `sandbox` says.  What is not given is made,
+    and closed by `close`.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        registry: ToolRegistry | None = None,
+        *,
+        maker: str = "",
+        rules: Tools = _UNBOUNDED,
+        vault: Vault | None = None,
+        approve: Approve = nobody,
+        filters: Sequence[Filter] = (),
+        model: Model | str | os.PathLike[str] | None = None,
+        pool: int = POOL,
+        optional_layers: Sequence[str] = (),
+    ) -> None:
+        self.registry = registry or ToolRegistry()
+        model = model_of(model) or self.registry.model
+        self.maker = maker
+        self._owns_registry = registry is None
+        self._cells = Cells(sandbox, pool, optional_layers)
+        audit = self._cells.audit
+        self._stock = Stock(self.registry, maker)
+        self.broker = Broker(
+            self._stock,
+            rules=rules,
+            vault=vault,
+            approve=approve,
+            filters=filters,
+            audit=audit,
+            model=model,
+        )
+        self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
+        self._performer = Performer(self._cells, self.broker, self._caller)
+        self._stock.performer = self._performer
+        self._search = ToolSearch(self.registry, model)
+
+    # making
+
+    def create_tool(
+        self, name: str, description: str, source_code: str,
+        input_schema: dict[str, Any] | None = None, permissions: PermissionSet | None = None,
+        tests: Iterable[Any] = (), timeout: float = 30.0, *, calls: Sequence[str] = (),
+        risky: bool = False, tags: Sequence[str] = (), provenance: Provenance | None = None,
+        allow_similar: bool = False,
+    ) -> ToolSpec:  # fmt: skip
+        """Check source code, test it in cells, and keep it as a tool, or as a new version of one.
+
+        The tool is the function of its name, or the only public one; its schema is `input_schema`, else
+        what signature and docstring say.  A test is a pair of input and expected result, or source
+        that asserts.  Nothing is kept of what fails: raises ToolInvalid for what cannot be a tool,
+        ToolTestFailed, ToolExists if the name is another's, or if another tool does the same and not
+        `allow_similar`, and PolicyError for permissions that cannot be given.
+        """
+        provenance = replace(provenance or Provenance(), maker=self.maker)
+        spec, described = draft(
+            name, description, source_code, input_schema=input_schema, permissions=permissions,
+            tests=tests, timeout=timeout, calls=calls, risky=risky, tags=tags, provenance=provenance,
+        )  # fmt: skip
+        self._check_calls(spec)
+        with self._cells.lend(spec.grants) as sandbox:
+            _, why = sandbox.validate_source(source_code)
+        if why:
+            hint = way_out(why.rpartition(": ")[2])
+            raise ToolInvalid(f"{spec.name}: {why}", hint, tool=spec.name)
+        if known := self._same(spec):
+            return known
+        if not allow_similar and (other := self.registry.alike(spec)):
+            raise ToolExists(
+                f"{spec.name}: {other.name} does the same: {other.description[:200]}",
+                "use it, or pass allow_similar=True",
+                tool=spec.name,
+                existing=other.name,
+            )
+        return self.registry.add(self._performer.try_out(spec, described))
+
+    def _check_calls(self, spec: ToolSpec) -> None:
+        """Raise ToolInvalid for a tool to call that there is not; it may call itself."""
+        for name in spec.calls:
+            try:
+                if name != spec.name:
+                    self.registry.get(name)
+            except ToolNotFound:
+                known = [each.name for each in self.registry.list_tools() if each.name != spec.name]
+                more = f" and {len(known) - _KNOWN} more" if len(known) > _KNOWN else ""
+                raise ToolInvalid(
+                    f"{spec.name}: calls: there is no tool {name!r}",
+                    f"make it first; there are {', '.join(known[:_KNOWN]) or 'no others'}{more}",
+                    tool=spec.name,
+                ) from None
+
+    def _same(self, spec: ToolSpec) -> ToolSpec | None:
+        """Return the tool that `spec` would be again, if it is there already."""
+        try:
+            known = self.registry.get(spec.name)
+        except ToolNotFound:
+            return None
+        alike = replace(spec, created_at=known.created_at, version=known.version, state=known.state)
+        return known if alike == known and known.state is not ToolState.RETIRED else None
+
+    # calling
+
+    def call(self, name: str, input: dict[str, Any] | None = None) -> Any:
+        """Call a tool, `name` or `name@version`, and return its result.
+
+        Raises ToolNotFound, ToolDenied for one that is retired, ToolArgumentsInvalid,
+        ToolFailed with the result of the cell, and ToolResultInvalid.
+        """
+        arguments = _object(name, input)
+        return self.broker.call(name, arguments, CALLING.get() or self._caller)
+
+    def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
+        """Do what `call` does for a made tool, a retired one too, without counting or asking; a
+        developer's or a server's is called as `call` does."""
+        spec, arguments = self.registry.get(name), _object(name, input)
+        if not self.registry.is_made(spec):
+            return self.call(name, arguments)
+        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+        trial = Tool(
+            replace(spec, risky=False), lambda given, _: self._performer.run(spec, program, given)
+        )
+        return self.broker.try_out(trial, arguments, CALLING.get() or self._caller)
+
+    def run_tests(self, name: str) -> int:
+        """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
+        spec = self.registry.get(name)
+        self._performer.try_out(spec, describe_source(spec.source_code, spec.name))
+        return len(spec.tests)
+
+    def get(self, name: str) -> Tool:
+        """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
+        return self._stock.get(name)
+
+    def specs(self) -> list[ToolSpec]:
+        """Return what may be offered to a program."""
+        return self._stock.specs()
+
+    def revision(self) -> int:
+        """Return a number that is another one once other tools are offered."""
+        return self._stock.revision()
+
+    # keeping
+
+    def list_tools(self) -> list[ToolSpec]:
+        """Return every tool that can be called, by name."""
+        return self.registry.list_tools()
+
+    def search(self, query: str, limit: int = 5, offset: int = 0, **asked: Any) -> dict[str, Any]:
+        """Find tools by what they are for; the arguments are those of ToolSearch.search."""
+        return self._search.search(query, limit, offset, **asked)
+
+    def get_tool(self, name: str) -> ToolSpec:
+        """Return what is known of a tool; raises ToolNotFound."""
+        return self.registry.get(name)
+
+    def get_tool_source(self, name: str) -> str:
+        """Return the source of a made tool, nothing for a developer's; raises ToolNotFound."""
+        return self.registry.get(name).source_code
+
+    def remove_tool(self, name: str) -> None:
+        """Forget a tool of this maker's; raises ToolNotFound, and ToolDenied if it is not his."""
+        self.registry.remove(name, self.maker)
+
+    def clear_all(self) -> int:
+        """Forget every tool of this maker's; return how many there were."""
+        specs = self.registry.list_tools(retired=True)
+        own = [spec for spec in specs if self._is_own(spec)]
+        for spec in own:
+            self.registry.remove(spec.name, self.maker)
+        return len(own)
+
+    def _is_own(self, spec: ToolSpec) -> bool:
+        return self.registry.is_made(spec) and spec.provenance.maker == self.maker
+
+    def export_tool(self, name: str, directory: str | os.PathLike[str]) -> Path:
+        """Write a made tool into a new folder below `directory`, and return its path."""
+        spec = self.registry.get(name)
+        if not self.registry.is_made(spec):
+            raise ToolDenied(f"{spec.name} was not made: it has no source", tool=spec.name)
+        return write_tool(spec, Path(directory))
+
+    def import_tool(
+        self, folder: str | os.PathLike[str], *, grant: bool = False, allow_similar: bool = False
+    ) -> ToolSpec:
+        """Make a tool of an exported folder, checked and tested like any other.
+
+        With `grant` it gets the permissions, and the tools to call, that the folder asks for; without,
+        raises ToolDenied if it asks for any.  Raises what `create_tool` raises.
+        """
+        found: Exported = read_tool(Path(folder))
+        if found.asks_for and not grant:
+            raise ToolDenied(
+                f"{found.name} asks for {found.asks_for}", "look at it, and pass grant=True",
+                tool=found.name,
+            )  # fmt: skip
+        return self.create_tool(
+            found.name, found.description, found.source_code, found.parameters,
+            found.grants.permissions, found.tests, found.timeout, calls=found.calls,
+            risky=found.risky, tags=found.tags, provenance=found.provenance,
+            allow_similar=allow_similar,
+        )  # fmt: skip
+
+    def policy_of(self, name: str) -> Policy:
+        """Return what the cells of a made tool may do; raises ToolNotFound."""
+        return self._cells.policy_in_force(self.registry.get(name).grants)
+
+    def settle(self) -> None:
+        """Wait until all pools are full and nothing of any past call is left."""
+        self._cells.settle()
+
+    def close(self) -> None:
+        """End every call and close what was made for it; closing twice is fine."""
+        self._cells.close()
+        if self._owns_registry:
+            self.registry.close()
+
+
+def _object(name: str, arguments: object) -> dict[str, Any]:
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
+    raise ToolArgumentsInvalid(f"{name}: arguments have names: give a dictionary", tool=name)

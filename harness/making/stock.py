@@ -1,0 +1,78 @@
+"""The tools of a registry as they are called: a developer's or a server's as it is, a made one with
+what runs it."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from ...policies.errors import ToolDenied, ToolFailed, ToolResultInvalid
+from ..schemas.functions import describe_source
+from ..schemas.spec import ToolSpec, ToolState
+from ..tools.caller import Caller, Tool
+from ..tools.registry import ToolRegistry
+from .performing import Performer
+from .program import program_of_call
+
+_REMEMBERED = 1024
+
+
+class Stock:
+    """A broker's catalogue; safe from many threads.  Calls of made tools are counted.
+
+    `performer` has to be there before the first call: it needs the broker, which needs this.
+    """
+
+    performer: Performer
+
+    def __init__(self, registry: ToolRegistry, maker: str = "") -> None:
+        """`maker` is on whose behalf tools are called; without one it is the host, which owns all."""
+        self._registry = registry
+        self._maker = maker
+        self._lock = threading.Lock()
+        self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
+
+    def get(self, name: str) -> Tool:
+        """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
+        spec = self._registry.get(name)
+        if here := self._registry.developers(name) or self._registry.served(name):
+            return here
+        if spec.state is ToolState.RETIRED:
+            raise ToolDenied(
+                f"{spec.name} is retired: it failed too often, or was taken back",
+                "make a new version of it, or call an older one by name@version",
+                tool=spec.name,
+            )
+        key = spec.reference, spec.state, spec.source_hash
+        with self._lock:
+            if known := self._tools.get(key):
+                self._tools.move_to_end(key)
+                return known
+        made = self._made(spec)
+        with self._lock:
+            self._tools[key] = made
+            if len(self._tools) > _REMEMBERED:
+                self._tools.popitem(last=False)
+        return made
+
+    def specs(self) -> list[ToolSpec]:
+        """Return what may be offered to a program."""
+        return self._registry.list_tools()
+
+    def revision(self) -> int:
+        """Return a number that is another one once other tools are offered."""
+        return self._registry.revision()
+
+    def _made(self, spec: ToolSpec) -> Tool:
+        program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
+        is_own = self._maker in ("", spec.provenance.maker)
+
+        def perform(arguments: dict[str, Any], caller: Caller) -> Any:
+            try:
+                value = self.performer.run(spec, program, arguments)
+            except (ToolFailed, ToolResultInvalid):
+                self._registry.note(spec, well=False, may_retire=is_own)
+                raise
+            self._registry.note(spec, well=True, may_retire=is_own)
+            return value
+
+        return Tool(spec, perform)

@@ -1,0 +1,1 @@
+"""Durable runs: programs that pause for a person and are replayed afterwards."""

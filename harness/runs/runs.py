@@ -1,0 +1,268 @@
+"""`Runs`: programs whose calls are recorded on disk, so that they can wait for a person and outlive
+their process.
+
+A process cannot be kept, so its calls are: on resuming, the program starts again in a fresh cell, and
+every call that it made before gets the answer that it got then, without being made again.
+"""
+
+import enum
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from ...policies.closing import Closing
+from ...policies.errors import ApprovalRequired, PolicyError
+from ...runner.messages import Answer
+from ...runner.result import SandboxResult, SandboxStatus
+from ..sandbox.executing import Executing
+from ..schemas.spec import ToolSpec
+from ..tools.approval import Asked
+from ..tools.caller import CALLING, Caller
+from .recording import PAUSED, Recorder, Working
+from .replay import Recorded
+from .store import Approval, KeptRun, RunStore, StoredRun
+
+DAY_SECONDS = 86_400.0
+_ENDING = 1000  # characters of how an attempt ended
+# A program that waits for approval was stopped by us, or by its deadline while another of its calls
+# took too long.  One that ended by itself did not need the answer.
+_STOPPED = (SandboxStatus.CANCELLED, SandboxStatus.TIMEOUT)
+
+
+class Pausing(ApprovalRequired):
+    """The call waits for a person; its program is stopped meanwhile."""
+
+    kind = PAUSED
+
+
+class Attempt(NamedTuple):
+    """What came of starting or resuming a run.
+
+    `result.status` is PENDING while it waits for approval.  `result.reason` is `diverged` if the
+    program was stopped before a call that differs from those on record.  `unused` are recorded
+    calls that a program that ended did not make again: it took another way.
+    """
+
+    run: str
+    result: SandboxResult
+    unused: tuple[str, ...] = ()
+
+
+class CallState(enum.Enum):
+    """How far a recorded call got."""
+
+    WAITING = "waiting"  # for approval, or it was interrupted before it was made
+    UNKNOWN = "unknown"  # it was begun, and its outcome is not on record
+    DONE = "done"
+    FAILED = "failed"  # the tool failed, so it may have done a part
+    REFUSED = "refused"  # it was not made
+
+
+class RunCall(NamedTuple):
+    """A recorded call of a run; `answer` is JSON, or the text of the error."""
+
+    number: int
+    site: str
+    tool: str
+    arguments: dict[str, Any]
+    state: CallState
+    answer: str
+
+
+class RunRecord(NamedTuple):
+    """A run with all that is on record of it; `actions` are those that it can go on with."""
+
+    run: KeptRun
+    calls: tuple[RunCall, ...]
+    approvals: tuple[Approval, ...]
+    actions: tuple[str, ...]
+
+
+class Runs(Closing):
+    """Runs in one file, and the approvals that they wait for.  Several processes may use it.
+
+    Give `ask` to the Broker as its `approve`.  A call that nobody decides within `wait_seconds` is
+    refused.  With `must_exist` a missing file raises RegistryError; by default it is made.
+    """
+
+    def __init__(
+        self, path: str | None = None, *, wait_seconds: float = DAY_SECONDS,
+        must_exist: bool = False,
+    ) -> None:  # fmt: skip
+        self._store = RunStore(path, must_exist=must_exist)
+        self._wait_seconds = wait_seconds
+        self._working = Working()
+
+    def start(
+        self, sandbox: Executing, code: str, language: str = "python", **given: Any
+    ) -> Attempt:
+        """Run `code` in a fresh cell, so that it can wait; the arguments are those of Sandbox.execute.
+
+        Raises PolicyError for arguments that cannot be kept.
+        """
+        if unknown := given.keys() & {"on_output", "cancel"}:
+            raise PolicyError(f"{', '.join(sorted(unknown))}: cannot be kept with a run")
+        run = self._store.begin(code, language, given)
+        return self._attempt(sandbox, self._store.get(run))
+
+    def resume(
+        self, sandbox: Executing, run: str, *, abandoned: bool = False,
+        allow_divergence: bool = False,
+    ) -> Attempt:  # fmt: skip
+        """Run it again, with the answers that are on record.
+
+        `abandoned` says that the process in which it last ran is gone.  A call that had begun and has
+        no answer is made again if that does no harm (`ToolSpec.may_be_repeated`); else the program
+        gets a `ToolOutcomeUnknown`.  With `allow_divergence` the program may make other calls than
+        those on record in their place.  Raises PolicyError for a run that is completed, that
+        still runs, or that does not exist.
+        """
+        self._store.expire()
+        self._store.take_up(run, abandoned=abandoned)
+        return self._attempt(sandbox, self._store.get(run), allow_divergence=allow_divergence)
+
+    def kept(self) -> tuple[KeptRun, ...]:
+        """Return all runs, the oldest first."""
+        return self._store.kept()
+
+    def show(self, run: str) -> RunRecord:
+        """Return all that is on record of a run: what was done, what is unknown, and what can be done
+        now.  Raises PolicyError if there is no such run."""
+        self._store.expire()
+        (kept,) = self._store.kept(run)
+        calls = tuple(_shown(each) for each in self._store.calls(run))
+        approvals = tuple(each for each in self._store.pending() if each.run == run)
+        unknown = any(each.state is CallState.UNKNOWN for each in calls)
+        return RunRecord(kept, calls, approvals, _actions(kept, approvals, unknown=unknown))
+
+    def mark(self, run: str, number: int, *, made: bool, value: Any = None) -> None:
+        """Record the outcome of a call whose outcome is unknown.
+
+        If it was `made`, the program gets `value` for it, else it is made when the program calls it
+        again.  Raises PolicyError for another call, and for a value that is not JSON.
+        """
+        try:
+            data = msgspec.json.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PolicyError(f"value: {error}") from None
+        self._store.mark(run, number, Answer(0, data) if made else None)
+
+    def pending(self) -> tuple[Approval, ...]:
+        """Return what waits for a word, the oldest first."""
+        self._store.expire()
+        return self._store.pending()
+
+    def approve(self, approval: str) -> bool:
+        """Let the one call, with just these arguments, be made; False if it does not wait any more."""
+        self._store.expire()
+        return self._store.decide(approval, "approved")
+
+    def reject(self, approval: str, why: str = "") -> bool:
+        """Refuse the call: the program gets an exception.  False if it does not wait any more."""
+        return self._store.decide(approval, "rejected", why)
+
+    def grant(self, tool: ToolSpec, *, count: int = 1, seconds: float = DAY_SECONDS) -> None:
+        """Approve calls of just this version of a tool, with any arguments, beforehand: so many, for so
+        long."""
+        self._store.grant(tool.name, tool.identity, count, time.time() + seconds)
+
+    def forget(self, run: str | None = None) -> None:
+        """Remove all that is on record of a run, which then cannot be resumed; without `run`, of each
+        that is completed or failed."""
+        self._store.forget(run)
+
+    def expire(self) -> int:
+        """Refuse what has waited too long; return how much that was."""
+        return self._store.expire()
+
+    def ask(self, asked: Asked) -> bool:
+        """Tell whether a call was approved; else have its run wait.  For `Broker(approve=...)`."""
+        if not asked.run:
+            raise ApprovalRequired(
+                f"{asked.tool} has to be approved, and this call cannot wait",
+                "start the program with Runs.start",
+                tool=asked.tool,
+            )
+        state, why = self._store.use(asked, time.time() + self._wait_seconds)
+        if state in ("pending", "over"):
+            raise Pausing(
+                f"{asked.tool} waits for approval" + (f": {why}" if why else ""), tool=asked.tool
+            )
+        if state != "approved":
+            words = f"{asked.tool} was {state}" + (f": {why}" if why else "")
+            raise ApprovalRequired(words, tool=asked.tool)
+        return True
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        self._store.close()
+
+    def _attempt(
+        self, sandbox: Executing, stored: StoredRun, *, allow_divergence: bool = False
+    ) -> Attempt:
+        recorder = Recorder(self._store, stored, self._working, allow_divergence=allow_divergence)
+        above = CALLING.get() or Caller()  # a tool may start one: its depth and its budget hold
+        token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
+        try:
+            result = sandbox.execute(
+                stored.code, stored.language, cancel=recorder.stop, **stored.given
+            )
+        except BaseException as error:
+            self._store.end(stored.run, "failed", f"{type(error).__name__}: {error}"[:_ENDING])
+            raise
+        finally:
+            CALLING.reset(token)
+            recorder.close()
+        if recorder.diverged and result.status is SandboxStatus.CANCELLED:
+            result = _diverged(result, recorder.diverged)
+            self._store.end(stored.run, "diverged", recorder.diverged[:_ENDING])
+        elif recorder.parked and result.status in _STOPPED:
+            self._store.end(stored.run, PAUSED)
+            waiting = [each.tool for each in self._store.pending() if each.run == stored.run]
+            return Attempt(stored.run, _pending(result, waiting))
+        else:
+            ending = f"{result.status.value}, {result.reason}: {result.error or ''}".rstrip(": ")
+            state = "completed" if result.ok else "failed"
+            self._store.end(stored.run, state, "" if result.ok else ending[:_ENDING])
+        return Attempt(stored.run, result, recorder.left())
+
+
+def _pending(result: SandboxResult, tools: list[str]) -> SandboxResult:
+    return replace(
+        result,
+        status=SandboxStatus.PENDING,
+        reason="approval",
+        error=f"waits for approval of {', '.join(tools)}",
+    )
+
+
+def _diverged(result: SandboxResult, how: str) -> SandboxResult:
+    return replace(
+        result,
+        status=SandboxStatus.FAILED,
+        reason="diverged",
+        error=f"{how}; the program was stopped before this call, so nothing was done twice",
+    )
+
+
+def _shown(recorded: Recorded) -> RunCall:
+    answer, text = recorded.answer, ""
+    if answer is None:
+        state = CallState.UNKNOWN if recorded.begun else CallState.WAITING
+    elif answer.kind:
+        state = CallState.FAILED if recorded.begun else CallState.REFUSED
+        text = f"{answer.kind}: {answer.message}"
+    else:
+        state, text = CallState.DONE, (answer.value or b"null").decode(errors="replace")
+    arguments = msgspec.json.decode(recorded.arguments)
+    return RunCall(recorded.number, recorded.site, recorded.tool, arguments, state, text)
+
+
+def _actions(run: KeptRun, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:
+    """Return what can be done about a run, as the methods of `Runs` are called."""
+    decide = ("approve", "reject") if approvals else ()
+    mark = ("mark",) if unknown else ()
+    resume = () if run.state == "completed" else ("resume",)
+    return (*decide, *mark, *resume, "forget")

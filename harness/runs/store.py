@@ -1,0 +1,389 @@
+"""Runs that wait, what they called, and approvals, in one SQLite file."""
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import PolicyError, RegistryError
+from ...runner.messages import Answer
+from ..tools.approval import Asked
+from ..tools.database import Database
+from .replay import Recorded
+
+_FORMAT = 3
+_OVER = ("completed", "failed")
+_SCHEMA = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, state TEXT NOT NULL, began REAL NOT NULL, code TEXT NOT NULL,
+    language TEXT NOT NULL, given BLOB NOT NULL, ending TEXT NOT NULL DEFAULT '',
+    attempt INTEGER NOT NULL DEFAULT 1
+) WITHOUT ROWID;
+CREATE TABLE calls (
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, seen INTEGER NOT NULL,
+    site TEXT NOT NULL, digest TEXT NOT NULL, tool TEXT NOT NULL, begun INTEGER NOT NULL, answer BLOB,
+    call TEXT NOT NULL DEFAULT '', arguments BLOB NOT NULL DEFAULT '{}',
+    place INTEGER NOT NULL DEFAULT 0, repeatable INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX calls_of_run ON calls (run, place);
+CREATE TABLE approvals (
+    approval TEXT PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, tool TEXT NOT NULL,
+    digest TEXT NOT NULL, arguments BLOB NOT NULL, description TEXT NOT NULL, reason TEXT NOT NULL,
+    state TEXT NOT NULL, why TEXT NOT NULL DEFAULT '', asked REAL NOT NULL, expires REAL NOT NULL,
+    call TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE INDEX approvals_of_run ON approvals (run, call);
+CREATE TABLE grants (
+    tool TEXT NOT NULL, version TEXT NOT NULL, left INTEGER NOT NULL, expires REAL NOT NULL
+)
+"""
+_UPGRADES = {
+    2: """
+ALTER TABLE runs ADD COLUMN ending TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE calls RENAME COLUMN turn TO seen;
+UPDATE calls SET seen = 0;
+ALTER TABLE calls ADD COLUMN call TEXT NOT NULL DEFAULT '';
+ALTER TABLE calls ADD COLUMN arguments BLOB NOT NULL DEFAULT '{}';
+ALTER TABLE calls ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN repeatable INTEGER NOT NULL DEFAULT 0;
+DROP INDEX calls_of_run;
+CREATE INDEX calls_of_run ON calls (run, place);
+ALTER TABLE approvals ADD COLUMN call TEXT NOT NULL DEFAULT '';
+DROP INDEX approvals_of_run;
+CREATE INDEX approvals_of_run ON approvals (run, call)
+"""
+}
+_COLUMNS = "number, site, digest, tool, begun, answer, seen, place, repeatable, call, arguments"
+
+
+class StoredRun(NamedTuple):
+    run: str
+    code: str
+    language: str
+    given: dict[str, Any]
+    attempt: int  # counted from 1
+
+
+class Approval(NamedTuple):
+    """A call that waits for a word: what would be done, and why it has to be approved."""
+
+    approval: str
+    run: str
+    tool: str
+    arguments: dict[str, Any]
+    description: str
+    reason: str
+    asked: float  # seconds since the epoch
+    expires: float
+
+
+class NewCall(NamedTuple):
+    """A call as it is recorded; `call` is its identity within the run, `seen` the number of answers
+    that the program had when it arrived."""
+
+    run: str
+    attempt: int
+    call: str
+    site: str
+    digest: str
+    tool: str
+    arguments: dict[str, Any]
+    seen: int
+    repeatable: bool
+
+
+class KeptRun(NamedTuple):
+    """A run as `Runs.kept` returns it: `ending` says how its last attempt ended."""
+
+    run: str
+    state: str  # running, paused, diverged, completed or failed
+    began: float  # seconds since the epoch
+    language: str
+    ending: str
+
+
+class RunStore:
+    """What `Runs` keeps."""
+
+    def __init__(self, path: str | None, *, must_exist: bool = False) -> None:
+        self._database = Database(
+            path, "runs", _FORMAT, _SCHEMA, upgrades=_UPGRADES, must_exist=must_exist
+        )
+
+    def close(self) -> None:
+        self._database.close()
+
+    # runs
+
+    def begin(self, code: str, language: str, given: dict[str, Any]) -> str:
+        """Keep a new run; raises PolicyError for arguments that cannot be kept."""
+        try:
+            packed = msgspec.msgpack.encode(given)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise PolicyError(f"an argument cannot be kept with a run: {error}") from None
+        run = os.urandom(8).hex()
+        with self._database.writing("add to") as db:
+            row = (run, "running", time.time(), code, language, packed)
+            db.execute(
+                "INSERT INTO runs (run, state, began, code, language, given) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
+        return run
+
+    def get(self, run: str) -> StoredRun:
+        with self._database.reading() as db:
+            found = db.execute(
+                "SELECT code, language, given, attempt FROM runs WHERE run = ?", (run,)
+            )
+            code, language, given, attempt = found.fetchone() or _no_run(run)
+        return StoredRun(run, code, language, msgspec.msgpack.decode(given), attempt)
+
+    def kept(self, run: str | None = None) -> tuple[KeptRun, ...]:
+        """Return the runs, the oldest first, or one; raises PolicyError if there is no such run."""
+        where, given = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
+        with self._database.reading() as db:
+            rows = db.execute(
+                f"SELECT run, state, began, language, ending FROM runs {where}"  # noqa: S608 - ours
+                "ORDER BY began, run",
+                given,
+            ).fetchall()
+        if run is not None and not rows:
+            _no_run(run)
+        return tuple(KeptRun(*row) for row in rows)
+
+    def take_up(self, run: str, *, abandoned: bool) -> None:
+        """Record that a run runs again; raises PolicyError if it is completed, or runs already."""
+        with self._database.writing("change") as db:
+            found = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+            state = (found or _no_run(run))[0]
+            if state == "completed":
+                raise PolicyError(f"run {run} cannot be resumed: it is completed")
+            if state == "running" and not abandoned:
+                raise PolicyError(
+                    f"run {run} cannot be resumed: it is running",
+                    "if the process in which it ran is gone, resume it as abandoned",
+                )
+            db.execute(
+                "UPDATE runs SET state = 'running', ending = '', attempt = attempt + 1 "
+                "WHERE run = ?",
+                (run,),
+            )
+
+    def end(self, run: str, state: str, ending: str = "") -> None:
+        """Record how an attempt ended; a run that is over waits for no approval any more."""
+        with self._database.writing("change") as db:
+            db.execute("UPDATE runs SET state = ?, ending = ? WHERE run = ?", (state, ending, run))
+            if state in _OVER:
+                db.execute(
+                    "UPDATE approvals SET state = 'withdrawn' WHERE run = ? AND state = 'pending'",
+                    (run,),
+                )
+
+    def forget(self, run: str | None) -> None:
+        """Remove a run, or each that is over, with its calls and what was asked for it."""
+        with self._database.writing("remove from") as db:
+            gone = [(run,)] if run else db.execute(
+                f"SELECT run FROM runs WHERE state IN {_OVER}"  # noqa: S608 - words of ours
+            ).fetchall()  # fmt: skip
+            for table in ("calls", "approvals", "runs"):
+                db.executemany(f"DELETE FROM {table} WHERE run = ?", gone)  # noqa: S608 - of three
+
+    # calls
+
+    def calls(self, run: str) -> list[Recorded]:
+        """Return the recorded calls of a run."""
+        with self._database.reading() as db:
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM calls WHERE run = ? ORDER BY number",  # noqa: S608 - ours
+                (run,),
+            ).fetchall()
+        return [_recorded(*row) for row in rows]
+
+    def call(self, number: int) -> Recorded | None:
+        """Return a recorded call as it is now; None if its run was removed."""
+        with self._database.reading() as db:
+            found = db.execute(
+                f"SELECT {_COLUMNS} FROM calls WHERE number = ?",  # noqa: S608 - ours
+                (number,),
+            ).fetchone()
+        return _recorded(*found) if found else None
+
+    def add_call(self, new: NewCall) -> int:
+        """Record a call that waits; return its number.  Raises as `begin_call` does."""
+        with self._database.writing("add to") as db:
+            _require_current(db, new)
+            return _add(db, new)
+
+    def begin_call(self, new: NewCall, number: int) -> int:
+        """Record that a call, one on record or with `number` 0 a new one, is about to be made, and
+        that its approval is used; return its number.
+
+        Raises RegistryError if it cannot be recorded, or if the run was resumed elsewhere: then the
+        call must not be made.
+        """
+        with self._database.writing("change") as db:
+            _require_current(db, new)
+            number = number or _add(db, new)
+            db.execute("UPDATE calls SET begun = 1 WHERE number = ?", (number,))
+            db.execute(
+                "UPDATE approvals SET state = 'used' "
+                "WHERE run = ? AND call = ? AND state = 'approved'",
+                (new.run, new.call),
+            )
+            return number
+
+    def end_call(
+        self, new: NewCall, number: int, answer: Answer, *, is_begun: bool
+    ) -> tuple[int, int]:
+        """Record the answer of a call; return its number, and the place of the answer.
+
+        The answer of a call that was made is recorded even if the run was resumed elsewhere.
+        """
+        with self._database.writing("change") as db:
+            if not is_begun:
+                _require_current(db, new)
+            number = number or _add(db, new)
+            (place,) = db.execute(
+                "SELECT coalesce(max(place), 0) + 1 FROM calls WHERE run = ?", (new.run,)
+            ).fetchone()
+            db.execute(
+                "UPDATE calls SET answer = ?, place = ? WHERE number = ?",
+                (msgspec.msgpack.encode(answer), place, number),
+            )
+            return number, int(place)
+
+    def mark(self, run: str, number: int, answer: Answer | None) -> None:
+        """Record the outcome of a call whose outcome is unknown; without an answer it was not made.
+
+        Raises PolicyError for another call.
+        """
+        with self._database.writing("change") as db:
+            changed = db.execute(
+                "UPDATE calls SET begun = ?, answer = ?, "
+                "place = (SELECT coalesce(max(place), 0) + 1 FROM calls WHERE run = ?) "
+                "WHERE run = ? AND number = ? AND begun AND answer IS NULL",
+                (answer is not None, _packed(answer), run, run, number),
+            )
+            if not changed.rowcount:
+                raise PolicyError(f"run {run} has no call {number} whose outcome is unknown")
+            if answer is None:
+                db.execute("UPDATE calls SET place = 0 WHERE number = ?", (number,))
+
+    # approvals
+
+    def use(self, asked: Asked, expires: float) -> tuple[str, str]:
+        """Return the state of what was asked, and why: approved, for this once; rejected; expired; or
+        pending, from now on if nobody had asked before."""
+        self.expire()
+        with self._database.writing("change") as db:
+            ended = db.execute("SELECT state FROM runs WHERE run = ?", (asked.run,)).fetchone()
+            if ended and ended[0] != "running":  # a tool's thread outlives a deadline
+                return "over", "its run is over"
+            found = db.execute(
+                "SELECT state, why FROM approvals WHERE run = ? AND call = ? AND digest = ? "
+                "AND state NOT IN ('used', 'withdrawn') ORDER BY asked",
+                (asked.run, asked.call, asked.digest),
+            ).fetchone()
+            if found:  # `begin_call` uses it up
+                return str(found[0]), str(found[1])
+            if _take_grant(db, asked):
+                return "approved", "by a grant"
+            db.execute(  # what was asked about another version of the tool
+                "UPDATE approvals SET state = 'withdrawn' "
+                "WHERE run = ? AND call = ? AND state = 'pending'",
+                (asked.run, asked.call),
+            )
+            row = (
+                os.urandom(8).hex(), asked.run, asked.tool, asked.digest,
+                msgspec.json.encode(asked.arguments), asked.description, asked.reason,
+                "pending", "", time.time(), expires, asked.call,
+            )  # fmt: skip
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO approvals VALUES ({marks})", row)  # noqa: S608 - marks
+            return "pending", ""
+
+    def pending(self) -> tuple[Approval, ...]:
+        with self._database.reading() as db:
+            rows = db.execute(
+                "SELECT approval, run, tool, arguments, description, reason, asked, expires "
+                "FROM approvals WHERE state = 'pending' ORDER BY asked, approval"
+            ).fetchall()
+        return tuple(
+            Approval(approval, run, tool, msgspec.json.decode(arguments), *about)
+            for approval, run, tool, arguments, *about in rows
+        )
+
+    def decide(self, approval: str, state: str, why: str = "") -> bool:
+        with self._database.writing("change") as db:
+            changed = db.execute(
+                "UPDATE approvals SET state = ?, why = ? WHERE approval = ? AND state = 'pending'",
+                (state, why, approval),
+            )
+            return bool(changed.rowcount)
+
+    def grant(self, tool: str, version: str, count: int, expires: float) -> None:
+        with self._database.writing("add to") as db:
+            db.execute("INSERT INTO grants VALUES (?, ?, ?, ?)", (tool, version, count, expires))
+
+    def expire(self) -> int:
+        now = time.time()
+        with self._database.writing("change") as db:
+            db.execute("DELETE FROM grants WHERE expires <= ? OR left <= 0", (now,))
+            changed = db.execute(
+                "UPDATE approvals SET state = 'expired', why = 'nobody decided in time' "
+                "WHERE state = 'pending' AND expires <= ?",
+                (now,),
+            )
+            return changed.rowcount
+
+
+def _take_grant(db: Any, asked: Asked) -> bool:
+    changed = db.execute(
+        "UPDATE grants SET left = left - 1 WHERE rowid = (SELECT rowid FROM grants "
+        "WHERE tool = ? AND version = ? AND left > 0 ORDER BY expires LIMIT 1)",
+        (asked.tool, asked.version),
+    )
+    return bool(changed.rowcount)
+
+
+def _require_current(db: Any, new: NewCall) -> None:
+    found = db.execute("SELECT attempt FROM runs WHERE run = ?", (new.run,)).fetchone()
+    if found is None or found[0] != new.attempt:
+        raise RegistryError(f"run {new.run} was resumed elsewhere or removed: its calls end here")
+
+
+def _add(db: Any, new: NewCall) -> int:
+    added = db.execute(
+        "INSERT INTO calls (run, call, site, digest, tool, arguments, seen, repeatable, begun) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+        (
+            new.run, new.call, new.site, new.digest, new.tool, msgspec.json.encode(new.arguments),
+            new.seen, new.repeatable,
+        ),
+    )  # fmt: skip
+    return int(added.lastrowid)
+
+
+def _recorded(
+    number: int, site: str, digest: str, tool: str, begun: int, answer: bytes | None, seen: int,
+    place: int, repeatable: int, call: str, arguments: bytes,
+) -> Recorded:  # fmt: skip
+    return Recorded(
+        number, site, digest, tool, bool(begun), _answer(answer), seen, place, bool(repeatable), call,
+        msgspec.Raw(arguments),
+    )  # fmt: skip
+
+
+def _packed(answer: Answer | None) -> bytes | None:
+    return None if answer is None else msgspec.msgpack.encode(answer)
+
+
+def _answer(packed: bytes | None) -> Answer | None:
+    return None if packed is None else msgspec.msgpack.decode(packed, type=Answer)
+
+
+def _no_run(run: str) -> Any:
+    raise PolicyError(f"there is no run {run!r}")

@@ -1,0 +1,1 @@
+"""Sandboxes and sessions: cells of this process, or of a daemon, behind one interface."""

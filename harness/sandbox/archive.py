@@ -1,0 +1,136 @@
+"""Files below /workspace as one tar archive, and back.
+
+Nothing but name, content and whether it may be executed is told, so that the same files always make
+the same archive.
+
+What is read may be hostile, and tarfile is not for that: a few bytes keep it busy for ever, have it
+recurse, or make gigabytes (CVE-2024-6232, CVE-2025-8194, sparse members).  So headers are read here:
+each once, forward only, and of what they say nothing but type, name, mode and size (tar(5)).
+"""
+
+import contextlib
+import io
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+
+from ...policies.errors import PolicyError, WorkspaceError
+from ...runner.workspace import Executable, content_of, list_files, room
+
+_BLOCK = 512
+_MODE, _EXECUTABLE = 0o644, 0o755
+_MOST_MEMBERS = 100_000
+_REGULAR = b"0\0" + b"7"
+_ABOUT_THE_NEXT = b"xL"  # pax and GNU: a name that is long, or not ASCII
+_OF_NO_INTEREST = b"gK"  # what pax says of all; where a link leads to
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+
+
+def files_of(workspace: int) -> dict[str, bytes]:
+    """Return every regular file but those that are not any more what they were a moment ago.
+
+    Raises WorkspaceError if files claim more than the workspace holds.
+    """
+    left = most = room(workspace)
+    found = {}
+    for path, seen in list_files(workspace).items():
+        left -= seen.size_bytes
+        if left < 0:
+            raise WorkspaceError(
+                f"the files claim more than the {most} bytes that the workspace holds: "
+                "some are sparse, or are there by several names"
+            )
+        with contextlib.suppress(WorkspaceError):
+            found[path] = content_of(workspace, path, seen)
+    return found
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            member.mode = _EXECUTABLE if isinstance(content, Executable) else _MODE
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """Return the regular files of an archive that is not compressed; nothing is extracted here, and
+    names are checked by who writes them.  Of one name twice the last counts.  Raises PolicyError."""
+    try:
+        if not data or data.startswith(_COMPRESSED):
+            raise ValueError("it is compressed" if data else "it is empty")
+        return {_text(name): content for name, content in _regular_files(data)}
+    except ValueError as error:  # also a number that is none, or a name that is no text
+        raise PolicyError(f"not a tar archive: {str(error)[:200]}") from None
+
+
+def _regular_files(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    told: dict[bytes, bytes] = {}  # of the next file, by what comes before it
+    for kind, name, content in _members(data, told):
+        if kind in _ABOUT_THE_NEXT:
+            told |= _records(content) if kind == b"x" else {b"path": content.partition(b"\0")[0]}
+            if sparse := [key for key in told if key.startswith(b"GNU.sparse.")]:
+                raise ValueError(f"it holds a sparse file ({_text(sparse[0])})")
+            continue
+        if kind in _OF_NO_INTEREST:
+            continue
+        if kind in _REGULAR and not name.endswith(b"/"):  # before POSIX, a directory
+            yield name, content
+        told.clear()
+
+
+def _members(data: bytes, told: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Return (type, name, content) of each; `told` is what those before it said of it."""
+    position = members = 0
+    while (header := data[position : position + _BLOCK]).strip(b"\0"):
+        members += 1
+        if members > _MOST_MEMBERS:
+            raise ValueError(f"more than {_MOST_MEMBERS} members")
+        kind, name, mode, size = _header(header)
+        if kind not in _ABOUT_THE_NEXT:
+            name, size = told.get(b"path", name), int(told.get(b"size", size))
+        position += _BLOCK
+        content = data[position : position + size]
+        if not 0 <= size == len(content):
+            raise ValueError(f"it ends in the middle of {_text(name)!r}")
+        yield kind, name, Executable(content) if mode & stat.S_IXUSR else content
+        position += -(-size // _BLOCK) * _BLOCK
+
+
+def _header(header: bytes) -> tuple[bytes, bytes, int, int]:
+    if len(header) < _BLOCK or _octal(header[148:156]) != sum(header, 8 * 32) - sum(
+        header[148:156]
+    ):
+        raise ValueError("its checksum is wrong")
+    kind, name = header[156:157], header[:100].partition(b"\0")[0]
+    if kind == b"S":
+        raise ValueError("it holds a sparse file")
+    if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
+        name = prefix + b"/" + name
+    return kind, name, _octal(header[100:108]), _octal(header[124:136])
+
+
+def _octal(field: bytes) -> int:
+    return int(field.strip(b" \0") or b"0", 8)
+
+
+def _records(content: bytes) -> dict[bytes, bytes]:
+    """Return what a pax header says: "LENGTH KEY=VALUE\\n", each as long as it says it is."""
+    records = {}
+    position = 0
+    while position < len(content):
+        space = content.index(b" ", position, position + 12)
+        end = position + int(content[position:space])
+        if not space < end <= len(content):
+            raise ValueError("a pax record is longer than its header")
+        key, _, value = content[space + 1 : end - 1].partition(b"=")
+        records[key] = value
+        position = end
+    return records
+
+
+def _text(name: bytes) -> str:
+    return name.decode()

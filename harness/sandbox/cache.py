@@ -1,0 +1,95 @@
+"""A cache of sandboxes: making one takes a tenth of a second, executing in it a few milliseconds."""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+
+from ...policies.errors import ClosedError
+from .sandbox import Sandbox
+
+
+class _Shared:
+    """A sandbox and how many calls are in it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.users = 0
+        self.is_wanted = True
+
+
+class SandboxCache:
+    """Lends at most `most` sandboxes by key; the one that was idle longest makes room for another.
+
+    One that is in use when it has to go is closed when it is given back.  Safe from many threads.
+    `owner` is what a ClosedError says was closed.
+    """
+
+    def __init__(self, most: int, owner: str) -> None:
+        self._most = most
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._shared: OrderedDict[Hashable, _Shared] = OrderedDict()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    @contextlib.contextmanager
+    def lend(self, key: Hashable, make: Callable[[], Sandbox]) -> Iterator[Sandbox]:
+        """Give the sandbox of `key` for one call, made by `make` if it is not here; raises ClosedError,
+        and what making one raises."""
+        shared = self._take(key, make)
+        try:
+            yield shared.sandbox
+        finally:
+            self._give_back(shared)
+
+    def _take(self, key: Hashable, make: Callable[[], Sandbox]) -> _Shared:
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._owner} was closed")
+            if key not in self._shared:
+                self._shared[key] = _Shared(make())
+            self._shared.move_to_end(key)
+            shared = self._shared[key]
+            shared.users += 1
+            surplus = self._surplus()
+        for each in surplus:
+            self._close_unused(each)
+        return shared
+
+    def _surplus(self) -> list[_Shared]:
+        """Take out those that were idle longest; one that is in use is closed when it is given back."""
+        found = []
+        while len(self._shared) > self._most:
+            found.append(self._shared.popitem(last=False)[1])
+            found[-1].is_wanted = False
+        return found
+
+    def _give_back(self, shared: _Shared) -> None:
+        with self._lock:
+            shared.users -= 1
+        if not shared.is_wanted:
+            self._close_unused(shared)
+
+    def _close_unused(self, shared: _Shared) -> None:
+        with self._lock:
+            in_use = shared.users > 0
+        if not in_use:
+            shared.sandbox.close()
+
+    def settle(self) -> None:
+        """Wait until the cells that should wait do."""
+        with self._lock:
+            shared = list(self._shared.values())
+        for each in shared:
+            each.sandbox.settle()
+
+    def close(self) -> None:
+        """End every call and close every sandbox; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            shared, self._shared = list(self._shared.values()), OrderedDict()
+        for each in shared:
+            each.sandbox.close()

@@ -1,0 +1,181 @@
+"""What a sandbox and a session have in common: one way to execute, three to call it, and an end."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...policies.closing import Closing
+from ...policies.errors import PolicyError
+from ...policies.languages import PYTHON
+from ...runner.capture import OnOutput
+from ...runner.performance import NEVER
+from ...runner.result import SandboxResult
+from .request import CallArguments
+
+if TYPE_CHECKING:
+    from .run import Run, Threads
+
+
+_LOCK = threading.Lock()
+
+_IS_COROUTINE = 0x80  # inspect.CO_COROUTINE; the module takes milliseconds to import
+
+
+class Executing(Closing):
+    """Executes programs until it is closed; a context manager."""
+
+    _threads: "Threads | None" = None  # of aexecute, once it is called
+
+    @property
+    def language(self) -> str:
+        """The language of a program for which none is named."""
+        return PYTHON
+
+    @abstractmethod
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
+        """Run `code` and return what came of it."""
+
+    @property
+    def _at_once(self) -> int:
+        """How many calls of `aexecute` can run at once."""
+        return 1
+
+    def _aexecutor(self) -> "Threads":
+        from .run import Threads  # asyncio takes 40 ms to import
+
+        with _LOCK:
+            if self._threads is None or not self._threads.are_ours():
+                self._threads = Threads(self._at_once)
+            return self._threads
+
+    def _close_aexecutor(self) -> None:
+        """Have the threads of `aexecute` end; for `close`."""
+        threads, self._threads = self._threads, None
+        if threads:
+            threads.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs, and leave nothing behind; closing twice is fine."""
+
+    def execute(
+        self,
+        code: str | bytes,
+        language: str | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        collect: Sequence[str] = (),
+        workspace: str | None = None,
+        clean: bool = False,
+        trace_id: str | None = None,
+        plain: bool = False,
+        on_output: OnOutput | None = None,
+        cancel: int = NEVER,
+    ) -> SandboxResult:
+        """Run `code` and return what came of it: in a fresh cell of a sandbox, or in the one cell of a
+        session, with what the calls before left.
+
+        `language`: python (the default), javascript, typescript, bash, sh or ruby, as far as the host
+        has its interpreter; a session runs its own only.
+        `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
+        /workspace -> content.  `env`: variables of the environment, beside those of the policy.
+        `timeout`: seconds of wall time, no longer than the policy's.  `collect`: globs of files below
+        /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
+        Python program is JSON, or the error says why it cannot be.
+        `on_output(stream, bytes)` is called as output comes, and the program waits for it; `cancel` is
+        a descriptor that ends the execution once it is readable.
+        `workspace` names one whose files are there before and are kept after, however the program
+        ends; with `clean` it is removed once a program completes.  A session is opened with one.
+
+        What the code does wrong is in the result.  Raises PolicyError for invalid arguments,
+        ClosedError after `close`, LaunchError if no cell could be built, BusyError and WorkspaceError
+        if the workspace cannot be had; a session SessionLost if it is gone, and BusyError if the call
+        before this one does not end.
+        """
+        if _is_async(on_output):
+            raise PolicyError(
+                "on_output: is a coroutine function, which nothing would await here",
+                "await aexecute(..., on_output=...), or give a plain function",
+            )
+        given = CallArguments(
+            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
+        )  # fmt: skip
+        return self._execute(code, self._named(language), given, on_output, cancel)
+
+    async def aexecute(
+        self,
+        code: str | bytes,
+        language: str | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        collect: Sequence[str] = (),
+        workspace: str | None = None,
+        clean: bool = False,
+        trace_id: str | None = None,
+        plain: bool = False,
+        on_output: Callable[[str, bytes], Awaitable[None] | None] | None = None,
+    ) -> SandboxResult:
+        """`execute` for asyncio callers; cancelling the task cancels the execution.
+
+        `on_output` is called in another thread; a coroutine that it returns runs in the caller's event
+        loop, and the program waits for that too.
+        """
+        from .run import in_loop  # asyncio takes 40 ms to import
+
+        return await self._aexecutor().execute(
+            self.execute, code, self._named(language),
+            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
+            on_output=in_loop(on_output) if on_output else None,
+        )  # fmt: skip
+
+    def start(
+        self,
+        code: str | bytes,
+        language: str | None = None,
+        *,
+        stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        collect: Sequence[str] = (),
+        workspace: str | None = None,
+        clean: bool = False,
+        trace_id: str | None = None,
+        plain: bool = False,
+    ) -> "Run":
+        """Start `execute` in the background and return a handle to it."""
+        from .run import Run
+
+        return Run(
+            self.execute, code, self._named(language),
+            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
+        )  # fmt: skip
+
+    def _named(self, language: str | None) -> str:
+        return self.language if language is None else language
+
+
+def _is_async(function: object) -> bool:
+    """Tell whether `function`, or what calling the object runs, is an `async def`."""
+    while not hasattr(function, "__code__") and hasattr(function, "func"):  # functools.partial
+        function = function.func
+    if not hasattr(function, "__code__") and callable(function):
+        function = function.__call__
+    code = getattr(function, "__code__", None)
+    return bool(code and code.co_flags & _IS_COROUTINE)

@@ -1,0 +1,178 @@
+"""Allowed and denied globs of host paths, as permissions and configurations name them, to a policy."""
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ...policies.denied import ANY_DEPTH, denied_by, fixed_part, is_pattern
+from ...policies.errors import PolicyError
+from ...policies.policy import Policy, lies_in, shown_paths
+from ...runner.host.paths import resolve
+
+_MOST_LOOKED_AT = 100_000
+_DOT_NAMES = "/**/.*"  # beneath a directory: names that begin with a dot, at any depth
+
+
+def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return what the allowed `patterns` match now, links resolved.
+
+    `**` stands for any number of directories, and at the end for the directory above it with all that
+    it holds.  A link that a wildcard matches gives nothing unless it is root's and leads to a place
+    beneath the wildcard's own directory: whoever may write there must not choose what is shown.
+    Raises PolicyError, naming the field `name`, for a pattern that is no absolute path or matches
+    nothing, and for a path without wildcards that leads through such a link.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        _check_absolute(name, pattern)
+        pattern = pattern.removesuffix("/" + ANY_DEPTH).rstrip("/") or "/"
+        matches = list(_matches(name, pattern)) if is_pattern(pattern) else [resolve(name, pattern)]
+        if not matches:
+            raise PolicyError(
+                f"{name}: {pattern!r} matches nothing on this host",
+                "a symbolic link that a wildcard matches counts only if it is root's own",
+            )
+        found += matches
+    return tuple(dict.fromkeys(found))
+
+
+def denied_patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the denied `patterns` as `Filesystem.hidden` takes them, by every name that they have.
+
+    Raises PolicyError, naming the field `name`, for one that is no absolute path, or that leads through
+    a directory which is a link that a program could have made.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        _check_absolute(name, pattern)
+        plain = "/" + os.path.normpath(pattern).lstrip("/")
+        above = fixed_part(plain)
+        rest = plain.removeprefix(above)
+        if os.path.lexists(parent := above if rest else os.path.dirname(above)):
+            resolve(name, parent)
+        found += [plain, os.path.realpath(above) + rest]
+    return tuple(dict.fromkeys(found))
+
+
+def dot_names(name: str, directories: Sequence[str], *, writable: bool) -> tuple[str, ...]:
+    """Return what hides names that begin with a dot beneath `directories`.
+
+    In a directory that may be written these are the names that exist now, since programs make such
+    names themselves; elsewhere it is a pattern, which holds for names that are made later too.
+    """
+    if not writable:
+        return tuple(path + _DOT_NAMES for path in directories if os.path.isdir(path))
+    found: list[str] = []
+    looked_at = 0
+    for top in directories:
+        for directory, names, files in os.walk(top):
+            looked_at += len(names) + len(files)
+            if looked_at > _MOST_LOOKED_AT:
+                raise PolicyError(
+                    f"{name}: {top} has more than {_MOST_LOOKED_AT:,} names to look through",
+                    "allow fewer directories, or set allow_hidden=True",
+                )
+            found += [
+                os.path.join(directory, each) for each in (*names, *files) if each.startswith(".")
+            ]
+            names[:] = [each for each in names if not each.startswith(".")]
+    return tuple(found)
+
+
+def with_files(
+    policy: Policy, *, read: Sequence[str] = (), write: Sequence[str] = (),
+    execute: Sequence[str] = (), hidden: Sequence[str] = (),
+) -> Policy:  # fmt: skip
+    """Return `policy` with these paths shown besides, and without what `hidden` denies: of everything
+    that is shown, whoever named it."""
+    files, processes, python = policy.filesystem, policy.processes, policy.python
+    hidden = tuple(dict.fromkeys((*files.hidden, *hidden)))
+    denied = denied_by(hidden)
+
+    def left(*paths: str) -> tuple[str, ...]:
+        """Leave out what is denied by its own name or by that of what it leads to."""
+        kept = (each for each in paths if not denied.denies(each))
+        return tuple(
+            dict.fromkeys(each for each in kept if not denied.denies(os.path.realpath(each)))
+        )
+
+    policy = msgspec.structs.replace(
+        policy,
+        filesystem=msgspec.structs.replace(
+            files, read=left(*files.read, *read), write=left(*files.write, *write), hidden=()
+        ),
+        processes=msgspec.structs.replace(processes, execute=left(*processes.execute, *execute)),
+        python=msgspec.structs.replace(python, path=left(*python.path)),
+    )
+    shown = {name for path in shown_paths(policy) for name in (path, os.path.realpath(path))}
+    beneath = tuple(
+        each for each in hidden if any(denied_by((each,)).beneath(path) for path in shown)
+    )
+    return msgspec.structs.replace(
+        policy, filesystem=msgspec.structs.replace(policy.filesystem, hidden=beneath)
+    )
+
+
+def _check_absolute(name: str, pattern: object) -> None:
+    if not isinstance(pattern, str) or not os.path.isabs(pattern) or "\0" in pattern:
+        raise PolicyError(f"{name}: {pattern!r} is not an absolute path")
+
+
+def _matches(name: str, pattern: str) -> Iterator[str]:
+    """Return what a pattern with wildcards matches, in order."""
+    base = fixed_part(pattern)
+    if not os.path.isdir(base):
+        return
+    real = resolve(name, base)
+    parts = tuple(part for part in pattern.removeprefix(base).split("/") if part)
+    for path in _Walk(name, pattern).beneath(real, parts):
+        try:
+            found = resolve(name, path)
+        except PolicyError:  # it leads through a link that is not root's, or is gone
+            continue
+        if lies_in(found, (real,)):
+            yield found
+
+
+class _Walk:
+    """Looks for names in a bounded number of directory entries, and enters no link."""
+
+    def __init__(self, name: str, pattern: str) -> None:
+        self._name, self._pattern = name, pattern
+        self._looked_at = 0
+
+    def beneath(self, directory: str, parts: tuple[str, ...]) -> Iterator[str]:
+        """Return the paths beneath `directory` that the components `parts` match."""
+        head, further = parts[0], parts[1:]
+        if head == ANY_DEPTH:
+            if further:
+                yield from self.beneath(directory, further)
+            for entry in self._entries(directory, "*"):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self.beneath(entry.path, parts)
+            return
+        for entry in self._entries(directory, head):
+            if not further:
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                yield from self.beneath(entry.path, further)
+
+    def _entries(self, directory: str, pattern: str) -> Iterator["os.DirEntry[str]"]:
+        try:
+            with os.scandir(directory) as listed:
+                entries = sorted(listed, key=lambda each: each.name)
+        except OSError:
+            return
+        self._looked_at += len(entries)
+        if self._looked_at > _MOST_LOOKED_AT:
+            raise PolicyError(
+                f"{self._name}: {self._pattern!r} has more than {_MOST_LOOKED_AT:,} files to match",
+                "name the directories themselves: what they hold is shown with them",
+            )
+        dotted = pattern.startswith(".")
+        for entry in entries:
+            hidden = entry.name.startswith(".") and not dotted
+            if not hidden and (entry.name == pattern or fnmatch.fnmatchcase(entry.name, pattern)):
+                yield entry

@@ -1,0 +1,147 @@
+"""From what a caller asks to what came of it: checked, run, and written into the trail."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ...policies.policy import Policy, Validation, check_names
+from ...policies.source.findings import Finding, Rules
+from ...runner.performance import Request, Streams, new_execution_id
+from ...runner.result import SandboxResult, SandboxStatus
+from ...runner.workspace import KeptWorkspace
+from ..tools.caller import CALLING
+from .request import CallArguments, Rejected, check_language, make_program, make_request
+
+if TYPE_CHECKING:
+    from ...runner.audit.clerk import Clerk
+    from ...runner.audit.spans import Span
+    from .offering import Offering
+
+Perform = Callable[[str, Request], SandboxResult]  # the first is the language
+
+
+class Intake:
+    """What every request to one sandbox passes, on its way in and out."""
+
+    def __init__(
+        self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None",
+        offering: "Offering | None" = None,
+    ) -> None:  # fmt: skip
+        self._policy = policy
+        self._layers = layers
+        self._rules = rules
+        self._clerk = clerk
+        self._offering = offering
+
+    def perform(
+        self, code: str | bytes, language: str, given: CallArguments, perform: Perform,
+        session_id: str | None = None,
+    ) -> SandboxResult:  # fmt: skip
+        """Check a request, have it performed, and record both; raises what the three raise."""
+        try:
+            language = check_language(language)
+            request = make_request(code, self._policy.limits, **given.of_request())
+        except Rejected as refusal:
+            return self._rejected(str(refusal), given.trace_id)
+        findings = self._findings(request.code, language)
+        if findings and self._policy.validation.mode == "enforce":
+            return self._rejected(str(findings[0]), request.trace_id, findings)
+        result = self._recorded(request, language, perform, session_id)
+        if findings or session_id:
+            return replace(result, findings=findings, session_id=session_id)
+        return result
+
+    def perform_program(
+        self, argv: Sequence[str], given: dict[str, Any], environment: Mapping[str, str],
+        on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],
+    ) -> SandboxResult:  # fmt: skip
+        """Check a program that is to live, have it performed, and record both."""
+        request = make_program(argv, self._policy, environment, on_streams, **given)
+        return self._recorded(request, "program", lambda _, request: perform(request), None)
+
+    def record_session(self, session_id: str, action: str, why: str = "") -> None:
+        """Note that a session was opened, or has ended and why."""
+        if self._clerk:
+            self._clerk.note_session(session_id, action, why)
+
+    def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
+        """Note what became of a named workspace; `about` says whose call or session it was."""
+        if self._clerk and kept:
+            self._clerk.note_workspace(kept, **about)
+
+    def check(self, code: str, language: str) -> tuple[Finding, ...]:
+        """Return what source checks find, whatever the policy's mode."""
+        from ...policies.source.check import check
+
+        return check(code, language, self._rules)
+
+    def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
+        return () if self._policy.validation.mode == "off" else self.check(code, language)
+
+    def _recorded(
+        self, request: Request, language: str, perform: Perform, session_id: str | None
+    ) -> SandboxResult:
+        if self._clerk is None:
+            return perform(language, self._with_tools(request, language, None, session_id))
+        about = _about(request, session_id)
+        caller = CALLING.get()
+        trace_id = request.trace_id or (caller.traceparent if caller else None)
+        begun = self._clerk.begin(request.code, language, request.execution_id, trace_id, **about)
+        try:
+            given = self._with_tools(request, language, begun.span, session_id)
+            result = perform(language, given)
+        except BaseException as error:
+            self._clerk.lose(request.execution_id, begun, error)
+            raise
+        return replace(
+            result,
+            trace_id=begun.span.trace_id,
+            traceparent=begun.span.traceparent,
+            audited=self._clerk.end(result, begun),
+        )
+
+    def _with_tools(
+        self, request: Request, language: str, span: "Span | None", session_id: str | None
+    ) -> Request:
+        if self._offering is None or request.program:  # it has nothing to call them by
+            return request
+        return self._offering.prepare(request, language, span, session_id)
+
+    def _rejected(
+        self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
+    ) -> SandboxResult:
+        result = SandboxResult(
+            status=SandboxStatus.REJECTED,
+            reason="validation",
+            error=why,
+            findings=findings,
+            layers=self._layers,
+            execution_id=new_execution_id(),
+            trace_id=trace_id,
+        )
+        if self._clerk is None:
+            return result
+        span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
+        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+
+
+def _about(request: Request, session_id: str | None) -> dict[str, str]:
+    """Return what else a record of its start says: never an argument, which may be a secret."""
+    program = {"program": request.program.frame.arguments[0]} if request.program else {}
+    return program | ({"session_id": session_id} if session_id else {})
+
+
+def rules_of(
+    validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
+) -> Rules:
+    """Return what source checks look for: what is given, else what the policy says."""
+
+    def names(where: str, given: Sequence[str] | None, policys: Sequence[str]) -> tuple[str, ...]:
+        return check_names(where, policys if given is None else given)
+
+    return Rules(
+        names("blocked_imports", imports, validation.blocked_imports),
+        tuple(validation.allowed_imports),
+        names("blocked_builtins", builtins, validation.blocked_builtins),
+    )

@@ -1,0 +1,276 @@
+"""Isolation backends: one interface, our cells behind it, or a container engine."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from shutil import which
+from subprocess import PIPE
+from typing import IO, Any, NamedTuple
+
+from msgspec.structs import replace
+
+from ...policies.closing import Closing
+from ...policies.errors import LaunchError, PolicyError
+from ...policies.permissions import PermissionSet
+from ...policies.policy import MIB, Limits
+from ...runner.audit.log import AuditLog
+from ...runner.capture import Capture
+from ...runner.result import SandboxResult, SandboxStatus
+from .cache import SandboxCache
+from .config import SandboxConfig
+from .permissions import policy_of
+from .sandbox import Sandbox
+
+_ALIVE = 4  # sandboxes of one backend: each has a launcher, and cells that wait
+_POOL = 2  # cells that wait
+_ENGINE_FAILED = 125
+_ENGINES = ("podman", "docker")
+_COMMANDS = {
+    "python": ("python3", "-"), "python3": ("python3", "-"), "bash": ("bash", "-s"), "sh": ("sh", "-s"),
+    "javascript": ("node", "-"), "ruby": ("ruby", "-"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolationConfig:
+    """Limits of one execution.  `network_disabled=False` is refused: no backend gives a network."""
+
+    timeout_seconds: float = 30.0
+    max_memory_mb: float = 256
+    network_disabled: bool = True
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    trace_id: str | None = None  # what the execution is called in a trail
+
+
+class IsolationBackend(Closing):
+    """Runs code somewhere apart from the host; a context manager."""
+
+    keeps_trail = False  # whether it records executions itself
+
+    def under(self, permissions: PermissionSet, audit: AuditLog | None) -> "IsolationBackend":
+        """Return this backend as it is under `permissions`, recording into `audit` if it keeps a trail.
+
+        Raises PolicyError unless the permissions are empty or it enforces them.
+        """
+        if permissions.permissions:
+            raise PolicyError(
+                "permissions: only ProcessIsolation enforces them", "use it, or give no permissions"
+            )
+        return self
+
+    def close(self) -> None:
+        """Free what is kept between executions; closing twice is fine."""
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Tell whether this host can run it."""
+
+    @abstractmethod
+    def execute(
+        self, code: str, language: str = "python", config: IsolationConfig | None = None
+    ) -> SandboxResult:
+        """Run `code` and return what came of it."""
+
+
+class ProcessIsolation(IsolationBackend):
+    """Our cells: a fresh one for each execution, every layer required.
+
+    A sandbox is kept for each pair of limits that was asked for, the last few of them, until `close` or
+    until nobody refers to this object.
+    """
+
+    keeps_trail = True
+
+    def __init__(
+        self, permissions: PermissionSet | None = None, audit: AuditLog | None = None
+    ) -> None:
+        """Executions may do what `permissions` say; raises PolicyError for invalid ones."""
+        self._permissions = permissions or PermissionSet()
+        self._policy = policy_of(self._permissions)
+        self._audit = audit
+        self._sandboxes = SandboxCache(_ALIVE, "the isolation backend")
+        self._finalizer = weakref.finalize(self, self._sandboxes.close)
+
+    def under(self, permissions: PermissionSet, audit: AuditLog | None) -> IsolationBackend:
+        if permissions.permissions and self._permissions.permissions:
+            raise PolicyError(
+                "permissions: give them to the executor or to its backend, not to both"
+            )
+        given = permissions if permissions.permissions else self._permissions
+        return ProcessIsolation(given, audit or self._audit)
+
+    def is_available(self) -> bool:
+        try:
+            Sandbox(pool=0).close()
+        except LaunchError:
+            return False
+        return True
+
+    def execute(
+        self, code: str, language: str = "python", config: IsolationConfig | None = None
+    ) -> SandboxResult:
+        """Run `code` in a cell; raises what Sandbox raises."""
+        config = _checked(config)
+        limits = replace(
+            self._policy.limits, wall_seconds=config.timeout_seconds,
+            cpu_seconds=config.timeout_seconds, memory_bytes=int(config.max_memory_mb * MIB),
+        )  # fmt: skip
+        with self._sandboxes.lend(limits, lambda: self._sandbox(limits)) as sandbox:
+            return sandbox.execute(
+                code, language, env=dict(config.env_vars), trace_id=config.trace_id
+            )
+
+    def _sandbox(self, limits: Limits) -> Sandbox:
+        policy = replace(self._policy, limits=limits)
+        sandbox = Sandbox(policy=policy, pool=_POOL, audit=self._audit)
+        sandbox.leave_open_at_exit()
+        return sandbox
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+class ContainerIsolation(IsolationBackend):
+    """A container for each execution, by podman or docker, as closed as they can make it.
+
+    Not one of our cells: no listener, no result value, and the engine's own filter.
+    """
+
+    def __init__(self, image: str = "python:3.11-slim", engine: str | None = None) -> None:
+        """Use `image`, which the engine must have: nothing is pulled; `engine` is a program."""
+        if not image or image.startswith("-"):
+            raise PolicyError(f"image: {image!r} is not the name of one")
+        self.image = image
+        self.engine = engine or next(filter(which, _ENGINES), None)
+
+    def is_available(self) -> bool:
+        """Tell whether there is an engine that answers and has the image."""
+        if self.engine is None:
+            return False
+        asked = [self.engine, "image", "inspect", self.image]
+        try:
+            done = subprocess.run(asked, capture_output=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    def execute(
+        self, code: str, language: str = "python", config: IsolationConfig | None = None
+    ) -> SandboxResult:
+        """Run `code` from standard input; raises LaunchError if no engine is there, or if it made no
+        container."""
+        config = _checked(config)
+        if self.engine is None:
+            raise LaunchError("no container engine", "install podman, or use ProcessIsolation")
+        if language not in _COMMANDS:
+            raise PolicyError(f"language: {language!r} is not one of {', '.join(_COMMANDS)}")
+        name = f"cellwright-{os.urandom(8).hex()}"
+        with tempfile.TemporaryDirectory(prefix="cellwright-") as directory:
+            made = os.path.join(directory, "container")  # the engine writes there which one it made
+            arguments = [*_arguments(config, name), f"--cidfile={made}"]
+            command = [self.engine, *arguments, self.image, *_COMMANDS[language]]
+            ran = _run(command, code, config, [self.engine, "rm", "--force", name])
+            if ran.code == _ENGINE_FAILED and not os.path.exists(made):
+                raise LaunchError(
+                    f"{self.engine} made no container: {_last_line(ran.captures[1].text())}",
+                    f"`{self.engine} version` tells whether it answers; or use ProcessIsolation",
+                )
+        return _result(ran, _COMMANDS[language][0])
+
+
+def _checked(config: IsolationConfig | None) -> IsolationConfig:
+    config = config or IsolationConfig()
+    if not config.network_disabled:
+        hint = "do the request on the host and pass its result in"
+        raise PolicyError("network_disabled: no backend gives a network", hint)
+    return config
+
+
+def _arguments(config: IsolationConfig, name: str) -> list[str]:
+    """Return what closes a container: no network, no capability, nothing to write but memory."""
+    memory = f"{config.max_memory_mb:g}m"
+    # By name alone: everybody may read a command line.
+    names = [each for name in config.env_vars for each in ("--env", name)]
+    return [
+        "run", "--rm", "-i", "--pull=never", "--network=none", "--cap-drop=ALL", "--read-only",
+        "--security-opt=no-new-privileges", "--user=65534:65534", "--pids-limit=64",
+        f"--memory={memory}", f"--memory-swap={memory}", "--cpus=1",
+        "--tmpfs=/workspace:rw,noexec,size=64m", "--workdir=/workspace", "--init",
+        f"--name={name}", *names,
+    ]  # fmt: skip
+
+
+class _Ran(NamedTuple):
+    """How the engine's client ended."""
+
+    code: int
+    timed_out: bool
+    captures: list[Capture]
+
+
+def _run(command: list[str], code: str, config: IsolationConfig, remove: list[str]) -> _Ran:
+    """Run a container to its end, or to its timeout; either way it is gone afterwards."""
+    environment = {**os.environ, **config.env_vars}
+    timed_out = False
+    try:
+        process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment)
+    except OSError as error:
+        raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from None
+    with process:
+        captures = [_captured("stdout", process.stdout), _captured("stderr", process.stderr)]
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(code.encode())  # type: ignore[union-attr]
+                process.stdin.close()  # type: ignore[union-attr]
+            process.wait(config.timeout_seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            process.kill()
+            process.wait()  # else it might still ask for the container that is removed now
+            subprocess.run(remove, capture_output=True, timeout=60, check=False)
+        for _, reader in captures:
+            reader.join()
+    return _Ran(process.returncode, timed_out, [capture for capture, _ in captures])
+
+
+def _captured(name: str, pipe: IO[bytes] | None) -> tuple[Capture, threading.Thread]:
+    """Read a stream to its end, keeping what a result keeps of it."""
+    capture = Capture(name, pipe.fileno() if pipe else -1, SandboxConfig().max_output_bytes, None)
+    reader = threading.Thread(target=lambda: all(iter(capture.read, False)), daemon=True)
+    reader.start()
+    return capture, reader
+
+
+def _result(ran: _Ran, program: str) -> SandboxResult:
+    ended: dict[str, Any] = {
+        "status": SandboxStatus.COMPLETED, "reason": "exit", "exit_code": ran.code,
+    }  # fmt: skip
+    if ran.timed_out:
+        ended |= {"status": SandboxStatus.TIMEOUT, "reason": "wall_time"}
+    elif ran.code:
+        ended |= {"status": SandboxStatus.FAILED, "error": _explained(ran.code, program)}
+    stdout, stderr = (capture.text() for capture in ran.captures)
+    return SandboxResult(stdout=stdout, stderr=stderr, **ended)
+
+
+def _explained(code: int, program: str) -> str:
+    """Say what an exit code means: 125 to 127 may be the engine's as well as the program's own
+    (podman-run(1), docker-run(1))."""
+    meanings = {
+        _ENGINE_FAILED: "the engine could not start the container, or the program exited with it",
+        126: f"{program} of the image, or what the program called, cannot be executed",
+        127: f"the image has no {program}, or the program called a command that it has not",
+    }
+    meaning = meanings.get(code)
+    return f"exit code {code}" + (f": {meaning}" if meaning else "")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:500] if lines else "it does not say why"

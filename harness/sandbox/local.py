@@ -1,0 +1,252 @@
+"""What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from ...policies.errors import PolicyError
+from ...policies.languages import PYTHON, interpreter_of, language_called
+from ...policies.permissions import PermissionSet
+from ...policies.plan import Plan
+from ...policies.policy import Policy, check_policy
+from ...runner.capture import OnOutput
+from ...runner.performance import Request
+from ...runner.pool import PoolSettings
+from ...runner.result import SandboxResult
+from ...runner.session import SessionSettings
+from ...runner.shelf import Shelf
+from ...runner.spawn import Spawned, interpreter
+from ...runner.supervisor import Supervisor
+from ...runner.supervisors import Supervisors
+from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
+from .intake import Intake, rules_of
+from .program import OnStreams, Program, Programs
+from .request import CallArguments
+from .session import Session
+from .sessions import OpenSessions
+
+if TYPE_CHECKING:
+    from ...runner.audit.clerk import Clerk
+    from ...runner.audit.log import AuditLog
+    from .offering import Offered, Offering
+    from .workspaces.calls import Wanted
+    from .workspaces.store import Workspaces
+
+OTHER_LANGUAGES_CELLS = 2
+PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
+_POLICIES = (
+    "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy, "
+    "a PermissionSet or a SandboxConfig"
+)
+_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
+
+
+class LocalCells:
+    """Cells of this process's own.  The arguments are those of `Sandbox`."""
+
+    def __init__(
+        self, *, config: SandboxConfig | PolicyLike | None, policy: PolicyLike | None,
+        python: str | os.PathLike[str] | None, cgroup_root: str | os.PathLike[str] | None,
+        spawned: Spawned | None,
+        pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
+        interpreters: Mapping[str, str | os.PathLike[str]],
+        workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
+        tools: "Offered | None", blocked_imports: Sequence[str] | None,
+        blocked_builtins: Sequence[str] | None, user: int | str | None,
+    ) -> None:  # fmt: skip
+        self.policy = _policy(config, policy)
+        self._given_workspaces = workspaces
+        rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
+        settings = check_pool(pool, fresh_exec=fresh_exec)
+        sessions, language = check_sessions(sessions), _language(language)
+        known = check_interpreters(interpreters)
+        cgroup_root = None if cgroup_root is None else os.fspath(cgroup_root)
+        self.audit = _audit_log(config if isinstance(config, SandboxConfig) else None, audit)
+        offering = _offering(tools, self.policy, self.audit)
+        shelf = offering.shelf if offering else _no_shelf
+        spawned = spawned or Spawned(os.fspath(python) if python else interpreter())
+        self.supervisor = Supervisor(
+            self.policy, spawned, cgroup_root, settings,
+            language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
+            user=_checked_user(user),
+        )  # fmt: skip
+        made = self.policy, spawned.executable, cgroup_root, settings, known, shelf, user
+        another = partial(_another, *made)
+        self._supervisors = Supervisors(language, self.supervisor, another, sessions)
+        self._programs = Programs()
+        try:
+            clerk = _clerk_of(self.audit, self.plan)
+            self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
+            self._sessions = OpenSessions(self._supervisors, self._intake)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def plan(self) -> Plan:
+        return self.supervisor.plan
+
+    def execute(
+        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
+        given: CallArguments,
+    ) -> SandboxResult:  # fmt: skip
+        wanted = self._wanted(given.workspace, given.clean)
+
+        def perform(language: str, request: Request) -> SandboxResult:
+            supervisor = self._supervisors.of(language)
+            if wanted is None:
+                return supervisor.execute(request, on_output, cancel)
+            from .workspaces.calls import execute_in
+
+            result = execute_in(wanted, supervisor, request, on_output, cancel)
+            self._intake.record_workspace(result.workspace, execution_id=request.execution_id)
+            return result
+
+        return self._intake.perform(code, language, given, perform)
+
+    def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
+        def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
+            def perform(request: Request) -> SandboxResult:
+                supervisor = self._supervisors.of(PYTHON)  # whose process replaces itself
+                return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
+
+            environment = self.plan.environment
+            return self._intake.perform_program(argv, given, environment, on_streams, perform)
+
+        return self._programs.start(work)
+
+    def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
+        return self._sessions.open(id, self._wanted(workspace, clean), language=language)
+
+    def _wanted(self, name: str | None, clean: bool) -> "Wanted | None":
+        if name is not None:
+            from .workspaces.calls import Wanted  # seldom wanted
+
+            return Wanted(self.workspaces, name, clean)
+        if clean:
+            raise PolicyError("clean: no workspace is named")
+        return None
+
+    @cached_property
+    def workspaces(self) -> "Workspaces":
+        from .workspaces.store import workspaces_of
+
+        return workspaces_of(self._given_workspaces)
+
+    def validate_source(self, code: str) -> tuple[bool, str | None]:
+        findings = self._intake.check(code, "python")
+        return (False, str(findings[0])) if findings else (True, None)
+
+    def settle(self) -> None:
+        self._supervisors.settle()
+
+    def close(self) -> None:
+        self._programs.close()
+        self._supervisors.close()
+
+
+def _once_at_rest(_: int) -> None:
+    """Have a result wait until nothing in the cell runs, for all that a program may have started."""
+
+
+def _another(
+    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
+    interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None],
+    user: int | str | None, language: str,
+) -> Supervisor:  # fmt: skip
+    """Return the supervisor of another language, which fewer cells wait for."""
+    settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
+    return Supervisor(
+        policy, Spawned(executable), cgroup_root, settings,
+        language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
+        user=user,
+    )  # fmt: skip
+
+
+def _checked_user(user: int | str | None) -> int | str | None:
+    known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
+    if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
+        raise PolicyError(f"user: must be a number above 0 or a name, not {user!r}")
+    if isinstance(user, int) and os.geteuid() not in (0, user):
+        raise PolicyError(f"user: only root can start cells as another user, got {user}")
+    return user
+
+
+def _no_shelf(_: str) -> None:
+    """Cells have no files about tools where there are no tools."""
+
+
+def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
+    return "" if language == PYTHON else interpreters.get(interpreter_of(language), "")
+
+
+def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | None") -> Policy:
+    if config is not None and policy is not None:
+        raise PolicyError("give a config or a policy, not both")
+    if isinstance(config, SandboxConfig):
+        return config.policy()
+    given: object = config if policy is None else policy
+    if given is None:
+        return check_policy(Policy(name="strict"))
+    if isinstance(given, Policy):
+        return check_policy(given)
+    if isinstance(given, PermissionSet):
+        from .permissions import policy_of
+
+        return policy_of(given)
+    if isinstance(given, str | os.PathLike | Mapping):
+        from ...policies.loading import load_policy, policy_of_data
+
+        if isinstance(given, Mapping):
+            return policy_of_data(given)
+        return load_policy(given if isinstance(given, str) else os.path.abspath(given))
+    name = "config" if policy is None else "policy"
+    raise PolicyError(
+        f"{name}: must be {_POLICIES}, not {type(given).__name__}",
+    )
+
+
+def _language(name: str) -> str:
+    if found := language_called(name):
+        return found
+    raise PolicyError(f"language: there is no {name!r}")
+
+
+def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
+    """Return the trail to write to: the given one, or one in memory as `config` has it."""
+    config = config or SandboxConfig()
+    if given is False or (given is None and not config.enable_audit):
+        return None
+    from ...runner.audit.log import AuditLog
+
+    if isinstance(given, AuditLog):
+        return given
+    if not isinstance(given, bool | None):
+        raise PolicyError(
+            f"audit: must be an AuditLog, True or False, not {given!r}",
+            "AuditLog(path=...) writes to a file, and is yours to close",
+        )
+    return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
+
+
+def _offering(
+    tools: "Offered | None", policy: Policy, audit: "AuditLog | None"
+) -> "Offering | None":
+    if tools is None:
+        return None
+    from ..tools.broker import Broker
+    from .offering import Offering
+
+    if not isinstance(tools, Broker):
+        own = getattr(tools, "broker", None)  # a ToolFactory's, with its rules and its filters
+        tools = own if isinstance(own, Broker) else Broker(tools, audit=audit)
+    return Offering(tools, policy.tools, audit)
+
+
+def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
+    if log is None:
+        return None
+    from ...runner.audit.clerk import Clerk
+
+    return Clerk(log, plan)

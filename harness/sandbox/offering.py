@@ -1,0 +1,164 @@
+"""The tools of one sandbox, as the programs in its cells may call them."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ...policies.errors import (
+    CellwrightError,
+    InternalError,
+    ToolArgumentsInvalid,
+    ToolBudgetExceeded,
+    ToolError,
+    ToolNotFound,
+)
+from ...policies.languages import PYTHON
+from ...policies.tools import Tools, narrow_tools
+from ...runner.messages import Answer, Call, decode_json
+from ...runner.performance import Request
+from ...runner.shelf import Shelf
+from ...runner.watching.calls import Orphans, Tell
+from ..stubs.laying import Stubs
+from ..tools.broker import Broker
+from ..tools.caller import CALLING, Caller, Tool
+from ..tools.catalogue import Catalogue
+from ..tools.meter import Meter
+from ..tools.results import READ_ALL, READ_RESULT
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
+    from ...runner.audit.spans import Span
+
+_LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer and in records
+_REMEMBERED = 64
+_LONGEST_WORDS = 4000  # of a refusal
+_MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
+_MOST_BESIDE_STUBS = 32  # of more the guest finds all as files, when it imports them
+
+_Names = dict[str, tuple[str, ...]]
+# What a sandbox can be given as its tools.
+Offered = Broker | Catalogue | Iterable[Tool | Callable[..., Any]]
+
+
+class Offering:
+    """Answers the calls that programs under one policy make.
+
+    The guest names a tool and gives arguments, nothing else: who calls is known from the socket.
+    """
+
+    def __init__(self, broker: Broker, rules: Tools, audit: "AuditLog | None") -> None:
+        """`audit` is the sandbox's trail: every call of its programs is recorded there, whatever
+        other trail the broker has."""
+        self.broker = broker
+        self._trails = (audit,) if audit else ()
+        self._rules = rules
+        self._orphans = Orphans()
+        self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
+        self._stubs = Stubs(lambda name: broker.may_call(name, Caller(rules=rules)))
+
+    def shelf(self, language: str) -> Shelf:
+        """Return what cells of `language` see of the tools as files."""
+        return self._stubs.shelf(language)
+
+    def prepare(
+        self, request: Request, language: str, span: "Span | None", session_id: str | None
+    ) -> Request:
+        """Return `request` with what its program may call, and what answers it."""
+        caller = self._caller(session_id or request.execution_id, span)
+        names = self._names(caller, language)
+        return replace(
+            request, tools=names, orphans=self._orphans,
+            on_call=lambda call, tell: self.answer(call, caller, tell),
+        )  # fmt: skip
+
+    def _names(self, caller: Caller, language: str) -> _Names:
+        """Return what a program can name; looked up, and laid out, anew once others are offered."""
+        revision = self.broker.revision()
+        known = self._known.get((caller.tools, language))
+        if known and known[0] == revision is not None:
+            return known[1]
+        names = self._named(caller, language)
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[caller.tools, language] = revision, names
+        return names
+
+    def _named(self, caller: Caller, language: str) -> _Names:
+        specs = list(self.broker.specs(caller))
+        most = _MOST_NAMED
+        if caller.tools is None:  # else it may call a few, which are not for all cells to see
+            self._stubs.follow(language, specs)
+            most = _MOST_BESIDE_STUBS if language == PYTHON else most
+        few = specs if len(specs) <= most else specs[:_MOST_NAMED] if language != PYTHON else []
+        named = sorted((*few, READ_RESULT, READ_ALL), key=lambda spec: spec.name)
+        return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
+
+    def answer(self, call: Call, caller: Caller, tell: Tell) -> None:
+        """Call a tool for a program and pass on the answer; none if the program is being stopped, to go
+        on another time."""
+        try:
+            arguments = self._arguments(call)
+            if caller.recorder is None:
+                tell(self._call(call, arguments, caller))
+                return
+            caller.recorder.answer(
+                call,
+                arguments,
+                lambda making: self._call(
+                    call, arguments, caller._replace(intend=making.begin, call=making.call)
+                ),
+                tell,
+                may_be_repeated=self.broker.may_repeat(call.name),
+            )
+        except ToolError as error:  # it did not come as far as to the broker
+            tell(_refusal(call, self.broker.refuse(call.name[:_LONGEST_NAME], caller, error)))
+        except CellwrightError as error:  # it cannot be recorded, so it is not made
+            tell(_refusal(call, error))
+
+    def _arguments(self, call: Call) -> dict[str, Any]:
+        """Return what the guest says, decoded, if it is bounded; raises ToolError."""
+        if self._orphans.is_full():
+            raise ToolBudgetExceeded(
+                "too many tools still run that were called by programs which have ended",
+                "call again once some of them have returned",
+            )
+        if len(call.name) > _LONGEST_NAME:
+            raise ToolNotFound("no tool has a name as long as that")
+        most = min(self._rules.argument_bytes, self.broker.rules.argument_bytes)
+        if len(call.arguments) > most:
+            raise ToolArgumentsInvalid(f"the arguments: more than {most:.0f} bytes")
+        try:
+            arguments = decode_json(call.arguments)
+        except msgspec.DecodeError as error:
+            raise ToolArgumentsInvalid(f"the arguments: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ToolArgumentsInvalid("the arguments: not an object")
+        return arguments
+
+    def _call(self, call: Call, arguments: dict[str, Any], caller: Caller) -> Answer:
+        """Return what comes of a call; whatever goes wrong is the answer."""
+        try:
+            return Answer(call.number, self.broker.call_for_json(call.name, arguments, caller))
+        except CellwrightError as error:
+            return _refusal(call, error)
+        except BaseException as error:  # noqa: BLE001 - or the program would wait for ever
+            return _refusal(call, InternalError(f"internal error: {type(error).__name__}"))
+
+    def _caller(self, id: str, span: "Span | None") -> Caller:
+        """Return who calls: the program, and what it works for if that is a tool itself."""
+        trace = (span.traceparent or span.trace_id) if span else ""
+        meter = Meter(self._rules.calls, self._rules.calls_per_second)
+        if above := CALLING.get():
+            id = above.id if above.recorder else id  # of a run, which has more than one execution
+            return above._replace(
+                id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
+                rules=narrow_tools(above.rules, self._rules), trails=above.trails + self._trails,
+            )  # fmt: skip
+        return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter, trails=self._trails)
+
+
+def _refusal(call: Call, error: CellwrightError) -> Answer:
+    """Say no, in words that are short even where they repeat what the guest said."""
+    return Answer(call.number, None, error.kind, error.what[:_LONGEST_WORDS])

@@ -1,0 +1,161 @@
+"""Permissions to a policy, by asking this host what their globs match."""
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ...policies.permissions import (
+    FilePermission,
+    NetworkPermission,
+    PermissionLevel,
+    PermissionSet,
+    ProcessPermission,
+)
+from ...policies.policy import Network, Policy, check_limit, check_policy
+from .expansion import denied_patterns, dot_names, expand, with_files
+
+_SEARCHED = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
+_LIBRARIES = ("/usr/lib", "/usr/local/lib")  # what programs map; no program is found there by name
+_SHELLS = (
+    "sh",
+    "ash",
+    "bash",
+    "rbash",
+    "dash",
+    "zsh",
+    "ksh",
+    "mksh",
+    "fish",
+    "csh",
+    "tcsh",
+    "busybox",
+)
+_LINE_BYTES = 256
+_OWN_TASKS = 1  # the program's own process
+
+
+def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
+    """Return `base`, the default policy unless told, with what `permissions` allow.
+
+    Raises PolicyError for what makes no sense or cannot be given, a network above all.
+    """
+    policy = base or Policy(name="permissions")
+    files = [each for each in permissions.permissions if isinstance(each, FilePermission)]
+    for permission in permissions.permissions:
+        if isinstance(permission, ProcessPermission):
+            policy = _with_programs(policy, permission)
+        elif isinstance(permission, NetworkPermission):
+            policy = _with_network(policy, permission)
+    # Denials of all permissions go before what any of them, or the base, shows.
+    policy = with_files(policy, hidden=[path for each in files for path in _denied(each)])
+    for permission in files:
+        policy = _with_files(policy, permission, files)
+    return check_policy(policy)
+
+
+def _denied(permission: FilePermission) -> tuple[str, ...]:
+    """Return what a permission denies; of level NONE that is all that it names."""
+    denied = denied_patterns("denied_paths", permission.denied_paths)
+    if permission.level is not PermissionLevel.NONE:
+        return denied
+    return (*denied, *denied_patterns("allowed_paths", permission.allowed_paths))
+
+
+def _with_files(
+    policy: Policy, permission: FilePermission, files: Sequence[FilePermission]
+) -> Policy:  # fmt: skip
+    if permission.level is PermissionLevel.NONE:
+        return policy
+    shown = expand("allowed_paths", permission.allowed_paths)
+    written = permission.level is PermissionLevel.WRITE
+    executed = permission.level is PermissionLevel.EXECUTE
+    hidden = [path for each in files for path in _denied(each)]
+    if not permission.allow_hidden:
+        hidden += dot_names("allowed_paths", shown, writable=written)
+    if executed:
+        policy = _executing(policy)
+    return with_files(
+        policy,
+        read=() if written else shown,
+        write=shown if written else (),
+        execute=shown if executed else (),
+        hidden=hidden,
+    )
+
+
+def _executing(policy: Policy) -> Policy:
+    processes = msgspec.structs.replace(policy.processes, subprocesses=True, execute_own=False)
+    return msgspec.structs.replace(policy, processes=processes)
+
+
+def _with_network(policy: Policy, permission: NetworkPermission) -> Policy:
+    wanted = permission.allow_outbound or permission.allow_inbound or permission.allowed_hosts
+    if wanted or permission.allowed_ports:
+        raise PolicyError(
+            "network: there is no way out of a cell",
+            "do the request on the host and pass its result in with inputs= or files=",
+        )
+    loopback = policy.network.loopback or permission.allow_localhost
+    return msgspec.structs.replace(policy, network=Network(loopback=loopback))
+
+
+def _with_programs(policy: Policy, permission: ProcessPermission) -> Policy:
+    check_limit("max_processes", permission.max_processes, whole=True)
+    most = max(permission.max_processes, 0) + _OWN_TASKS
+    limits = msgspec.structs.replace(policy.limits, processes=min(policy.limits.processes, most))
+    policy = msgspec.structs.replace(policy, limits=limits)
+    if not permission.allow_subprocess:
+        return policy
+    libraries = tuple(path for path in _LIBRARIES if os.path.isdir(path))
+    return with_files(_executing(policy), execute=(*_programs(permission), *libraries))
+
+
+def _programs(permission: ProcessPermission) -> tuple[str, ...]:
+    """Return the files that the allowed names stand for, and those that read them if they are
+    scripts."""
+    found: dict[str, None] = {}
+    for path in _commands():
+        chain = _chain(path)
+        if _is_allowed(path, permission) and all(_may_run(each, permission) for each in chain):
+            found.update(dict.fromkeys(chain))
+    if not found and permission.allowed_commands:
+        raise PolicyError(
+            f"allowed_commands: {permission.allowed_commands!r} match no program here"
+        )
+    return tuple(found)
+
+
+def _commands() -> Iterator[str]:
+    for directory in _SEARCHED:
+        if os.path.isdir(directory):
+            yield from (os.path.join(directory, name) for name in sorted(os.listdir(directory)))
+
+
+def _is_allowed(path: str, permission: ProcessPermission) -> bool:
+    name = os.path.basename(path)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in permission.allowed_commands)
+
+
+def _may_run(path: str, permission: ProcessPermission) -> bool:
+    """Tell whether a file may be executed, by its own name: that of a link is only one more."""
+    name = os.path.basename(path)
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in permission.denied_commands):
+        return False
+    return permission.allow_shell or name not in _SHELLS
+
+
+def _chain(path: str) -> list[str]:
+    """Return the path, the file that it leads to, and what executes that if it is a script."""
+    real = os.path.realpath(path)
+    if not os.path.isfile(real):
+        return [path]
+    with open(real, "rb") as file:
+        words = file.readline(_LINE_BYTES).split()
+    chain = [path, real] if os.path.islink(path) else [real]
+    if words[:1] and words[0].startswith(b"#!") and (words[0][2:] or words[1:]):
+        interpreter = os.fsdecode(words[0][2:] or words[1])
+        return chain if interpreter == path else [*chain, *_chain(interpreter)]
+    return chain

@@ -1,0 +1,1 @@
+"""The client of a daemon, and the frames that both exchange."""

@@ -1,0 +1,94 @@
+"""What callers pass to `execute`, as it crosses the socket: checked before it goes and once it came."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from ....policies.errors import PolicyError
+from ....policies.policy import Limits
+from ....runner.messages import decode_json
+from ....runner.result import SandboxResult
+from ....runner.workspace import Executable
+from ..request import CallArguments, Rejected, check_language, make_request
+from .frames import Execute, Executed, Given
+
+
+def packed(
+    code: str | bytes, language: str, given: CallArguments, limits: Limits, session: str = "",
+    *, stream: bool = False,
+) -> Execute:  # fmt: skip
+    """Return the frame; raises what `execute` raises for arguments that make no sense.
+
+    A program that will be rejected goes as it is: the daemon rejects it, and its trail knows.
+    """
+    try:
+        check_language(language)
+        request = make_request(code, limits, **given.of_request())
+    except Rejected:
+        raw = code if isinstance(code, bytes) else code.encode(errors="surrogatepass")
+        trace_id = given.trace_id
+        about = Given(trace_id=trace_id)
+        return Execute(raw, isinstance(code, str), str(language), about, session, stream)
+    told = Given(
+        stdin=request.stdin, inputs=request.inputs, files=request.files, env=request.environment,
+        timeout=given.timeout, trace_id=request.trace_id, collect=request.collect,
+        plain=request.plain,
+    )  # fmt: skip
+    return Execute(request.code.encode(), True, language, told, session, stream)
+
+
+def code_of(frame: Execute) -> str | bytes:
+    return text_of(frame.code) if frame.text else frame.code
+
+
+def text_of(data: bytes) -> str:
+    try:
+        return data.decode(errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"code: not text: byte {error.start}") from None
+
+
+def given_of(frame: Given) -> dict[str, Any]:
+    """Return the arguments for `execute`, which checks them; raises PolicyError."""
+    return {
+        "stdin": frame.stdin,
+        "inputs": None if frame.inputs is None else _object(frame.inputs),
+        "files": {
+            file.path: Executable(file.data) if file.executable else file.data
+            for file in frame.files
+        },
+        "env": frame.env,
+        "timeout": frame.timeout,
+        "trace_id": frame.trace_id,
+        "collect": frame.collect,
+        "plain": frame.plain,
+    }
+
+
+def weight_of(frame: Execute) -> int:
+    """Return the most bytes that decoding makes of a frame.  A list takes two bytes of JSON and 56 of
+    memory; one character of four bytes makes four of every other."""
+    given = frame.given
+    copied = len(given.stdin or b"") + sum(len(file.data) for file in given.files)
+    return 5 * len(frame.code) + 32 * len(given.inputs or b"") + copied
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PolicyError(f"inputs: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise PolicyError("inputs: not a JSON object")
+    return found
+
+
+def packed_result(result: SandboxResult) -> Executed:
+    value = msgspec.json.encode(result.value)
+    return Executed(msgspec.structs.replace(result, value=None), value)
+
+
+def result_of(frame: Executed) -> SandboxResult:
+    value = decode_json(frame.value)
+    return frame.result if value is None else msgspec.structs.replace(frame.result, value=value)

@@ -1,0 +1,258 @@
+"""A client's connections: one for each request that runs, kept for the next.
+
+A connection carries one request at a time, so nothing has a number, and whoever holds it can cancel
+nothing but its own.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from ....policies.errors import BusyError, CellwrightError, ClosedError, LaunchError, PolicyError
+from ....runner import channel
+from ....runner.capture import OnOutput
+from ....runner.messages import decode, encode
+from .address import check_length, peer_of
+from .failures import error_of
+from .frames import VERSION, Cancel, Failure, Hello, Output, Reply, Welcome
+
+_CONNECT_SECONDS = 60  # to be accepted and welcomed: systemd may be starting the daemon
+_SEND_SECONDS = 60  # for the daemon to take a packet
+_CANCEL_SECONDS = 60.0  # from Cancel to what came of it
+_IDLE_SECONDS = 60.0  # the daemon hangs up much later
+_REPLY_BYTES = 2 << 30
+_KEPT = 16  # connections that wait for a request
+_START = 'start one: "cellwright serve"'
+_ANOTHER = 'start one of your own: "cellwright serve"'
+
+
+class Line:
+    """Connections to one daemon for one policy; safe from many threads."""
+
+    def __init__(self, path: str, policy: str) -> None:
+        self._path = check_length(Path(path))
+        self._policy = policy
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[_Talk] = []
+        self._busy: set[_Talk] = set()
+        self._closed = False
+
+    def ask(
+        self, request: msgspec.Struct, on_output: OnOutput | None, cancel: int
+    ) -> msgspec.Struct:
+        """Return the reply; raises what the daemon tells, ClosedError if it goes away meanwhile, and
+        LaunchError if none answers."""
+        talk = self._take()
+        try:
+            reply = talk.ask(request, on_output, cancel)
+        except BaseException as error:
+            self._drop(talk)
+            if self._closed and isinstance(error, ClosedError):
+                raise ClosedError("the sandbox was closed while this ran") from None
+            raise
+        self._give_back(talk)
+        if isinstance(reply, Failure):
+            raise error_of(reply)
+        return reply
+
+    def close(self) -> None:
+        """Hang up; who waits for a reply gets ClosedError."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for talk in self._busy:
+                talk.cut()
+        for talk in idle:
+            talk.close()
+
+    def _take(self) -> "_Talk":
+        if os.getpid() != self._owner:  # before any lock: another thread may have held it
+            raise ClosedError("the sandbox was made before this process was forked")
+        talk = self._kept() or _Talk(self._path, self._policy)
+        with self._lock:
+            if not self._closed:
+                self._busy.add(talk)
+                return talk
+        talk.close()
+        raise ClosedError("the sandbox was closed")
+
+    def _kept(self) -> "_Talk | None":
+        """Return the connection that was used last, if it is good still."""
+        with self._lock:
+            while self._idle:
+                talk = self._idle.pop()
+                if talk.is_good():
+                    return talk
+                talk.close()
+        return None
+
+    def _give_back(self, talk: "_Talk") -> None:
+        with self._lock:
+            self._busy.discard(talk)
+            if not self._closed and len(self._idle) < _KEPT:
+                self._idle.append(talk)
+                return
+        talk.close()
+
+    def _drop(self, talk: "_Talk") -> None:
+        with self._lock:
+            self._busy.discard(talk)
+        talk.close()
+
+
+class _Talk:
+    """One connection."""
+
+    def __init__(self, path: str, policy: str) -> None:
+        self._path = path
+        self._socket = _connected(path)
+        self._receiver = channel.Receiver(self._socket, _REPLY_BYTES)
+        self._used_at = time.monotonic()
+        try:
+            self._welcome = self._greet(policy)
+        except ClosedError as error:  # it is ending, or was killed this moment
+            self.close()
+            raise LaunchError(
+                f"no daemon answers: {error}: it is ending, or serves another user only", _ANOTHER
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(
+        self, request: msgspec.Struct, on_output: OnOutput | None, cancel: int
+    ) -> msgspec.Struct:
+        """Send a request and return its reply, which may be a Failure; tell output on the way."""
+        self._send(_encoded(request, self._welcome.request_bytes))
+        waiting = _Waiting(self._socket, cancel)
+        while True:
+            if waiting.is_cancelled():
+                with contextlib.suppress(OSError):  # it has said its last word, or is ending
+                    channel.send(self._socket, encode(Cancel()))
+                continue
+            reply = self._receive()
+            if isinstance(reply, Output) and on_output:
+                on_output(reply.stream, reply.data)
+            elif reply is not None:
+                self._used_at = time.monotonic()
+                return reply
+
+    def is_good(self) -> bool:
+        """Tell whether it can carry another request: the daemon has not hung up, nor soon will."""
+        recent = time.monotonic() - self._used_at < _IDLE_SECONDS
+        return recent and not channel.has_news(self._socket.fileno())
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _greet(self, policy: str) -> Welcome:
+        self._send(encode(Hello(VERSION, policy[:1024])))
+        if not channel.has_news(self._socket.fileno(), _CONNECT_SECONDS):
+            raise LaunchError(f"the daemon at {self._path} does not answer")
+        reply = self._receive()
+        if isinstance(reply, Failure):
+            raise error_of(reply)
+        if not isinstance(reply, Welcome):
+            raise LaunchError(f"what answers at {self._path} is no daemon of this version")
+        return reply
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            channel.send(self._socket, frame)
+        except BlockingIOError:  # SO_SNDTIMEO
+            raise BusyError(f"the daemon at {self._path} takes no more") from None
+        except OSError:  # it hung up; why is still to be read
+            return
+
+    def _receive(self) -> msgspec.Struct | None:
+        """Take one packet and return the frame that it ends; raises ClosedError at the end."""
+        try:
+            frame = self._packet()
+            if frame == b"":
+                raise ClosedError(f"the daemon at {self._path} hung up")
+            return None if frame is None else decode(frame, Reply)
+        except (channel.ProtocolError, msgspec.DecodeError) as error:
+            raise ClosedError(f"what answers at {self._path} makes no sense: {error}") from None
+
+    def _packet(self) -> bytes | None:
+        for _ in range(2):  # the first answer may be that ours was not read; theirs comes after it
+            with contextlib.suppress(ConnectionError):
+                return self._receiver.receive()
+        return b""
+
+
+class _Waiting:
+    """Waits for the daemon's next packet, or for the caller to cancel, which counts once."""
+
+    def __init__(self, sock: socket.socket, cancel: int) -> None:
+        self._cancel = cancel
+        self._deadline: float | None = None
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        if cancel >= 0:
+            self._poll.register(cancel, select.POLLIN)
+
+    def is_cancelled(self) -> bool:
+        """Wait; tell whether it was cancelled just now.  Raises ClosedError if nothing follows that."""
+        if self._cancel < 0 and self._deadline is None:
+            return False  # whoever receives waits
+        patience = None if self._deadline is None else self._deadline - time.monotonic()
+        ready = self._poll.poll(None if patience is None else max(0.0, patience) * 1000)
+        if not ready:
+            raise ClosedError("the daemon does not answer any more")
+        if all(number != self._cancel for number, _ in ready):
+            return False
+        self._poll.unregister(self._cancel)
+        self._cancel, self._deadline = -1, time.monotonic() + _CANCEL_SECONDS
+        return True
+
+
+def _encoded(request: msgspec.Struct, most: int) -> bytes:
+    try:
+        frame = encode(request)
+    except (UnicodeEncodeError, TypeError, OverflowError) as error:
+        raise PolicyError(f"connect: an argument cannot be sent: {error}") from None
+    if len(frame) > most:
+        raise PolicyError(f"connect: {len(frame)} bytes in one call, and the daemon takes {most}")
+    return frame
+
+
+def _connected(path: str) -> socket.socket:
+    """Connect to a socket on which we ourselves or root listen; raises LaunchError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # A full queue of connections is waited for (unix(7)), but not for ever; likewise a reader.
+        patience = struct.pack("ll", _CONNECT_SECONDS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        sock.connect(path)
+        _, uid = peer_of(sock)
+        if uid not in (0, os.geteuid()):
+            raise LaunchError(
+                f"the daemon at {path} is user {uid}'s, who would see what is run", _ANOTHER
+            )
+        patience = struct.pack("ll", _SEND_SECONDS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        return sock
+    except PermissionError:
+        sock.close()
+        raise LaunchError(f"the daemon at {path} is another user's", _ANOTHER) from None
+    except OSError as error:
+        sock.close()
+        raise LaunchError(f"no daemon answers at {path}: {error.strerror}", _START) from None
+    except CellwrightError:
+        sock.close()
+        raise

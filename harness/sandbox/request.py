@@ -1,0 +1,268 @@
+"""From what a caller passes to a checked request, or to the reason why it is refused."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ...policies.languages import language_called, language_names
+from ...policies.policy import Limits, Policy, check_names, check_variable
+from ...runner.messages import Become, InputFile
+from ...runner.performance import Living, Request, Streams
+from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
+from .config import with_timeout
+
+MAX_SOURCE_BYTES = 64 * 1024 * 1024
+MAX_FILES = 20_000  # as many as the host lists of a workspace
+_NAME_BYTES = 255  # of one name in a directory (NAME_MAX, limits.h)
+
+
+class Rejected(Exception):  # noqa: N818 - not an error of ours: it becomes a result
+    """The program cannot be run as it is; the message says why."""
+
+
+class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller gives to one execution beside the program: the keyword arguments of `execute`.
+
+    A new one is added here and in the three signatures of `Executing`, which a test compares.
+    """
+
+    stdin: str | bytes | None = None
+    inputs: Mapping[str, Any] | None = None
+    files: Mapping[str, str | bytes] | None = None
+    env: Mapping[str, str] | None = None
+    timeout: float | None = None
+    collect: Sequence[str] = ()
+    workspace: str | None = None
+    clean: bool = False
+    trace_id: str | None = None
+    plain: bool = False
+
+    def of_request(self) -> dict[str, Any]:
+        """Return the arguments of `make_request`: all but those about a named workspace."""
+        given = msgspec.structs.asdict(self)
+        del given["workspace"], given["clean"]
+        return given
+
+
+def make_request(
+    code: str | bytes,
+    limits: Limits,
+    *,
+    stdin: str | bytes | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    trace_id: str | None = None,
+    collect: Sequence[str] = (),
+    plain: bool = False,
+) -> Request:
+    """Check everything that a caller may get wrong.
+
+    Raises Rejected for a program that cannot be run, PolicyError for arguments that make no sense.
+    """
+    return Request(
+        code=_source(code),
+        inputs=_inputs(_mapping("inputs", inputs)),
+        files=_files(_mapping("files", files), limits.workspace_bytes),
+        environment=_environment(_mapping("env", env)),
+        stdin=None if stdin is None else as_bytes("stdin", stdin),
+        limits=with_timeout(limits, timeout),
+        trace_id=_trace_id(trace_id),
+        collect=check_names("collect", collect),
+        plain=bool(plain),
+    )
+
+
+def make_program(
+    argv: Sequence[str],
+    policy: Policy,
+    environment: Mapping[str, str],
+    on_streams: Callable[[Streams], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    trace_id: str | None = None,
+) -> Request:
+    """Return the request for a program that lives, whose variables are `environment` and `env`.
+
+    Raises PolicyError for arguments that make no sense, or a policy under which no program starts.
+    """
+    if not policy.processes.subprocesses:
+        hint = "processes.subprocesses allows it, and processes.execute shows what can be executed"
+        raise PolicyError(f"program: the policy {policy.name!r} lets nothing be executed", hint)
+    arguments = tuple(_argument("argv", each) for each in check_names("argv", argv))
+    given = _files(_mapping("files", files), policy.limits.workspace_bytes)
+    frame = Become(
+        (_absolute("argv[0]", arguments[0] if arguments else ""), *arguments[1:]),
+        {**environment, **_environment(_mapping("env", env))},
+        _absolute("cwd", "/workspace" if cwd is None else cwd),
+        given,
+    )
+    return Request(
+        code=shlex.join(arguments), files=given, limits=policy.limits,
+        trace_id=_trace_id(trace_id), program=Living(frame, on_streams),
+    )  # fmt: skip
+
+
+def _absolute(name: str, path: object) -> str:
+    if not (isinstance(path, str) and path.startswith("/")):
+        raise PolicyError(f"{name}: must be an absolute path, as the cell sees it, not {path!r}")
+    return _argument(name, path)
+
+
+def _argument(name: str, text: str) -> str:
+    if b"\0" in as_bytes(name, text):
+        raise PolicyError(f"{name}: {text!r} holds a NUL character")
+    return text
+
+
+def _trace_id(trace_id: object) -> str | None:
+    if trace_id is not None and not isinstance(trace_id, str):
+        raise PolicyError(f"trace_id: must be text, not {trace_id!r}")
+    return trace_id
+
+
+def _mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise PolicyError(f"{name}: must be a mapping, not {type(given).__name__}")
+    return given or {}
+
+
+def check_language(language: str) -> str:
+    """Return the language that is meant; raises Rejected if there is none of that name."""
+    found = language_called(language) if isinstance(language, str) else None
+    if found is None:
+        known = ", ".join(language_names())
+        raise Rejected(f"unknown language {language!r}: this version runs {known}")
+    return found
+
+
+def _source(code: str | bytes) -> str:
+    if not isinstance(code, str | bytes):
+        raise PolicyError(f"code: must be text or bytes, not {type(code).__name__}", _content(code))
+    text = _decode(code).removeprefix("\ufeff")  # a byte order mark, as python(1) skips it
+    if not text.strip():
+        raise Rejected("the source is empty")
+    if "\0" in text:
+        raise Rejected("the source holds a NUL character")
+    if len(text) > MAX_SOURCE_BYTES:
+        raise Rejected(f"the source is longer than {MAX_SOURCE_BYTES} characters")
+    return text
+
+
+def _decode(code: str | bytes) -> str:
+    try:
+        if isinstance(code, bytes):
+            return code.decode()
+        code.encode()
+    except UnicodeDecodeError as error:
+        raise Rejected(f"the source is not UTF-8: byte {error.start}") from None
+    except UnicodeEncodeError as error:
+        raise Rejected(f"the source holds a lone surrogate at character {error.start}") from None
+    return code
+
+
+def _inputs(inputs: Mapping[str, Any]) -> bytes:
+    for name in inputs:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise PolicyError(f"inputs: {name!r} is not a Python identifier")
+    try:
+        return json.dumps(dict(inputs), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PolicyError(f"inputs: not JSON: {error}") from None
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        check_variable(name, value)
+    return dict(env)
+
+
+def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:
+    checked = tuple(map(_file, files, files.values()))
+    _check_together(checked, limit)
+    return checked
+
+
+def with_files(request: Request, files: Mapping[str, bytes]) -> Request:
+    """Return `request` with more files; one that it has already takes the place of theirs.
+
+    Raises PolicyError if together they do not go into the workspace of a cell.
+    """
+    given = {file.path: file for file in map(_file, files, files.values())}
+    given.update((file.path, file) for file in request.files)
+    together = tuple(given.values())
+    _check_together(together, request.limits.workspace_bytes)
+    return msgspec.structs.replace(request, files=together)
+
+
+def _file(name: str, data: str | bytes) -> InputFile:
+    content = as_bytes(f"files: {name!r}", data)
+    return InputFile(check_file_name(name), bytes(content), isinstance(data, Executable))
+
+
+def _check_together(files: tuple[InputFile, ...], limit: int) -> None:
+    if len(files) > MAX_FILES:
+        raise PolicyError(f"files: more than {MAX_FILES}")
+    check_tree({file.path for file in files})
+    if sum(len(file.data) for file in files) > limit:
+        raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
+
+
+def check_tree(names: Collection[str]) -> None:
+    """Raise PolicyError if one of these files would have to be a directory too."""
+    for name in names:
+        if any(parent in names for parent in _parents(name)):
+            raise PolicyError(f"files: a directory of {name!r} is given as a file too")
+
+
+def check_file_name(name: str) -> str:
+    """Return `name` if it is a plain relative path below the workspace.
+
+    Its bounds are those of the host's look at a workspace (runner/workspace.py): what is saved there
+    can be put into a cell again.
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if any(part in ("", ".", "..") for part in parts) or "\0" in name:
+        raise PolicyError(f"files: {name!r} is not a plain relative path")
+    try:
+        too_long = len(name.encode()) > MOST_PATH_BYTES
+    except UnicodeEncodeError:
+        raise PolicyError(f"files: {name!r} holds a lone surrogate") from None
+    if too_long or any(len(part.encode()) > _NAME_BYTES for part in parts):
+        raise PolicyError(
+            f"files: {name[:80]!r}... is too long",
+            f"at most {MOST_PATH_BYTES} bytes, and {_NAME_BYTES} between two slashes",
+        )
+    if len(parts) > MOST_LEVELS + 1:
+        raise PolicyError(f"files: {name[:80]!r}... has more than {MOST_LEVELS} levels")
+    return name
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def as_bytes(name: str, data: str | bytes) -> bytes:
+    """Return content as bytes; raises PolicyError naming what makes no sense."""
+    if not isinstance(data, str | bytes):
+        raise PolicyError(
+            f"{name}: must be text or bytes, not {type(data).__name__}", _content(data)
+        )
+    try:
+        return data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError:
+        raise PolicyError(f"{name}: holds a lone surrogate") from None
+
+
+def _content(given: object) -> str:
+    """Return a hint for a path that was given in the place of what the file holds."""
+    return "pathlib.Path.read_bytes returns the content" if isinstance(given, os.PathLike) else ""

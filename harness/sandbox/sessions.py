@@ -1,0 +1,184 @@
+"""The sessions of one sandbox, in cells of its own."""
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict, replace
+
+from ...policies.errors import PolicyError
+from ...policies.languages import PYTHON
+from ...runner.capture import OnOutput
+from ...runner.performance import Request
+from ...runner.result import SandboxResult, SandboxStatus
+from ...runner.session import SessionCell
+from ...runner.supervisors import Supervisors
+from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
+from .archive import files_of, pack
+from .history import History, outcome_of
+from .intake import Intake
+from .request import CallArguments, Rejected, check_language
+from .session import Session, own
+
+if TYPE_CHECKING:
+    from .workspaces.calls import SessionWorkspace, Wanted
+
+
+class CellSession(Session):
+    """A session whose cell is one of ours."""
+
+    def __init__(
+        self,
+        id: str,
+        cell: SessionCell,
+        intake: Intake,
+        another: Callable[[], "Session"],
+        kept_in: "SessionWorkspace | None" = None,
+    ) -> None:
+        self.id = id
+        self._cell = cell
+        self._intake = intake
+        self._another = another
+        self._kept_in = kept_in
+        self._history = History()
+        cell.on_begin = self._history.begin
+
+    @property
+    def language(self) -> str:
+        return self._cell.language
+
+    @property
+    def lost(self) -> str:
+        return self._cell.lost
+
+    @property
+    def workspace(self) -> KeptWorkspace | None:
+        return self._kept_in.kept if self._kept_in else None
+
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
+        def perform(language: str, request: Request) -> SandboxResult:
+            if language != self.language:
+                raise PolicyError(f"language: this session runs {self.language}, not {language}")
+            return self._cell.execute(request, on_output, cancel)
+
+        result = self._intake.perform(code, language, own(given), perform, self.id)
+        if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
+            self._history.add(code, asdict(given), result)
+        return replace(result, workspace=self.workspace) if result.session_lost else result
+
+    def download(self, path: str) -> bytes:
+        with self._cell.held() as workspace:
+            return read_file(workspace, path, room(workspace))
+
+    def files(self) -> tuple[WorkspaceFile, ...]:
+        with self._cell.held() as workspace:
+            listing = list_files(workspace)
+        return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
+
+    def snapshot(self) -> bytes:
+        with self._cell.held() as workspace:
+            return pack(files_of(workspace))
+
+    def save(self) -> KeptWorkspace:
+        return self._kept_in.save() if self._kept_in else super().save()
+
+    def check_workspace(self, wanted: "Wanted | None") -> None:
+        """Raise PolicyError if it was opened in another workspace than is wanted."""
+        if wanted and (self._kept_in is None or self._kept_in.name != wanted.name):
+            raise PolicyError(f"session {self.id!r} lives, and not in workspace {wanted.name!r}")
+
+    def fork(self) -> "Session":
+        calls = self._history.calls()
+        branch = self._another()
+        try:
+            branch.diverged = tuple(
+                number
+                for number, call in enumerate(calls, 1)
+                if outcome_of(branch.execute(call.code, **call.given)) != call.outcome
+            )
+        except BaseException:
+            branch.close()
+            raise
+        return branch
+
+    def close(self) -> None:
+        """End it; what runs is killed, and cancelled by its result.  Closing twice is fine.
+
+        Its named workspace, if any, is saved; raises WorkspaceError if that is refused.
+        """
+        self._close_aexecutor()
+        kept_in = None if self.lost else self._kept_in
+        if kept_in:
+            kept_in.complete()
+        self._cell.end("it was closed", "closed")
+        if kept_in and self.lost:  # and not in a process that was forked from ours
+            kept_in.finish()
+
+
+class OpenSessions:
+    """The sessions of one sandbox, by name."""
+
+    def __init__(self, supervisors: Supervisors, intake: Intake) -> None:
+        self._supervisors = supervisors
+        self._intake = intake
+        self._lock = threading.Lock()
+        self._by_id: dict[str, CellSession] = {}
+
+    def open(
+        self, id: str | None, wanted: "Wanted | None" = None, *, language: str = PYTHON
+    ) -> Session:
+        language = _language(language)
+        with self._lock:
+            known = self._by_id.get(id or "")
+            if known and not known.lost:
+                known.check_workspace(wanted)
+                if known.language != language:
+                    raise PolicyError(f"session: {id!r} runs {known.language}, not {language}")
+                return known
+            if wanted is None:
+                return self._open(id or os.urandom(8).hex(), language)
+        return self._open_in(wanted, id or os.urandom(8).hex(), language)
+
+    def _open_in(self, wanted: "Wanted", id: str, language: str) -> Session:
+        """Open a session with the files of a workspace; others open theirs meanwhile."""
+        from .workspaces.calls import SessionWorkspace
+
+        kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
+        try:
+            with self._lock:
+                session = self._open(id, language, kept_in)
+        except BaseException:
+            kept_in.release()
+            raise
+        try:
+            kept_in.lay(session._write)
+        except BaseException:
+            session._cell.end("the files of its workspace could not be put there", "closed")
+            raise
+        return session
+
+    def _open(
+        self, id: str, language: str, kept_in: "SessionWorkspace | None" = None
+    ) -> CellSession:
+        self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
+        cell = self._supervisors.open_session(language)
+        self._intake.record_session(id, "opened")
+        cell.on_end = partial(self._intake.record_session, id)
+        if kept_in:
+            kept_in.attach(cell)
+        another = partial(self.open, None, language=language)
+        session = CellSession(id, cell, self._intake, another, kept_in)
+        self._by_id[id] = session
+        return session
+
+
+def _language(name: str) -> str:
+    try:
+        return check_language(name)
+    except Rejected as refusal:
+        raise PolicyError(f"session: {refusal}") from None

@@ -1,0 +1,136 @@
+"""Calls and sessions in a named workspace: its files are there before, and kept after."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ....policies.errors import CellwrightError, PolicyError, WorkspaceError
+from ....runner.capture import OnOutput
+from ....runner.performance import Request, called_off
+from ....runner.result import SandboxResult
+from ....runner.session import SessionCell
+from ....runner.supervisor import Supervisor
+from ....runner.workspace import KeptWorkspace
+from ..request import with_files
+from .files import CalledOff
+from .store import OpenWorkspace, Workspaces
+
+_WAIT_SECONDS = 30.0
+
+
+class Wanted(NamedTuple):
+    """A workspace that a caller names; `clean`: it is removed once what it is for has completed."""
+
+    store: Workspaces
+    name: str
+    clean: bool
+
+
+def execute_in(
+    wanted: Wanted,
+    supervisor: Supervisor,
+    request: Request,
+    on_output: OnOutput | None,
+    cancel: int,
+) -> SandboxResult:
+    """Run `request` in a cell with the files of a workspace, and keep what is there when it has ended.
+
+    Nothing is kept of a program that we lost.  Raises BusyError, WorkspaceError, PolicyError if the
+    files do not go into the cell, and what `Supervisor.execute` raises.
+    """
+    asked_at = time.monotonic()
+    try:
+        opened = wanted.store.open(wanted.name, cancel)
+    except CalledOff:
+        return called_off(request, asked_at, supervisor.plan.layers)
+    with opened:
+        filled = _with_files_of(wanted.name, request, opened.files())
+        result = supervisor.execute(filled, on_output, cancel, opened.keep)
+        if wanted.clean and result.ok:
+            opened.remove()
+        return replace(result, workspace=opened.kept)
+
+
+def _with_files_of(name: str, request: Request, files: Mapping[str, bytes]) -> Request:
+    """Return `request` with the files of a workspace; PolicyError says whose they are."""
+    try:
+        return with_files(request, files)
+    except PolicyError as error:
+        raise PolicyError(
+            f"workspace {name!r}: {error.what}",
+            "a policy with larger limits, or `cellwright workspace remove` of some of its files",
+        ) from None
+
+
+class SessionWorkspace:
+    """The workspace of a session: kept when its cell ends, however it does."""
+
+    def __init__(self, wanted: Wanted, note: Callable[[KeptWorkspace | None], None]) -> None:
+        self.name = wanted.name
+        self._clean = wanted.clean
+        self._opened: OpenWorkspace = wanted.store.open(wanted.name)
+        self._note = note
+        self._cell: SessionCell | None = None
+        self._laid = self._completed = False
+        self._ended = threading.Event()
+
+    @property
+    def kept(self) -> KeptWorkspace | None:
+        """What became of it when it was last kept."""
+        return self._opened.kept
+
+    def attach(self, cell: SessionCell) -> None:
+        """Hear of the end of `cell`."""
+        self._cell = cell
+        cell.on_last_look = self._keep_for_good
+
+    def lay(self, write: Callable[[Mapping[str, bytes]], None]) -> None:
+        """Have the files put into the cell; from then on those that are there are kept."""
+        if files := self._opened.files():
+            write(files)
+        self._laid = True
+
+    def save(self) -> KeptWorkspace:
+        """Keep the files as they are now; raises WorkspaceError if that is refused, SessionLost."""
+        if self._cell is not None:
+            self._cell.at_rest(self._opened.keep)
+            self._note(self.kept)
+        return self.saved()
+
+    def complete(self) -> None:
+        """Note that the session is being closed, and has not been lost."""
+        self._completed = True
+
+    def finish(self) -> KeptWorkspace:
+        """Wait until it is kept for good: who still uses the cell does that.  Raises WorkspaceError."""
+        if not self._ended.wait(_WAIT_SECONDS):
+            raise WorkspaceError("not saved yet: the session's cell is still in use")
+        return self.saved()
+
+    def saved(self) -> KeptWorkspace:
+        """Return what became of it; raises WorkspaceError if that was refused."""
+        kept = self.kept or KeptWorkspace(self.name, "refused", "nothing was tried")
+        if kept.state == "refused":
+            raise WorkspaceError(f"not saved: {kept.why}", "it is what it was before")
+        return kept
+
+    def release(self) -> None:
+        """Let others have it, as it is."""
+        self._opened.close()
+
+    def _keep_for_good(self, workspace_at_rest: Callable[[], int]) -> None:
+        """Keep what the session left, and let others have it; what fails is in `kept`."""
+        try:
+            if self._completed and self._clean:
+                self._opened.remove()
+            elif self._laid:
+                self._opened.keep(workspace_at_rest())
+        except CellwrightError as error:
+            self._opened.refuse(str(error))
+        finally:
+            self._opened.close()
+            self._note(self.kept)
+            self._ended.set()

@@ -1,0 +1,227 @@
+"""Workspaces that outlive their cells: files by name, in a directory of the user.
+
+A workspace is one tar archive, `NAME.tar`.  It is written whole to another file, synced and renamed, so
+there is always the old one or the new one; and no name that a guest chose is ever a path of the host.
+It begins with a digest of the rest: what is damaged, or was made by others, is refused.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ....policies.closing import Closing
+from ....policies.errors import PolicyError, WorkspaceError
+from ....policies.policy import MIB, check_limit
+from ....runner.performance import NEVER
+from ....runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
+from ...state import state_directory
+from ..archive import pack, unpack
+from ..request import MAX_FILES, as_bytes, check_file_name, check_tree
+from .files import read_sealed, remove_file, take_lock, write_sealed
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LARGEST_BYTES = 192 * MIB  # of what one frame brings into a cell
+_WAIT_SECONDS = 30.0
+
+
+def _say_nothing(_: str) -> None:
+    """Wait for a workspace without a word."""
+
+
+class Workspaces:
+    """The workspaces in one directory, which is made, for you alone, if it is missing.
+
+    `directory`: unless told `cellwright/workspaces` in $XDG_STATE_HOME, else in ~/.local/state.
+    `max_bytes`, `max_files`: what one may hold when it is saved; beyond it nothing is.
+    `wait_seconds`: how long to wait for one that somebody else uses; `on_wait` is called with its name
+    when that begins.  Safe from many threads and
+    processes.  Raises PolicyError for arguments that make no sense.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int = 64 * MIB,
+        max_files: int = 4096, wait_seconds: float = _WAIT_SECONDS,
+        on_wait: Callable[[str], None] = _say_nothing,
+    ) -> None:  # fmt: skip
+        check_limit("workspaces.max_bytes", max_bytes, whole=True)
+        check_limit("workspaces.max_files", max_files, whole=True)
+        check_limit("workspaces.wait_seconds", wait_seconds)
+        if max_bytes > _LARGEST_BYTES or max_files > MAX_FILES:
+            raise PolicyError(
+                f"a workspace holds at most {_LARGEST_BYTES} bytes in {MAX_FILES} files"
+            )
+        self.directory = Path(directory or state_directory() / "workspaces")
+        self.max_bytes = max_bytes
+        self.max_files = max_files
+        self.wait_seconds = wait_seconds
+        self._on_wait = on_wait
+
+    def list(self) -> tuple[str, ...]:
+        """Return the names of those that there are."""
+        if not self.directory.is_dir():
+            return ()
+        names = (path.stem for path in self.directory.glob("*.tar"))
+        return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
+
+    def files(self, name: str) -> tuple[WorkspaceFile, ...]:
+        """Return the files of one; raises WorkspaceError if there is none of that name, or if it is
+        damaged."""
+        found = self._existing(name)
+        return tuple(WorkspaceFile(path, len(data)) for path, data in sorted(found.items()))
+
+    def size(self, name: str) -> int:
+        """Return the bytes that its files hold together; raises WorkspaceError."""
+        return sum(file.size_bytes for file in self.files(name))
+
+    def read(self, name: str, path: str) -> bytes:
+        """Return the content of one file; raises WorkspaceError."""
+        found = self._existing(name)
+        if path not in found:
+            raise WorkspaceError(f"workspace {name!r} has no file {path!r}")
+        return found[path]
+
+    def write(self, name: str, path: str, data: str | bytes) -> None:
+        """Put one file there, and make the workspace if it is missing.
+
+        Raises WorkspaceError beyond its quota, BusyError if somebody uses it for too long.
+        """
+        given = {check_file_name(path): as_bytes(path, data)}
+        with self.open(name) as opened:
+            files = opened.files() | given
+            check_tree(files)
+            opened.save(files)
+
+    def remove(self, name: str, path: str | None = None) -> None:
+        """Remove one file, or all; raises WorkspaceError if it is not there, BusyError."""
+        with self.open(name) as opened:
+            found = self._existing(name)
+            if path is None:
+                opened.remove()
+            elif path in found:
+                opened.save({key: data for key, data in found.items() if key != path})
+            else:
+                raise WorkspaceError(f"workspace {name!r} has no file {path!r}")
+
+    def open(self, name: str, cancel: int = NEVER) -> "OpenWorkspace":
+        """Take one, which need not exist yet, for yourself until it is closed.
+
+        Raises PolicyError for what is no name, BusyError if somebody else has it for too long,
+        CalledOff once the descriptor `cancel` is readable.
+        """
+        _check_name(name)
+        self._make_directory()
+        lock = take_lock(self.directory, name, self.wait_seconds, cancel, self._on_wait)
+        return OpenWorkspace(self, name, lock)
+
+    def load(self, name: str) -> bytes | None:
+        """Return the archive of one, None if there is none; raises WorkspaceError if it is damaged."""
+        _check_name(name)
+        return read_sealed(self.directory / f"{name}.tar")
+
+    def check_quota(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Raise WorkspaceError if files of these sizes are more than a workspace may hold."""
+        total = sum(sizes.values())
+        if len(sizes) > self.max_files:
+            raise WorkspaceError(
+                f"workspace {name!r}: {len(sizes)} files, more than {self.max_files}"
+            )
+        if total > self.max_bytes:
+            raise WorkspaceError(f"workspace {name!r}: {total} bytes, more than {self.max_bytes}")
+
+    def _existing(self, name: str) -> dict[str, bytes]:
+        archive = self.load(name)
+        if archive is None:
+            raise WorkspaceError(f"there is no workspace {name!r}", "cellwright workspace list")
+        return unpack(archive)
+
+    def _make_directory(self) -> None:
+        try:
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
+            found = self.directory.stat()
+        except OSError as error:
+            raise WorkspaceError(f"cannot make {self.directory}: {error.strerror}") from None
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise WorkspaceError(
+                f"others may write to {self.directory}",
+                "a directory of your own, as chmod 700 makes it",
+            )
+
+
+class OpenWorkspace(Closing):
+    """A workspace that nobody else uses until it is closed; `kept` says what became of it."""
+
+    def __init__(self, store: Workspaces, name: str, lock: int) -> None:
+        self.name = name
+        self.kept: KeptWorkspace | None = None
+        self._store = store
+        self._path = store.directory / f"{name}.tar"
+        self._lock = lock
+        self._guard = threading.Lock()
+
+    def files(self) -> dict[str, bytes]:
+        """Return what it holds; raises WorkspaceError if it is damaged."""
+        archive = self._store.load(self.name)
+        return {} if archive is None else unpack(archive)
+
+    def keep(self, workspace: int) -> None:
+        """Save what is below a descriptor of /workspace, all of it or nothing.
+
+        Too much, or what cannot be told, is refused: `kept` says so.  Raises WorkspaceError if the
+        host fails us.
+        """
+        try:
+            listing = list_all_files(workspace)
+            sizes = {path: seen.size_bytes for path, seen in listing.items()}
+            self._store.check_quota(self.name, sizes)  # before anything is read
+            found = {path: content_of(workspace, path, seen) for path, seen in listing.items()}
+        except WorkspaceError as error:
+            self.refuse(str(error))
+        else:
+            self.save(found)
+
+    def save(self, files: Mapping[str, bytes]) -> None:
+        """Have it hold these files; raises WorkspaceError beyond the quota, or if it fails."""
+        sizes = {path: len(data) for path, data in files.items()}
+        self._store.check_quota(self.name, sizes)
+        archive = pack(files)
+        with self._guard:
+            if self._lock < 0:
+                raise WorkspaceError(f"workspace {self.name!r} was given back")
+            changed = archive != (self._store.load(self.name) or pack({}))
+            if changed:
+                write_sealed(self._path, archive)
+        self.kept = KeptWorkspace(
+            self.name, "saved" if changed else "unchanged", "", sum(sizes.values()), len(sizes)
+        )
+
+    def refuse(self, why: str) -> None:
+        """Note that it stays what it was."""
+        self.kept = KeptWorkspace(self.name, "refused", why)
+
+    def remove(self) -> None:
+        remove_file(self._path)
+        self.kept = KeptWorkspace(self.name, "removed")
+
+    def close(self) -> None:
+        """Let others have it; closing twice is fine."""
+        with self._guard:
+            lock, self._lock = self._lock, -1
+        if lock >= 0:
+            with contextlib.suppress(OSError):  # the directory may be gone
+                os.unlink(self._store.directory / f".{self.name}.lock")
+            os.close(lock)
+
+
+def workspaces_of(given: Workspaces | str | os.PathLike[str] | None) -> Workspaces:
+    """Return what a caller means: himself, those of a directory, those of the user."""
+    return given if isinstance(given, Workspaces) else Workspaces(given)
+
+
+def _check_name(name: str) -> None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise PolicyError(
+            f"workspace: {name!r} is not a name", "1 to 64 letters, digits, _ and -, no sign first"
+        )

@@ -1,0 +1,213 @@
+"""JSON Schema from functions: of the host by looking at them, of source text by reading it."""
+
+import ast
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import ToolInvalid
+from ...policies.source.parsing import TooDeep, parse
+from .annotations import Annotations, Schema
+from .defaults import with_default
+from .docstrings import Said, read_docstring
+from .naming import key_of
+
+_MAX_PARAMETERS = 256
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Described(NamedTuple):
+    """What is known of a function before it is called.
+
+    `output` is None where nothing is said of the result; `is_async` tells that it has to be awaited,
+    `is_async_generator` that its items have to be, `has_objects` that its arguments are more than JSON.
+    """
+
+    function: str
+    description: str
+    parameters: Schema
+    output: Schema | None
+    is_async: bool = False
+    has_objects: bool = False
+    is_async_generator: bool = False
+
+
+# source text
+
+
+def describe_source(source: str, tool: str) -> Described:
+    """Return what `source` says of its function called `tool`, or of its only public one.
+
+    Nothing of it is run.  Raises ToolInvalid if it does not parse, has no such function, or the
+    function takes arguments that have no name.
+    """
+    try:
+        tree = parse(source)
+    except (TooDeep, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ToolInvalid(f"source: {type(error).__name__}: {error}", tool=tool) from None
+    node = _function_in(tree, tool)
+    if node.args.posonlyargs or node.args.vararg or len(_named(node.args)) > _MAX_PARAMETERS:
+        raise ToolInvalid(f"source: {node.name}() takes too many arguments, or some without a name")
+    annotations = Annotations(tree)
+    said = read_docstring(ast.get_docstring(node))
+    parameters = _parameters_of(node.args, annotations, said)
+    output = annotations.schema(node.returns) if node.returns else None
+    return Described(
+        node.name, said.text, _with_definitions(parameters, annotations.definitions),
+        _with_definitions(output, annotations.definitions) if output else None,
+        isinstance(node, ast.AsyncFunctionDef), annotations.has_objects,
+        isinstance(node, ast.AsyncFunctionDef) and _yields(node),
+    )  # fmt: skip
+
+
+def _function_in(tree: ast.Module, tool: str) -> _Function:
+    functions = [node for node in tree.body if isinstance(node, _Function)]
+    named = [node for node in functions if _is_called(node.name, tool)]
+    public = {node.name: node for node in functions if not node.name.startswith("_")}
+    if named:
+        return named[-1]  # a later one replaces an earlier one
+    if len(public) == 1:
+        return next(iter(public.values()))
+    raise ToolInvalid(
+        f"source: it defines no function {tool!r}, and {len(public)} public ones",
+        "name the function as the tool, or all others with an underscore first",
+        tool=tool,
+    )
+
+
+def _yields(function: _Function) -> bool:
+    """Tell whether a function is a generator: it yields itself, not a function inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield):
+            return True
+        if not isinstance(node, _Function | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def _is_called(name: str, tool: str) -> bool:
+    try:
+        return key_of(name) == key_of(tool)
+    except ToolInvalid:
+        return False
+
+
+def _named(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Return the parameters that can be passed by name, with their defaults."""
+    missing: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    plain = zip(arguments.args, [*missing, *arguments.defaults], strict=True)
+    return [*plain, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+
+
+def _parameters_of(arguments: ast.arguments, annotations: Annotations, said: Said) -> Schema:
+    properties: dict[str, Schema] = {}
+    required = []
+    for parameter, default in _named(arguments):
+        schema = annotations.schema(parameter.annotation)
+        properties[parameter.arg] = _described(
+            with_default(schema, default) if default else schema,
+            said.parameters.get(parameter.arg),
+        )
+        if default is None:
+            required.append(parameter.arg)
+    more: Schema | bool = False
+    if arguments.kwarg:
+        more = annotations.schema(arguments.kwarg.annotation) or True
+    return _object(properties, required, more)
+
+
+# functions of the host
+
+
+def describe_function(function: Callable[..., Any], *, filled_in: type) -> Described:
+    """Return what can be seen of a function of the host.
+
+    Annotations may be all that msgspec knows; what it does not know may be anything.  A parameter
+    annotated `filled_in` is left out.  Raises ToolInvalid for what cannot be called by name.
+    """
+    if not callable(function) or not hasattr(function, "__name__"):
+        raise ToolInvalid(f"{function!r} is no function")
+    hints = hints_of(function)
+    said = read_docstring(inspect.getdoc(function))
+    properties: dict[str, Schema] = {}
+    required, definitions = [], dict[str, Schema]()
+    more: Schema | bool = False
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = hints.get(name, Any)
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise ToolInvalid(f"{function.__name__}(): {name} cannot be passed by name")
+        if hint is filled_in:
+            continue
+        schema = _schema_of_hint(hint, definitions)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            more = schema or True
+            continue
+        if parameter.default is parameter.empty:
+            required.append(name)
+        schema |= _default(parameter)
+        properties[name] = _described(schema, said.parameters.get(name))
+    parameters = _with_definitions(_object(properties, required, more), definitions)
+    return Described(
+        function.__name__, said.text, parameters, _output_of_hint(hints),
+        inspect.iscoroutinefunction(function),
+    )  # fmt: skip
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function, evaluated; none where one of them cannot be."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return {}
+
+
+def _schema_of_hint(hint: Any, definitions: dict[str, Schema]) -> Schema:
+    try:
+        (schema,), found = msgspec.json.schema_components([hint], ref_template="#/$defs/{name}")
+    except (TypeError, NotImplementedError):
+        return {}
+    definitions |= found
+    text = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str)]
+    return _described(dict(schema), text[0] if text else None)
+
+
+def _output_of_hint(hints: dict[str, Any]) -> Schema | None:
+    if "return" not in hints:
+        return None
+    definitions: dict[str, Schema] = {}
+    schema = _schema_of_hint(hints["return"], definitions)
+    return _with_definitions(schema, definitions) if schema else None
+
+
+def _default(parameter: inspect.Parameter) -> Schema:
+    if parameter.default is parameter.empty:
+        return {}
+    try:
+        return {"default": msgspec.to_builtins(parameter.default)}
+    except (TypeError, ValueError):
+        return {}
+
+
+# both
+
+
+def _object(properties: dict[str, Schema], required: list[str], more: Schema | bool) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": more,
+    }
+
+
+def _described(schema: Schema, text: str | None) -> Schema:
+    return {**schema, "description": text} if text and "description" not in schema else schema
+
+
+def _with_definitions(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    return {**schema, "$defs": definitions} if definitions else schema

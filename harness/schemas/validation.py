@@ -1,0 +1,220 @@
+"""Values against JSON Schema; the only module that knows `referencing`, which it imports when needed.
+
+Schemas come from agents and servers, values from cells.  A schema is limited in size and depth, may
+refer only to itself, and is compiled once (bounds.py).  Compiling it and checking a value have a budget
+each, because a small schema can ask for any amount of work, and end once the caller has given up
+(keywords.py, patterns.py).  `format` is an annotation and not checked.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from ...policies.errors import BudgetExceeded, ToolInvalid
+from ...runner.budget import CANCEL, Budget
+from .bounds import check_shape, check_words, patterns_in, size_of
+from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020, Dialect, Evaluation, Memory, canonical
+from .quick import quick_check
+
+COMPILE_STEPS = 8_000_000
+COMPILE_SECONDS = 10.0
+_CHECK_STEPS = 2_000_000
+_STEPS_PER_NODE = 80  # of a value: some four keywords for each
+_CHECK_SECONDS = 10.0
+_REMEMBERED = 1024
+_REMEMBERED_BYTES = 64 * 1024 * 1024  # of all that is remembered, estimated
+_BYTES_PER_STATE = 250  # of a pattern, measured
+_OBJECTS_PER_TEXT = 10  # how much more a decoded schema takes than its JSON, about
+
+
+class Validator:
+    """A compiled schema.  Safe from many threads.
+
+    `unchecked` are patterns that would need backtracking: no value is refused because of them.
+    `size_bytes` is about what it takes in memory.
+    """
+
+    def __init__(self, schema: dict[str, Any], budget: Budget | None = None) -> None:
+        """Raise ToolInvalid for what is no schema, is too large, refers to what it does not hold, or
+        takes more than the budget to compile."""
+        size = check_shape(schema)
+        check_words(schema)
+        budget = budget or _budget("compiling the schema", COMPILE_STEPS, COMPILE_SECONDS)
+        self._schema = schema
+        self._memory = Memory()
+        try:
+            self.unchecked = tuple(
+                each for each in patterns_in(schema) if self._memory.pattern(each, budget) is None
+            )
+            self._dialect = _checked_dialect(schema, budget)
+        except BudgetExceeded as exceeded:
+            raise ToolInvalid(f"schema: {exceeded.what}") from None
+        self._resolver = _resolver_of(self._dialect, schema)
+        self._is_surely_right = quick_check(schema) or (lambda value: False)
+        self.size_bytes = size * _OBJECTS_PER_TEXT + self._memory.states * _BYTES_PER_STATE
+
+    def complaints(self, value: Any, budget: Budget | None = None) -> tuple[str, ...]:
+        """Return what is wrong with `value`, the first ten; empty if nothing is.
+
+        That the budget does not allow for checking it is a complaint.
+        """
+        if self._is_surely_right(value):
+            return ()
+        if not (nodes := size_of(value)):
+            return ("it is nested too deeply, too large, or not of JSON",)
+        steps = _CHECK_STEPS + nodes * _STEPS_PER_NODE
+        budget = budget or _budget("checking it against its schema", steps, _CHECK_SECONDS)
+        try:
+            evaluation = Evaluation(self._dialect, self._memory, budget)
+            return evaluation.run(self._schema, value, self._resolver)
+        except BudgetExceeded as exceeded:
+            return (exceeded.what,)
+        except Exception as error:  # noqa: BLE001 - of a part of a schema that is none itself
+            return (f"it cannot be checked against its schema: {type(error).__name__}",)
+
+
+def is_same(some: Any, other: Any) -> bool:
+    """Tell whether two values are the same JSON."""
+    return canonical(some) == canonical(other)
+
+
+def _budget(what: str, steps: int, seconds: float) -> Budget:
+    return Budget(what, steps, seconds=seconds, cancel=CANCEL.get())
+
+
+class _Memory:
+    """The last schemas, by a digest; by number and by what they take in memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Validator] = OrderedDict()
+        self._size_bytes = 0
+        self._seen: dict[int, tuple[dict[str, Any], Validator]] = {}
+        self._seen_bytes = 0
+
+    def get(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
+        """Return the validator of `schema`; the very same object is not looked at again."""
+        known = self._seen.get(id(schema))
+        if known and known[0] is schema:
+            return known[1]
+        validator = self._by_content(schema, budget)
+        with self._lock:
+            self._seen_bytes += validator.size_bytes
+            if len(self._seen) >= _REMEMBERED or self._seen_bytes > _REMEMBERED_BYTES:
+                self._seen.clear()
+                self._seen_bytes = validator.size_bytes
+            self._seen[id(schema)] = (schema, validator)
+        return validator
+
+    def _by_content(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
+        check_shape(schema)
+        key = hashlib.sha256(msgspec.json.encode(schema)).digest()
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        validator = Validator(schema, budget)  # without the lock: it may take seconds
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = validator
+                self._size_bytes += validator.size_bytes
+            while len(self._known) > _REMEMBERED or self._size_bytes > _REMEMBERED_BYTES:
+                _, oldest = self._known.popitem(last=False)
+                self._size_bytes -= oldest.size_bytes
+        return validator
+
+
+_memory = _Memory()
+
+
+def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Validator:
+    """Return the validator of `schema`, made once; keep it rather than ask for every value.
+
+    Raises ToolInvalid for what is no schema, is too large, refers to what it does not hold, or takes
+    more than `budget` to compile, by default 8,000,000 steps and 10 s.
+    """
+    return _memory.get(schema, budget)
+
+
+# dialects, and what schemas say of schemas
+
+_DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+_DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+_DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
+_UNNAMED = ""
+
+
+def _checked_dialect(schema: dict[str, Any], budget: Budget) -> Dialect:
+    """Return the dialect that a schema is written in; raises ToolInvalid if it is no schema.
+
+    One that names none, and is no schema of the newest, may be one of draft 7: generators of old
+    schemas leave the name out.  Every keyword of both holds for it, so that none is lost.
+    """
+    named = _uri_of(schema.get("$schema"))
+    complaint = _complaint_about(named, schema, budget)
+    if not complaint:
+        return _dialect(named)
+    if "$schema" not in schema and not _complaint_about(_DRAFT_7, schema, budget):
+        return _dialect(_UNNAMED)
+    raise ToolInvalid(f"schema: {complaint}")
+
+
+def _uri_of(dialect: object) -> str:
+    """Return the dialect that is meant: of old ones draft 7, for unknown ones the newest."""
+    if isinstance(dialect, str) and "json-schema.org/draft-0" in dialect:
+        return _DRAFT_7
+    if isinstance(dialect, str) and "2019-09" in dialect:
+        return _DRAFT_2019
+    return _DRAFT_2020
+
+
+@cache
+def _dialect(uri: str) -> Dialect:
+    from referencing.jsonschema import DRAFT7, DRAFT201909, DRAFT202012, lookup_recursive_ref
+
+    if uri == _DRAFT_7:
+        create: Any = DRAFT7.create_resource
+        return Dialect(DRAFT_7, create, lookup_recursive_ref, True, False, False)
+    if uri == _DRAFT_2019:
+        create = DRAFT201909.create_resource
+        return Dialect(DRAFT_2019, create, lookup_recursive_ref, False, True, False)
+    create = DRAFT202012.create_resource
+    if uri == _UNNAMED:
+        create = DRAFT201909.create_resource  # it knows both $anchor and lists of items
+        return Dialect(DRAFT_7 | DRAFT_2020, create, lookup_recursive_ref, False, True, True)
+    return Dialect(DRAFT_2020, create, lookup_recursive_ref, False, True, True)
+
+
+@cache
+def _meta(uri: str) -> tuple[Any, Any, Memory]:
+    """Return the schema of schemas, what resolves its references, and what is remembered of it."""
+    from jsonschema_specifications import REGISTRY
+
+    registry: Any = REGISTRY
+    return registry.contents(uri), registry.resolver(uri), Memory()
+
+
+def _complaint_about(uri: str, schema: dict[str, Any], budget: Budget) -> str:
+    meta, resolver, memory = _meta(uri)
+    evaluation = Evaluation(_dialect(uri), memory, budget, lenient=True, most=1)
+    try:
+        return "".join(evaluation.run(meta, schema, resolver))
+    except RecursionError:
+        raise ToolInvalid("schema: nested too deeply") from None
+
+
+def _resolver_of(dialect: Dialect, schema: dict[str, Any]) -> Any:
+    from referencing import Registry
+
+    registry: Any = Registry()  # holds nothing else and fetches nothing
+    resource = dialect.resource_of(schema)
+    try:
+        # Crawled now: what is not would be crawled again for each reference to an anchor.
+        registry = registry.with_resource(resource.id() or "", resource).crawl()
+        return registry.resolver(resource.id() or "")
+    except Exception as error:  # noqa: BLE001 - whatever it makes of an odd $id or $anchor
+        raise ToolInvalid(f"schema: {type(error).__name__} in its $id or $anchor") from None

@@ -1,0 +1,139 @@
+"""What can be searched for, and how much of it is shown.
+
+Pure.  Whatever comes from others - names, descriptions, schemas - is bounded here and rid of what
+nobody sees, so that nothing hidden in it reaches a model or a terminal.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ..text.hidden import visible
+
+Kind = Literal["made", "host", "mcp", "skill"]
+Detail = Literal["name", "summary", "full"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# What others call the levels.
+_DETAILS: dict[str, Detail] = {
+    "name": "name", "summary": "summary", "full": "full", "brief": "summary", "detailed": "full",
+}  # fmt: skip
+_MAX_NAME = 128  # the longest that MCP allows
+_MAX_SUMMARY = 200
+_MAX_PARAMETERS = 64
+_MAX_TAGS = 32
+_MAX_DEPTH = 4
+_MAX_BREADTH = 1000
+# Where schemas hold schemas that describe the same value, or its elements.
+_INSIDE = ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties")
+
+
+class Parameter(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    description: str = ""
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A tool or a skill as search knows it.  `id` is unique in an index; names need not be."""
+
+    id: str
+    name: str
+    description: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    tags: tuple[str, ...] = ()
+    server: str = ""
+    state: str = ""
+    kind: Kind = "host"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.server}.{self.name}" if self.server else self.name
+
+
+def document_of(
+    id: str, name: str, description: str, schema: Mapping[str, Any] | None = None, *,
+    tags: tuple[str, ...] = (), server: str = "", state: str = "", kind: Kind = "host",
+) -> Document:  # fmt: skip
+    """Return the document of a tool, made of what its author wrote; `schema` is that of its input."""
+    return Document(
+        id=id, name=visible(name, _MAX_NAME), description=visible(description),
+        parameters=parameters_of(schema or {}), server=visible(server, _MAX_NAME), state=state,
+        tags=tuple(visible(tag, _MAX_NAME) for tag in tags[:_MAX_TAGS]), kind=kind,
+    )  # fmt: skip
+
+
+def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Return the properties of a JSON Schema, nested ones after those that hold them.
+
+    As many, and as deep, as one who looks for a tool could ask for.  References are not followed.
+    """
+    found: dict[str, str] = {}
+    for name, description in _properties(schema):
+        known = found.setdefault(name, description)
+        if known != description and len(known) + len(description) < _MAX_SUMMARY * 2:
+            found[name] = f"{known} {description}".strip()
+        if len(found) >= _MAX_PARAMETERS:
+            break
+    return tuple(
+        Parameter(visible(name, _MAX_NAME), visible(text, _MAX_SUMMARY * 2))
+        for name, text in found.items()
+    )
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give names and descriptions, level by level, of a schema that may be anything."""
+    level: list[Any] = [schema]
+    for _ in range(_MAX_DEPTH):
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                yield from _own(each)
+                inside += _held(each)
+        level = inside[:_MAX_BREADTH]
+
+
+def _own(schema: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        for name, inside in properties.items():
+            text = inside.get("description") if isinstance(inside, Mapping) else ""
+            if isinstance(name, str):
+                yield name, text if isinstance(text, str) else ""
+
+
+def _held(schema: Mapping[Any, Any]) -> Iterator[Any]:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        yield from properties.values()
+    for keyword in _INSIDE:
+        held = schema.get(keyword)
+        yield from held if isinstance(held, list | tuple) else (held,)
+
+
+def shown(document: Document, detail: str = "summary") -> dict[str, Any]:
+    """Return a document as an agent reads it: its `name`, a `summary`, or in `full`.
+
+    `brief` is summary and `detailed` is full.  Raises PolicyError for another level.
+    """
+    level = _DETAILS.get(detail)
+    if level is None:
+        raise PolicyError(f"detail: {detail!r} is none of {', '.join(_DETAILS)}")
+    if level == "name":
+        return {"name": document.full_name}
+    if level == "summary":
+        return {"name": document.full_name, "description": summary(document.description)}
+    facts = {
+        "description": document.description,
+        "parameters": {each.name: each.description for each in document.parameters},
+        "tags": list(document.tags), "state": document.state, "kind": document.kind,
+    }  # fmt: skip
+    return {"name": document.full_name} | {key: value for key, value in facts.items() if value}
+
+
+def summary(description: str) -> str:
+    """Return the first sentence of a description, in one line."""
+    line = " ".join(description[: _MAX_SUMMARY * 4].split())
+    sentence, end, _ = line.partition(". ")
+    kept = sentence + end.strip()
+    return kept if len(kept) <= _MAX_SUMMARY else kept[: _MAX_SUMMARY - 1].rstrip() + "…"

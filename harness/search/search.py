@@ -1,0 +1,192 @@
+"""One index over everything that can be called by name: made tools, the host's, MCP servers', skills.
+
+Pure, over documents.  A name that is known stands first, whatever else matches; a query that shares no
+telling word with any document finds nothing, and says what to do.  The same documents and the same
+query give the same order.
+"""
+
+import threading
+from collections.abc import Iterable, Set
+
+import msgspec
+
+from .collection import Filter, Shelf
+from .documents import Document
+from .fusing import Meaning, fuse
+from .postings import Postings
+from .query import Asked, asked_for, why_nothing
+from .words import MAX_CHARACTERS, apart, words
+
+__all__ = ["MAX_FOUND", "Filter", "Found", "Match", "SearchIndex"]
+
+MAX_FOUND = 200  # how far pages reach; who has not found it by then should ask otherwise
+_EXTRA = 8  # results asked for beyond a page, because some may not answer the query
+_NEAR = 100  # documents that words, and that meaning, put forward for one order of both
+# Cosine from which a text answers a query that shares no word with it.  Of a sentence, less: most of it
+# is about the case at hand.
+_MEANS_IT_IN_WORDS, _MEANS_IT = 0.3, 0.25
+_FURTHER = 4  # how many times as many documents are looked at, if most do not answer
+_ALL = Filter()
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A document that was found; `named`: the query is or holds its name."""
+
+    document: Document
+    named: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A page of what was found; `more` tells whether there is another, `hint` why there is nothing."""
+
+    matches: tuple[Match, ...] = ()
+    more: bool = False
+    hint: str = ""
+
+
+class SearchIndex:
+    """Documents, to be found by name, by what they say, and with `meaning` by what they mean.
+
+    Safe from many threads.
+    """
+
+    def __init__(self, documents: Iterable[Document] = (), meaning: Meaning | None = None) -> None:
+        self._lock = threading.RLock()
+        self._shelf = Shelf()
+        self._postings = Postings()
+        self._meaning = meaning
+        self.add(*documents)
+
+    def __len__(self) -> int:
+        return len(self._shelf)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._shelf
+
+    def add(self, *documents: Document) -> None:
+        """Add documents, each in place of the one that has its id."""
+        with self._lock:
+            if self._meaning and documents:
+                self._meaning.add({each.id: _text(each) for each in documents})
+            for document in documents:
+                self._remove(document.id)
+                self._postings.add(self._shelf.add(document), _fields(document))
+
+    def remove(self, id: str) -> bool:
+        """Remove a document; tell whether it was there."""
+        with self._lock:
+            there = self._remove(id)
+            if there and self._meaning:
+                self._meaning.remove(id)
+            return there
+
+    def _remove(self, id: str) -> bool:
+        number = self._shelf.remove(id)
+        if number is not None:
+            self._postings.remove(number)
+        return number is not None
+
+    def browse(self, only: Filter = _ALL, limit: int = 50, offset: int = 0) -> Found:
+        """Return a page of all documents that a filter lets through, by full name."""
+        with self._lock:
+            allowed = self._shelf.allowed(only)
+            each = sorted(
+                (self._shelf[number] for number in (self._shelf if allowed is None else allowed)),
+                key=lambda document: (document.full_name, document.id),
+            )
+        page = each[max(0, offset) :][: max(0, limit)]
+        return Found(tuple(map(Match, page)), max(0, offset) + len(page) < len(each))
+
+    def search(self, query: str, only: Filter = _ALL, limit: int = 5, offset: int = 0) -> Found:
+        """Return a page of what answers a query, the best first; `hint` tells why nothing does."""
+        offset, limit = max(0, min(offset, MAX_FOUND)), max(0, limit)
+        limit = min(limit, MAX_FOUND - offset)
+        with self._lock:
+            allowed = self._shelf.allowed(only)
+            asked = asked_for(query, self._postings)
+            named = self._shelf.called(query, allowed)[:MAX_FOUND]
+            ranked = self._ranked(asked, allowed, offset + limit + 1 + len(named))
+            matches = [Match(self._shelf[number], True) for number in named]
+            known = set(named)
+            matches += [Match(self._shelf[each]) for each in ranked if each not in known]
+            hint = "" if matches else self._hint(query, allowed)
+        page = tuple(matches[offset : offset + limit])
+        return Found(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
+
+    def _ranked(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+        """Return the best documents that answer, the first `count` of them or all."""
+        if self._meaning:
+            return self._fused(self._meaning, asked, allowed)[:count]
+        if not any(word in self._postings for word in asked.telling):
+            return []
+        return self._answering(asked, allowed, count)
+
+    def _answering(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+        """Return the best documents of those that share a word that tells something with the query,
+        and at least half as much of it as would answer it, or as the one that has most.
+
+        Looks further, once, if too few do.
+        """
+        best, kept = self._answer(asked, allowed, count + _EXTRA)
+        if len(kept) < count and len(best) == count + _EXTRA:
+            best, kept = self._answer(asked, allowed, _FURTHER * (count + _EXTRA))
+        return kept[:count]
+
+    def _answer(
+        self, asked: Asked, allowed: Set[int] | None, count: int
+    ) -> tuple[list[int], list[int]]:
+        best = self._best(asked, allowed, count)
+        covered = self._postings.covered(best, asked.telling)
+        enough = min(asked.demand, max(covered.values(), default=0))
+        return best, [each for each, worth in covered.items() if worth and 2 * worth >= enough]
+
+    def _best(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+        scored = self._postings.best(asked.rarities, count, allowed)
+        ordered = sorted(scored, key=lambda number: (-scored[number], self._shelf.id(number)))
+        return ordered[:count]
+
+    def _fused(self, meaning: Meaning, asked: Asked, allowed: Set[int] | None) -> list[int]:
+        """Return what words and what meaning put forward, in one order, if one of it answers.
+
+        The others need half as much for it, of words or of meaning.
+        """
+        ids = None if allowed is None else {self._shelf.id(number) for number in allowed}
+        nearest = dict(meaning.nearest(asked.query[:MAX_CHARACTERS], _NEAR, ids))
+        spoken = [self._shelf.id(number) for number in self._best(asked, allowed, _NEAR)]
+        fused = [self._shelf.number(id) for id in fuse((spoken, list(nearest)))]
+        covered = self._postings.covered(fused, asked.telling)
+        near = _MEANS_IT_IN_WORDS if asked.names_it else _MEANS_IT
+        shares = {
+            number: max(
+                covered[number] / max(1, asked.demand),
+                nearest.get(self._shelf.id(number), 0.0) / near,
+            )
+            for number in fused
+        }
+        if all(share < 1 for share in shares.values()):  # nothing is near: words alone decide
+            enough = max(covered.values(), default=0)
+            return [each for each in fused if covered[each] and 2 * covered[each] >= enough]
+        return [number for number in fused if shares[number] >= 0.5]
+
+    def _hint(self, query: str, allowed: Set[int] | None) -> str:
+        """Say why nothing was found, and what to do."""
+        if not len(self._shelf) or (allowed is not None and not allowed):
+            return "there is nothing to find" + (" with this filter" if len(self._shelf) else "")
+        return why_nothing(query, self._postings)
+
+
+def _fields(document: Document) -> tuple[list[str], ...]:
+    """Return the words of a document, a list for each of FIELDS.  Server and tags name it too."""
+    parameters = document.parameters
+    return (
+        words(f"{document.name} {document.server} {' '.join(document.tags)}"),
+        words(document.description),
+        words(" ".join([each.name for each in parameters])),
+        words(" ".join([each.description for each in parameters])),
+    )
+
+
+def _text(document: Document) -> str:
+    """Return what a document means, for who understands texts: names are words there."""
+    parameters = ", ".join(apart(each.name) for each in document.parameters)
+    return f"{apart(document.full_name)}: {document.description} ({parameters})"[:MAX_CHARACTERS]

@@ -1,0 +1,1 @@
+"""Servers: the daemon and the MCP server."""

@@ -1,0 +1,228 @@
+"""The daemon's loop: what its clients say, and how it ends.
+
+One thread lets them in (entrance.py), puts frames together and keeps every deadline; it never waits
+for anybody.  A request that is whole goes to a thread of its own with its connection, which comes
+back when the reply is told.
+"""
+
+import collections
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from ....policies.errors import BusyError, CellwrightError, PolicyError
+from ....runner import channel
+from ....runner.messages import decode
+from ...sandbox.remote.failures import failure_of
+from ...sandbox.remote.frames import VERSION, Cancel, Hello, Request, Welcome
+from .connection import Connection
+from .entrance import Entrance
+from .limits import Accounts, ServeLimits
+from .service import Service
+
+_LAST_SECONDS = 5.0  # from cancelling what runs to ending it
+_NEVER = float("inf")
+_SERVING, _DRAINING, _CANCELLING, _OVER = range(4)
+
+
+class Server:
+    """Serves until it is told to stop, and closes its services then."""
+
+    def __init__(
+        self, listener: socket.socket, services: Mapping[str, Service],
+        limits: ServeLimits = ServeLimits(), drain_seconds: float = 10.0,  # noqa: B008 - a constant
+    ) -> None:  # fmt: skip
+        """`services` by the name of their policy; the first is for clients who name none."""
+        self._services = services
+        self._limits = limits
+        self._drain_seconds = drain_seconds
+        self._connections: dict[int, Connection] = {}  # all of them, by descriptor
+        self._running: dict[int, Connection] = {}  # those that belong to a thread
+        self._returned: collections.deque[Connection] = collections.deque()
+        self._wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a signal may write, too
+        self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._entrance = Entrance(listener, self._poll, Accounts(limits), limits)
+        self._stops = 0  # how often it was told to
+        self._stage = _SERVING
+        self._deadline = _NEVER  # of the stage
+
+    def stop(self) -> None:
+        """Let nobody in, and end when what runs has; told twice, cancel what runs.
+
+        For signal handlers and other threads.
+        """
+        self._stops += 1
+        self._nudge()
+
+    def run(self) -> None:
+        """Serve; afterwards every connection is closed and every thread gone."""
+        entrance = self._entrance.fileno()
+        try:
+            while self._stage < _OVER:
+                for descriptor, _ in self._poll.poll(self._patience_milliseconds()):
+                    if descriptor == self._wake:
+                        self._wake_up()
+                    elif descriptor == entrance:
+                        self._let_in()
+                    elif connection := self._connections.get(descriptor):
+                        self._hear(connection)
+                self._keep_deadlines()
+        finally:
+            self._end()
+
+    # what they say
+
+    def _let_in(self) -> None:
+        for connection in self._entrance.admit():
+            self._connections[connection.fileno()] = connection
+            self._poll.register(connection, select.POLLIN)
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            frame = connection.receive()
+            if frame == b"":
+                self._forget(connection)
+            elif frame and connection.service:
+                self._begin(connection, frame)
+            elif frame:
+                self._greet(connection, frame)
+        except (channel.ProtocolError, msgspec.DecodeError) as error:
+            self._part(connection, PolicyError(f"not what a client says here: {error}"))
+        except CellwrightError as error:
+            self._part(connection, error)
+
+    def _greet(self, connection: Connection, frame: bytes) -> None:
+        hello: Hello = decode(frame, Hello)
+        if hello.version != VERSION:
+            raise PolicyError(
+                f"the daemon speaks version {VERSION} of the protocol, the client {hello.version}",
+                "install the same version of cellwright on both sides",
+            )
+        name = hello.policy or next(iter(self._services))
+        if name not in self._services:
+            raise PolicyError(f"policy: the daemon has {', '.join(self._services)}, not {name!r}")
+        connection.welcome(self._services[name])
+        connection.tell_at_once(Welcome(VERSION, os.getpid(), self._limits.request_bytes))
+
+    def _begin(self, connection: Connection, frame: bytes) -> None:
+        """Hand a request to a thread, or refuse it."""
+        try:
+            connection.begin()
+        except BusyError as error:
+            if not connection.tell_at_once(failure_of(error)):
+                self._forget(connection)
+            return
+        self._poll.unregister(connection)
+        self._running[connection.fileno()] = connection
+        with contextlib.suppress(RuntimeError):  # no thread to be had: it waits for one
+            self._threads.submit(self._work, connection, frame)
+
+    # a thread's part
+
+    def _work(self, connection: Connection, frame: bytes) -> None:
+        try:
+            reply = _reply_to(connection, frame)
+            if reply is not None:
+                connection.tell(reply, last=True)
+        finally:
+            self._returned.append(connection)
+            self._nudge()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        while self._returned:
+            connection = self._returned.popleft()
+            del self._running[connection.fileno()]
+            connection.rest()
+            if self._stage == _SERVING:
+                self._poll.register(connection, select.POLLIN)
+            else:
+                self._forget(connection)
+
+    # ends
+
+    def _part(self, connection: Connection, error: CellwrightError) -> None:
+        connection.tell_at_once(failure_of(error))
+        self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(connection)
+        del self._connections[connection.fileno()]
+        connection.close()
+
+    def _patience_milliseconds(self) -> float | None:
+        deadlines = [each.deadline for each in self._connections.values()]
+        next_look = min((self._deadline, self._entrance.deadline, *deadlines))
+        if next_look == _NEVER:
+            return None
+        return max(0.0, next_look - time.monotonic()) * 1000 + 1
+
+    def _keep_deadlines(self) -> None:
+        now = time.monotonic()
+        for connection in [each for each in self._connections.values() if each.deadline <= now]:
+            self._part(connection, BusyError("the client took too long to say what it wants"))
+        self._entrance.keep_deadline(now)
+        if self._stops:
+            self._stop(now)
+
+    def _stop(self, now: float) -> None:
+        """Let what runs end; then cancel it and tell what came of it; then end it with its cell."""
+        if self._stage == _SERVING:
+            self._drain(now)
+        if self._stage == _DRAINING and (self._stops > 1 or now >= self._deadline):
+            self._stage, self._deadline = _CANCELLING, now + _LAST_SECONDS
+            for connection in self._running.values():
+                connection.hang_up()
+        if not self._running or (self._stage == _CANCELLING and now >= self._deadline):
+            self._stage = _OVER
+
+    def _drain(self, now: float) -> None:
+        self._stage, self._deadline = _DRAINING, now + self._drain_seconds
+        self._entrance.close()
+        for connection in [*self._connections.values()]:
+            if connection.fileno() not in self._running:
+                self._forget(connection)
+
+    def _end(self) -> None:
+        """Close everything; who still waits for a client that does not read no longer does."""
+        self._entrance.close()
+        for connection in self._connections.values():
+            connection.cut()
+        for service in self._services.values():
+            service.close()
+        self._threads.shutdown()
+        for connection in self._connections.values():
+            connection.close()
+        for end in (self._wake, self.waker):
+            os.close(end)
+        self._wake = self.waker = -1
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(OSError):  # it is over
+            os.write(self.waker, b"\0")
+
+
+def _reply_to(connection: Connection, frame: bytes) -> msgspec.Struct | None:
+    """Return what to tell the client, nothing for a Cancel that came too late."""
+    try:
+        request = decode(frame, Request)
+    except msgspec.DecodeError as error:
+        connection.hang_up()
+        return failure_of(PolicyError(f"not what a client says here: {error}"))
+    if isinstance(request, Cancel):
+        return None
+    assert connection.service  # noqa: S101 - it greeted, or no request would be heard
+    try:
+        return connection.service.answer(request, connection)
+    except Exception as error:  # noqa: BLE001 - told to the client, and ours to stderr
+        return failure_of(error)

@@ -1,0 +1,168 @@
+"""What the daemon does for its clients under one policy: a request in, a reply out."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from ....policies.errors import SessionLost
+from ...sandbox.remote.arguments import code_of, given_of, packed_result, text_of, weight_of
+from ...sandbox.remote.frames import (
+    Close,
+    Content,
+    Describe,
+    Description,
+    Done,
+    Download,
+    Execute,
+    Executed,
+    Files,
+    Fork,
+    Judged,
+    ListFiles,
+    Look,
+    Open,
+    Opened,
+    Settle,
+    Snapshot,
+    Told,
+    Validate,
+)
+from ...sandbox.sandbox import Sandbox
+from ...sandbox.session import Session
+
+_REMEMBERED = 1000  # sessions that are lost, and why
+_COPIES = 3  # of a content on its way: itself, its frame, and the packets of that
+
+
+class Caller(Protocol):
+    """Who asked, while the request runs."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that ends what runs once it is readable."""
+
+    def weigh(self, extra: int) -> None:
+        """Count bytes that are needed for the request; raises BusyError."""
+
+    def on_output(self, stream: str, data: bytes) -> None: ...
+
+    def is_gone(self) -> bool: ...
+
+
+class Service:
+    """Carries out requests; safe from many threads."""
+
+    def __init__(self, sandbox: Sandbox, policies: tuple[str, ...]) -> None:
+        self._sandbox = sandbox
+        self._policies = policies
+        self._opened = _Opened()
+        self._answers: dict[type, Callable[[Any, Caller], msgspec.Struct]] = {
+            Execute: self._execute,
+            Describe: self._describe,
+            Validate: self._validate,
+            Settle: self._settle,
+            Open: self._open,
+            Look: lambda frame, caller: Told(self._opened.why_lost(frame.session)),
+            ListFiles: lambda frame, caller: Files(self._session(frame).files()),
+            Download: self._download,
+            Snapshot: self._snapshot,
+            Fork: self._fork,
+            Close: self._close,
+        }
+
+    def answer(self, request: Any, caller: Caller) -> msgspec.Struct:
+        """Return the reply; raises what the same call of a Sandbox or Session raises."""
+        return self._answers[type(request)](request, caller)
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _execute(self, frame: Execute, caller: Caller) -> Executed:
+        caller.weigh(weight_of(frame))
+        executing = self._session(frame) if frame.session else self._sandbox
+        result = executing.execute(
+            code_of(frame), frame.language, cancel=caller.fileno(),
+            on_output=caller.on_output if frame.stream else None, **given_of(frame.given),
+        )  # fmt: skip
+        return packed_result(result)
+
+    def _describe(self, frame: Describe, caller: Caller) -> Description:
+        return Description(self._policies, self._sandbox.policy, self._sandbox.plan)
+
+    def _validate(self, frame: Validate, caller: Caller) -> Judged:
+        caller.weigh(4 * len(frame.code))
+        return Judged(*self._sandbox.validate_source(text_of(frame.code)))
+
+    def _settle(self, frame: Settle, caller: Caller) -> Done:
+        self._sandbox.settle()
+        return Done()
+
+    def _session(self, frame: Any) -> Session:
+        return self._opened.named(frame.session)
+
+    def _open(self, frame: Open, caller: Caller) -> Opened:
+        given = msgspec.structs.asdict(frame.given)
+        session = self._sandbox.session(frame.id, **given)
+        return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
+
+    def _download(self, frame: Download, caller: Caller) -> Content:
+        session = self._session(frame)
+        sizes = {file.path: file.size_bytes for file in session.files()}
+        caller.weigh(_COPIES * sizes.get(frame.path, 0))
+        return Content(session.download(frame.path))
+
+    def _snapshot(self, frame: Snapshot, caller: Caller) -> Content:
+        session = self._session(frame)
+        caller.weigh(_COPIES * sum(file.size_bytes for file in session.files()))
+        return Content(session.snapshot())
+
+    def _fork(self, frame: Fork, caller: Caller) -> Opened:
+        branch = self._session(frame).fork()
+        if caller.is_gone():  # nobody would know its name
+            branch.close()
+        return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
+
+    def _close(self, frame: Close, caller: Caller) -> Done:
+        if not self._opened.why_lost(frame.session):
+            self._session(frame).close()
+        return Done()
+
+
+class _Opened:
+    """The sessions that clients were told of, by a key that belongs to no other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_key: dict[str, Session] = {}
+        self._lost: dict[str, str] = {}
+
+    def key_of(self, session: Session) -> str:
+        with self._lock:
+            self._forget_the_lost()
+            for key, known in self._by_key.items():
+                if known is session:
+                    return key
+            key = os.urandom(16).hex()
+            self._by_key[key] = session
+            return key
+
+    def named(self, key: str) -> Session:
+        with self._lock:
+            if session := self._by_key.get(key):
+                return session
+            why = self._lost.get(key, "the daemon knows nothing of it")
+        raise SessionLost(f"the session is gone: {why}", "open another one")
+
+    def why_lost(self, key: str) -> str:
+        with self._lock:
+            session = self._by_key.get(key)
+            return session.lost if session else self._lost.get(key, "the daemon forgot it")
+
+    def _forget_the_lost(self) -> None:
+        """Keep of a session that is lost only why: its history may be long."""
+        for key in [key for key, each in self._by_key.items() if each.lost]:
+            self._lost[key] = self._by_key.pop(key).lost
+        while len(self._lost) > _REMEMBERED:
+            del self._lost[next(iter(self._lost))]

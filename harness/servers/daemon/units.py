@@ -1,0 +1,64 @@
+"""Units that have systemd start the daemon when the first client connects."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from ....policies.errors import PolicyError
+
+NAMES = ("cellwright.socket", "cellwright.service")
+_END_SECONDS = 20  # for what is left of a daemon after its drain
+_DEFAULT_PLACES = {"system": "/run/cellwright.sock", "user": "%t/cellwright.sock"}
+
+
+def write_units(
+    directory: Path, arguments: Sequence[str] = (), socket: Path | None = None,
+    drain_seconds: float = 10.0,
+) -> tuple[Path, ...]:  # fmt: skip
+    """Write the units of the system, for root, or of this user; return where.  Raises PolicyError.
+
+    `arguments` are those with which systemd starts the daemon, `socket` is where systemd listens,
+    and `drain_seconds` how long what runs may go on once the daemon is to end.
+    """
+    place = (
+        os.fspath(socket.absolute()).replace("%", "%%")
+        if socket
+        else _DEFAULT_PLACES[kind_of_user()]
+    )
+    kind = kind_of_user()
+    written = []
+    for name in NAMES:
+        template = resources.files(__package__).joinpath(f"{kind}.{name.rpartition('.')[2]}")
+        path = directory / name
+        try:
+            text = template.read_text().replace("@COMMAND@", _command(arguments))
+            stop = f"{drain_seconds + _END_SECONDS:g}"
+            path.write_text(text.replace("@SOCKET@", place).replace("@STOP@", stop))
+        except OSError as error:
+            raise PolicyError(f"cannot write {path}: {error.strerror}") from None
+        written.append(path)
+    return tuple(written)
+
+
+def kind_of_user() -> str:
+    return "system" if os.geteuid() == 0 else "user"
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return how to start us, as systemd splits it (systemd.service(5), "Command lines")."""
+    words = ("-I", "-m", "cellwright", "serve", "--delegated", *arguments)
+    return " ".join((_quoted(sys.executable), *(_quoted_if_needed(word) for word in words)))
+
+
+def _quoted_if_needed(word: str) -> str:
+    return word if re.fullmatch(r"[\w./:=-]+", word, re.ASCII) else _quoted(word)
+
+
+def _quoted(word: str) -> str:
+    """Return a word that systemd takes as it is: no specifier, variable or escape in it."""
+    for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(special, plain)
+    return f'"{word}"'

@@ -1,0 +1,217 @@
+"""What clients get: results as JSON that any of them can read, however a program made it."""
+
+import base64
+import json
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from mcp import types
+
+from ....runner.audit.spans import span_of
+from ....runner.result import SandboxResult
+from ....runner.workspace import Artifact
+from ...text.hidden import first_hidden
+from ...text.terminal import harmless
+from .fitting import blocks_that_fit, fitted, visible, weight_of
+
+_MAX_DEPTH = 64  # of a value; serializers and parsers give up somewhere beyond
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of one call; what is empty is left out."""
+
+
+class FoundTools(Answer, frozen=True):
+    tools: list[dict[str, Any]]
+    more: bool = False
+    hint: str = ""
+
+
+class Described(Answer, frozen=True):
+    tools: list[dict[str, Any]]
+    hint: str = ""
+
+
+class Ran(Answer, frozen=True):
+    """`value` is that of the last expression; `error` the traceback if there is one; `files` were made
+    or changed: path -> bytes; `notes` say what is missing, and why."""
+
+    status: str
+    reason: str
+    stdout: str = ""
+    stderr: str = ""
+    value: Any = None
+    error: str = ""
+    session: str = ""
+    usage: dict[str, Any] = {}  # seconds, bytes
+    violations: list[str] = []
+    files: dict[str, int] = {}
+    notes: list[str] = []
+    trace_id: str = ""
+
+
+class Called(Answer, frozen=True):
+    result: Any
+
+
+class Created(Answer, frozen=True):
+    name: str
+    version: int
+    state: str
+    parameters: dict[str, Any]
+
+
+class Listed(Answer, frozen=True):
+    sessions: list[dict[str, str]]
+    hint: str = ""
+
+
+class FileList(Answer, frozen=True):
+    files: dict[str, int]
+    hint: str = ""
+
+
+class Downloaded(Answer, frozen=True):
+    path: str
+    bytes: int
+
+
+class Uploaded(Answer, frozen=True):
+    path: str
+    bytes: int
+
+
+def answered(
+    answer: Answer, extra: Sequence[types.ContentBlock] = (), *, failed: bool = False
+) -> types.CallToolResult:
+    """Return an answer as JSON, with hidden characters written out.
+
+    It comes twice, for clients that read structures and for those that do not; a failure comes once, as
+    text: all clients show that to their model, and no schema asks for more.
+    """
+    structured = visible(msgspec.to_builtins(answer))
+    text = _encodable(json.dumps(structured, ensure_ascii=False, separators=(",", ":")))
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=text), *extra],
+        structured_content=None if failed else json.loads(text), is_error=failed,
+    )  # fmt: skip
+
+
+def refused(words: str) -> types.CallToolResult:
+    """Return why something was not done, for the model to read."""
+    text = types.TextContent(type="text", text=_encodable(harmless(words)))
+    return types.CallToolResult(content=[text], is_error=True)
+
+
+def ran(
+    result: SandboxResult, session: str, notes: Sequence[str], most: int
+) -> types.CallToolResult:
+    """Return what came of a program, with the pictures and files that it made, in `most` bytes."""
+    error = result.traceback or result.error or ""
+    told = visible({
+        "stdout": result.stdout, "stderr": _without_end(result.stderr, error),
+        "value": plain(result.value), "error": error,
+        "violations": [
+            f"{each.syscall} {' '.join(each.arguments)}: {each.rule}" for each in result.violations
+        ],
+        "files": {file.path: file.size_bytes for file in result.files},
+    })  # fmt: skip
+    parts, cut = fitted(told, most)
+    answer = Ran(
+        status=result.status.value, reason=result.reason, session=session, usage=_usage(result),
+        trace_id=span_of(result.trace_id).trace_id, **parts,
+    )  # fmt: skip
+    blocks = [(each.name, block_of(each, result.execution_id)) for each in result.artifacts]
+    sent, left_out = blocks_that_fit(blocks, most - sum(map(weight_of, parts.values())))
+    notes = [*notes, *_notes(result), *cut, *left_out]
+    return answered(msgspec.structs.replace(answer, notes=notes), sent, failed=not result.ok)
+
+
+def _without_end(stderr: str, error: str) -> str:
+    """Return what a program wrote to stderr without the traceback that it ends in, which is told."""
+    end = error.strip()
+    return stderr.rstrip().removesuffix(end) if end and stderr.rstrip().endswith(end) else stderr
+
+
+def _usage(result: SandboxResult) -> dict[str, float]:
+    usage = result.usage
+    return {
+        "wall_seconds": round(result.execution_time, 6),
+        "cpu_seconds": round(usage.cpu_user_seconds + usage.cpu_system_seconds, 6),
+        "memory_peak_bytes": usage.memory_peak_bytes,
+    }
+
+
+def _notes(result: SandboxResult) -> list[str]:
+    """Say what is not in the result."""
+    notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
+    notes += [f"{each.path or 'files'}: not collected: {each.why}" for each in result.uncollected]
+    return notes + (["the session is gone, and its state"] if result.session_lost else [])
+
+
+def block_of(artifact: Artifact, origin: str) -> types.ContentBlock:
+    """Return an artifact: a picture if it is one that clients show, else a resource."""
+    if artifact.mime in _PICTURES:
+        data = base64.b64encode(artifact.data).decode()
+        return types.ImageContent(type="image", data=data, mime_type=artifact.mime)
+    return resource(artifact.name, artifact.data, artifact.mime, origin)
+
+
+def resource(name: str, data: bytes, mime: str, origin: str) -> types.EmbeddedResource:
+    """Return content as a resource, as text if it is text."""
+    quoted = urllib.parse.quote(name, errors="replace")
+    about: dict[str, Any] = {
+        "uri": f"cellwright://{origin}/{quoted}",
+        "mime_type": mime,
+    }
+    contents: types.TextResourceContents | types.BlobResourceContents
+    text = _as_text(data)
+    if text is not None:
+        contents = types.TextResourceContents(text=text, **about)
+    else:
+        contents = types.BlobResourceContents(blob=base64.b64encode(data).decode(), **about)
+    return types.EmbeddedResource(type="resource", resource=contents)
+
+
+def _as_text(data: bytes) -> str | None:
+    """Return content as text if it is text, and a person sees all of it; line ends of Windows and a
+    byte order mark are no secrets."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if first_hidden(text.removeprefix("\ufeff").replace("\r\n", "\n")) else text
+
+
+def plain(value: Any) -> Any:
+    """Return a value as it is if every peer can parse it, else as text."""
+    try:
+        if _is_flat(value):
+            json.dumps(value, allow_nan=False)
+            return value
+        return json.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        return ascii(type(value).__name__)
+
+
+def _is_flat(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inside += each.values()
+            elif isinstance(each, list | tuple):
+                inside += each
+        if not inside:
+            return True
+        level = inside
+    return False
+
+
+def _encodable(text: str) -> str:
+    """Return text without lone surrogates, at which a serializer would fail and end the server."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,115 @@
+"""How answers are made to fit: one cap for a whole answer, and a note for all that is left out.
+
+Clients have limits of their own.  The SDK's reads an event of at most 1 MiB over HTTP, and fails the
+call at a longer one; an answer stands in it twice, as a structure and as text.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mcp import types
+
+from ...text.hidden import is_hidden
+from ...text.terminal import harmless
+from ...tools.results import head_of
+
+_ENVELOPE_BYTES = 8192  # of a message around its answer, and of what is short in that
+_MOST_BLOCKS = 100
+_MOST_NAMED = 20  # of blocks that are left out
+_NAME_CHARACTERS = 200
+_CUT = "\n[... {} characters are left out here ...]\n"
+
+
+def visible(value: Any) -> Any:
+    """Return a value of JSON in which hidden characters (hidden.py) are written as escapes.
+
+    A model reads an answer, and obeys words in it that a person does not see.
+    """
+    if isinstance(value, str):
+        return harmless(value) if any(map(is_hidden, set(value))) else value
+    if isinstance(value, dict):
+        return {visible(key): visible(each) for key, each in value.items()}
+    return [visible(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def fitted(parts: Mapping[str, Any], most: int) -> tuple[dict[str, Any], list[str]]:
+    """Return what fits of the parts of an answer, in `most` bytes with what stands around it, and what
+    is left out, in words.  A text loses its middle, anything else its end."""
+    weights = {name: weight_of(each) for name, each in parts.items()}
+    room, kept, notes = most - _ENVELOPE_BYTES, dict(parts), []
+    for count, name in enumerate(sorted(weights, key=lambda name: weights[name])):
+        share = room // (len(weights) - count)
+        if weights[name] > share:
+            kept[name], note = _cut(name, parts[name], share)
+            notes.append(note)
+            weights[name] = weight_of(kept[name])
+        room -= weights[name]
+    return kept, notes
+
+
+def weight_of(value: Any) -> int:
+    """Return how many bytes a value takes in an answer, as a structure and within the text."""
+    text = json.dumps(value, ensure_ascii=False)
+    return len(text.encode("utf-8", "replace")) + _quoted(text)
+
+
+def _quoted(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _cut(name: str, value: Any, share: int) -> tuple[Any, str]:
+    length, kept = share, value
+    while weight_of(kept) > share and length:
+        length //= 2
+        kept = _without_middle(value, length) if isinstance(value, str) else head_of(value, length)
+    if isinstance(value, str):
+        return kept, f"{name}: {len(value)} characters do not fit in one answer: its middle is cut"
+    whole = len(json.dumps(value, ensure_ascii=False))
+    return (
+        kept,
+        f"{name}: {whole} characters of JSON do not fit in one answer: only its beginning is here",
+    )
+
+
+def _without_middle(text: str, length: int) -> str:
+    head, tail = text[: length // 2], text[len(text) - length // 2 :]
+    return f"{head}{_CUT.format(len(text) - len(head) - len(tail))}{tail}" if length > 1 else ""
+
+
+def blocks_that_fit(
+    blocks: Sequence[tuple[str, types.ContentBlock]], most: int
+) -> tuple[list[types.ContentBlock], list[str]]:
+    """Return those of the named blocks that fit in `most` bytes, and what is left out, in words."""
+    sent: list[types.ContentBlock] = []
+    left_out: list[str] = []
+    for name, block in blocks:
+        size = size_of(block)
+        if size <= most and len(sent) < _MOST_BLOCKS:
+            most -= size
+            sent.append(block)
+        else:
+            left_out.append(harmless(name)[:_NAME_CHARACTERS])
+    notes = [
+        f"{name} is not here: too many bytes for one answer" for name in left_out[:_MOST_NAMED]
+    ]
+    if more := len(left_out) - len(notes):
+        notes.append(f"{more} more files are not here: too many for one answer")
+    return sent, notes
+
+
+def size_of(part: types.ContentBlock | types.CallToolResult) -> int:
+    """Return how many bytes a part of an answer takes on the wire."""
+    return len(part.model_dump_json(by_alias=True, exclude_none=True).encode())
+
+
+def refused_if_too_large(result: types.CallToolResult, most: int) -> types.CallToolResult:
+    """Return the answer, or words in its place if it is larger than clients read."""
+    size = size_of(result) + _ENVELOPE_BYTES // 2
+    if size <= most:
+        return result
+    words = (
+        f"the answer has {size} bytes, and {most} fit: ask for less, or call the tool from run_code "
+        "and return only what you need"
+    )
+    return types.CallToolResult(content=[types.TextContent(type="text", text=words)], is_error=True)

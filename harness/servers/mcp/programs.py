@@ -1,0 +1,147 @@
+"""`run_code`: programs in fresh cells and in sessions, and what waits for a person's word in them."""
+
+import functools
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ....runner.capture import OnOutput
+from ....runner.performance import NEVER
+from ....runner.result import SandboxResult, SandboxStatus
+from ...runs.runs import Attempt, Runs
+from ...sandbox.executing import Executing
+from ...sandbox.request import CallArguments
+from .answers import ran
+from .approvals import DECLINED, Question, Verdicts
+from .arguments import NEW, RunCode
+from .conversation import Asking, Outcome
+from .owners import Owner
+from .sessions import OwnedSessions
+from .work import Line
+from .workshop import Workshop
+
+
+class Request(NamedTuple):
+    """Whose program it is, what was passed, where it stands in the trail, and whether one can ask."""
+
+    owner: Owner
+    asked: RunCode
+    traceparent: str
+    can_ask: bool
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of `execute` beside the program."""
+        asked = self.asked
+        given: dict[str, Any] = {"files": asked.files, "trace_id": self.traceparent}
+        given |= {"collect": asked.collect} if asked.collect else {}
+        return given | ({} if asked.timeout is msgspec.UNSET else {"timeout": asked.timeout})
+
+
+class Programs:
+    """Runs programs for the clients of one server."""
+
+    def __init__(self, runs: Runs, sessions: OwnedSessions) -> None:
+        self._runs = runs
+        self._sessions = sessions
+
+    def begin(self, workshop: Workshop, request: Request, line: Line) -> Outcome:
+        """Run a program; what it gets wrong is in the answer.  Raises what `execute` does."""
+        if request.asked.session:
+            return self._in_session(workshop, request, line)
+        executing = Heard(workshop.sandbox, line)
+        code, language = request.asked.code, request.asked.language
+        if request.can_ask:
+            with self._tidied():
+                attempt = self._runs.start(executing, code, language, **request.given)
+                return self._outcome(workshop, attempt, request.owner)
+        result = executing.execute(code, language, **request.given)
+        return ran(result, "", _notes(workshop, result), request.owner.answer_bytes)
+
+    def _in_session(self, workshop: Workshop, request: Request, line: Line) -> Outcome:
+        asked, owner = request.asked, request.owner
+        if asked.session == NEW:
+            session = self._sessions.open(owner, workshop.sandbox, asked.language)
+        else:
+            session = self._sessions.get(owner, asked.session)
+        result = Heard(session, line).execute(asked.code, session.language, **request.given)
+        return ran(result, session.id, _notes(workshop, result), owner.answer_bytes)
+
+    def _outcome(self, workshop: Workshop, attempt: Attempt, owner: Owner) -> Outcome:
+        run = attempt.run
+        if attempt.result.status is not SandboxStatus.PENDING:
+            self._runs.forget(run)
+            notes = [f"called no more: {each}" for each in attempt.unused]
+            notes += _notes(workshop, attempt.result)
+            return ran(attempt.result, "", notes, owner.answer_bytes)
+        questions = [
+            Question(each.approval, each.tool, each.arguments, each.reason)
+            for each in self._runs.pending() if each.run == run
+        ]  # fmt: skip
+        go_on = functools.partial(self._go_on, workshop, run, owner)
+        return Asking(questions, go_on, functools.partial(self._runs.forget, run))
+
+    def _go_on(
+        self, workshop: Workshop, run: str, owner: Owner, verdicts: Verdicts, line: Line
+    ) -> Outcome:
+        for approval, approved in verdicts.items():
+            if approved:
+                self._runs.approve(approval)
+            else:
+                self._runs.reject(approval, DECLINED)
+        with self._tidied():
+            attempt = self._runs.resume(Heard(workshop.sandbox, line), run)
+            return self._outcome(workshop, attempt, owner)
+
+    @contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Keep nothing of a run that could not be carried out."""
+        try:
+            yield
+        except BaseException:
+            self._runs.forget()
+            raise
+
+
+def _notes(workshop: Workshop, result: SandboxResult) -> list[str]:
+    """Tell of a value that was too large for its cell: its repr has been cut there."""
+    most = workshop.sandbox.policy.limits.value_bytes
+    if not isinstance(result.value, str) or len(result.value.encode("utf-8", "replace")) < most - 3:
+        return []
+    return [f"value: more than {most} bytes: this is the beginning of its repr"]
+
+
+class Heard(Executing):
+    """Executes as another does, for a request: its output is told, and it ends with it."""
+
+    def __init__(self, executing: Executing, line: Line) -> None:
+        self._executing = executing
+        self._line = line
+
+    def _execute(
+        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
+        """Run `code`; it ends with the request, or once `cancel` is readable."""
+        with _either(cancel, self._line.stop) as stop:
+            told = self._line.on_output or on_output
+            return self._executing._execute(code, language, given, told, stop)
+
+    def close(self) -> None:
+        """Close what executes."""
+        self._executing.close()
+
+
+@contextmanager
+def _either(first: int, second: int) -> Iterator[int]:
+    """Give a descriptor that is readable once one of two is."""
+    if first == NEVER:
+        yield second
+        return
+    with select.epoll() as both:
+        both.register(first, select.EPOLLIN)
+        both.register(second, select.EPOLLIN)
+        yield both.fileno()

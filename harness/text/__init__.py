@@ -1,0 +1,1 @@
+"""What a terminal, a model or a log may be shown."""

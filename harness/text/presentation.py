@@ -1,0 +1,129 @@
+"""A call as a person reads it before approving it: every argument whole, and none hidden by another.
+
+The arguments are a program's or a model's, who may want something approved that the person does not
+see: pushed out of sight by padding, behind blanks that look like the end, or in characters that
+are not shown.  So the names come first; each argument has one line, the shortest first; runs of blanks
+and repetitions are counted instead of shown; what is not seen is escaped.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...policies.errors import ApprovalRequired
+from .terminal import harmless
+
+MOST_SHOWN = 8000  # characters of all arguments: what a person may be expected to read in a form
+MOST_LISTED = 400  # characters of one argument in a list
+_MOST_NAMES = 64  # the arguments of a call that can be approved
+_DEEPEST = 8  # objects within objects that are shown a line each
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST_RUN = 16  # of one repeated character; of blanks 3
+_BLANK = r"[\s\u00ad\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]|\\[nrt]"
+_RUN = re.compile(rf"(?P<blank>(?:{_BLANK}){{4,}})|(?P<same>(.)\3{{{_LONGEST_RUN},}})", re.DOTALL)
+_UNSEEN = re.compile("[^\x20-\x7e]")
+# Categories Mn and Me: marks over a character, variation selectors among them; Zs: blanks of other
+# widths.
+_WRITTEN_OUT = frozenset(("Mn", "Me", "Zs"))
+# Letters and symbols by category that show nothing (Unicode: Default_Ignorable_Code_Point, and
+# BRAILLE PATTERN BLANK), and the brackets of our own notes, which nobody may forge.
+_OTHERS_UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\u27e8\u27e9")
+
+
+class Presented(NamedTuple):
+    """The text of a call's arguments; `is_whole` unless something of them was cut off."""
+
+    text: str
+    is_whole: bool
+    characters: int  # of the arguments as they would be shown whole
+
+
+def present(arguments: Mapping[str, Any], most: int = MOST_SHOWN) -> Presented:
+    """Return the arguments for a person: their names, then each on a line, none longer than `most`."""
+    given = [(name, _readable(_encoded(value))) for name, value in _flat(arguments, "", 1)]
+    names = [name for name, _ in given]
+    lines = sorted(given, key=lambda line: len(line[1]))
+    total = sum(len(name) + len(value) for name, value in lines)
+    told = [
+        f"{len(names)} arguments: {', '.join(names[:_MOST_NAMES])}" if names else "no arguments"
+    ]
+    is_whole = total <= MOST_SHOWN
+    for name, value in lines[:_MOST_NAMES]:
+        cut = _cut(value, most)
+        is_whole &= cut is value
+        told.append(f"  {name}: {cut}")
+    if len(lines) > _MOST_NAMES:
+        is_whole = False
+        told.append(f"  ⟨{len(lines) - _MOST_NAMES} more⟩")
+    return Presented("\n".join(told), is_whole, total)
+
+
+def shortened(text: str, most: int = MOST_LISTED) -> str:
+    """Return other untrusted text on one line: readable, and cut after `most` characters."""
+    return _cut(_readable(_encoded(text)[1:-1]), most)
+
+
+def presented_whole(tool: str, arguments: Mapping[str, Any]) -> str:
+    """Return the arguments as a person has to see them to approve the call.
+
+    Raises ApprovalRequired if they are too long to be shown whole: nobody can approve what nobody sees.
+    """
+    presented = present(arguments)
+    if not presented.is_whole:
+        raise ApprovalRequired(
+            f"{tool} has to be approved, and its arguments cannot be shown whole: {len(arguments)} "
+            f"arguments, {presented.characters:,} characters of {MOST_SHOWN:,}",
+            "pass less, or have it approved by a program that checks the arguments",
+            tool=tool,
+        )
+    return presented.text
+
+
+def _flat(values: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield each value with its path, `message.to`: objects get a line for each of their values."""
+    for key, value in values.items():
+        name = above + (key if _PLAIN_NAME.fullmatch(key) else _readable(_encoded(key)))
+        if isinstance(value, dict) and value and depth < _DEEPEST:
+            yield from _flat(value, f"{name}.", depth + 1)
+        else:
+            yield name, value
+
+
+def _cut(value: str, most: int) -> str:
+    return value if len(value) <= most else f"{value[:most]}⟨cut: {len(value):,} characters⟩"
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8", "replace")
+
+
+def _readable(text: str) -> str:
+    """Return JSON on one line, without characters that are not seen and without padding."""
+    kept, at = [], 0
+    for run in _RUN.finditer(text):
+        kept.append(_written_out(text[at : run.start()]))
+        at = run.end()
+        if run["blank"]:
+            kept.append(f"⟨{_count(run['blank']):,} blanks⟩")
+        else:
+            kept.append(f"{_written_out(run['same'][0])}⟨{len(run['same']):,} times⟩")
+    kept.append(_written_out(text[at:]))
+    return harmless("".join(kept))
+
+
+def _count(blanks: str) -> int:
+    return len(re.findall(_BLANK, blanks))
+
+
+def _written_out(text: str) -> str:
+    return _UNSEEN.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in _OTHERS_UNSEEN or unicodedata.category(character) in _WRITTEN_OUT:
+        return character.encode("unicode_escape").decode("ascii")
+    return character

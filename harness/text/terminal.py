@@ -1,0 +1,126 @@
+"""What a person sees: a guest's output without its tricks, and one line about a result."""
+
+import base64
+import codecs
+import json
+import os
+import sys
+from typing import TextIO
+
+from ...policies.languages import PYTHON
+from ...runner.result import SandboxResult, Violation
+from .hidden import replace_hidden
+
+_SHOWN, _LONGEST = 10, 300  # attempts on a terminal, and characters of one
+
+
+def harmless(text: str) -> str:
+    """Return `text` with its hidden characters (hidden.py) written as escapes, such as `\\u200b`."""
+    return replace_hidden(text, _escaped)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+class StreamPrinter:
+    """Passes output on as it comes: raw into a pipe or file, escaped to a terminal."""
+
+    def __init__(self) -> None:
+        self._streams = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
+        make = codecs.getincrementaldecoder("utf-8")  # a character may come in two parts
+        self._decoders = {"stdout": make("replace"), "stderr": make("replace")}
+        self.mid_line = False  # the last thing written did not end a line
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        descriptor = self._streams[stream]
+        self.mid_line = data[-1:] != b"\n"
+        if os.isatty(descriptor):
+            data = harmless(self._decoders[stream].decode(data)).encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+class EventPrinter:
+    """Writes output to stdout as it comes, one JSON object a line, in ASCII.
+
+    What is UTF-8 comes as `text`, a character that was cut in two with its second half; what is not
+    comes as `base64`.  Put together in their order they are the stream.
+    """
+
+    def __init__(self) -> None:
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": make(), "stderr": make()}
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        decoder = self._decoders[stream]
+        held, _ = decoder.getstate()
+        try:
+            self._write(stream, "text", decoder.decode(data))
+        except UnicodeDecodeError:
+            decoder.reset()
+            self._write(stream, "base64", base64.b64encode(held + data).decode())
+
+    def finish(self) -> None:
+        """Write what a stream ended in the middle of."""
+        for stream, decoder in self._decoders.items():
+            self._write(stream, "base64", base64.b64encode(decoder.getstate()[0]).decode())
+
+    def _write(self, stream: str, kind: str, content: str) -> None:
+        if content:
+            sys.stdout.write(json.dumps({"stream": stream, kind: content}) + "\n")
+            sys.stdout.flush()
+
+
+def result_line(result: SandboxResult) -> str:
+    """Return status, reason, error, time and peak memory on one line."""
+    ended = f"{result.status.value} ({result.reason})"
+    parts = [coloured(ended, "green" if result.ok else "red", sys.stderr)]
+    if result.error:
+        parts.append(harmless(result.error))
+    if result.value is not None:
+        parts.append(f"value {harmless(repr(result.value))[:200]}")
+    parts.append(f"{result.execution_time * 1000:.1f} ms")
+    parts.append(f"peak {result.usage.memory_peak_bytes / 1024 / 1024:.1f} MiB")
+    if result.truncated:
+        parts.append(f"dropped {sum(result.truncated.values())} bytes of output")
+    return "cellwright: " + " · ".join(parts)
+
+
+def violation_lines(result: SandboxResult) -> list[str]:
+    """Return what the program attempted and was refused, an attempt a line, the first ten."""
+    refused = coloured("refused", "yellow", sys.stderr)
+    lines = [f"cellwright: {refused}: {_attempt(each)}" for each in result.violations[:_SHOWN]]
+    if left_out := len(result.violations) - len(lines):
+        lines.append(f"cellwright: and {left_out:,} more that were refused; --json has them all")
+    return lines
+
+
+def _attempt(violation: Violation) -> str:
+    words = harmless(" ".join((violation.syscall, *violation.arguments)))[:_LONGEST]
+    times = f", {violation.count:,} times" if violation.count > 1 else ""
+    return f"{words} ({violation.rule}){times}"
+
+
+def shown_value(value: object, language: str) -> str:
+    """Return the value of a program's last expression as text: a text as it is, anything else as the
+    language of Python, or JSON, writes it."""
+    if isinstance(value, str):
+        return value
+    return repr(value) if language == PYTHON else json.dumps(value, ensure_ascii=False)
+
+
+def print_header(text: str) -> None:
+    """Print the names of a list's columns above it, on a terminal: other programs read rows alone."""
+    if sys.stdout.isatty():
+        sys.stdout.write(coloured(text, "bold", sys.stdout) + "\n")
+
+
+_COLOURS = {"green": "32", "yellow": "33", "red": "31", "bold": "1"}  # ECMA-48, SGR
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Return `text` in a colour if `stream` is a terminal that shows it, and NO_COLOR is not set
+    (no-color.org); nothing needs it to be understood."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return text if plain else f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

@@ -1,0 +1,401 @@
+"""A sandbox that connects is one like any other: the same calls, results and exceptions."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cellwright import (
+    ClosedError,
+    Executable,
+    LaunchError,
+    PolicyError,
+    Sandbox,
+    SandboxConfig,
+    SandboxResult,
+    SandboxStatus,
+    SessionLost,
+    WorkspaceError,
+)
+from cellwright.harness.sandbox.remote.failures import error_of, failure_of
+from cellwright.policies import errors
+from cellwright.policies.errors import LauncherLost, Unenforceable
+from cellwright.policies.policy import Policy
+from tests.conftest import ROOT, soon
+from tests.harness.servers.daemon.daemons import Daemon, serving
+
+pytestmark = pytest.mark.needs("userns")
+
+PROGRAMS: tuple[tuple[Any, dict[str, Any]], ...] = (
+    ("print('hi')\n6 * 7", {}),
+    ("2 ** 100, 0.1, None, 'ü\\U0001f600', [1, {'a': ()}]", {}),
+    ("import sys; print(x, input(), open('f').read(), file=sys.stderr); x", {"inputs": {"x": {"y": [1.5, 2**70]}}, "stdin": "line", "files": {"f": b"\xff"}}),
+    ("import os; os.environ['A']", {"env": {"A": "b"}}),
+    ("open('a.csv', 'w').write('1'); open('b', 'w').write('2')", {"collect": ["*.csv"]}),
+    ("raise ValueError('no')", {}),
+    ("import os; os.abort()", {}),
+    ("import sys; sys.exit(3)", {}),
+    ("while True: pass", {"timeout": 0.2}),
+    ("hog = bytearray(1 << 30)", {}),
+    ("open('/etc/shadow')", {"trace_id": "mine"}),
+    ("print('x' * 300_000)", {}),
+    (b"\xef\xbb\xbf1", {}),
+    ("", {"trace_id": "refused"}),
+    ("\ud800", {}),
+    (b"\xff", {}),
+    ("x\0", {}),
+)  # fmt: skip
+
+# what differs from call to call anywhere
+OWN = dict.fromkeys(("execution_time", "usage", "phases", "execution_id", "pool_hit", "trace_id", "traceparent"))  # fmt: skip
+
+
+def comparable(result: SandboxResult) -> dict[str, Any]:
+    plain = {
+        name: value for name, value in msgspec.structs.asdict(result).items() if name not in OWN
+    }
+    violations = [(seen.syscall, seen.arguments, seen.rule) for seen in result.violations]
+    return plain | {"violations": violations}
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize(("code", "given"), PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_result_is_that_of_a_sandbox_of_our_own(
+    connected: Sandbox, strict: Sandbox, code: Any, given: dict[str, Any]
+) -> None:
+    ours, theirs = strict.execute(code, **given), connected.execute(code, **given)
+    assert comparable(theirs) == comparable(ours)
+    assert theirs.trace_id == given.get("trace_id") or not given.get("trace_id")
+
+
+def test_other_languages_and_unknown_ones(connected: Sandbox, strict: Sandbox) -> None:
+    assert connected.execute("echo hello", "bash").stdout == "hello\n"
+    assert connected.execute("x", "cobol").error == strict.execute("x", "cobol").error
+
+
+MISTAKES: tuple[dict[str, Any], ...] = (
+    {"stdin": 1}, {"inputs": []}, {"inputs": {"x": object()}}, {"inputs": {"1": 1}}, {"inputs": {"x": float("nan")}},
+    {"files": {"../x": b""}}, {"files": {"x": 1}}, {"env": {"=": ""}}, {"timeout": -1}, {"timeout": "1"}, {"trace_id": 1},
+    {"collect": "*"}, {"nonsense": 1}, {"code": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("given", MISTAKES, ids=str)
+def test_a_mistake_is_the_same_exception(
+    connected: Sandbox, strict: Sandbox, given: dict[str, Any]
+) -> None:
+    given = {"code": "1"} | given
+    with pytest.raises((PolicyError, TypeError)) as ours:
+        strict.execute(**given)
+    with pytest.raises((PolicyError, TypeError)) as theirs:
+        connected.execute(**given)
+    assert (type(theirs.value), str(theirs.value)) == (type(ours.value), str(ours.value))
+
+
+def test_output_comes_as_it_is_made(connected: Sandbox) -> None:
+    seen: list[tuple[str, bytes]] = []
+    result = connected.execute(
+        "import sys; print('out', flush=True); print('err', file=sys.stderr)",
+        on_output=lambda stream, data: seen.append((stream, data)),
+    )
+    assert sorted(seen) == [("stderr", b"err\n"), ("stdout", b"out\n")]
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+
+
+def test_a_callback_that_raises_ends_the_execution(connected: Sandbox) -> None:
+    def refuse(stream: str, data: bytes) -> None:
+        raise KeyError(stream)
+
+    with pytest.raises(KeyError):
+        connected.execute("while True: print('x' * 1000)", on_output=refuse)
+    assert connected.execute("1").ok
+
+
+def test_a_started_run_is_read_and_cancelled(connected: Sandbox) -> None:
+    run = connected.start("import time; print('up', flush=True); time.sleep(300)")
+    assert next(run.output()) == ("stdout", b"up\n")
+    run.cancel()
+    assert run.result().status is SandboxStatus.CANCELLED
+
+
+def test_cancelling_a_task_ends_its_execution(connected: Sandbox) -> None:
+    async def both() -> SandboxResult:
+        endless = asyncio.create_task(connected.aexecute("while True: pass"))
+        result = await connected.aexecute("1 + 1")
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+        return result
+
+    assert asyncio.run(both()).value == 2
+
+
+def test_many_threads_share_one_sandbox(connected: Sandbox) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        values = pool.map(lambda number: connected.execute(f"{number} * 2").value, range(40))
+        assert list(values) == [number * 2 for number in range(40)]
+
+
+def test_policy_plan_layers_and_advice_are_the_daemons(daemon: Daemon, strict: Sandbox) -> None:
+    with daemon.sandbox("strict") as sandbox:
+        assert sandbox.policy == strict.policy
+        assert sandbox.layers == strict.layers
+        assert sandbox.plan.guest_filter == strict.plan.guest_filter
+        assert sandbox.validate_source("import os") == strict.validate_source("import os")
+        assert sandbox.validate_source("1") == (True, None)
+        assert sandbox.audit is None
+        sandbox.settle()
+        assert sandbox.execute("1").pool_hit
+
+
+def test_a_client_chooses_among_the_daemons_policies_and_has_no_other(daemon: Daemon) -> None:
+    start = "import subprocess; subprocess.run(['/usr/bin/true']).returncode"
+    with daemon.sandbox("standard") as sandbox:
+        assert sandbox.execute(start).value == 0
+    with Sandbox(connect=daemon.path) as sandbox:  # the first
+        assert sandbox.policy.name == "strict"
+        assert not sandbox.execute(start).ok
+    with pytest.raises(PolicyError, match="the daemon has strict, standard, not 'trusted-read'"):
+        daemon.sandbox("trusted-read")
+    with pytest.raises(PolicyError, match="the name of one that the daemon has"):
+        Sandbox(connect=daemon.path, policy=Policy())
+
+
+def test_a_call_may_narrow_and_not_widen(connected: Sandbox) -> None:
+    late = connected.execute("while True: pass", timeout=0.1)
+    assert (late.status, late.error) == (SandboxStatus.TIMEOUT, "ran longer than 0.1 s")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"config": SandboxConfig()}, {"pool": 3}, {"python": "/usr/bin/python3"}, {"audit": False},
+     {"fresh_exec": True}, {"blocked_imports": ["os"]}, {"cgroup_root": "/"}],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_what_the_daemon_was_told_cannot_be_told_by_a_client(
+    daemon: Daemon, given: dict[str, Any]
+) -> None:
+    with pytest.raises(PolicyError, match=f"connect: {next(iter(given))} cannot be given as well"):
+        Sandbox(connect=daemon.path, **given)
+
+
+def test_without_a_daemon_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no daemon answers at .*\nhint: .*cellwright serve"):
+        Sandbox(connect=tmp_path / "none")
+
+
+def test_a_closed_sandbox_says_so_and_ends_what_runs(daemon: Daemon) -> None:
+    sandbox = daemon.sandbox()
+    run = sandbox.start("import time; print('up', flush=True); time.sleep(300)")
+    next(run.output())
+    sandbox.close()
+    sandbox.close()
+    with pytest.raises(ClosedError, match="was closed while this ran"):
+        run.result()
+    with pytest.raises(ClosedError, match="the sandbox was closed"):
+        sandbox.execute("1")
+
+
+def test_a_daemon_that_dies_is_told_and_its_successor_serves(tmp_path: Path) -> None:
+    with serving(tmp_path / "s") as first:
+        sandbox = first.sandbox()
+        run = sandbox.start("import time; print('up', flush=True); time.sleep(300)")
+        next(run.output())
+        session = sandbox.session()
+        first.process.kill()
+        with pytest.raises(ClosedError, match="hung up"):
+            run.result()
+        with pytest.raises((ClosedError, LaunchError)):  # it may be dying still
+            sandbox.execute("1")
+        first.wait()
+        with pytest.raises(LaunchError, match="no daemon answers"):
+            sandbox.execute("1")
+        assert "no daemon answers" in session.lost
+        session.close()
+    with serving(tmp_path / "s"):
+        assert sandbox.execute("6 * 7").value == 42
+        with pytest.raises(SessionLost, match="the daemon knows nothing of it"):
+            session.execute("1")
+        assert session.lost
+    sandbox.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PolicyError("one\ntwo", "do this"), errors.BusyError("busy"), LaunchError("x", hint="y"),
+        Unenforceable((("landlock", "too old"),)), LauncherLost(cell_began=True),
+        SessionLost("gone"), WorkspaceError("full"), errors.AuditError("no room"), ClosedError("x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_exception_of_ours_crosses_the_socket_whole(error: errors.CellwrightError) -> None:
+    back = error_of(failure_of(error))
+    assert (type(back), str(back), back.hint) == (type(error), str(error), error.hint)
+    assert vars(back) == vars(error)
+
+
+def test_a_message_is_no_longer_than_what_it_is_about(connected: Sandbox) -> None:
+    with pytest.raises(PolicyError) as told:
+        connected.execute("1", env={"\1" * 1_000_000 + "=": ""})
+    assert len(str(told.value)) > 1_000_000  # said on this side of the socket
+    assert len(str(error_of(failure_of(told.value)))) < 11_000
+    with connected.session() as session, pytest.raises(PolicyError, match="length <= 65536"):
+        session.download("x" * 100_000)
+
+
+def test_a_bug_of_ours_is_told_as_one_and_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    back = error_of(failure_of(ZeroDivisionError("oops")))
+    assert isinstance(back, errors.InternalError)
+    assert "oops" in str(back)
+    assert "ZeroDivisionError: oops" in capsys.readouterr().err
+    assert isinstance(error_of(failure_of(OSError(24, "x"))), errors.BusyError)
+
+
+# sessions
+
+
+def test_a_session_has_all_that_a_session_has(connected: Sandbox) -> None:
+    with connected.session() as session:
+        session.execute("x = 20")
+        assert session.execute("x + 1").value == 21
+        assert session.execute("x").session_id == session.id
+        session.upload("d/f", "data")
+        assert [(file.path, file.size_bytes) for file in session.files()] == [("d/f", 4)]
+        assert session.download("d/f") == b"data"
+        with pytest.raises(WorkspaceError, match="cannot read 'none'"):
+            session.download("none")
+        archive = session.snapshot()
+        late = session.execute("while True: x += 1", timeout=0.2)
+        assert (late.status, late.session_lost) == (SandboxStatus.TIMEOUT, False)
+        session.execute("import os; y = os.urandom(8).hex()")
+        session.execute("print(y)")
+        with session.fork() as branch:
+            assert branch.id != session.id
+            assert branch.diverged  # random numbers differ
+            assert branch.execute("x >= 20").value
+    assert session.lost == "it was closed"
+    session.close()
+    with pytest.raises(SessionLost, match="it was closed"):
+        session.execute("1")
+    with connected.session() as other:
+        other.restore(archive)
+        assert other.download("d/f") == b"data"
+
+
+def test_a_session_is_found_again_by_another_process(daemon: Daemon) -> None:
+    code = f"""
+import sys
+sys.path[:0] = {[str(ROOT), *sys.path]!r}
+from cellwright import Sandbox
+sandbox = Sandbox(connect={str(daemon.path)!r})
+print(sandbox.session("shared").execute("x = 41; x").value)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], stdout=-1, timeout=300, check=True)
+    assert done.stdout == b"41\n"
+    with daemon.sandbox() as sandbox:
+        session = sandbox.session("shared")
+        assert session.execute("x + 1").value == 42
+        again = sandbox.session("shared")
+        again.close()
+        assert session.lost == "it was closed"
+        fresh = sandbox.session("shared")
+        assert not fresh.execute("x").ok
+        with pytest.raises(SessionLost):  # the name is another's now
+            session.execute("1")
+        fresh.close()
+
+
+def test_sessions_of_one_policy_are_not_those_of_another(daemon: Daemon) -> None:
+    with (
+        daemon.sandbox("strict") as strict,
+        daemon.sandbox("standard") as standard,
+        strict.session("same") as first,
+        standard.session("same") as second,
+    ):
+        first.execute("x = 1")
+        assert not second.execute("x").ok
+
+
+def test_two_clients_of_one_session_are_served_in_turn(daemon: Daemon) -> None:
+    with daemon.sandbox() as one, daemon.sandbox() as two, one.session() as session:
+        session.execute("seen = []")
+        other = two.session(session.id)
+        step = "seen.append({0}); __import__('time').sleep(0.01); seen.append({0})"
+        with ThreadPoolExecutor(2) as pool:
+            for each in [
+                pool.submit((session, other)[number % 2].execute, step.format(number))
+                for number in range(6)
+            ]:
+                assert each.result().ok
+        seen = session.execute("seen").value
+        assert seen[::2] == seen[1::2]
+
+
+def test_a_session_that_is_in_the_way_is_ended_and_told_why(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", sessions=1) as daemon, daemon.sandbox() as sandbox:
+        first = sandbox.session()
+        first.execute("1")
+        second = sandbox.session()
+        assert first.lost == "it was idle longest, and another one was opened"
+        with pytest.raises(SessionLost, match="another one was opened"):
+            first.execute("1")
+        assert second.execute("2").value == 2
+
+
+def test_an_idle_session_is_ended_and_told_why(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", idle=0.05) as daemon, daemon.sandbox() as sandbox:
+        session = sandbox.session()
+        assert soon(lambda: session.lost == "it was idle, or alive, for too long")
+
+
+def test_a_forked_process_does_not_use_its_parents_connections(connected: Sandbox) -> None:
+    connected.execute("1")
+    child = os.fork()
+    if child == 0:
+        try:
+            connected.execute("1")
+        except ClosedError:
+            connected.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert connected.execute("1").ok
+
+
+def test_the_trail_is_the_daemons(tmp_path: Path) -> None:
+    trail = tmp_path / "audit.jsonl"
+    with serving(tmp_path / "s", audit=str(trail)) as daemon:
+        with daemon.sandbox() as sandbox:
+            result = sandbox.execute("1")
+            refused = sandbox.execute("")
+        assert daemon.end() == 0
+    written = trail.read_text()
+    assert result.execution_id in written
+    assert refused.execution_id in written
+
+
+def test_a_daemon_starts_no_programs_that_live_and_says_so(connected: Sandbox) -> None:
+    with pytest.raises(PolicyError, match="without connect="):
+        connected.program(("/usr/bin/cat",))
+
+
+def test_a_daemon_keeps_no_workspaces_and_says_so(connected: Sandbox) -> None:
+    for attempt in (
+        lambda: connected.execute("1", workspace="mine"),
+        lambda: connected.session(workspace="mine"),
+        lambda: connected.workspaces,
+    ):
+        with pytest.raises(PolicyError, match="a daemon keeps none for those who connect"):
+            attempt()
+    script = connected.execute(
+        "import os\nos.stat('x').st_mode & 0o7777", files={"x": Executable(b"")}
+    )
+    assert script.value == 0o700

@@ -1,0 +1,174 @@
+"""Connections over HTTP that are held open: others are served all the same."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import anyio
+import anyio.from_thread
+import pytest
+from starlette.responses import Response
+
+from cellwright.harness.servers.mcp import http
+from cellwright.harness.servers.mcp.connections import (
+    Connection,
+    Receive,
+    Scope,
+    Send,
+    listening,
+    serve_http,
+)  # fmt: skip
+from cellwright.harness.servers.mcp.http import Door
+from cellwright.harness.servers.mcp.tokens import Tokens
+from tests.conftest import soon
+
+TOKEN, OTHER = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"
+BEGUN = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+LONG = 600.0  # seconds that no test waits
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the length of the body, once all of it is there."""
+    if scope["type"] == "lifespan":
+        for word in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{word}.complete"})
+        return
+    length = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    await Response(f"{length} bytes")(scope, receive, send)
+
+
+class Served(NamedTuple):
+    address: tuple[str, int]
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        sock = socket.create_connection(self.address, timeout=30)
+        sock.sendall(data)
+        return sock
+
+    def ask(self, token: str = TOKEN) -> bytes:
+        """Return the answer to a request on a connection of its own, b"" if there is none."""
+        with self.connect(request(token, close=True)) as sock, contextlib.suppress(ConnectionError):
+            return b"".join(iter(lambda: sock.recv(4096), b""))
+        return b""
+
+
+def request(token: str = "", length: int = 0, *, close: bool = False) -> bytes:
+    head = ["POST /mcp HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {length}"]
+    head += [f"Authorization: Bearer {token}"] if token else []
+    head += ["Connection: close"] if close else []
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Tell whether the server has closed a connection; what it said before is thrown away."""
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def served(most: int, wait_seconds: float) -> Iterator[Served]:
+    class Bounded(Connection):
+        pass
+
+    Bounded.most, Bounded.wait_seconds = most, wait_seconds
+    door = Door(app, Tokens({"ann": TOKEN, "bob": OTHER}), lambda _: None)
+    with (
+        listening("127.0.0.1", 0) as listener,
+        anyio.from_thread.start_blocking_portal("asyncio") as portal,
+    ):
+        ending = portal.call(anyio.Event)
+        done = portal.start_task_soon(serve_http, door, listener, ending, Bounded)
+        yield Served(listener.getsockname())
+        portal.call(ending.set)
+        done.result(30)
+
+
+@contextlib.contextmanager
+def held(sockets: list[socket.socket]) -> Iterator[list[socket.socket]]:
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", BEGUN, request(length=10)], ids=["nothing", "half", "no token"]
+)
+def test_as_many_connections_as_there_may_be_keep_nobody_out(sent: bytes) -> None:
+    """A client without a token fills the server; each new connection takes the place of the oldest."""
+    with (
+        served(most=20, wait_seconds=LONG) as server,
+        held([server.connect(sent) for _ in range(40)]) as sockets,
+    ):
+        assert server.ask().endswith(b"0 bytes")
+        assert soon(lambda: sum(map(is_closed, sockets)) >= 20)
+        assert not is_closed(sockets[-1])
+
+
+def test_a_request_at_work_is_not_dropped_for_a_new_connection() -> None:
+    with served(most=20, wait_seconds=LONG) as server, server.connect(request(TOKEN, 5)) as first:
+        assert server.ask().endswith(b"0 bytes")  # the first one was let in before this
+        with held([server.connect(BEGUN) for _ in range(40)]):
+            assert server.ask().endswith(b"0 bytes")
+            first.sendall(b"12345")
+            assert first.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", BEGUN, request(length=10)], ids=["nothing", "half", "no token"]
+)
+def test_a_connection_that_sends_bytes_and_no_welcome_request_is_closed(sent: bytes) -> None:
+    """However often a byte comes: each would put off a deadline that starts with the last byte."""
+
+    def is_closed_after(byte: bytes) -> bool:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(byte)
+        return is_closed(sock)
+
+    with served(most=20, wait_seconds=0.5) as server, server.connect(sent) as sock:
+        assert soon(lambda: is_closed_after(b"x"))
+
+
+def test_one_client_never_has_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(http, "_REQUESTS_OF_ONE", 15)
+    with (
+        served(most=20, wait_seconds=LONG) as server,
+        held([server.connect(request(TOKEN, 5)) for _ in range(15)]),
+    ):
+        assert soon(lambda: b"503" in server.ask())
+        assert server.ask(OTHER).endswith(b"0 bytes")
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_BODY_SECONDS", 0.2)
+    with served(most=20, wait_seconds=LONG) as server:
+        with server.connect(request(TOKEN, 5)) as slow:
+            assert soon(lambda: is_closed(slow))
+        assert server.ask().endswith(b"0 bytes")
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Host", "Origin", "Mcp-Session-Id"])
+def test_a_header_that_decides_is_there_once(name: str) -> None:
+    with served(most=20, wait_seconds=LONG) as server:
+        twice = f"{name}: 127.0.0.1\r\n".encode() * 2
+        lines = request(TOKEN, close=True).replace(b"\r\n", b"\r\n" + twice, 1)
+        with server.connect(lines) as sock:
+            assert sock.recv(4096).split()[1] in (b"400", b"401")

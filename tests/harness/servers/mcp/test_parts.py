@@ -1,0 +1,221 @@
+"""Parts that need no client: who may have how much, and on whose behalf."""
+
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from mcp import MCPError
+
+from cellwright import Sandbox
+from cellwright.harness.servers.mcp import work
+from cellwright.harness.servers.mcp.gate import BUSY, Gate
+from cellwright.harness.servers.mcp.http import _length
+from cellwright.harness.servers.mcp.owners import CLIENT, PIPE, Owner, owner_of
+from cellwright.harness.servers.mcp.pipes import LINE_BYTES
+from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions
+from cellwright.harness.servers.mcp.weights import Weights
+from cellwright.harness.servers.mcp.work import GONE, Desk, Line
+from cellwright.policies.errors import BusyError, SessionLost
+from tests.conftest import ROOT, policy_named, soon
+
+ANN, BOB, CAT = (Owner(name, name) for name in ("ann", "bob", "cat"))
+
+
+def test_requests_are_let_in_while_there_is_room() -> None:
+    gate = Gate(most=3, most_of_one=2)
+    with gate.room_for(ANN), gate.room_for(ANN):
+        with pytest.raises(MCPError) as refused, gate.room_for(ANN):
+            pass
+        assert refused.value.error.code == BUSY
+        with gate.room_for(BOB), pytest.raises(MCPError, match="too many"), gate.room_for(CAT):
+            pass
+        with gate.room_for(CAT):
+            pass
+    with gate.room_for(ANN), gate.room_for(ANN):
+        pass
+
+
+def test_who_has_many_conversations_has_no_more_room() -> None:
+    first, second, third = (Owner("ann", f"ann/{number}") for number in range(3))
+    gate = Gate(most=3, most_of_one=2)
+    with gate.room_for(first), gate.room_for(second):
+        with pytest.raises(MCPError, match="of this client"), gate.room_for(third):
+            pass
+        with gate.room_for(BOB):
+            pass
+
+
+class Silent:
+    """A client that takes none of its progress."""
+
+    async def report_progress(self, *_: object) -> None:
+        await anyio.sleep_forever()
+
+
+def asking(client: str) -> Any:
+    scope = {CLIENT: client, GONE: anyio.Event()}
+    return SimpleNamespace(
+        request=SimpleNamespace(scope=scope, headers={}), protocol_version="2026-07-28",
+        meta={"progress_token": 1}, session=Silent(),
+    )  # fmt: skip
+
+
+def test_who_does_not_take_its_progress_gives_its_turn_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work, "_TAKING_SECONDS", 0.01)
+
+    def tell(line: Line) -> str:
+        assert line.on_output
+        line.on_output("stdout", b"words")
+        return "done"
+
+    async def call() -> str:
+        with anyio.fail_after(30):
+            return await Desk().do(asking("ann"), tell)
+
+    assert anyio.run(call) == "done"
+
+
+def test_one_client_never_has_all_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_AT_ONCE", 2)
+    monkeypatch.setattr(work, "_AT_ONCE_OF_ONE", 1)
+    bob_was_here = threading.Event()
+    heard: list[bool] = []
+
+    def wait(_: Line) -> None:
+        heard.append(bob_was_here.wait(10))
+
+    async def call() -> None:
+        desk = Desk()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(desk.do, asking("ann"), wait)
+                await anyio.wait_all_tasks_blocked()
+                await desk.do(asking("bob"), lambda _: bob_was_here.set())
+
+    anyio.run(call)
+    assert heard == [True, True]
+
+
+def test_bodies_are_held_while_there_is_room() -> None:
+    weights = Weights(most=30, most_of_one=20)
+    with weights.held("ann", 20) as first, weights.held("ann", 1) as second:
+        assert (first, second) == (True, False)
+        with weights.held("bob", 10) as third, weights.held("cat", 1) as fourth:
+            assert (third, fourth) == (True, False)
+        with weights.held("cat", 10) as fifth:
+            assert fifth
+    with weights.held("ann", 20) as again:
+        assert again
+
+
+@pytest.mark.parametrize(
+    ("headers", "length"),
+    [
+        ({}, 0),
+        ({"content-length": "7"}, 7),
+        ({"content-length": "9" * 30}, LINE_BYTES),
+        ({"content-length": "-1", "transfer-encoding": "chunked"}, LINE_BYTES),
+        ({"transfer-encoding": "chunked"}, LINE_BYTES),
+        ({"content-length": "0", "transfer-encoding": "chunked"}, LINE_BYTES),
+    ],
+)
+def test_a_body_counts_for_what_it_may_be(headers: dict[str, str], length: int) -> None:
+    found = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert _length({"headers": found}) == length
+
+
+def context(version: str, **headers: str) -> Any:
+    request = SimpleNamespace(scope={CLIENT: "ann"}, headers=headers)
+    return SimpleNamespace(request=request, protocol_version=version)
+
+
+def test_who_asks_is_known_from_the_channel() -> None:
+    legacy, modern = "2025-11-25", "2026-07-28"
+    header = {"mcp-session-id": "0123"}
+    owner = owner_of(context(legacy, **header))
+    assert (owner.client, owner.may_list) == ("ann", True)
+    assert owner.id.startswith("ann/")
+    assert "0123" not in owner.id  # it is a secret, and owners stand in trails
+    assert owner.id != owner_of(context(legacy, **{"mcp-session-id": "0124"})).id
+    assert owner_of(context(modern, **header)) == Owner("ann", "ann", may_list=False)
+    assert owner_of(SimpleNamespace(request=None, protocol_version=modern)) == PIPE  # type: ignore[arg-type]
+    with pytest.raises(KeyError):  # whom nobody let in
+        owner_of(SimpleNamespace(request=SimpleNamespace(scope={}), protocol_version=legacy))  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("userns")
+def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
+    limits = Limits(of_one=2, of_all=3)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        first = sessions.open(ANN, sandbox, "python")
+        sessions.open(ANN, sandbox, "python")
+        with pytest.raises(BusyError, match="2 sessions are open already"):
+            sessions.open(ANN, sandbox, "python")
+        sessions.open(BOB, sandbox, "python")
+        with pytest.raises(BusyError, match="of all clients"):
+            sessions.open(BOB, sandbox, "python")
+        assert not first.lost  # nobody's was ended to make room
+        with pytest.raises(SessionLost):
+            sessions.close(BOB, first.id)
+        sessions.close(ANN, first.id)
+        sessions.open(BOB, sandbox, "python")
+        assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 2, 0]
+        sessions.close_all(BOB.id)
+        assert [len(sessions.of(each)) for each in (ANN, BOB, CAT)] == [1, 0, 0]
+
+
+@pytest.mark.needs("userns")
+def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
+    limits = Limits(of_one=1, of_all=4)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        for number in range(3):
+            sessions.open(Owner("ann", f"ann/{number}"), sandbox, "sh")
+        with pytest.raises(BusyError, match="3 sessions of this client"):
+            sessions.open(Owner("ann", "ann/3"), sandbox, "sh")
+        sessions.open(BOB, sandbox, "sh")
+
+
+@pytest.mark.needs("userns")
+def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
+    limits = Limits(of_one=1)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        with pytest.raises(ValueError, match="cobol"):
+            sessions.open(ANN, sandbox, "cobol")
+        sessions.open(ANN, sandbox, "python")
+
+
+@pytest.mark.needs("userns")
+def test_a_session_that_nobody_uses_is_ended() -> None:
+    limits = Limits(idle_seconds=0.05)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        session = sessions.open(ANN, sandbox, "python")
+        assert soon(lambda: sessions.of(ANN) == [])
+        assert "idle" in session.lost
+
+
+def test_without_the_sdk_the_command_says_how_to_have_it() -> None:
+    code = (
+        "import sys; sys.modules['mcp'] = None\n"
+        "from cellwright.harness.cli.main import main\nsys.exit(main(['mcp']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cellwright[mcp]" in done.stderr
