@@ -2,10 +2,22 @@
 
 import importlib
 
-TYPE_CHECKING = False  # typing's own would cost a slow import in every launcher
+TYPE_CHECKING = False  # importing `typing` for it would slow down the start of every launcher
 if TYPE_CHECKING:
+    # The one list of public names.  Type checkers and editors execute it; `_homes` reads it.
     from .harness.making.factory import ToolFactory as ToolFactory
+    from .harness.mcp.config import ServerConfig as ServerConfig
+    from .harness.mcp.config import read_servers as read_servers
+    from .harness.mcp.connection import Elicitation as Elicitation
+    from .harness.mcp.servers import McpServers as McpServers
+    from .harness.mcp.status import ServerStatus as ServerStatus
+    from .harness.runs.runs import Attempt as Attempt
+    from .harness.runs.runs import CallState as CallState
+    from .harness.runs.runs import RunCall as RunCall
+    from .harness.runs.runs import RunRecord as RunRecord
     from .harness.runs.runs import Runs as Runs
+    from .harness.runs.store import Approval as Approval
+    from .harness.runs.store import KeptRun as KeptRun
     from .harness.sandbox.config import SandboxConfig as SandboxConfig
     from .harness.sandbox.executor import CodeExecutor as CodeExecutor
     from .harness.sandbox.executor import ExecutionContext as ExecutionContext
@@ -21,16 +33,29 @@ if TYPE_CHECKING:
     from .harness.sandbox.session import Session as Session
     from .harness.sandbox.workspaces.store import Workspaces as Workspaces
     from .harness.schemas.spec import Provenance as Provenance
+    from .harness.schemas.spec import ToolOwner as ToolOwner
     from .harness.schemas.spec import ToolSpec as ToolSpec
     from .harness.schemas.spec import ToolState as ToolState
+    from .harness.stubs.tree import python_tree as python_tree
+    from .harness.stubs.tree import typescript_tree as typescript_tree
+    from .harness.tools.approval import Asked as Asked
     from .harness.tools.broker import Broker as Broker
     from .harness.tools.caller import Caller as Caller
     from .harness.tools.caller import Tool as Tool
+    from .harness.tools.catalogue import Catalogue as Catalogue
+    from .harness.tools.catalogue import Offer as Offer
     from .harness.tools.decorator import tool as tool
+    from .harness.tools.decorator import tool_of as tool_of
+    from .harness.tools.hygiene import CapRows as CapRows
+    from .harness.tools.hygiene import RedactSecrets as RedactSecrets
     from .harness.tools.registry import ToolRegistry as ToolRegistry
     from .harness.tools.vault import Vault as Vault
+    from .harness.tools.vault import from_environment as from_environment
+    from .harness.tools.vault import from_file as from_file
+    from .harness.tools.vault import from_keyring as from_keyring
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
+    from .policies.errors import BudgetExceeded as BudgetExceeded
     from .policies.errors import BusyError as BusyError
     from .policies.errors import CellwrightError as CellwrightError
     from .policies.errors import ClosedError as ClosedError
@@ -55,6 +80,8 @@ if TYPE_CHECKING:
     from .policies.errors import ToolTestFailed as ToolTestFailed
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.errors import WorkspaceError as WorkspaceError
+    from .policies.loading import load_policy as load_policy
+    from .policies.loading import profile_names as profile_names
     from .policies.narrowing import exceeds as exceeds
     from .policies.narrowing import narrow as narrow
     from .policies.permissions import FilePermission as FilePermission
@@ -62,9 +89,17 @@ if TYPE_CHECKING:
     from .policies.permissions import PermissionLevel as PermissionLevel
     from .policies.permissions import PermissionSet as PermissionSet
     from .policies.permissions import ProcessPermission as ProcessPermission
+    from .policies.plan import Plan as Plan
+    from .policies.policy import Filesystem as Filesystem
+    from .policies.policy import Limits as Limits
+    from .policies.policy import Network as Network
     from .policies.policy import Policy as Policy
+    from .policies.policy import Processes as Processes
+    from .policies.policy import Validation as Validation
     from .policies.source.check import validate_code as validate_code
     from .policies.source.findings import Finding as Finding
+    from .policies.tools import ToolRule as ToolRule
+    from .policies.tools import Tools as Tools
     from .runner.audit.level import AuditLevel as AuditLevel
     from .runner.audit.log import AuditLog as AuditLog
     from .runner.audit.record import AuditEntry as AuditEntry
@@ -82,63 +117,35 @@ if TYPE_CHECKING:
     from .runner.workspace import Uncollected as Uncollected
     from .runner.workspace import WorkspaceFile as WorkspaceFile
 
-# Where each public name lives; imported on first use, because importing
-# `cellwright.runner.launcher.main` runs this file too and has to stay quick.
-_HOMES = {
-    "harness.sandbox.config": ("SandboxConfig",),
-    "harness.sandbox.executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
-    "harness.sandbox.isolation": (
-        "ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation",
-    ),
-    "harness.sandbox.program": ("Program",),
-    "harness.sandbox.run": ("Run",),
-    "harness.sandbox.sandbox": ("Sandbox", "create_sandbox"),
-    "harness.sandbox.session": ("Session",),
-    "harness.tools.broker": ("Broker",),
-    "harness.runs.runs": ("Runs",),
-    "harness.tools.vault": ("Vault",),
-    "harness.sandbox.workspaces.store": ("Workspaces",),
-    "harness.tools.decorator": ("tool",),
-    "harness.making.factory": ("ToolFactory",),
-    "harness.tools.registry": ("ToolRegistry",),
-    "harness.schemas.spec": ("Provenance", "ToolSpec", "ToolState"),
-    "harness.tools.caller": ("Caller", "Tool"),
-    "policies.errors": (
-        "ApprovalRequired", "AuditError", "BusyError", "CellwrightError", "ClosedError",
-        "InternalError", "LaunchError", "PolicyError", "RegistryError", "SessionLost",
-        "ToolArgumentsInvalid", "ToolBudgetExceeded", "ToolDenied", "ToolError", "ToolExists",
-        "ToolFailed", "ToolDiverged", "ToolInvalid", "ToolNotFound", "ToolOutcomeUnknown",
-        "ToolQuotaExceeded", "ToolResultInvalid", "ToolResultTooLarge", "ToolTestFailed",
-        "Unenforceable", "WorkspaceError",
-    ),
-    "policies.narrowing": ("exceeds", "narrow"),
-    "policies.permissions": (
-        "FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission",
-    ),
-    "policies.policy": ("Policy",),
-    "policies.source.check": ("validate_code",),
-    "policies.source.findings": ("Finding",),
-    "runner.audit.log": ("AuditLog",),
-    "runner.audit.level": ("AuditLevel",),
-    "runner.audit.record": ("AuditEntry",),
-    "runner.audit.verification": ("verify",),
-    "runner.pool": ("PoolSettings",),
-    "runner.result": ("Phases", "SandboxResult", "SandboxStatus", "Usage", "Violation"),
-    "runner.session": ("SessionSettings",),
-    "runner.workspace": ("Artifact", "Executable", "KeptWorkspace", "Uncollected", "WorkspaceFile"),
-}  # fmt: skip
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - the table above is the one list
+_HOMES: dict[str, str] = {}  # the module that defines each public name, once one was asked for
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+def _homes() -> dict[str, str]:
+    """Return the module that defines each public name, read from the list above."""
+    if not _HOMES:
+        source = __spec__.loader.get_source(__name__)  # type: ignore[union-attr]
+        for line in source.splitlines():
+            match line.split():
+                case ["from", module, "import", name, "as", _]:
+                    _HOMES[name] = module
+    return _HOMES
+
+
+def _find(name: str) -> object:
+    """Import a public name on its first use: importing `cellwright.runner.launcher.main` executes
+    this file too, and has to stay quick."""
+    if name == "__all__":
+        return sorted(_homes())
+    if name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    value = getattr(importlib.import_module(_homes()[name], __name__), name)
     globals()[name] = value
     return value
 
 
+if not TYPE_CHECKING:  # or a type checker would believe that every name exists
+    __getattr__ = _find
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *_homes()})

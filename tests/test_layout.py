@@ -279,6 +279,24 @@ def test_importing_the_face_is_light() -> None:
     assert heavy.isdisjoint(done.stdout.split())
 
 
+def test_each_public_name_is_listed_once_and_is_there() -> None:
+    """`cellwright` reads its table of names from the imports that type checkers execute."""
+    import cellwright
+
+    (block,) = (
+        node for node in ast.parse((ROOT / "cellwright/__init__.py").read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )  # fmt: skip
+    listed = [
+        alias.asname for node in block.body if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]  # fmt: skip
+    assert sorted(listed, key=str) == cellwright.__all__
+    assert len(set(listed)) == len(listed) > 100
+    for name in cellwright.__all__:
+        assert getattr(cellwright, name).__name__ == name
+
+
 def test_every_protection_can_still_be_switched_off() -> None:
     """Else the table in README.md would be of another program."""
     from tests.mutations import misplaced
