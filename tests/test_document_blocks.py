@@ -37,7 +37,7 @@ _SERVERS = (
 
 # What is typed in these runs in a directory with the files that it names.
 TYPED: dict[str, dict[str, str]] = {
-    "README.md: $ .venv/bin/cellwright run": {},
+    "README.md: $ cellwright run": {},
     "harness/README.md: $ cellwright run --file": {
         "sales.csv": "north,1\n",
         "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
@@ -233,7 +233,7 @@ def test_servers_that_are_shown_can_be_read(
 
 LINES = sorted(
     {
-        line.removeprefix("$ ").partition(" | ")[0]
+        line.removeprefix("$ ").partition(" | ")[0].removesuffix(" 2>&1")
         for block in BLOCKS if block.kind in ("sh", "console")
         for line in block.text.splitlines()
         if line.removeprefix("$ ").startswith("cellwright ")
