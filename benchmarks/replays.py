@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..harness.runs.runs import Attempt, CallState, Runs
+from ..harness.runs.durable_runs import CallState, RunAttempt, Runs
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolOwner, ToolSpec
 from ..harness.tools.broker import Broker, Offer
@@ -266,7 +266,7 @@ class Work:
     def _had_unknown(self, run: str) -> bool:
         return any(line.startswith(f"{run} unknown") for line in _lines(self._folder / "notes"))
 
-    def _note(self, attempt: Attempt) -> None:
+    def _note(self, attempt: RunAttempt) -> None:
         if attempt.result.status is SandboxStatus.PENDING:
             self._write(f"{attempt.run} paused")
         elif attempt.result.reason == "diverged":
@@ -274,7 +274,7 @@ class Work:
         else:
             self._write(f"{attempt.run} failed {attempt.result.error!r}")
 
-    def _resumed(self, run: str) -> Attempt:
+    def _resumed(self, run: str) -> RunAttempt:
         """Decide what a person decides, and resume a run."""
         shown = self._runs.show(run)
         unknown = [each for each in shown.calls if each.state is CallState.UNKNOWN]

@@ -12,7 +12,7 @@ from ..harness.making.factory import ToolFactory
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolSpec
 from ..harness.tools.registry import ToolRegistry
-from ..harness.tools.store import Store
+from ..harness.tools.store import ToolStore
 from ..runner.pool import PoolSettings
 from .measuring import (
     MS,
@@ -125,7 +125,7 @@ def _shelf(settings: Settings) -> list[tuple[str, float]]:
     count, added = (500, 20) if settings.smoke else (_SHELVED, _ADDED)
     with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
         path = str(Path(directory, "tools.db"))
-        with contextlib.closing(Store(path)) as store:
+        with contextlib.closing(ToolStore(path)) as store:
             store.fill(map(_spec, range(count - added)))
         with ToolRegistry(path) as registry:
             adding = seconds_of(

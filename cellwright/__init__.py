@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from .harness.mcp.connection import Elicitation as Elicitation
     from .harness.mcp.servers import McpServers as McpServers
     from .harness.mcp.status import ServerStatus as ServerStatus
-    from .harness.runs.runs import Attempt as Attempt
-    from .harness.runs.runs import CallState as CallState
-    from .harness.runs.runs import RunCall as RunCall
-    from .harness.runs.runs import RunRecord as RunRecord
-    from .harness.runs.runs import Runs as Runs
+    from .harness.runs.durable_runs import CallState as CallState
+    from .harness.runs.durable_runs import RunAttempt as RunAttempt
+    from .harness.runs.durable_runs import RunCall as RunCall
+    from .harness.runs.durable_runs import RunRecord as RunRecord
+    from .harness.runs.durable_runs import Runs as Runs
     from .harness.runs.store import Approval as Approval
-    from .harness.runs.store import KeptRun as KeptRun
+    from .harness.runs.store import RunSummary as RunSummary
     from .harness.sandbox.config import SandboxConfig as SandboxConfig
     from .harness.sandbox.executor import CodeExecutor as CodeExecutor
     from .harness.sandbox.executor import ExecutionContext as ExecutionContext
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .harness.schemas.spec import ToolState as ToolState
     from .harness.stubs.tree import python_tree as python_tree
     from .harness.stubs.tree import typescript_tree as typescript_tree
-    from .harness.tools.approval import Asked as Asked
+    from .harness.tools.approval import ApprovalRequest as ApprovalRequest
     from .harness.tools.broker import Broker as Broker
     from .harness.tools.caller import Caller as Caller
     from .harness.tools.caller import Tool as Tool
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from .harness.tools.catalogue import Offer as Offer
     from .harness.tools.decorator import tool as tool
     from .harness.tools.decorator import tool_of as tool_of
-    from .harness.tools.hygiene import CapRows as CapRows
-    from .harness.tools.hygiene import RedactSecrets as RedactSecrets
+    from .harness.tools.filters import CapRows as CapRows
+    from .harness.tools.filters import RedactSecrets as RedactSecrets
     from .harness.tools.registry import ToolRegistry as ToolRegistry
     from .harness.tools.vault import Vault as Vault
     from .harness.tools.vault import from_environment as from_environment

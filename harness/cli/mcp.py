@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
 from ...runner.spawn import Spawned, interpreter
-from ..runs.runs import Runs
+from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.meaning import MODEL_HELP, commands_model
 from ..servers.mcp.place import Place
@@ -18,7 +18,7 @@ from ..servers.mcp.streams import claim
 from ..servers.mcp.tokens import tokens_of
 from ..servers.mcp.workshop import Workshops
 from ..text.terminal import harmless
-from ..tools.hygiene import RedactSecrets
+from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
 from .marked_files import register_marked
 from .options import RAN, audit_of

@@ -12,7 +12,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...runner.result import SandboxStatus
-from ..runs.runs import Attempt, CallState, RunCall, Runs
+from ..runs.durable_runs import CallState, RunAttempt, RunCall, Runs
 from ..runs.store import Approval
 from ..text.presentation import MOST_LISTED, present, presented_whole, shortened
 from ..text.terminal import harmless, result_line
@@ -159,7 +159,7 @@ def _resume(runs: Runs, options: argparse.Namespace) -> int:
     return _told(runs, attempt)
 
 
-def _told(runs: Runs, attempt: Attempt) -> int:
+def _told(runs: Runs, attempt: RunAttempt) -> int:
     if attempt.result.status is SandboxStatus.PENDING:
         for each in runs.show(attempt.run).approvals:
             _print_approval(each)

@@ -16,7 +16,7 @@ import msgspec
 from ...policies.errors import PolicyError, ToolError
 from ..schemas.spec import ToolSpec
 from ..text.terminal import harmless
-from ..tools.approval import Approve, ask_terminal, nobody
+from ..tools.approval import Approve, ask_terminal, refuse_approval
 
 if TYPE_CHECKING:
     from ..mcp.servers import McpServers
@@ -86,7 +86,7 @@ def opened(
 
 def asking() -> Approve:
     """Return who is asked about risky calls: the terminal, if there is one."""
-    return ask_terminal if sys.stdin is not None and sys.stdin.isatty() else nobody
+    return ask_terminal if sys.stdin is not None and sys.stdin.isatty() else refuse_approval
 
 
 def _carry_out(options: argparse.Namespace) -> int:

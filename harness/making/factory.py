@@ -24,19 +24,19 @@ from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
 from ..schemas.spec import Provenance, ToolSpec, ToolState
 from ..search.meaning import Model, model_of
-from ..tools.approval import Approve, nobody
+from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool
-from ..tools.finding import ToolSearch
-from ..tools.hygiene import Filter
+from ..tools.filters import ResultFilter
+from ..tools.index import ToolSearch
 from ..tools.registry import ToolRegistry
 from ..tools.vault import Vault
-from .cells import POOL, Cells
-from .drafting import draft
-from .files import Exported, read_tool, write_tool
-from .performing import Performer
-from .program import program_of_call
-from .stock import Stock
+from .call_program import program_of_call
+from .catalogue import FactoryCatalogue
+from .draft import draft
+from .execution import ToolExecutor
+from .sandboxes import POOL, ToolSandboxes
+from .tool_files import ExportedTool, read_tool, write_tool
 
 # Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
 _UNBOUNDED = Tools(
@@ -71,8 +71,8 @@ class ToolFactory(Closing):
         maker: str = "",
         rules: Tools = _UNBOUNDED,
         vault: Vault | None = None,
-        approve: Approve = nobody,
-        filters: Sequence[Filter] = (),
+        approve: Approve = refuse_approval,
+        filters: Sequence[ResultFilter] = (),
         model: Model | str | os.PathLike[str] | None = None,
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
@@ -81,11 +81,11 @@ class ToolFactory(Closing):
         model = model_of(model) or self.registry.model
         self.maker = maker
         self._owns_registry = registry is None
-        self._cells = Cells(sandbox, pool, optional_layers)
-        audit = self._cells.audit
-        self._stock = Stock(self.registry, maker)
+        self._sandboxes = ToolSandboxes(sandbox, pool, optional_layers)
+        audit = self._sandboxes.audit
+        self._catalogue = FactoryCatalogue(self.registry, maker)
         self.broker = Broker(
-            self._stock,
+            self._catalogue,
             rules=rules,
             vault=vault,
             approve=approve,
@@ -94,8 +94,8 @@ class ToolFactory(Closing):
             model=model,
         )
         self._caller = Caller(id=maker or "host", rules=_UNBOUNDED)
-        self._performer = Performer(self._cells, self.broker, self._caller)
-        self._stock.performer = self._performer
+        self._executor = ToolExecutor(self._sandboxes, self.broker, self._caller)
+        self._catalogue.executor = self._executor
         self._search = ToolSearch(self.registry, model)
 
     # making
@@ -121,7 +121,7 @@ class ToolFactory(Closing):
             tests=tests, timeout=timeout, calls=calls, risky=risky, tags=tags, provenance=provenance,
         )  # fmt: skip
         self._check_calls(spec)
-        with self._cells.lend(spec.grants) as sandbox:
+        with self._sandboxes.lend(spec.grants) as sandbox:
             _, why = sandbox.validate_source(source_code)
         if why:
             hint = way_out(why.rpartition(": ")[2])
@@ -135,7 +135,7 @@ class ToolFactory(Closing):
                 tool=spec.name,
                 existing=other.name,
             )
-        return self.registry.add(self._performer.try_out(spec, described))
+        return self.registry.add(self._executor.try_out(spec, described))
 
     def _check_calls(self, spec: ToolSpec) -> None:
         """Raise ToolInvalid for a tool to call that there is not; it may call itself."""
@@ -180,27 +180,27 @@ class ToolFactory(Closing):
             return self.call(name, arguments)
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))
         trial = Tool(
-            replace(spec, risky=False), lambda given, _: self._performer.run(spec, program, given)
+            replace(spec, risky=False), lambda given, _: self._executor.run(spec, program, given)
         )
         return self.broker.try_out(trial, arguments, CALLING.get() or self._caller)
 
     def run_tests(self, name: str) -> int:
         """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
         spec = self.registry.get(name)
-        self._performer.try_out(spec, describe_source(spec.source_code, spec.name))
+        self._executor.try_out(spec, describe_source(spec.source_code, spec.name))
         return len(spec.tests)
 
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
-        return self._stock.get(name)
+        return self._catalogue.get(name)
 
     def specs(self) -> list[ToolSpec]:
         """Return what may be offered to a program."""
-        return self._stock.specs()
+        return self._catalogue.specs()
 
     def revision(self) -> int:
         """Return a number that is another one once other tools are offered."""
-        return self._stock.revision()
+        return self._catalogue.revision()
 
     # keeping
 
@@ -250,7 +250,7 @@ class ToolFactory(Closing):
         With `grant` it gets the permissions, and the tools to call, that the folder asks for; without,
         raises ToolDenied if it asks for any.  Raises what `create_tool` raises.
         """
-        found: Exported = read_tool(Path(folder))
+        found: ExportedTool = read_tool(Path(folder))
         if found.asks_for and not grant:
             raise ToolDenied(
                 f"{found.name} asks for {found.asks_for}", "look at it, and pass grant=True",
@@ -265,15 +265,15 @@ class ToolFactory(Closing):
 
     def policy_of(self, name: str) -> Policy:
         """Return what the cells of a made tool may do; raises ToolNotFound."""
-        return self._cells.policy_in_force(self.registry.get(name).grants)
+        return self._sandboxes.policy_in_force(self.registry.get(name).grants)
 
     def settle(self) -> None:
         """Wait until all pools are full and nothing of any past call is left."""
-        self._cells.settle()
+        self._sandboxes.settle()
 
     def close(self) -> None:
         """End every call and close what was made for it; closing twice is fine."""
-        self._cells.close()
+        self._sandboxes.close()
         if self._owns_registry:
             self.registry.close()
 

@@ -2,7 +2,7 @@
 
 A call is known by its site in the program, its tool and its arguments.  Equal calls are
 interchangeable.  The order in which calls arrive does not matter: calls that are open at the same time
-arrive in any order.  The order of the answers does: see `Recorded.after`.
+arrive in any order.  The order of the answers does: see `RecordedCall.after`.
 """
 
 import heapq
@@ -16,7 +16,7 @@ import msgspec
 from ...runner.messages import Answer
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call that is on record.
 
     `begun` without an `answer`: its outcome is unknown.  Neither: it waited for approval, and was not
@@ -46,8 +46,8 @@ class Recorded(NamedTuple):
 class Replay:
     """The recorded calls that the program has not made again so far.  The caller holds the lock."""
 
-    def __init__(self, recorded: Iterable[Recorded]) -> None:
-        self._missing: dict[str, dict[str, deque[Recorded]]] = defaultdict(
+    def __init__(self, recorded: Iterable[RecordedCall]) -> None:
+        self._missing: dict[str, dict[str, deque[RecordedCall]]] = defaultdict(
             lambda: defaultdict(deque)
         )
         self._afters: list[int] = []
@@ -56,7 +56,7 @@ class Replay:
             self._missing[each.site][each.digest].append(each)
             heapq.heappush(self._afters, each.after)
 
-    def take(self, site: str, digest: str) -> Recorded | None:
+    def take(self, site: str, digest: str) -> RecordedCall | None:
         """Return this call as it is on record, None if it is new."""
         equals = self._missing.get(site, {}).get(digest)
         if not equals:
@@ -72,7 +72,7 @@ class Replay:
             self._taken[heapq.heappop(self._afters)] -= 1
         return self._afters[0] if self._afters else math.inf
 
-    def in_the_way(self, site: str) -> list[Recorded]:
+    def in_the_way(self, site: str) -> list[RecordedCall]:
         """Return the missing calls of a site for which a new call there could be a second one."""
         return [each for each in self._left_at(site) if each.has_effect]
 
@@ -82,5 +82,5 @@ class Replay:
             f"{site}: {each.tool}" for site in self._missing for each in self._left_at(site)
         )
 
-    def _left_at(self, site: str) -> list[Recorded]:
+    def _left_at(self, site: str) -> list[RecordedCall]:
         return [each for equals in self._missing.get(site, {}).values() for each in equals]

@@ -8,9 +8,9 @@ import msgspec
 
 from ...policies.errors import PolicyError, RegistryError
 from ...runner.messages import Answer
-from ..tools.approval import Asked
-from ..tools.database import Database
-from .replay import Recorded
+from ..database import Database
+from ..tools.approval import ApprovalRequest
+from .replay import RecordedCall
 
 _FORMAT = 3
 _OVER = ("completed", "failed")
@@ -94,7 +94,7 @@ class NewCall(NamedTuple):
     repeatable: bool
 
 
-class KeptRun(NamedTuple):
+class RunSummary(NamedTuple):
     """A run as `Runs.kept` returns it: `ending` says how its last attempt ended."""
 
     run: str
@@ -141,7 +141,7 @@ class RunStore:
             code, language, given, attempt = found.fetchone() or _no_run(run)
         return StoredRun(run, code, language, msgspec.msgpack.decode(given), attempt)
 
-    def kept(self, run: str | None = None) -> tuple[KeptRun, ...]:
+    def kept(self, run: str | None = None) -> tuple[RunSummary, ...]:
         """Return the runs, the oldest first, or one; raises PolicyError if there is no such run."""
         where, given = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
         with self._database.reading() as db:
@@ -152,7 +152,7 @@ class RunStore:
             ).fetchall()
         if run is not None and not rows:
             _no_run(run)
-        return tuple(KeptRun(*row) for row in rows)
+        return tuple(RunSummary(*row) for row in rows)
 
     def take_up(self, run: str, *, abandoned: bool) -> None:
         """Record that a run runs again; raises PolicyError if it is completed, or runs already."""
@@ -193,7 +193,7 @@ class RunStore:
 
     # calls
 
-    def calls(self, run: str) -> list[Recorded]:
+    def calls(self, run: str) -> list[RecordedCall]:
         """Return the recorded calls of a run."""
         with self._database.reading() as db:
             rows = db.execute(
@@ -202,7 +202,7 @@ class RunStore:
             ).fetchall()
         return [_recorded(*row) for row in rows]
 
-    def call(self, number: int) -> Recorded | None:
+    def call(self, number: int) -> RecordedCall | None:
         """Return a recorded call as it is now; None if its run was removed."""
         with self._database.reading() as db:
             found = db.execute(
@@ -274,7 +274,7 @@ class RunStore:
 
     # approvals
 
-    def use(self, asked: Asked, expires: float) -> tuple[str, str]:
+    def use(self, asked: ApprovalRequest, expires: float) -> tuple[str, str]:
         """Return the state of what was asked, and why: approved, for this once; rejected; expired; or
         pending, from now on if nobody had asked before."""
         self.expire()
@@ -340,7 +340,7 @@ class RunStore:
             return changed.rowcount
 
 
-def _take_grant(db: Any, asked: Asked) -> bool:
+def _take_grant(db: Any, asked: ApprovalRequest) -> bool:
     changed = db.execute(
         "UPDATE grants SET left = left - 1 WHERE rowid = (SELECT rowid FROM grants "
         "WHERE tool = ? AND version = ? AND left > 0 ORDER BY expires LIMIT 1)",
@@ -370,8 +370,8 @@ def _add(db: Any, new: NewCall) -> int:
 def _recorded(
     number: int, site: str, digest: str, tool: str, begun: int, answer: bytes | None, seen: int,
     place: int, repeatable: int, call: str, arguments: bytes,
-) -> Recorded:  # fmt: skip
-    return Recorded(
+) -> RecordedCall:  # fmt: skip
+    return RecordedCall(
         number, site, digest, tool, bool(begun), _answer(answer), seen, place, bool(repeatable), call,
         msgspec.Raw(arguments),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from ..text.presentation import presented_whole
 from ..text.terminal import harmless
 
 
-class Asked(NamedTuple):
+class ApprovalRequest(NamedTuple):
     """A call that waits for a word: what would be done, for whom, and which rule wants it approved."""
 
     tool: str
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
         return digest(f"{self.tool}@{self.version}", self.arguments)
 
 
-Approve = Callable[[Asked], bool]  # True lets this one call go on
+Approve = Callable[[ApprovalRequest], bool]  # True lets this one call go on
 
 
 def digest(tool: str, arguments: dict[str, Any]) -> str:
@@ -38,7 +38,7 @@ def digest(tool: str, arguments: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode([tool, arguments], order="deterministic")).hexdigest()
 
 
-def ask_terminal(asked: Asked) -> bool:
+def ask_terminal(asked: ApprovalRequest) -> bool:
     """Ask the person at the terminal; only `yes` approves.  For programs that have a terminal.
 
     Raises ApprovalRequired if the arguments cannot be shown whole.
@@ -51,10 +51,10 @@ def ask_terminal(asked: Asked) -> bool:
     return sys.stdin.readline().strip() == "yes"
 
 
-def nobody(asked: Asked) -> bool:
-    """Refuse, because nobody was named to ask."""
+def refuse_approval(asked: ApprovalRequest) -> bool:
+    """Refuse: no approver is set."""
     raise ApprovalRequired(
-        f"{asked.tool} has to be approved, and there is nobody to ask",
-        "give approve=, a function that asks somebody",
+        f"{asked.tool} must be approved, and no approver is set",
+        "pass approve=, a function that asks a person",
         tool=asked.tool,
     )

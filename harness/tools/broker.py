@@ -23,16 +23,16 @@ from ...runner.audit.spans import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
 from ..schemas.validation import compile_schema
 from ..search.meaning import Model, model_of
-from .approval import Approve, Asked, nobody
+from .approval import ApprovalRequest, Approve, refuse_approval
+from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail
 from .caller import CALLING, Caller, Tool
 from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
 from .discovery import Discovery
-from .hygiene import Filter, Hits
+from .filters import Hits, ResultFilter
 from .meter import Meter
-from .noting import OWN, Noting, OwnTrail, Passing
 from .results import READ_ALL, READ_RESULT, Results
-from .returning import Returned, Returning
+from .sanitizer import SanitizedResult, Sanitizer
 from .vault import Redaction, Vault
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Broker:
     `tools` is a catalogue, such as a ToolFactory or McpServers, or a sequence of tools and functions.
     `rules` hold for every caller, beside those of the caller's own policy.  `approve` is asked about
     calls that the rules, or the tool itself, want approved.  `filters` see every result, and the words
-    of every error, before the caller does (hygiene.py).
+    of every error, before the caller does (filters.py).
 
     Every call of a program is recorded in the trail of its sandbox.  `audit` is a trail for all calls,
     those of the host included; the default is one in memory for calls that no sandbox records.  None
@@ -59,17 +59,17 @@ class Broker:
         *,
         rules: Tools = Tools(),  # noqa: B008 - a constant
         vault: Vault | None = None,
-        approve: Approve = nobody,
+        approve: Approve = refuse_approval,
         audit: "AuditLog | OwnTrail | None" = OWN,
-        filters: Sequence[Filter] = (),
+        filters: Sequence[ResultFilter] = (),
         model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:
         self.rules = rules
         self._tools = catalogue_of(tools)
         self._vault = vault or Vault()
         self._approve = approve
-        self._noting = Noting(audit)
-        self._returning = Returning(filters)
+        self._trail = CallTrail(audit)
+        self._sanitizer = Sanitizer(filters)
         self._results = Results()
         own = [
             Tool(READ_RESULT, self._read),
@@ -82,7 +82,7 @@ class Broker:
     @property
     def audit(self) -> "AuditLog | None":
         """The trail of calls that come from no sandbox; None with `audit=None`."""
-        return self._noting.audit
+        return self._trail.audit
 
     def call(self, name: str, arguments: dict[str, Any], caller: Caller | None = None) -> Any:
         """Return what the tool gives; raises a ToolError that says at which gate the call ended."""
@@ -95,7 +95,7 @@ class Broker:
         try:
             return self._made(tool, arguments, caller, span, hits).value
         except ToolError as error:
-            self._noting.refused(tool.spec.name, caller, span, error, hits)
+            self._trail.refused(tool.spec.name, caller, span, error, hits)
             raise
 
     def call_for_json(self, name: str, arguments: dict[str, Any], caller: Caller) -> bytes:
@@ -108,41 +108,41 @@ class Broker:
             _count(caller)
         except ToolBudgetExceeded as exceeded:
             error = exceeded
-        self._noting.refused(name, caller, span_of(caller.traceparent), error, {})
+        self._trail.refused(name, caller, span_of(caller.traceparent), error, {})
         return error
 
-    def _call(self, name: str, arguments: dict[str, Any], caller: Caller) -> Returned:
+    def _call(self, name: str, arguments: dict[str, Any], caller: Caller) -> SanitizedResult:
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
             return self._pass(name, arguments, caller, span, hits)
         except ToolError as error:
-            self._noting.refused(name, caller, span, error, hits)
+            self._trail.refused(name, caller, span, error, hits)
             raise
 
     def _pass(
         self, name: str, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
-    ) -> Returned:
+    ) -> SanitizedResult:
         _count(caller)  # whatever becomes of it: or the trail could be filled with refusals
         return self._made(self._find(name, caller), arguments, caller, span, hits)
 
     def _made(
         self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
-    ) -> Returned:
-        passing = Passing(tool, arguments, caller, span)
+    ) -> SanitizedResult:
+        passing = BrokerCall(tool, arguments, caller, span)
         self._check_arguments(passing)
         verdict = self._judge(passing)
         self._ask(passing, verdict)
         secrets = self._credentials(tool.spec)
         redaction = Redaction(secrets.values()) if secrets else None
-        self._noting.made(passing)
+        self._trail.made(passing)
         if caller.intend:
             caller.intend()
         value = self._perform(passing, secrets, redaction, hits)
         rows = min(self.rules.result_rows, caller.rules.result_rows)
-        returned = self._returning.result(tool.spec, value, redaction, rows, hits)
+        returned = self._sanitizer.result(tool.spec, value, redaction, rows, hits)
         fitted = self._fit(passing, returned)
-        self._noting.returned(passing, len(returned.data), hits)
+        self._trail.returned(passing, len(returned.data), hits)
         return fitted
 
     def explain(self, name: str, arguments: dict[str, Any], rules: Tools) -> list[str]:
@@ -153,13 +153,13 @@ class Broker:
         ]
 
     def revision(self) -> int | None:
-        """Return a number that is another one once others are offered; None if nobody can say."""
+        """Return a number that changes when the tools change; None if the catalogue does not tell."""
         revision = getattr(self._tools, "revision", None)
         return revision() if revision else None
 
     def may_repeat(self, name: str) -> bool:
-        """Tell whether a call of which nobody knows what came may be made again: it does no harm, or
-        there is no such tool."""
+        """Tell whether a call whose outcome is unknown may be made again: a repetition does no harm, or
+        the tool does not exist."""
         try:
             return self._tool(name).spec.may_be_repeated
         except ToolError:
@@ -203,7 +203,7 @@ class Broker:
             )
         return tool
 
-    def _check_arguments(self, passing: Passing) -> None:
+    def _check_arguments(self, passing: BrokerCall) -> None:
         spec = passing.tool.spec
         if given := spec.credentials.keys() & passing.arguments.keys():
             names = ", ".join(sorted(given))
@@ -211,7 +211,7 @@ class Broker:
         if complaints := compile_schema(spec.parameters).complaints(passing.arguments):
             raise ToolArgumentsInvalid("; ".join(complaints), tool=spec.name)
 
-    def _judge(self, passing: Passing) -> Verdict:
+    def _judge(self, passing: BrokerCall) -> Verdict:
         name = passing.tool.spec.name
         if name in self._own:
             return ALLOWED
@@ -222,37 +222,37 @@ class Broker:
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
 
-    def _ask(self, passing: Passing, verdict: Verdict) -> None:
+    def _ask(self, passing: BrokerCall, verdict: Verdict) -> None:
         spec, caller = passing.tool.spec, passing.caller
         if verdict.effect != "approve" and not spec.risky:
             return
         why = "the tool is risky" if spec.risky else "a rule wants it approved"
         run = caller.recorder.run if caller.recorder else ""
-        asked = Asked(
+        asked = ApprovalRequest(
             spec.name, spec.description, passing.arguments, caller.id, verdict.reason or why, run,
             spec.identity, caller.call,
         )  # fmt: skip
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
-        self._noting.approved(passing, asked.digest)
+        self._trail.approved(passing, asked.digest)
 
     def _credentials(self, spec: ToolSpec) -> dict[str, str]:
         return {name: self._vault.get(key) for name, key in spec.credentials.items()}
 
     def _perform(
-        self, passing: Passing, secrets: dict[str, str], redaction: Redaction | None, hits: Hits
+        self, passing: BrokerCall, secrets: dict[str, str], redaction: Redaction | None, hits: Hits
     ) -> Any:
         inner = _within(passing)
         token = CALLING.set(inner)
         try:
             return passing.tool.perform(passing.arguments | secrets, inner)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises
-            told = self._returning.error(passing.tool.spec, error, redaction, hits)
+            told = self._sanitizer.error(passing.tool.spec, error, redaction, hits)
             raise told from told.__cause__
         finally:
             CALLING.reset(token)
 
-    def _fit(self, passing: Passing, returned: Returned) -> Returned:
+    def _fit(self, passing: BrokerCall, returned: SanitizedResult) -> SanitizedResult:
         """Return a result that is not too long for its caller.
 
         A longer one is kept.  A model gets its head; for a program, which would take that for the
@@ -265,7 +265,7 @@ class Broker:
         text = returned.data.decode()
         if caller.is_model:
             frame = self._results.fit(returned.value, text, int(limit), caller.id)
-            return Returned(frame, msgspec.json.encode(frame))
+            return SanitizedResult(frame, msgspec.json.encode(frame))
         name = self._results.keep(text, caller.id)
         raise ToolResultTooLarge(
             f"{spec.name}: the result has {size} bytes, more than tools.result_bytes of the policy, "
@@ -298,7 +298,7 @@ def _count(caller: Caller) -> None:
         caller.meter.count()
 
 
-def _within(passing: Passing) -> Caller:
+def _within(passing: BrokerCall) -> Caller:
     """Return who calls while the tool works: who called it, one deeper."""
     caller, spec = passing.caller, passing.tool.spec
     made = spec.owner is ToolOwner.AGENT

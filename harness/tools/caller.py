@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
-class Pending(Protocol):
+class PendingCall(Protocol):
     """One call that a run records; `call` is its identity within the run."""
 
     call: str
@@ -25,8 +25,8 @@ class Pending(Protocol):
         """Record that the call is about to be made; raises RegistryError, and then it must not be."""
 
 
-class Recorder(Protocol):
-    """What answers the calls of a durable run (runs/recording.py)."""
+class CallRecorder(Protocol):
+    """What answers the calls of a durable run (runs/recorder.py)."""
 
     @property
     def run(self) -> str:
@@ -36,7 +36,7 @@ class Recorder(Protocol):
         self, call: Call, arguments: dict[str, Any], anew: Callable[[Any], Answer],
         tell: Callable[[Answer], None], *, may_be_repeated: bool,
     ) -> None:  # fmt: skip
-        """Pass the answer to `call` to `tell`: the recorded one, or what `anew` gives for a Pending."""
+        """Pass the answer to `call` to `tell`: the recorded one, or the one that `anew` returns."""
 
 
 class Caller(NamedTuple):
@@ -53,7 +53,7 @@ class Caller(NamedTuple):
     tools: frozenset[str] | None = None
     rules: Tools = Tools()
     meter: Meter | None = None
-    recorder: Recorder | None = None  # of a run that can wait
+    recorder: CallRecorder | None = None  # of a run that can wait
     intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
     is_model: bool = False  # reads results itself: long ones come in pages
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call

@@ -13,7 +13,7 @@ from .caller import Caller, Tool
 
 if TYPE_CHECKING:
     from ..search.meaning import Model
-    from .finding import ToolSearch
+    from .index import ToolSearch
 
 Shown = Callable[[Caller], list[ToolSpec]]
 _DETAIL = {"type": "string", "enum": ["name", "summary", "full"]}
@@ -55,7 +55,7 @@ class Discovery:
 
     def _find(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
         from ..search.search import Filter
-        from .finding import ToolSearch
+        from .index import ToolSearch
 
         shown = self._follow(caller)
         with self._lock:
@@ -70,7 +70,7 @@ class Discovery:
 
     def _browse(self, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
         from ..stubs.summaries import brief
-        from .finding import server_of
+        from .index import server_of
 
         shown, server = self._follow(caller), arguments.get("server", "")
         servers: dict[str, int] = {}

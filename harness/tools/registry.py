@@ -19,11 +19,11 @@ from ..schemas.naming import key_of, reference
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..search.meaning import Model, model_of
 from .caller import Tool
-from .counting import Counted
+from .counts import VersionKey
 from .decorator import tool_of
-from .likeness import most_alike, shape_of
-from .made import MadeTools
-from .store import Quota, Usage
+from .made_tools import MadeTools
+from .similarity import most_alike, shape_of
+from .store import Quota, ToolUsage
 
 # The broker answers these itself.
 RESERVED = ("results_read", "results_read_all", "tools_search", "tools_browse", "tools_describe")
@@ -31,7 +31,7 @@ RETIRED_AFTER = 10  # failures in a row
 _ALIKE_LOOKED_AT = 1000
 
 
-class Served(Protocol):
+class ServerTools(Protocol):
     """Tools of servers, which come and go; a registry only knows where they are."""
 
     def revision(self) -> int:
@@ -69,7 +69,7 @@ class ToolRegistry(Closing):
         self._made = MadeTools(path, retired_after, quota)
         self._lock = threading.Lock()
         self._developers: dict[str, Tool] = {}
-        self._served: list[Served] = []
+        self._served: list[ServerTools] = []
         self._revision = 0  # of what is not in the file
 
     def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
@@ -89,13 +89,13 @@ class ToolRegistry(Closing):
         """Return the developer's tool of that name, if there is one."""
         return self._developers.get(key_of(reference(name).name))
 
-    def attach(self, served: Served) -> None:
+    def attach(self, served: ServerTools) -> None:
         """Have the tools of servers among these until they are detached."""
         with self._lock:
             self._served.append(served)
             self._revision += 1
 
-    def detach(self, served: Served) -> None:
+    def detach(self, served: ServerTools) -> None:
         """Have them no more."""
         with self._lock:
             self._served = [each for each in self._served if each is not served]
@@ -205,7 +205,7 @@ class ToolRegistry(Closing):
         if self.is_made(spec):
             self._made.note(_counted(spec), well=well, may_retire=may_retire)
 
-    def usage(self, name: str) -> Usage:
+    def usage(self, name: str) -> ToolUsage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""
         return self._made.usage(_counted(self.get(name)))
 
@@ -226,7 +226,7 @@ def _whose(spec: ToolSpec) -> str:
     return "a server's" if spec.owner is ToolOwner.SERVER else "the developer's, and trusted"
 
 
-def _counted(spec: ToolSpec) -> Counted:
+def _counted(spec: ToolSpec) -> VersionKey:
     return key_of(spec.name), spec.version
 
 

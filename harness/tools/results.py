@@ -46,7 +46,7 @@ READ_ALL = ToolSpec(
 )
 
 
-class Kept(NamedTuple):
+class KeptResult(NamedTuple):
     owner: str  # the execution or session that may read it
     text: str
 
@@ -62,7 +62,7 @@ class Results:
     def __init__(self, kept_bytes: int = KEPT_BYTES, of_one_bytes: int = OF_ONE_BYTES) -> None:
         self._lock = threading.Lock()
         self._most, self._most_of_one = kept_bytes, of_one_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, KeptResult] = OrderedDict()
         self._used = 0
         self._used_by: dict[str, int] = {}
 
@@ -70,7 +70,7 @@ class Results:
         """Return what stands for `value`, whose JSON is `text`: its head, and a name by which the rest
         can be read, if it is kept."""
         frame: dict[str, Any] = {"truncated": True, "characters": len(text)}
-        if name := self._keep(Kept(owner, text)):
+        if name := self._keep(KeptResult(owner, text)):
             call = "call_tool('results.read', {'result_id': ..., 'start': 0, 'characters': 10000})"
             frame |= {"result_id": name, "notice": call}
         else:
@@ -79,7 +79,7 @@ class Results:
 
     def keep(self, text: str, owner: str) -> str:
         """Keep a result, whose JSON is `text`, and return a name for it; "" if it is too long."""
-        return self._keep(Kept(owner, text)) or ""
+        return self._keep(KeptResult(owner, text)) or ""
 
     def read_all(self, arguments: dict[str, Any], owner: str) -> Any:
         """Return a kept result, the owner's last one by default.
@@ -109,7 +109,7 @@ class Results:
         end = start + len(text)
         return {"text": text, "start": start, "next": end if end < len(kept.text) else None}
 
-    def _keep(self, kept: Kept) -> str | None:
+    def _keep(self, kept: KeptResult) -> str | None:
         """Keep it under a name, if it is not too long by itself, and let the oldest go for it."""
         if kept.size > self._most_of_one:
             return None

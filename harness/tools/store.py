@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from ...policies.errors import RegistryError, ToolExists, ToolInvalid, ToolQuotaExceeded
+from ..database import Database
 from ..schemas.naming import key_of
 from ..schemas.spec import ToolSpec, ToolState, hash_of
-from .database import Database
-from .likeness import shape_of
+from .similarity import shape_of
 
 _FORMAT = 1001  # other files of ours count from 1
 _MAX_SPEC_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ _LATEST = """SELECT v.key, v.version, v.state, v.spec FROM tools AS t
 JOIN versions AS v ON v.key = t.key AND v.version = t.latest WHERE t.removed = 0"""
 
 
-class Usage(NamedTuple):
+class ToolUsage(NamedTuple):
     """How often a version was called, how often that failed, and how often since it last went well."""
 
     uses: int = 0
@@ -51,7 +51,7 @@ class Quota(NamedTuple):
     versions: int = 2000
 
 
-class Store:
+class ToolStore:
     """Versions of tools by key.  Safe from many threads; not across a fork."""
 
     def __init__(self, path: str | None = None, quota: Quota = Quota()) -> None:  # noqa: B008
@@ -100,13 +100,13 @@ class Store:
         """Return the latest versions whose parameters have a shape."""
         return self._select(f"{_LATEST} AND v.shape = ? ORDER BY t.key LIMIT ?", shape, most)
 
-    def usage(self, key: str, version: int) -> Usage:
+    def usage(self, key: str, version: int) -> ToolUsage:
         with self._reading() as db:
             row = db.execute(
                 "SELECT uses, failures, in_a_row FROM versions WHERE key = ? AND version = ?",
                 (key, version),
             ).fetchone()
-        return Usage(*row) if row else Usage()
+        return ToolUsage(*row) if row else ToolUsage()
 
     # writing
 
@@ -210,7 +210,7 @@ class Store:
                 (state.value, key, version),
             )
 
-    def count(self, key: str, version: int, more: Usage, *, well: bool, retire_at: int) -> bool:
+    def count(self, key: str, version: int, more: ToolUsage, *, well: bool, retire_at: int) -> bool:
         """Add to the counts of a version, and retire it if it failed too often in a row.
 
         `well`: it went well once among the calls that may retire it, and `more.in_a_row` failures came

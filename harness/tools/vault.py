@@ -16,15 +16,15 @@ from ...policies.errors import ToolFailed
 
 _SHORTEST = 4  # characters; a shorter one would be found everywhere
 REDACTED = "[credential]"
-Source = Callable[[], str]
+CredentialSource = Callable[[], str]
 
 
-def from_environment(name: str) -> Source:
+def from_environment(name: str) -> CredentialSource:
     """Read a credential from a variable of the environment, each time it is needed."""
     return lambda: os.environ[name]
 
 
-def from_file(path: str) -> Source:
+def from_file(path: str) -> CredentialSource:
     """Read a credential from a file that nobody else may read, each time it is needed."""
 
     def read() -> str:
@@ -35,7 +35,7 @@ def from_file(path: str) -> Source:
     return read
 
 
-def from_keyring(service: str, user: str) -> Source:
+def from_keyring(service: str, user: str) -> CredentialSource:
     """Read a credential from the keyring of the desktop, by the package `keyring`, if that is there."""
 
     def read() -> str:
@@ -52,7 +52,7 @@ def from_keyring(service: str, user: str) -> Source:
 class Vault:
     """Names of credentials and where each comes from: text, or a function that returns it."""
 
-    def __init__(self, credentials: Mapping[str, str | Source] = {}) -> None:
+    def __init__(self, credentials: Mapping[str, str | CredentialSource] = {}) -> None:
         self._sources = dict(credentials)
 
     def __repr__(self) -> str:

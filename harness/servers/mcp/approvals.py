@@ -16,10 +16,10 @@ import anyio
 from mcp import MCPError, types
 
 from ....policies.errors import ApprovalRequired, BusyError
-from ...runs.runs import Pausing, Runs
+from ...runs.durable_runs import RunPaused, Runs
 from ...text.presentation import presented_whole
 from ...text.terminal import harmless
-from ...tools.approval import Asked
+from ...tools.approval import ApprovalRequest
 from ...tools.caller import CALLING
 from .owners import Context, Owner
 
@@ -52,7 +52,7 @@ class Question(NamedTuple):
         return (
             f"Call the tool {harmless(self.tool)!r}, once?\n"
             f"{presented_whole(self.tool, self.arguments)}\n"
-            f"Asked because: {harmless(self.reason)}"
+            f"ApprovalRequest because: {harmless(self.reason)}"
         )
 
 
@@ -63,21 +63,21 @@ class Word:
     """What a person has said of one single call, or has yet to be asked."""
 
     def __init__(self) -> None:
-        self.asked: Asked | None = None
+        self.asked: ApprovalRequest | None = None
         self._approved: bool | None = None
 
     def answer(self, *, approved: bool) -> None:
         """Note what was said of the call that was asked about."""
         self._approved = approved
 
-    def judge(self, asked: Asked) -> bool:
+    def judge(self, asked: ApprovalRequest) -> bool:
         """Tell whether this very call was approved, which it is once.
 
-        Raises Pausing if nobody was asked about it, ApprovalRequired if there was no yes.
+        Raises RunPaused if nobody was asked about it, ApprovalRequired if there was no yes.
         """
         if self.asked is None or self.asked.digest != asked.digest or self._approved is None:
             self.asked, self._approved = asked, None
-            raise Pausing(f"{asked.tool} waits for approval", tool=asked.tool)
+            raise RunPaused(f"{asked.tool} waits for approval", tool=asked.tool)
         if not self._approved:
             raise ApprovalRequired(f"{asked.tool}: {DECLINED}", tool=asked.tool)
         self.asked = None
@@ -87,10 +87,10 @@ class Word:
 WORD: contextvars.ContextVar[Word | None] = contextvars.ContextVar("word", default=None)
 
 
-def approver(runs: Runs) -> Callable[[Asked], bool]:
+def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
     """Return the `approve` of a broker: by the run that a call belongs to, or the single call it is."""
 
-    def approve(asked: Asked) -> bool:
+    def approve(asked: ApprovalRequest) -> bool:
         presented_whole(asked.tool, asked.arguments)
         if asked.run:
             return runs.ask(asked)

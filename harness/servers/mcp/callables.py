@@ -5,7 +5,7 @@ from typing import Any
 
 from ....policies.errors import ToolError
 from ....runner.budget import CANCEL
-from ...runs.runs import Pausing
+from ...runs.durable_runs import RunPaused
 from ...schemas.spec import ToolSpec
 from ...search.documents import summary
 from ...tools.catalogue import Catalogue
@@ -88,7 +88,7 @@ def _call(
     try:
         caller = workshop.caller(*about)
         value = workshop.broker.call(asked.name, asked.arguments, caller)
-    except Pausing:
+    except RunPaused:
         if word is None or word.asked is None:
             raise
         question = Question(_CALL, word.asked.tool, word.asked.arguments, word.asked.reason)

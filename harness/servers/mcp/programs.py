@@ -11,7 +11,7 @@ import msgspec
 from ....runner.capture import OnOutput
 from ....runner.performance import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
-from ...runs.runs import Attempt, Runs
+from ...runs.durable_runs import RunAttempt, Runs
 from ...sandbox.executing import Executing
 from ...sandbox.request import CallArguments
 from .answers import ran
@@ -70,7 +70,7 @@ class Programs:
         result = Heard(session, line).execute(asked.code, session.language, **request.given)
         return ran(result, session.id, _notes(workshop, result), owner.answer_bytes)
 
-    def _outcome(self, workshop: Workshop, attempt: Attempt, owner: Owner) -> Outcome:
+    def _outcome(self, workshop: Workshop, attempt: RunAttempt, owner: Owner) -> Outcome:
         run = attempt.run
         if attempt.result.status is not SandboxStatus.PENDING:
             self._runs.forget(run)

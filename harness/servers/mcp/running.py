@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 from mcp.server import Server
 
-from ...runs.runs import Runs
+from ...runs.durable_runs import Runs
 from ..descriptors import allow_descriptors
 from .connections import listening, serve_http
 from .http import PATH, app_of

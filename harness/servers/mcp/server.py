@@ -9,7 +9,7 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 
 from ....policies.errors import PolicyError
 from ....runner.audit.spans import span_of
-from ...runs.runs import Runs
+from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
 from . import arguments, callables, filing
 from .answers import refused

@@ -12,7 +12,7 @@ from ...tools.approval import Approve
 from ...tools.broker import Broker
 from ...tools.caller import Caller
 from ...tools.catalogue import Catalogue
-from ...tools.hygiene import Filter
+from ...tools.filters import ResultFilter
 from ...tools.meter import Meter
 from ...tools.registry import ToolRegistry
 from .sessions import Limits
@@ -52,7 +52,7 @@ class Workshops:
 
     def __init__(
         self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: Limits,
-        filters: Sequence[Filter] = (),
+        filters: Sequence[ResultFilter] = (),
     ) -> None:  # fmt: skip
         self.ceiling = ceiling
         self.registry = registry

@@ -11,7 +11,7 @@ from cellwright.harness.cli import main as cli
 from cellwright.harness.cli.marked_files import register_marked
 from cellwright.harness.runs.store import NewCall
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.approval import Asked
+from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Tool
 from tests.conftest import policy_named
@@ -119,7 +119,9 @@ def test_a_call_that_cannot_be_shown_whole_is_not_approved_on_the_command_line(
     path, long = str(tmp_path / "runs.db"), "".join(f"{n} " for n in range(3000))
     with Runs(path) as runs:
         run = runs._store.begin("", "python", {})
-        runs._store.use(Asked("send", "", {"body": long, "to": "ann"}, "", "", run), 2**40)
+        runs._store.use(
+            ApprovalRequest("send", "", {"body": long, "to": "ann"}, "", "", run), 2**40
+        )
         (waiting,) = runs.pending()
     assert cli.main(["runs", "pending", path]) == 0
     assert "characters⟩" in capsys.readouterr().out

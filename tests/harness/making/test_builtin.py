@@ -19,7 +19,7 @@ from cellwright import (
     Workspaces,
 )
 from cellwright.harness.making.builtin import api_query, file_tools, text_summarize
-from cellwright.harness.tools.approval import Asked, ask_terminal
+from cellwright.harness.tools.approval import ApprovalRequest, ask_terminal
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.vault import from_keyring
 from tests.conftest import policy_named
@@ -81,7 +81,7 @@ def test_only_yes_is_a_yes(
     answer: str, granted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-    assert ask_terminal(Asked("send", "", {"to": "\x1b[2J"}, "agent", "risky")) is granted
+    assert ask_terminal(ApprovalRequest("send", "", {"to": "\x1b[2J"}, "agent", "risky")) is granted
     said = capsys.readouterr().err
     assert "agent wants to call send: risky" in said
     assert "\x1b" not in said

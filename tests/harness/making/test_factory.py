@@ -29,7 +29,7 @@ from cellwright import (
     ToolState,
     ToolTestFailed,
 )
-from cellwright.harness.making import cells
+from cellwright.harness.making import sandboxes as cells
 from cellwright.harness.schemas.spec import Provenance
 from cellwright.policies.policy import Filesystem
 from tests.conftest import OPTIONAL, policy_named
@@ -561,7 +561,7 @@ def test_a_few_sandboxes_are_kept_and_none_is_closed_under_a_call(
         for thread in threads:
             thread.join()
         assert sorted(found) == sorted([0, 1, 2, 3] * 3)
-        assert len(factory._cells._sandboxes) == 2
+        assert len(factory._sandboxes._sandboxes) == 2
 
 
 def test_a_sandboxs_own_lists_hold_for_its_tools() -> None:

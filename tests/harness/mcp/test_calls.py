@@ -21,7 +21,7 @@ from cellwright.harness.mcp.servers import McpServers
 from cellwright.harness.schemas.naming import key_of
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Broker
-from cellwright.harness.tools.finding import ToolSearch
+from cellwright.harness.tools.index import ToolSearch
 from cellwright.policies.errors import (
     ApprovalRequired,
     ClosedError,
@@ -111,7 +111,7 @@ def test_a_call_takes_every_gate_of_the_broker(serve: Serve) -> None:
 
 def test_what_may_destroy_has_to_be_approved(serve: Serve) -> None:
     fake = serve(RISKY)
-    with pytest.raises(ApprovalRequired, match="nobody to ask"):
+    with pytest.raises(ApprovalRequired, match="no approver is set"):
         fake.call("echo")
     assert Broker(fake.servers, approve=lambda asked: True).call("fake.echo", {}) == "{}"
 

@@ -25,12 +25,12 @@ from cellwright import (
     SandboxStatus,
     ToolFactory,
 )
-from cellwright.harness.runs.recording import Making, Recorder, Working
-from cellwright.harness.runs.replay import Recorded, Replay
-from cellwright.harness.runs.runs import Runs
+from cellwright.harness.runs.durable_runs import Runs
+from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
+from cellwright.harness.runs.replay import RecordedCall, Replay
 from cellwright.harness.runs.store import RunStore
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec, grants_of
-from cellwright.harness.tools.approval import Asked
+from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.tools import Tools
@@ -237,7 +237,7 @@ def test_without_a_run_there_is_nothing_to_wait_in(runs: Runs) -> None:
 
 ELSEWHERE = """
 import sys
-from cellwright.harness.runs.runs import Runs
+from cellwright.harness.runs.durable_runs import Runs
 with Runs(sys.argv[1]) as runs:
     for waiting in runs.pending():
         print(waiting.tool, waiting.arguments, runs.approve(waiting.approval))
@@ -361,7 +361,7 @@ def test_made_tools_that_change_nothing_may_be_repeated_and_others_if_they_say_s
 def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: Runs) -> None:
     over, refused = threading.Event(), threading.Event()
 
-    def late(asked: Asked) -> bool:
+    def late(asked: ApprovalRequest) -> bool:
         over.wait(60)
         try:
             return runs.ask(asked)
@@ -382,11 +382,11 @@ def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: R
 
 def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
     store = RunStore(None)
-    recorder = Recorder(store, store.get(store.begin("", "python", {})), Working())
+    recorder = RunRecorder(store, store.get(store.begin("", "python", {})), CallsInProgress())
     number = recorder.stop
     told: list[Answer] = []
 
-    def paused(_: Making) -> Answer:
+    def paused(_: LiveCall) -> Answer:
         recorder.close()
         assert os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) == number
         return Answer(1, None, "paused")
@@ -404,7 +404,7 @@ def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
 def test_nothing_waits_for_a_run_that_is_over() -> None:
     store = RunStore(None)
     run = store.begin("", "python", {})
-    store.use(Asked("send", "", {}, "", "", run), 2**40)
+    store.use(ApprovalRequest("send", "", {}, "", "", run), 2**40)
     assert len(store.pending()) == 1
     store.end(run, "failed")
     assert store.pending() == ()
@@ -480,7 +480,7 @@ def test_the_file_is_its_owners_alone(runs: Runs, tmp_path: Path) -> None:
 
 def recorded(*calls: tuple[str, str]) -> Replay:
     return Replay(
-        Recorded(number, site, digest, "tool", True, Answer(0, str(number).encode()))
+        RecordedCall(number, site, digest, "tool", True, Answer(0, str(number).encode()))
         for number, (site, digest) in enumerate(calls)
     )
 
@@ -502,7 +502,7 @@ def test_another_call_at_the_same_place_has_a_missing_one_in_its_way_and_elsewhe
 
 def test_an_answer_can_be_given_once_all_that_arrived_before_it_has_arrived_again() -> None:
     replay = Replay(
-        Recorded(number, "a:1", digest, "tool", True, None, after=after)
+        RecordedCall(number, "a:1", digest, "tool", True, None, after=after)
         for number, (digest, after) in enumerate([("x", 0), ("y", 0), ("z", 1)])
     )
     seen = [replay.releasable()]

@@ -13,8 +13,8 @@ import pytest
 
 from cellwright import Broker, PolicyError, RegistryError, Runs, Sandbox, SandboxStatus
 from cellwright.benchmarks.replays import FORMS, expected_of, language_of
-from cellwright.harness.runs.recording import Making, Recorder, Working
-from cellwright.harness.runs.runs import CallState
+from cellwright.harness.runs.durable_runs import CallState
+from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.store import RunStore
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
@@ -151,16 +151,16 @@ def test_a_deadline_beside_a_call_that_waits_leaves_a_run_that_is_finished_later
 class Attempted:
     """One attempt of a run in a store, whose calls are answered in threads of their own."""
 
-    def __init__(self, store: RunStore, run: str, working: Working | None = None) -> None:
-        self.recorder = Recorder(store, store.get(run), working or Working())
+    def __init__(self, store: RunStore, run: str, working: CallsInProgress | None = None) -> None:
+        self.recorder = RunRecorder(store, store.get(run), working or CallsInProgress())
         self.told: list[Answer] = []
         self._threads: list[threading.Thread] = []
 
     def call(
-        self, number: int, to: str, *, anew: Callable[[Making], Answer] | None = None,
+        self, number: int, to: str, *, anew: Callable[[LiveCall], Answer] | None = None,
         alone: bool = False,
     ) -> None:  # fmt: skip
-        def made(making: Making) -> Answer:
+        def made(making: LiveCall) -> Answer:
             making.begin()
             MADE.append(to)
             return Answer(number, b"1")
@@ -242,7 +242,7 @@ def test_a_program_that_was_stopped_begins_no_call(store: RunStore) -> None:
     attempt = Attempted(store, store.begin("", "python", {}))
     kinds = []
 
-    def late(making: Making) -> Answer:
+    def late(making: LiveCall) -> Answer:
         attempt.recorder.close()
         with pytest.raises(RegistryError, match="was stopped"):
             making.begin()
@@ -261,7 +261,7 @@ def test_a_run_that_was_resumed_elsewhere_begins_no_call_here(store: RunStore) -
     store.take_up(run, abandoned=True)
     errors = []
 
-    def late(making: Making) -> Answer:
+    def late(making: LiveCall) -> Answer:
         with pytest.raises(RegistryError, match="resumed elsewhere") as caught:
             making.begin()
         errors.append(caught.value)
@@ -277,10 +277,10 @@ def test_a_run_that_was_resumed_elsewhere_begins_no_call_here(store: RunStore) -
 
 
 def test_a_resumed_run_waits_for_a_tool_that_outlived_its_program(store: RunStore) -> None:
-    run, working, go_on = store.begin("", "python", {}), Working(), threading.Event()
+    run, working, go_on = store.begin("", "python", {}), CallsInProgress(), threading.Event()
     first = Attempted(store, run, working)
 
-    def slow(making: Making) -> Answer:
+    def slow(making: LiveCall) -> Answer:
         making.begin()
         MADE.append("a")
         go_on.wait(60)
@@ -306,7 +306,7 @@ def test_a_call_with_an_unknown_outcome_is_marked_by_a_person(store: RunStore) -
     run = store.begin("", "python", {})
     attempt = Attempted(store, run)
 
-    def cut_off(making: Making) -> Answer:
+    def cut_off(making: LiveCall) -> Answer:
         making.begin()
         raise RegistryError("killed here")
 

@@ -8,7 +8,7 @@ import pytest
 
 from cellwright import ApprovalRequired
 from cellwright.harness.text.presentation import MOST_SHOWN, present, presented_whole, shortened
-from cellwright.harness.tools.approval import Asked, ask_terminal
+from cellwright.harness.tools.approval import ApprovalRequest, ask_terminal
 
 
 def test_names_come_first_and_short_values_before_long_ones() -> None:
@@ -85,10 +85,10 @@ def test_the_terminal_shows_the_call_or_refuses_it(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("yes\nyes\n"))
     padded = {"note": "lunch" + " " * 5000, "to": "mallory"}
-    assert ask_terminal(Asked("pay", "", padded, "a\x1bgent", "the tool is risky"))
+    assert ask_terminal(ApprovalRequest("pay", "", padded, "a\x1bgent", "the tool is risky"))
     shown = capsys.readouterr().err
     assert '  to: "mallory"\n' in shown
     assert "\x1b" not in shown
     assert len(shown) < 300
     with pytest.raises(ApprovalRequired, match="shown whole"):
-        ask_terminal(Asked("pay", "", {"to": "ab c" * 5000}, "agent", ""))
+        ask_terminal(ApprovalRequest("pay", "", {"to": "ab c" * 5000}, "agent", ""))

@@ -26,7 +26,7 @@ from cellwright import (
     Vault,
 )
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.approval import Asked
+from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.harness.tools.meter import Meter
@@ -171,9 +171,9 @@ def test_many_threads_do_not_get_more_than_the_budget() -> None:
 
 
 def test_a_risky_call_waits_for_a_word_about_just_this_call() -> None:
-    asked: list[Asked] = []
+    asked: list[ApprovalRequest] = []
 
-    def approve(request: Asked) -> bool:
+    def approve(request: ApprovalRequest) -> bool:
         asked.append(request)
         return request.arguments["city"] == "Bonn"
 
@@ -196,7 +196,7 @@ def test_anything_but_true_is_no_approval(word: Any) -> None:
 
 def test_without_anybody_to_ask_what_must_be_approved_is_refused() -> None:
     rules = Tools(rules=(ToolRule("*", "approve", reason="it costs money"),))
-    with pytest.raises(ApprovalRequired, match="nobody to ask"):
+    with pytest.raises(ApprovalRequired, match="no approver is set"):
         broker(rules=rules).call("weather.get", {"city": "x"})
 
 
@@ -204,7 +204,7 @@ def test_without_anybody_to_ask_what_must_be_approved_is_refused() -> None:
 def test_an_integer_of_any_size_is_asked_about_and_noted(number: int) -> None:
     asked, trail, about = [], AuditLog(), {"parameters": {}, "risky": True}
 
-    def approve(request: Asked) -> bool:
+    def approve(request: ApprovalRequest) -> bool:
         asked.append((request.arguments, request.digest))
         return True
 

@@ -26,7 +26,7 @@ from cellwright import (
     ToolState,
 )
 from cellwright.harness.tools import store
-from cellwright.harness.tools.store import Store
+from cellwright.harness.tools.store import ToolStore
 from tests.conftest import ROOT
 
 DOUBLE = ToolSpec(
@@ -303,7 +303,7 @@ def test_kill_9_at_any_point_loses_nothing_that_was_committed(tmp_path: Path) ->
 def test_ten_thousand_tools_are_all_there(tmp_path: Path) -> None:
     """How soon is measured by `cellwright bench tools`."""
     path = str(tmp_path / "tools.db")
-    with contextlib.closing(Store(path)) as store:
+    with contextlib.closing(ToolStore(path)) as store:
         store.fill(spec(f"tool_{number}") for number in range(10_000))
     with ToolRegistry(path) as registry:
         assert len(registry.list_tools()) == 10_000

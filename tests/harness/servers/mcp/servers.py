@@ -18,7 +18,7 @@ from mcp.server import Server
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 
 from cellwright import AuditLog, Sandbox, ToolRegistry, tool
-from cellwright.harness.runs.runs import Runs
+from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import Serving
 from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions

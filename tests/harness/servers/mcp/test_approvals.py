@@ -7,10 +7,10 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import InputRequiredResult
 
-from cellwright.harness.runs.runs import Pausing
+from cellwright.harness.runs.durable_runs import RunPaused
 from cellwright.harness.servers.mcp.approvals import Held, Question, Waiting, Word, is_yes
 from cellwright.harness.servers.mcp.owners import Owner
-from cellwright.harness.tools.approval import Asked
+from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.policies.errors import ApprovalRequired, BusyError
 from tests.harness.servers.mcp.servers import PAID, Inside, Person, at, call, drive, failing, yes
 
@@ -315,21 +315,21 @@ def test_only_so_much_waits() -> None:
     assert given_up == [1]
 
 
-def asked(**changes: Any) -> Asked:
-    return Asked("pay", "", ANN, "me", "risky", version="1 abc")._replace(**changes)
+def asked(**changes: Any) -> ApprovalRequest:
+    return ApprovalRequest("pay", "", ANN, "me", "risky", version="1 abc")._replace(**changes)
 
 
 def test_a_word_is_for_one_call_of_one_version() -> None:
     word = Word()
     for other in (asked(), asked(arguments={}), asked(version="2 def")):
-        with contextlib.suppress(Pausing):
+        with contextlib.suppress(RunPaused):
             word.judge(asked())
         word.answer(approved=True)
         if other == asked():
             assert word.judge(other) is True
-        with pytest.raises(Pausing):
+        with pytest.raises(RunPaused):
             word.judge(other)
-    with contextlib.suppress(Pausing):
+    with contextlib.suppress(RunPaused):
         word.judge(asked())
     word.answer(approved=False)
     with pytest.raises(ApprovalRequired, match="did not say yes"):

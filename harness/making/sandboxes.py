@@ -36,7 +36,7 @@ def _rules(grants: Grants, policy: Policy) -> Rules:
     )
 
 
-class Cells:
+class ToolSandboxes:
     """Lends sandboxes by what they allow; the one that was idle longest makes room for another.
 
     Whatever permissions say, no sandbox allows what `ceiling` does not; without one they are taken

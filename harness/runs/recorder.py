@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from ...policies.errors import RegistryError, ToolOutcomeUnknown
 from ...runner.messages import Answer, Call
 from ..tools.approval import digest
-from .replay import Recorded, Replay
+from .replay import RecordedCall, Replay
 from .store import NewCall, RunStore, StoredRun
 
 PAUSED = "paused"
@@ -39,11 +39,11 @@ PATIENCE_SECONDS = 5.0
 _SITE_CHARACTERS = 200
 
 
-class Making:
+class LiveCall:
     """One call that is being made; `call` is its identity within the run."""
 
     def __init__(
-        self, store: RunStore, new: NewCall, number: int, working: "Working",
+        self, store: RunStore, new: NewCall, number: int, working: "CallsInProgress",
         may_begin: Callable[[], AbstractContextManager[None]],
     ) -> None:  # fmt: skip
         self.call = new.call
@@ -89,7 +89,7 @@ class Making:
         self._working.remove(self._number)
 
 
-class Working:
+class CallsInProgress:
     """The calls that this process is making, by number.  A tool may outlive the attempt that called
     it; when the run is resumed, the call waits for that tool's answer."""
 
@@ -113,15 +113,15 @@ class Working:
                 self._changed.wait(SETTLE_SECONDS)
 
 
-Anew = Callable[[Making], Answer]
-Tell = Callable[[Answer], None]
+MakeCall = Callable[[LiveCall], Answer]
+Deliver = Callable[[Answer], None]
 
 
-class Recorder:
+class RunRecorder:
     """Answers the calls of one attempt; `stop` is readable once its program is to be stopped."""
 
     def __init__(
-        self, store: RunStore, stored: StoredRun, working: Working, *,
+        self, store: RunStore, stored: StoredRun, working: CallsInProgress, *,
         allow_divergence: bool = False,
     ) -> None:  # fmt: skip
         self.run = stored.run
@@ -149,8 +149,8 @@ class Recorder:
         self,
         call: Call,
         arguments: dict[str, Any],
-        anew: Anew,
-        tell: Tell,
+        anew: MakeCall,
+        tell: Deliver,
         *,
         may_be_repeated: bool,
     ) -> None:
@@ -182,7 +182,7 @@ class Recorder:
                 known = self._outcome(known, may_be_repeated=may_be_repeated)
             if known is None or known.answer is None:
                 number = known.number if known else 0
-                making = Making(self._store, new, number, self._working, self._living)
+                making = LiveCall(self._store, new, number, self._working, self._living)
                 has_ended = self._make(making, anew, tell)
         finally:
             with self._changed:
@@ -218,7 +218,7 @@ class Recorder:
             if name not in self._calls:
                 return name
 
-    def _make(self, making: Making, anew: Anew, tell: Tell) -> bool:
+    def _make(self, making: LiveCall, anew: MakeCall, tell: Deliver) -> bool:
         """Make a call and pass on its answer; False if it waits for approval instead."""
         try:
             answer = anew(making)
@@ -244,7 +244,7 @@ class Recorder:
                 raise RegistryError(f"run {self.run} was stopped")
             yield
 
-    def _outcome(self, known: Recorded, *, may_be_repeated: bool) -> Recorded:
+    def _outcome(self, known: RecordedCall, *, may_be_repeated: bool) -> RecordedCall:
         """Return a call that had begun as it is on record once no tool of this process works on it;
         raises ToolOutcomeUnknown."""
         self._working.wait(known.number, lambda: self._is_over)
@@ -255,7 +255,7 @@ class Recorder:
 
     # waiting; the lock is held, and let go of while it waits
 
-    def _give(self, known: Recorded, answer: Answer, call: Call, tell: Tell) -> None:
+    def _give(self, known: RecordedCall, answer: Answer, call: Call, tell: Deliver) -> None:
         """Give the recorded answer of a call in its turn."""
         if self._wait_for_turn(known.place, alone=call.alone):
             self._given = max(self._given, known.place)
@@ -297,7 +297,7 @@ class Recorder:
             self._changed.notify_all()
         return not self._is_over
 
-    def _diverge(self, site: str, call: Call, missing: list[Recorded]) -> None:
+    def _diverge(self, site: str, call: Call, missing: list[RecordedCall]) -> None:
         expected = ", ".join(sorted({each.tool for each in missing}))
         self.diverged = f"{site}: {call.name} is called where before it was {expected}"
         self._stop()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from ...policies.errors import RegistryError
+from ..policies.errors import RegistryError
 
 MEMORY = ":memory:"
 _APPLICATION = 0x63656C6C  # in the header of the file (PRAGMA application_id)

@@ -19,7 +19,7 @@ _MAX_BYTES = 1024 * 1024
 _FORMAT = 1
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `tool.json` says.  State and version are left out: they are earned where it is used."""
 
     format: int
@@ -46,7 +46,7 @@ def write_tool(spec: ToolSpec, directory: Path) -> Path:
     """Write a tool into a new folder of its name below `directory`; raises RegistryError."""
     folder = directory / normalised(spec.name)
     about = {name: getattr(spec, name) for name in _FIELDS}
-    exported = Exported(format=_FORMAT, **about)
+    exported = ExportedTool(format=_FORMAT, **about)
     text = msgspec.json.format(msgspec.json.encode(exported), indent=2)
     try:
         folder.mkdir(parents=True)
@@ -58,7 +58,7 @@ def write_tool(spec: ToolSpec, directory: Path) -> Path:
     return folder
 
 
-def read_tool(folder: Path) -> Exported:
+def read_tool(folder: Path) -> ExportedTool:
     """Return what a folder says; raises ToolInvalid if it is not one of a tool's."""
     try:
         exported = _DECODER.decode(_read(folder / _ABOUT))
@@ -86,6 +86,6 @@ def _read(path: Path) -> bytes:
 
 
 _FIELDS = tuple(
-    name for name in Exported.__struct_fields__ if name not in ("format", "source_code")
+    name for name in ExportedTool.__struct_fields__ if name not in ("format", "source_code")
 )
-_DECODER = msgspec.json.Decoder(Exported)
+_DECODER = msgspec.json.Decoder(ExportedTool)

@@ -12,7 +12,7 @@ from ..search.search import Filter, Found, SearchIndex
 _KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER: "mcp"}
 
 
-class Source(Protocol):
+class ToolSource(Protocol):
     """What is searched; a ToolRegistry, for one."""
 
     def revision(self) -> int:
@@ -28,7 +28,7 @@ class ToolSearch:
     Safe from many threads; other processes may change the registry's file.
     """
 
-    def __init__(self, registry: Source, model: Model | None = None) -> None:
+    def __init__(self, registry: ToolSource, model: Model | None = None) -> None:
         self._registry = registry
         self._lock = threading.Lock()
         self._index = SearchIndex(meaning=model.meaning() if model else None)

@@ -3,13 +3,13 @@
 import contextlib
 
 from ...policies.errors import RegistryError
-from .store import Store, Usage
+from .store import ToolStore, ToolUsage
 
 _WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
-Counted = tuple[str, int]  # the key of a name, and a version
+VersionKey = tuple[str, int]  # the key of a name, and a version
 
 
-class _Count:
+class _UnwrittenCounts:
     """Calls of one version since its counts were written."""
 
     def __init__(self) -> None:
@@ -24,26 +24,26 @@ class _Count:
             self.well |= well
 
     @property
-    def usage(self) -> Usage:
-        return Usage(self.uses, self.failures, self.in_a_row)
+    def usage(self) -> ToolUsage:
+        return ToolUsage(self.uses, self.failures, self.in_a_row)
 
 
-class Counts:
+class UsageCounts:
     """Those of one store.  Failures are written at once, uses after 256; the caller has the lock."""
 
-    def __init__(self, store: Store, retired_after: int) -> None:
+    def __init__(self, store: ToolStore, retired_after: int) -> None:
         self._store = store
         self._retired_after = retired_after
-        self._unwritten: dict[Counted, _Count] = {}
-        self._failing: set[Counted] = set()  # whose last call failed
+        self._unwritten: dict[VersionKey, _UnwrittenCounts] = {}
+        self._failing: set[VersionKey] = set()  # whose last call failed
 
-    def note(self, counted: Counted, *, well: bool, may_retire: bool = True) -> bool:
+    def note(self, counted: VersionKey, *, well: bool, may_retire: bool = True) -> bool:
         """Count a call; tell whether the version was retired by that, which only one that
         `may_retire` does.
 
         What cannot be written now is written with the next.
         """
-        count = self._unwritten.setdefault(counted, _Count())
+        count = self._unwritten.setdefault(counted, _UnwrittenCounts())
         count.add(well=well, may_retire=may_retire)
         if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
             with contextlib.suppress(RegistryError):
@@ -55,12 +55,14 @@ class Counts:
         retired = [self._write(counted) for counted in list(self._unwritten)]
         return any(retired)
 
-    def usage(self, counted: Counted) -> Usage:
+    def usage(self, counted: VersionKey) -> ToolUsage:
         """Return what was written and, of uses, what was not yet."""
         known = self._store.usage(*counted)
-        return known._replace(uses=known.uses + self._unwritten.get(counted, _Count()).uses)
+        return known._replace(
+            uses=known.uses + self._unwritten.get(counted, _UnwrittenCounts()).uses
+        )
 
-    def _write(self, counted: Counted) -> bool:
+    def _write(self, counted: VersionKey) -> bool:
         count = self._unwritten[counted]
         retired = self._store.count(
             *counted, count.usage, well=count.well, retire_at=self._retired_after

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..schemas.spec import ToolSpec
 from ..text.leaks import find_leaks, names_no_secret, secret_named
 
-Filter = Callable[[ToolSpec, Any], Any]
+ResultFilter = Callable[[ToolSpec, Any], Any]
 Hits = dict[str, int]  # kind -> how many
 _LONGEST_NAME = 100
 
@@ -24,7 +24,7 @@ class Filtered(NamedTuple):
     hits: Hits
 
 
-def name_of(each: Filter) -> str:
+def name_of(each: ResultFilter) -> str:
     return getattr(each, "__name__", type(each).__name__)
 
 

@@ -17,7 +17,7 @@ from cellwright import (
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.harness.tools.hygiene import CapRows, Filtered, RedactSecrets
+from cellwright.harness.tools.filters import CapRows, Filtered, RedactSecrets
 from cellwright.policies.tools import Tools
 from tests.conftest import policy_named
 

@@ -17,13 +17,13 @@ from ...policies.errors import (
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.spans import Span
 from .caller import Caller, Tool
-from .hygiene import Hits
+from .filters import Hits
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
-class Passing(NamedTuple):
+class BrokerCall(NamedTuple):
     """A call on its way."""
 
     tool: Tool
@@ -37,7 +37,7 @@ OwnTrail = Literal["own"]
 _OWN_ENTRIES = 1000
 
 
-class Noting:
+class CallTrail:
     """Writes the records of one broker: into `audit`, and into the trails of the sandboxes whose
     programs call.
 
@@ -67,10 +67,10 @@ class Noting:
         audit = self.audit
         return _each_once((audit, *caller.trails) if audit else caller.trails)
 
-    def approved(self, passing: Passing, digest: str) -> None:
+    def approved(self, passing: BrokerCall, digest: str) -> None:
         self._note("approved", passing, digest=digest)
 
-    def made(self, passing: Passing) -> None:
+    def made(self, passing: BrokerCall) -> None:
         """Note that a call is about to be made: of its arguments the hash and the length, never the
         text, which may hold anything."""
         if self._trails(passing.caller):
@@ -78,11 +78,11 @@ class Noting:
             digest = hashlib.sha256(text).hexdigest()
             self._note("call", passing, arguments_sha256=digest, arguments_bytes=len(text))
 
-    def returned(self, passing: Passing, size: int, hits: Hits) -> None:
+    def returned(self, passing: BrokerCall, size: int, hits: Hits) -> None:
         """Note how long the result was, and of what was taken out of it the kinds and the counts."""
         self._note("returned", passing, result_bytes=size, **_filtered(hits))
 
-    def _note(self, action: str, passing: Passing, **details: Any) -> None:
+    def _note(self, action: str, passing: BrokerCall, **details: Any) -> None:
         for trail in self._trails(passing.caller):
             trail.record(
                 "tool", action, target=passing.tool.spec.name, span=passing.span,

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from ...policies.closing import Closing
 from ...policies.errors import RegistryError
 from ..schemas.spec import ToolSpec, ToolState
-from .counting import Counted, Counts
-from .likeness import shape_of
-from .store import Quota, Store, Usage
+from .counts import UsageCounts, VersionKey
+from .similarity import shape_of
+from .store import Quota, ToolStore, ToolUsage
 
 
 class MadeTools(Closing):
@@ -18,8 +18,8 @@ class MadeTools(Closing):
     processes.  What is asked for while the file is closed or damaged raises RegistryError."""
 
     def __init__(self, path: str | None, retired_after: int, quota: Quota) -> None:
-        self._store = Store(path, quota)
-        self._counts = Counts(self._store, retired_after)
+        self._store = ToolStore(path, quota)
+        self._counts = UsageCounts(self._store, retired_after)
         self._lock = threading.RLock()
         self._known: dict[tuple[str, int | None], ToolSpec] = {}
         self._latest: list[ToolSpec] | None = None
@@ -85,13 +85,13 @@ class MadeTools(Closing):
 
     # counting
 
-    def note(self, counted: Counted, *, well: bool, may_retire: bool = True) -> None:
+    def note(self, counted: VersionKey, *, well: bool, may_retire: bool = True) -> None:
         """Count a call, which failed unless it went `well`, and retire what fails too often."""
         with self._lock:
             if self._counts.note(counted, well=well, may_retire=may_retire):
                 self._forget()
 
-    def usage(self, counted: Counted) -> Usage:
+    def usage(self, counted: VersionKey) -> ToolUsage:
         """Return how often a version was called and failed."""
         with self._lock:
             return self._counts.usage(counted)

@@ -18,11 +18,11 @@ from ...runner.messages import Answer
 from ...runner.result import SandboxResult, SandboxStatus
 from ..sandbox.executing import Executing
 from ..schemas.spec import ToolSpec
-from ..tools.approval import Asked
+from ..tools.approval import ApprovalRequest
 from ..tools.caller import CALLING, Caller
-from .recording import PAUSED, Recorder, Working
-from .replay import Recorded
-from .store import Approval, KeptRun, RunStore, StoredRun
+from .recorder import PAUSED, CallsInProgress, RunRecorder
+from .replay import RecordedCall
+from .store import Approval, RunStore, RunSummary, StoredRun
 
 DAY_SECONDS = 86_400.0
 _ENDING = 1000  # characters of how an attempt ended
@@ -31,13 +31,13 @@ _ENDING = 1000  # characters of how an attempt ended
 _STOPPED = (SandboxStatus.CANCELLED, SandboxStatus.TIMEOUT)
 
 
-class Pausing(ApprovalRequired):
+class RunPaused(ApprovalRequired):
     """The call waits for a person; its program is stopped meanwhile."""
 
     kind = PAUSED
 
 
-class Attempt(NamedTuple):
+class RunAttempt(NamedTuple):
     """What came of starting or resuming a run.
 
     `result.status` is PENDING while it waits for approval.  `result.reason` is `diverged` if the
@@ -74,7 +74,7 @@ class RunCall(NamedTuple):
 class RunRecord(NamedTuple):
     """A run with all that is on record of it; `actions` are those that it can go on with."""
 
-    run: KeptRun
+    run: RunSummary
     calls: tuple[RunCall, ...]
     approvals: tuple[Approval, ...]
     actions: tuple[str, ...]
@@ -93,11 +93,11 @@ class Runs(Closing):
     ) -> None:  # fmt: skip
         self._store = RunStore(path, must_exist=must_exist)
         self._wait_seconds = wait_seconds
-        self._working = Working()
+        self._working = CallsInProgress()
 
     def start(
         self, sandbox: Executing, code: str, language: str = "python", **given: Any
-    ) -> Attempt:
+    ) -> RunAttempt:
         """Run `code` in a fresh cell, so that it can wait; the arguments are those of Sandbox.execute.
 
         Raises PolicyError for arguments that cannot be kept.
@@ -110,7 +110,7 @@ class Runs(Closing):
     def resume(
         self, sandbox: Executing, run: str, *, abandoned: bool = False,
         allow_divergence: bool = False,
-    ) -> Attempt:  # fmt: skip
+    ) -> RunAttempt:  # fmt: skip
         """Run it again, with the answers that are on record.
 
         `abandoned` says that the process in which it last ran is gone.  A call that had begun and has
@@ -123,7 +123,7 @@ class Runs(Closing):
         self._store.take_up(run, abandoned=abandoned)
         return self._attempt(sandbox, self._store.get(run), allow_divergence=allow_divergence)
 
-    def kept(self) -> tuple[KeptRun, ...]:
+    def kept(self) -> tuple[RunSummary, ...]:
         """Return all runs, the oldest first."""
         return self._store.kept()
 
@@ -177,7 +177,7 @@ class Runs(Closing):
         """Refuse what has waited too long; return how much that was."""
         return self._store.expire()
 
-    def ask(self, asked: Asked) -> bool:
+    def ask(self, asked: ApprovalRequest) -> bool:
         """Tell whether a call was approved; else have its run wait.  For `Broker(approve=...)`."""
         if not asked.run:
             raise ApprovalRequired(
@@ -187,7 +187,7 @@ class Runs(Closing):
             )
         state, why = self._store.use(asked, time.time() + self._wait_seconds)
         if state in ("pending", "over"):
-            raise Pausing(
+            raise RunPaused(
                 f"{asked.tool} waits for approval" + (f": {why}" if why else ""), tool=asked.tool
             )
         if state != "approved":
@@ -201,8 +201,10 @@ class Runs(Closing):
 
     def _attempt(
         self, sandbox: Executing, stored: StoredRun, *, allow_divergence: bool = False
-    ) -> Attempt:
-        recorder = Recorder(self._store, stored, self._working, allow_divergence=allow_divergence)
+    ) -> RunAttempt:
+        recorder = RunRecorder(
+            self._store, stored, self._working, allow_divergence=allow_divergence
+        )
         above = CALLING.get() or Caller()  # a tool may start one: its depth and its budget hold
         token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
         try:
@@ -221,12 +223,12 @@ class Runs(Closing):
         elif recorder.parked and result.status in _STOPPED:
             self._store.end(stored.run, PAUSED)
             waiting = [each.tool for each in self._store.pending() if each.run == stored.run]
-            return Attempt(stored.run, _pending(result, waiting))
+            return RunAttempt(stored.run, _pending(result, waiting))
         else:
             ending = f"{result.status.value}, {result.reason}: {result.error or ''}".rstrip(": ")
             state = "completed" if result.ok else "failed"
             self._store.end(stored.run, state, "" if result.ok else ending[:_ENDING])
-        return Attempt(stored.run, result, recorder.left())
+        return RunAttempt(stored.run, result, recorder.left())
 
 
 def _pending(result: SandboxResult, tools: list[str]) -> SandboxResult:
@@ -247,7 +249,7 @@ def _diverged(result: SandboxResult, how: str) -> SandboxResult:
     )
 
 
-def _shown(recorded: Recorded) -> RunCall:
+def _shown(recorded: RecordedCall) -> RunCall:
     answer, text = recorded.answer, ""
     if answer is None:
         state = CallState.UNKNOWN if recorded.begun else CallState.WAITING
@@ -260,7 +262,7 @@ def _shown(recorded: Recorded) -> RunCall:
     return RunCall(recorded.number, recorded.site, recorded.tool, arguments, state, text)
 
 
-def _actions(run: KeptRun, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:
+def _actions(run: RunSummary, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:
     """Return what can be done about a run, as the methods of `Runs` are called."""
     decide = ("approve", "reject") if approvals else ()
     mark = ("mark",) if unknown else ()

@@ -10,30 +10,30 @@ from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResul
 from ...runner.cell.values import plain
 from ..schemas.spec import ToolSpec
 from ..schemas.validation import compile_schema
-from .hygiene import CapRows, Filter, Filtered, Hits, name_of
+from .filters import CapRows, Filtered, Hits, ResultFilter, name_of
 from .vault import Redaction
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _ERROR_CHARACTERS = 1000
 
 
-class Returned(NamedTuple):
+class SanitizedResult(NamedTuple):
     """A result, as JSON has it and as JSON."""
 
     value: Any
     data: bytes
 
 
-class Returning:
+class Sanitizer:
     """Takes credentials, and what `filters` find, out of results and errors.  `hits` counts by kind."""
 
-    def __init__(self, filters: Sequence[Filter]) -> None:
+    def __init__(self, filters: Sequence[ResultFilter]) -> None:
         self._filters = tuple(filters)
 
     def result(
         self, spec: ToolSpec, value: Any, redaction: Redaction | None, rows: float,
         hits: Hits,
-    ) -> Returned:  # fmt: skip
+    ) -> SanitizedResult:  # fmt: skip
         """Return a result that holds nothing that its caller may not know.
 
         Raises ToolResultInvalid for what is not JSON, not what the tool's schema says, holds a
@@ -86,19 +86,21 @@ def _nearest(error: BaseException) -> type[ToolError]:
 _OURS = f"{__package__.split('.')[0]}."
 
 
-def _json_of(spec: ToolSpec, value: Any) -> Returned:
+def _json_of(spec: ToolSpec, value: Any) -> SanitizedResult:
     try:
         made = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
-        return Returned(made, _ENCODE(made).encode())
+        return SanitizedResult(made, _ENCODE(made).encode())
     except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
         why = type(error).__name__ if isinstance(error, UnicodeError) else error
         raise ToolResultInvalid(f"the result is not JSON: {why}", tool=spec.name) from None
 
 
-def _without_credentials(spec: ToolSpec, found: Returned, redaction: Redaction) -> Returned:
+def _without_credentials(
+    spec: ToolSpec, found: SanitizedResult, redaction: Redaction
+) -> SanitizedResult:
     text = redaction.text(found.data.decode())
     try:
-        return Returned(json.loads(text), text.encode())
+        return SanitizedResult(json.loads(text), text.encode())
     except ValueError:  # what was taken out was no text: a number, or part of one
         raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None
 
@@ -110,7 +112,7 @@ def _check(spec: ToolSpec, value: Any) -> None:
         raise ToolResultInvalid("; ".join(complaints), tool=spec.name)
 
 
-def _passed(spec: ToolSpec, value: Any, filters: Sequence[Filter], hits: Hits) -> Any:
+def _passed(spec: ToolSpec, value: Any, filters: Sequence[ResultFilter], hits: Hits) -> Any:
     """Return what the filters leave of `value`; what one of them raises ends the call."""
     for each in filters:
         try:

@@ -10,19 +10,19 @@ from ..schemas.functions import describe_source
 from ..schemas.spec import ToolSpec, ToolState
 from ..tools.caller import Caller, Tool
 from ..tools.registry import ToolRegistry
-from .performing import Performer
-from .program import program_of_call
+from .call_program import program_of_call
+from .execution import ToolExecutor
 
 _REMEMBERED = 1024
 
 
-class Stock:
+class FactoryCatalogue:
     """A broker's catalogue; safe from many threads.  Calls of made tools are counted.
 
-    `performer` has to be there before the first call: it needs the broker, which needs this.
+    `executor` has to be there before the first call: it needs the broker, which needs this.
     """
 
-    performer: Performer
+    executor: ToolExecutor
 
     def __init__(self, registry: ToolRegistry, maker: str = "") -> None:
         """`maker` is on whose behalf tools are called; without one it is the host, which owns all."""
@@ -68,7 +68,7 @@ class Stock:
 
         def perform(arguments: dict[str, Any], caller: Caller) -> Any:
             try:
-                value = self.performer.run(spec, program, arguments)
+                value = self.executor.run(spec, program, arguments)
             except (ToolFailed, ToolResultInvalid):
                 self._registry.note(spec, well=False, may_retire=is_own)
                 raise

@@ -22,17 +22,17 @@ from ..schemas.validation import compile_schema, is_same
 from ..text.terminal import harmless
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller
-from .cells import Cells
-from .program import ARGUMENTS, program_of_call, program_of_test
+from .call_program import ARGUMENTS, program_of_call, program_of_test
+from .sandboxes import ToolSandboxes
 
 _OF_A_CALL = re.compile(r"tools\.ToolError: ([\w.-]+)(?= >|:)")
 
 
-class Performer:
+class ToolExecutor:
     """Runs what tools are, in cells of theirs; through `broker` they call others."""
 
-    def __init__(self, cells: Cells, broker: Broker, caller: Caller) -> None:
-        self._cells = cells
+    def __init__(self, sandboxes: ToolSandboxes, broker: Broker, caller: Caller) -> None:
+        self._sandboxes = sandboxes
         self._broker = broker
         self._caller = caller
 
@@ -78,7 +78,7 @@ class Performer:
         above = CALLING.get() or self._caller
         token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
         try:
-            with self._cells.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
+            with self._sandboxes.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
                 timeout = min(spec.timeout, sandbox.policy.limits.wall_seconds)
                 return sandbox.execute(
                     program, inputs=inputs, timeout=timeout, cancel=CANCEL.get(), plain=plain
