@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..harness.search.encoder import Encoder, VectorIndex
 from ..harness.search.search import SearchIndex
-from ..harness.search.semantic import Encoder, Vectors
 from .catalogues import Questions
 from .measuring import median
 from .report import Column, Table, Value
@@ -24,7 +24,7 @@ def cost_of_meaning(model: Path, asked: Questions, queries: int) -> Table:
         index: list[SearchIndex] = []
 
         def fill() -> None:
-            index.append(SearchIndex(asked.documents, Vectors(encoder, cache)))
+            index.append(SearchIndex(asked.documents, VectorIndex(encoder, cache)))
 
         texts = itertools.cycle(text for text, _ in asked.questions)
         rows: tuple[tuple[Value, ...], ...] = (

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ..harness.search.documents import Document
-from ..harness.search.fusing import Meaning
+from ..harness.search.model import SemanticIndex
 from ..harness.search.search import SearchIndex
 from .catalogues import Questions, catalogue, questions
 from .measuring import (
@@ -59,7 +59,7 @@ def _notes(settings: Settings) -> tuple[str, ...]:
     if not settings.data:
         notes.append("How much is found was not measured: --data DIR names a folder of questions.")
     elif not settings.model:
-        notes.append("Meaning was not measured: --model DIR names a sentence encoder.")
+        notes.append("SemanticIndex was not measured: --model DIR names a sentence encoder.")
     return tuple(notes)
 
 
@@ -86,12 +86,12 @@ def _found(asked: Questions, settings: Settings) -> tuple[tuple[Table, ...], tup
     return (table,), tuple(verdicts)
 
 
-def _ways(settings: Settings) -> Iterator[tuple[str, Meaning | None, tuple[float, ...]]]:
+def _ways(settings: Settings) -> Iterator[tuple[str, SemanticIndex | None, tuple[float, ...]]]:
     yield "words", None, _WORDS_REACH
     if settings.model:
-        from ..harness.search.semantic import Encoder, Vectors
+        from ..harness.search.encoder import Encoder, VectorIndex
 
-        yield "words and meaning", Vectors(Encoder(settings.model)), _MEANING_REACHES
+        yield "words and meaning", VectorIndex(Encoder(settings.model)), _MEANING_REACHES
 
 
 def _shares(find: Finder, asked: Questions) -> list[float]:

@@ -10,7 +10,7 @@ from .layers import layers_in_force
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
-from .syscalls import Condition, Rule, Table, syscall_table
+from .syscalls import Condition, Rule, SyscallTable, syscall_table
 
 # A descriptor cannot be sent while more than the sender's RLIMIT_NOFILE are on their way, of all
 # processes with its uid, and one message has up to 253 (unix(7), ETOOMANYREFS): a guest with as many
@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 }
 
 
-class Runs(NamedTuple):
+class CellLanguage(NamedTuple):
     """What cells run: a language, and the files that execve(2) opens for it, its interpreter first."""
 
     language: str = PYTHON
@@ -37,7 +37,7 @@ def compile_policy(
     host: Host,
     *,
     learning: bool = False,
-    runs: Runs = Runs(),  # noqa: B008 - a constant
+    runs: CellLanguage = CellLanguage(),  # noqa: B008 - a constant
 ) -> Plan:
     """Return the plan of `policy` on `host` for cells that run what `runs` says; with `learning`, one
     whose filter leaves everything but plain computation to the listener, to find out what a program
@@ -99,7 +99,7 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
     )
 
 
-def _environment(policy: Policy, runs: Runs) -> dict[str, str]:
+def _environment(policy: Policy, runs: CellLanguage) -> dict[str, str]:
     variables = _ENVIRONMENT | _for_libraries(policy)
     if runs.language in LANGUAGES and LANGUAGES[runs.language].is_shell:
         variables["PATH"] += ":" + os.path.dirname(TOOL_CLIENT)
@@ -172,7 +172,7 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
     return tuple(rules)
 
 
-def _groups(policy: Policy, runs: Runs) -> tuple[str, ...]:
+def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
     # base has socketpair, for asyncio.  local_sockets can pass descriptors, which the kernel counts
     # per uid over all cells (unix(7), ETOOMANYREFS): only for those who need it.
     groups = ["base"]
@@ -214,7 +214,7 @@ def _is_alone(policy: Policy, learning: bool) -> bool:
     return not (learning or policy.processes.subprocesses or policy.filesystem.write)
 
 
-def _answers_to_locks(table: Table, *, is_heard: bool, is_alone: bool) -> _LockAnswers:
+def _answers_to_locks(table: SyscallTable, *, is_heard: bool, is_alone: bool) -> _LockAnswers:
     answers = {
         "record": 0 if is_alone else None if is_heard else errno.ENOLCK,
         "whole": None if is_heard else errno.ENOLCK,
@@ -232,7 +232,7 @@ def _answers_to_locks(table: Table, *, is_heard: bool, is_alone: bool) -> _LockA
     return _LockAnswers(tuple(answered), tuple(heard))
 
 
-def _listened(policy: Policy, table: Table, runs: Runs) -> Listened:
+def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listened:
     interpreters = LANGUAGES[runs.language].quiet if runs.language in LANGUAGES else ()
     quiet = (*table.quiet, *interpreters)
     return Listened(quiet, table.watched if policy.filesystem.watch else ())
@@ -244,11 +244,11 @@ def _hand_over(descriptor: int) -> Rule:
     return Rule("sendmsg", (Condition(0, 0xFFFFFFFF, descriptor),))
 
 
-def _refusals(table: Table, groups: tuple[str, ...]) -> dict[int, tuple[str, str]]:
+def _refusals(table: SyscallTable, groups: tuple[str, ...]) -> dict[int, tuple[str, str]]:
     return _numbered(table, {call: (call, why) for call, why in table.refusals(groups).items()})
 
 
-def _numbered(table: Table, by_name: dict[str, Any]) -> dict[int, Any]:
+def _numbered(table: SyscallTable, by_name: dict[str, Any]) -> dict[int, Any]:
     """Return `by_name` by call number, without what this architecture never had."""
     numbered = {number_of(call, table): value for call, value in by_name.items()}
     return {number: value for number, value in numbered.items() if number >= 0}

@@ -17,7 +17,7 @@ try:
 except (OSError, RuntimeError):  # it looks for the library when it is imported
     raise LaunchError("libseccomp is not on this host", "apt-get install libseccomp2") from None
 
-from .syscalls import NEWEST_NUMBER, Condition, Rule, Table
+from .syscalls import NEWEST_NUMBER, Condition, Rule, SyscallTable
 
 _BPF = struct.Struct("=HBBI")
 _LOAD_NUMBER = _BPF.pack(0x20, 0, 0, 0)  # ld [offsetof(struct seccomp_data, nr)]
@@ -35,7 +35,7 @@ class Listened(NamedTuple):
 
 def compile_filter(
     rules: tuple[Rule, ...],
-    table: Table,
+    table: SyscallTable,
     listened: Listened | None = None,
     answered: tuple[tuple[Rule, int], ...] = (),
 ) -> bytes:
@@ -61,14 +61,14 @@ def compile_filter(
     return _LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)
 
 
-def number_of(call: str, table: Table) -> int:
+def number_of(call: str, table: SyscallTable) -> int:
     """Return the number of `call` on this architecture, negative if it never had it."""
     number = table.numbers.get(call, -1)
     return number if number >= 0 else pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)
 
 
 def _add_all(
-    program: pyseccomp.SyscallFilter, action: int, rules: Iterable[Rule], table: Table
+    program: pyseccomp.SyscallFilter, action: int, rules: Iterable[Rule], table: SyscallTable
 ) -> None:
     for rule in rules:
         number = number_of(rule.call, table)

@@ -25,7 +25,7 @@ class Rule(msgspec.Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class Table(msgspec.Struct, frozen=True):
+class SyscallTable(msgspec.Struct, frozen=True):
     """syscalls.toml, parsed."""
 
     groups: dict[str, tuple[Rule, ...]]
@@ -53,12 +53,12 @@ class Table(msgspec.Struct, frozen=True):
 
 
 @cache
-def syscall_table() -> Table:
+def syscall_table() -> SyscallTable:
     """Read syscalls.toml; the same for every host."""
     data = tomllib.loads(Path(__file__).with_name("syscalls.toml").read_text())
     parts = data["refused"].values()
     refused = {call: reason for part in parts for call, reason in part["calls"].items()}
-    return Table(
+    return SyscallTable(
         groups={name: _rules(group) for name, group in data["groups"].items()},
         init=_rules(data["init"]),
         locks={

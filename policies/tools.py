@@ -63,7 +63,7 @@ _CAPS = (
 )  # fmt: skip
 
 
-class Verdict(NamedTuple):
+class ToolDecision(NamedTuple):
     """What the rules say of a call; `trace` says of each that was looked at whether it matched."""
 
     effect: Effect
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
     trace: tuple[str, ...]
 
 
-def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> Verdict:
+def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> ToolDecision:
     """Return what becomes of a call: the strictest word of all lists of rules."""
     if not tools.rules and not tools.further:
         return ALLOWED
@@ -80,7 +80,7 @@ def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> Verdict:
     return strictest(verdicts)._replace(trace=trace)
 
 
-def strictest(verdicts: list[Verdict]) -> Verdict:
+def strictest(verdicts: list[ToolDecision]) -> ToolDecision:
     return max(verdicts, key=lambda each: _STRICTNESS[each.effect])
 
 
@@ -102,17 +102,17 @@ def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
 
 
 _STRICTNESS: dict[Effect, int] = {"allow": 0, "approve": 1, "deny": 2}
-ALLOWED = Verdict("allow", "", ())
+ALLOWED = ToolDecision("allow", "", ())
 
 
-def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any]) -> Verdict:
+def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any]) -> ToolDecision:
     trace = []
     for number, rule in enumerate(rules, 1):
         if rule.matches(name, arguments):
             trace.append(f"rule {number}: {rule}: matches")
-            return Verdict(rule.effect, rule.reason, tuple(trace))
+            return ToolDecision(rule.effect, rule.reason, tuple(trace))
         trace.append(f"rule {number}: {rule}: does not match")
-    return Verdict("deny", "no rule allows it", (*trace, "no rule matches: deny"))
+    return ToolDecision("deny", "no rule allows it", (*trace, "no rule matches: deny"))
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from ...policies.policy import Policy, check_limit
 from ...runner.spawn import Spawned, interpreter
 from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
-from ..search.meaning import MODEL_HELP, commands_model
+from ..search.model import MODEL_HELP, commands_model
 from ..servers.mcp.place import Place
 from ..servers.mcp.sessions import Limits, OwnedSessions
 from ..servers.mcp.streams import claim

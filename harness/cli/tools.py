@@ -16,7 +16,7 @@ from ...policies.policy import Policy
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolSpec, ToolState
-from ..search.meaning import MODEL_HELP, commands_model
+from ..search.model import MODEL_HELP, commands_model
 from ..text.hidden import replace_hidden
 from ..text.terminal import harmless, print_header
 from ..tools.registry import ToolRegistry

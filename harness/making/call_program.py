@@ -1,6 +1,6 @@
 """The program of one call: a tool's source, and one expression after it."""
 
-from ..schemas.functions import Described
+from ..schemas.functions import FunctionSchema
 
 ARGUMENTS = "arguments_of_this_call"  # the variable that they come in
 # After the source, so that its lines keep their numbers; only for tools whose types are more than JSON.
@@ -65,7 +65,7 @@ def _cellwright_call(function, arguments):
 _ALL = "async def _cellwright_all(items): return [each async for each in items]\n"
 
 
-def program_of_call(source: str, described: Described) -> str:
+def program_of_call(source: str, described: FunctionSchema) -> str:
     """Return the program whose value is the tool's result."""
     function = described.function
     call = f"{function}(**{ARGUMENTS})"

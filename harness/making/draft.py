@@ -9,9 +9,9 @@ import msgspec
 from ...policies.errors import ToolInvalid
 from ...policies.policy import check_limit, check_names
 from ..schemas.bounds import texts_in
-from ..schemas.functions import Described, describe_source
-from ..schemas.naming import normalised
+from ..schemas.functions import FunctionSchema, describe_source
 from ..schemas.spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of
+from ..schemas.tool_names import normalised
 from ..schemas.validation import compile_schema
 from ..text.hidden import first_hidden
 
@@ -25,7 +25,7 @@ def draft(
     name: str, description: str, source_code: str, *, input_schema: dict[str, Any] | None,
     permissions: Any, tests: Iterable[Any], timeout: float, calls: Sequence[str], risky: bool,
     tags: Sequence[str], provenance: Provenance,
-) -> tuple[ToolSpec, Described]:  # fmt: skip
+) -> tuple[ToolSpec, FunctionSchema]:  # fmt: skip
     """Return the spec of a tool that nothing has run of yet, and what its source says.
 
     Raises ToolInvalid and PolicyError naming what makes no sense.
@@ -93,7 +93,7 @@ def json_of(where: str, value: Any) -> Any:
         raise ToolInvalid(f"{where}: not JSON: {error}") from None
 
 
-def _checked_schema(parameters: dict[str, Any], described: Described) -> dict[str, Any]:
+def _checked_schema(parameters: dict[str, Any], described: FunctionSchema) -> dict[str, Any]:
     """Return the schema if it can be one of this function's arguments."""
     validator = compile_schema(parameters)
     if validator.unchecked:

@@ -16,7 +16,7 @@ from ...policies.errors import (
 from ...runner.budget import CANCEL
 from ...runner.messages import NOT_JSON
 from ...runner.result import SandboxResult
-from ..schemas.functions import Described
+from ..schemas.functions import FunctionSchema
 from ..schemas.spec import ToolSpec, ToolState, ToolTest
 from ..schemas.validation import compile_schema, is_same
 from ..text.terminal import harmless
@@ -36,7 +36,7 @@ class ToolExecutor:
         self._broker = broker
         self._caller = caller
 
-    def try_out(self, spec: ToolSpec, described: Described) -> ToolSpec:
+    def try_out(self, spec: ToolSpec, described: FunctionSchema) -> ToolSpec:
         """Return the tool, tested if it has tests; raises ToolTestFailed."""
         for number, test in enumerate(spec.tests, 1):
             try:
@@ -48,7 +48,7 @@ class ToolExecutor:
                 ) from None  # fmt: skip
         return replace(spec, state=ToolState.TESTED) if spec.tests else spec
 
-    def _test(self, spec: ToolSpec, described: Described, test: ToolTest) -> None:
+    def _test(self, spec: ToolSpec, described: FunctionSchema, test: ToolTest) -> None:
         if test.source:
             word = os.urandom(8).hex()
             result = self._execute(spec, program_of_test(spec.source_code, test.source, word), {})

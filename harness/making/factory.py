@@ -23,7 +23,7 @@ from ...policies.tools import Tools
 from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
 from ..schemas.spec import Provenance, ToolSpec, ToolState
-from ..search.meaning import Model, model_of
+from ..search.model import Model, model_of
 from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool

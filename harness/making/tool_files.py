@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ...policies.errors import RegistryError, ToolInvalid
-from ..schemas.naming import normalised
 from ..schemas.spec import Grants, Provenance, ToolSpec, ToolTest
+from ..schemas.tool_names import normalised
 
 _SOURCE, _ABOUT = "tool.py", "tool.json"
 _MAX_BYTES = 1024 * 1024

@@ -12,8 +12,8 @@ from typing import NamedTuple, NoReturn
 
 from ...policies.errors import ToolDenied, ToolInvalid, ToolNotFound
 from ...runner.budget import Budget
-from ..schemas.naming import key_of
 from ..schemas.spec import ToolSpec
+from ..schemas.tool_names import key_of
 from ..tools.caller import Tool
 from .config import ServerConfig
 from .connection import Listing

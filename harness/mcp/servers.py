@@ -13,8 +13,8 @@ import anyio
 from ...policies.errors import BudgetExceeded, ClosedError, PolicyError, ToolError, ToolFailed
 from ...runner.budget import STEPS_PER_SECOND, Budget
 from ...runner.turns import NEVER
-from ..schemas.naming import key_of
 from ..schemas.spec import ToolSpec
+from ..schemas.tool_names import key_of
 from ..tools.caller import Caller, Tool
 from ..tools.registry import ToolRegistry
 from ..tools.vault import Vault

@@ -20,7 +20,7 @@ from ...runner.messages import Answer, Call, decode_json
 from ...runner.performance import Request
 from ...runner.shelf import Shelf
 from ...runner.watching.calls import Orphans, Tell
-from ..stubs.laying import Stubs
+from ..stubs.folders import StubFolders
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool
 from ..tools.catalogue import Catalogue
@@ -56,7 +56,7 @@ class Offering:
         self._rules = rules
         self._orphans = Orphans()
         self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
-        self._stubs = Stubs(lambda name: broker.may_call(name, Caller(rules=rules)))
+        self._stubs = StubFolders(lambda name: broker.may_call(name, Caller(rules=rules)))
 
     def shelf(self, language: str) -> Shelf:
         """Return what cells of `language` see of the tools as files."""

@@ -40,7 +40,7 @@ class Join(NamedTuple):
     parts: "tuple[Tree, ...]"
 
 
-class Either(NamedTuple):
+class AnyOf(NamedTuple):
     parts: "tuple[Tree, ...]"
 
 
@@ -52,7 +52,7 @@ class Repeat(NamedTuple):
     most: int | None
 
 
-Tree = Characters | Assertion | Join | Either | Repeat
+Tree = Characters | Assertion | Join | AnyOf | Repeat
 
 
 def parse(text: str) -> Tree:
@@ -96,7 +96,7 @@ class _Parser:
         while self._takes("|"):
             parts.append(self._join())
         self._depth -= 1
-        return Either(tuple(parts)) if len(parts) > 1 else parts[0]
+        return AnyOf(tuple(parts)) if len(parts) > 1 else parts[0]
 
     def _join(self) -> Tree:
         parts: list[Tree] = []

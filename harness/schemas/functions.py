@@ -11,15 +11,15 @@ import msgspec
 from ...policies.errors import ToolInvalid
 from ...policies.source.parsing import TooDeep, parse
 from .annotations import Annotations, Schema
-from .defaults import with_default
 from .docstrings import Said, read_docstring
-from .naming import key_of
+from .tool_names import key_of
 
 _MAX_PARAMETERS = 256
+_MAX_DEFAULT_BYTES = 1024
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Described(NamedTuple):
+class FunctionSchema(NamedTuple):
     """What is known of a function before it is called.
 
     `output` is None where nothing is said of the result; `is_async` tells that it has to be awaited,
@@ -38,7 +38,7 @@ class Described(NamedTuple):
 # source text
 
 
-def describe_source(source: str, tool: str) -> Described:
+def describe_source(source: str, tool: str) -> FunctionSchema:
     """Return what `source` says of its function called `tool`, or of its only public one.
 
     Nothing of it is run.  Raises ToolInvalid if it does not parse, has no such function, or the
@@ -55,7 +55,7 @@ def describe_source(source: str, tool: str) -> Described:
     said = read_docstring(ast.get_docstring(node))
     parameters = _parameters_of(node.args, annotations, said)
     output = annotations.schema(node.returns) if node.returns else None
-    return Described(
+    return FunctionSchema(
         node.name, said.text, _with_definitions(parameters, annotations.definitions),
         _with_definitions(output, annotations.definitions) if output else None,
         isinstance(node, ast.AsyncFunctionDef), annotations.has_objects,
@@ -110,7 +110,7 @@ def _parameters_of(arguments: ast.arguments, annotations: Annotations, said: Sai
     for parameter, default in _named(arguments):
         schema = annotations.schema(parameter.annotation)
         properties[parameter.arg] = _described(
-            with_default(schema, default) if default else schema,
+            _with_default(schema, default) if default else schema,
             said.parameters.get(parameter.arg),
         )
         if default is None:
@@ -121,10 +121,37 @@ def _parameters_of(arguments: ast.arguments, annotations: Annotations, said: Sai
     return _object(properties, required, more)
 
 
+def _with_default(schema: Schema, node: ast.expr) -> Schema:
+    """Return the schema of a parameter with its default; `x: int = None` takes null too."""
+    default = _default_of(node)
+    if default == {"default": None} and schema and {"type": "null"} not in schema.get("anyOf", ()):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    return schema | default
+
+
+def _default_of(node: ast.expr) -> Schema:
+    """Return {"default": value} if the value of a parameter is a small one of JSON, else nothing."""
+    try:
+        value = ast.literal_eval(node)
+        short = len(msgspec.json.encode(value)) <= _MAX_DEFAULT_BYTES
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):
+        return {}
+    return {"default": value} if short and _is_plain(value) else {}
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a value is one of JSON: no bytes, no tuples, no sets."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
 # functions of the host
 
 
-def describe_function(function: Callable[..., Any], *, filled_in: type) -> Described:
+def describe_function(function: Callable[..., Any], *, filled_in: type) -> FunctionSchema:
     """Return what can be seen of a function of the host.
 
     Annotations may be all that msgspec knows; what it does not know may be anything.  A parameter
@@ -152,7 +179,7 @@ def describe_function(function: Callable[..., Any], *, filled_in: type) -> Descr
         schema |= _default(parameter)
         properties[name] = _described(schema, said.parameters.get(name))
     parameters = _with_definitions(_object(properties, required, more), definitions)
-    return Described(
+    return FunctionSchema(
         function.__name__, said.text, parameters, _output_of_hint(hints),
         inspect.iscoroutinefunction(function),
     )  # fmt: skip

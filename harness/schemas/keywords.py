@@ -61,7 +61,7 @@ class Dialect(NamedTuple):
     contains_evaluates: bool
 
 
-class Memory:
+class SchemaCache:
     """What is worked out once for a schema: the keywords of each part, and its `enum`s as sets."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Evaluation:
     """
 
     def __init__(
-        self, dialect: Dialect, memory: Memory, budget: Budget, *,
+        self, dialect: Dialect, memory: SchemaCache, budget: Budget, *,
         lenient: bool = False, most: int = MOST_COMPLAINTS,
     ) -> None:  # fmt: skip
         self.dialect = dialect

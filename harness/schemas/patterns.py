@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-from .expressions import Assertion, Characters, Either, Join, Ranges, Tree, Unsupported, parse
+from .expressions import AnyOf, Assertion, Characters, Join, Ranges, Tree, Unsupported, parse
 
 __all__ = ["MAX_STATES", "Pattern", "Unsupported", "compile_pattern"]
 
@@ -133,7 +133,7 @@ class _Builder:
             for part in reversed(tree.parts):
                 then = self.build(part, then)
             return then
-        if isinstance(tree, Either):
+        if isinstance(tree, AnyOf):
             return self._add(_State(tuple(self.build(part, then) for part in tree.parts)))
         return self._repeat(tree.part, tree.least, tree.most, then)
 

@@ -17,8 +17,8 @@ import msgspec
 from ...policies.errors import BudgetExceeded, ToolInvalid
 from ...runner.budget import CANCEL, Budget
 from .bounds import check_shape, check_words, patterns_in, size_of
-from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020, Dialect, Evaluation, Memory, canonical
-from .quick import quick_check
+from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020, Dialect, Evaluation, SchemaCache, canonical
+from .quick_checks import quick_check
 
 COMPILE_STEPS = 8_000_000
 COMPILE_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Validator:
         check_words(schema)
         budget = budget or _budget("compiling the schema", COMPILE_STEPS, COMPILE_SECONDS)
         self._schema = schema
-        self._memory = Memory()
+        self._memory = SchemaCache()
         try:
             self.unchecked = tuple(
                 each for each in patterns_in(schema) if self._memory.pattern(each, budget) is None
@@ -190,12 +190,12 @@ def _dialect(uri: str) -> Dialect:
 
 
 @cache
-def _meta(uri: str) -> tuple[Any, Any, Memory]:
+def _meta(uri: str) -> tuple[Any, Any, SchemaCache]:
     """Return the schema of schemas, what resolves its references, and what is remembered of it."""
     from jsonschema_specifications import REGISTRY
 
     registry: Any = REGISTRY
-    return registry.contents(uri), registry.resolver(uri), Memory()
+    return registry.contents(uri), registry.resolver(uri), SchemaCache()
 
 
 def _complaint_about(uri: str, schema: dict[str, Any], budget: Budget) -> str:

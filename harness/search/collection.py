@@ -24,7 +24,7 @@ class Filter(NamedTuple):
     ids: Collection[str] | None = None
 
 
-class Shelf:
+class DocumentStore:
     """Documents that can be looked up; each has a number as long as it is there."""
 
     def __init__(self) -> None:

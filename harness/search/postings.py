@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 
-class Field(NamedTuple):
+class FieldWeight(NamedTuple):
     """How a field counts: `usual` is its length, in words, that is neither short nor long."""
 
     weight: float
@@ -25,10 +25,10 @@ class Field(NamedTuple):
 # before.  A name's length says less, names being short.  Usual lengths are medians over 845 tools of
 # MCP servers and of APIs.
 FIELDS = (
-    Field(4.0, 4, 0.5),  # name
-    Field(2.0, 11, 0.75),  # description
-    Field(1.0, 4, 0.75),  # names of parameters
-    Field(1.0, 19, 0.75),  # descriptions of parameters
+    FieldWeight(4.0, 4, 0.5),  # name
+    FieldWeight(2.0, 11, 0.75),  # description
+    FieldWeight(1.0, 4, 0.75),  # names of parameters
+    FieldWeight(1.0, 19, 0.75),  # descriptions of parameters
 )
 # BM25's usual 1.2 is for words that count 1 each; these count 2 in the mean of the fields.
 _SATURATION = 1.2 * sum(field.weight for field in FIELDS) / len(FIELDS)

@@ -17,7 +17,7 @@ _KEYWORDS = 4
 _MOST_HINTED, _MAX_HINTED = 5, 40  # words of a query that a hint repeats, and characters of each
 
 
-class Asked(NamedTuple):
+class ParsedQuery(NamedTuple):
     """A query that was taken apart; `telling` are the words that a document must have `demand` of."""
 
     query: str
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     names_it: bool  # it is no sentence, but a few words for what is looked for
 
 
-def asked_for(query: str, postings: Postings) -> Asked:
+def parse_query(query: str, postings: Postings) -> ParsedQuery:
     """Return what a query asks for: its words, the rarest of too many, and what each is worth.
 
     Of a word that may be several, as `GitHub`, the documents decide which it is.
@@ -43,7 +43,7 @@ def asked_for(query: str, postings: Postings) -> Asked:
     telling = {word: rarity for word, rarity in kept.items() if not word.isdigit()}
     names_it = len(query[:MAX_CHARACTERS].split()) <= _KEYWORDS
     demand = _demand(sum(telling.values()), postings, names_it=names_it)
-    return Asked(query, kept, telling, demand, names_it)
+    return ParsedQuery(query, kept, telling, demand, names_it)
 
 
 def _demand(worth: int, postings: Postings, *, names_it: bool) -> int:

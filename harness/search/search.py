@@ -6,18 +6,18 @@ query give the same order.
 """
 
 import threading
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from .collection import Filter, Shelf
+from .collection import DocumentStore, Filter
 from .documents import Document
-from .fusing import Meaning, fuse
+from .model import SemanticIndex
 from .postings import Postings
-from .query import Asked, asked_for, why_nothing
+from .query import ParsedQuery, parse_query, why_nothing
 from .words import MAX_CHARACTERS, apart, words
 
-__all__ = ["MAX_FOUND", "Filter", "Found", "Match", "SearchIndex"]
+__all__ = ["MAX_FOUND", "Filter", "Match", "SearchIndex", "SearchPage"]
 
 MAX_FOUND = 200  # how far pages reach; who has not found it by then should ask otherwise
 _EXTRA = 8  # results asked for beyond a page, because some may not answer the query
@@ -26,6 +26,9 @@ _NEAR = 100  # documents that words, and that meaning, put forward for one order
 # is about the case at hand.
 _MEANS_IT_IN_WORDS, _MEANS_IT = 0.3, 0.25
 _FURTHER = 4  # how many times as many documents are looked at, if most do not answer
+# Reciprocal rank fusion (Cormack, Clarke, Buettcher 2009) with 10 instead of their 60: an agent reads
+# the first five results and not the first thousand, so the first places have to differ more.
+_RANK_CONSTANT = 10
 _ALL = Filter()
 
 
@@ -36,7 +39,7 @@ class Match(msgspec.Struct, frozen=True):
     named: bool = False
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchPage(msgspec.Struct, frozen=True):
     """A page of what was found; `more` tells whether there is another, `hint` why there is nothing."""
 
     matches: tuple[Match, ...] = ()
@@ -50,9 +53,11 @@ class SearchIndex:
     Safe from many threads.
     """
 
-    def __init__(self, documents: Iterable[Document] = (), meaning: Meaning | None = None) -> None:
+    def __init__(
+        self, documents: Iterable[Document] = (), meaning: SemanticIndex | None = None
+    ) -> None:
         self._lock = threading.RLock()
-        self._shelf = Shelf()
+        self._shelf = DocumentStore()
         self._postings = Postings()
         self._meaning = meaning
         self.add(*documents)
@@ -86,7 +91,7 @@ class SearchIndex:
             self._postings.remove(number)
         return number is not None
 
-    def browse(self, only: Filter = _ALL, limit: int = 50, offset: int = 0) -> Found:
+    def browse(self, only: Filter = _ALL, limit: int = 50, offset: int = 0) -> SearchPage:
         """Return a page of all documents that a filter lets through, by full name."""
         with self._lock:
             allowed = self._shelf.allowed(only)
@@ -95,15 +100,17 @@ class SearchIndex:
                 key=lambda document: (document.full_name, document.id),
             )
         page = each[max(0, offset) :][: max(0, limit)]
-        return Found(tuple(map(Match, page)), max(0, offset) + len(page) < len(each))
+        return SearchPage(tuple(map(Match, page)), max(0, offset) + len(page) < len(each))
 
-    def search(self, query: str, only: Filter = _ALL, limit: int = 5, offset: int = 0) -> Found:
+    def search(
+        self, query: str, only: Filter = _ALL, limit: int = 5, offset: int = 0
+    ) -> SearchPage:
         """Return a page of what answers a query, the best first; `hint` tells why nothing does."""
         offset, limit = max(0, min(offset, MAX_FOUND)), max(0, limit)
         limit = min(limit, MAX_FOUND - offset)
         with self._lock:
             allowed = self._shelf.allowed(only)
-            asked = asked_for(query, self._postings)
+            asked = parse_query(query, self._postings)
             named = self._shelf.called(query, allowed)[:MAX_FOUND]
             ranked = self._ranked(asked, allowed, offset + limit + 1 + len(named))
             matches = [Match(self._shelf[number], True) for number in named]
@@ -111,9 +118,9 @@ class SearchIndex:
             matches += [Match(self._shelf[each]) for each in ranked if each not in known]
             hint = "" if matches else self._hint(query, allowed)
         page = tuple(matches[offset : offset + limit])
-        return Found(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
+        return SearchPage(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
 
-    def _ranked(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+    def _ranked(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
         """Return the best documents that answer, the first `count` of them or all."""
         if self._meaning:
             return self._fused(self._meaning, asked, allowed)[:count]
@@ -121,7 +128,7 @@ class SearchIndex:
             return []
         return self._answering(asked, allowed, count)
 
-    def _answering(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+    def _answering(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
         """Return the best documents of those that share a word that tells something with the query,
         and at least half as much of it as would answer it, or as the one that has most.
 
@@ -133,19 +140,21 @@ class SearchIndex:
         return kept[:count]
 
     def _answer(
-        self, asked: Asked, allowed: Set[int] | None, count: int
+        self, asked: ParsedQuery, allowed: Set[int] | None, count: int
     ) -> tuple[list[int], list[int]]:
         best = self._best(asked, allowed, count)
         covered = self._postings.covered(best, asked.telling)
         enough = min(asked.demand, max(covered.values(), default=0))
         return best, [each for each, worth in covered.items() if worth and 2 * worth >= enough]
 
-    def _best(self, asked: Asked, allowed: Set[int] | None, count: int) -> list[int]:
+    def _best(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
         scored = self._postings.best(asked.rarities, count, allowed)
         ordered = sorted(scored, key=lambda number: (-scored[number], self._shelf.id(number)))
         return ordered[:count]
 
-    def _fused(self, meaning: Meaning, asked: Asked, allowed: Set[int] | None) -> list[int]:
+    def _fused(
+        self, meaning: SemanticIndex, asked: ParsedQuery, allowed: Set[int] | None
+    ) -> list[int]:
         """Return what words and what meaning put forward, in one order, if one of it answers.
 
         The others need half as much for it, of words or of meaning.
@@ -190,3 +199,12 @@ def _text(document: Document) -> str:
     """Return what a document means, for who understands texts: names are words there."""
     parameters = ", ".join(apart(each.name) for each in document.parameters)
     return f"{apart(document.full_name)}: {document.description} ({parameters})"[:MAX_CHARACTERS]
+
+
+def fuse(rankings: Sequence[Sequence[str]]) -> list[str]:
+    """Return the ids of all rankings in one order; the first of each is best, ties go by the id."""
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for place, id in enumerate(ranking, 1):
+            scores[id] = scores.get(id, 0.0) + 1 / (_RANK_CONSTANT + place)
+    return sorted(scores, key=lambda id: (-round(scores[id], 12), id))

@@ -14,20 +14,20 @@ from .interface import INTERFACE
 from .names import identifier
 from .python_types import annotation, definitions
 from .syntax import NOT_GENERIC, docstring, identifiers_in, import_from, invoke, name_of
-from .types import ANY, Described, Field
+from .types import ANY, Property, ToolSignature
 
 _CALLED = {"UNSET", "call_tool", "given"}
 _TYPING = ("Any", "Literal", "NotRequired", "TypeAlias", "TypedDict")
 
 
-class Parameter(NamedTuple):
+class NamedProperty(NamedTuple):
     """A parameter as Python says it, and the field that it stands for."""
 
     name: str
-    field: Field
+    field: Property
 
 
-def parameters_of(described: Described) -> tuple[list[Parameter], list[Parameter]]:
+def parameters_of(described: ToolSignature) -> tuple[list[NamedProperty], list[NamedProperty]]:
     """Return those that may be given by position, in the order of the schema, and the others.
 
     Where one that may be left out stands before one that may not, only what is before both has a place.
@@ -37,18 +37,20 @@ def parameters_of(described: Described) -> tuple[list[Parameter], list[Parameter
     for field in described.parameters:
         name = identifier(field.wire, taken)
         taken.add(name)
-        named.append(Parameter(name, field))
+        named.append(NamedProperty(name, field))
     first = next((at for at, each in enumerate(named) if not each.field.required), len(named))
     is_mixed = any(each.field.required for each in named[first:])
     return (named[:first], named[first:]) if is_mixed else (named, [])
 
 
-def module(described: Described, name: str) -> str:
+def module(described: ToolSignature, name: str) -> str:
     """Return the source of a tool's stub, whose function is called `name`."""
     return _written(ast.Module(_stub(described, name), []))
 
 
-def package(text: str, names: Iterable[tuple[str, bool]], own: Described | None, name: str) -> str:
+def package(
+    text: str, names: Iterable[tuple[str, bool]], own: ToolSignature | None, name: str
+) -> str:
     """Return the source of a package of stubs: what is in it, for type checkers, below a `text`.
 
     `names` tells of each module whether it holds a function of its name, or is a package itself; `own`
@@ -72,7 +74,7 @@ def _export(name: str, *, is_tool: bool) -> ast.stmt:
     return ast.ImportFrom(name if is_tool else None, [ast.alias(name, name)], 1)
 
 
-def _stub(described: Described, name: str) -> list[ast.stmt]:
+def _stub(described: ToolSignature, name: str) -> list[ast.stmt]:
     function = _function(described, name)
     return [
         import_from("__future__", ["annotations"]),
@@ -83,7 +85,7 @@ def _stub(described: Described, name: str) -> list[ast.stmt]:
     ]
 
 
-def signature(described: Described, name: str) -> str:
+def signature(described: ToolSignature, name: str) -> str:
     """Return what a `def` of a tool says behind that word, in Python's words."""
     function = _function(described, name)
     function.body = [ast.Expr(ast.Constant(...))]
@@ -94,7 +96,7 @@ def signature(described: Described, name: str) -> str:
     return head.rpartition(":\n")[0]
 
 
-def description(described: Described, name: str) -> str:
+def description(described: ToolSignature, name: str) -> str:
     """Return what a tool's stub says to who reads it: its types and its function, without the call."""
     function = _function(described, name)
     function.body = [*function.body[:1], ast.Expr(ast.Constant(...))]
@@ -114,7 +116,7 @@ def _written(tree: ast.Module) -> str:
 # the function
 
 
-def _function(described: Described, name: str) -> ast.FunctionDef:
+def _function(described: ToolSignature, name: str) -> ast.FunctionDef:
     positional, others = parameters_of(described)
     arguments = ast.arguments(
         posonlyargs=[], args=[_argument(each) for each in positional], vararg=None,
@@ -130,11 +132,11 @@ def _function(described: Described, name: str) -> ast.FunctionDef:
     return ast.FunctionDef(name, arguments, body, [], returns, **NOT_GENERIC)
 
 
-def _argument(parameter: Parameter) -> ast.arg:
+def _argument(parameter: NamedProperty) -> ast.arg:
     return ast.arg(parameter.name, annotation(parameter.field.type))
 
 
-def _call(described: Described, parameters: list[Parameter]) -> list[ast.stmt]:
+def _call(described: ToolSignature, parameters: list[NamedProperty]) -> list[ast.stmt]:
     keys: list[ast.expr | None] = [ast.Constant(each.field.wire) for each in parameters]
     values: list[ast.expr] = [name_of(each.name) for each in parameters]
     if described.more:
@@ -150,7 +152,7 @@ def _call(described: Described, parameters: list[Parameter]) -> list[ast.stmt]:
     return [typed, ast.Return(name_of("answer"))]
 
 
-def _types(described: Described, function: ast.FunctionDef) -> list[ast.stmt]:
+def _types(described: ToolSignature, function: ast.FunctionDef) -> list[ast.stmt]:
     defined = definitions(described.definitions)
     used = {name for node in (*defined, function) for name in identifiers_in(node)}
     needed = [name for name in _TYPING if name in used]

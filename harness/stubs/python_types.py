@@ -7,16 +7,16 @@ from functools import reduce
 from .names import RESERVED, identifier
 from .syntax import NOT_GENERIC, docstring, invoke, name_of, subscript
 from .types import (
-    Either,
-    Field,
     ListOf,
     Literals,
     MapOf,
     Plain,
+    Property,
     Record,
     Scalar,
     TupleOf,
     Type,
+    UnionOf,
     either,
     names_in,
 )
@@ -82,7 +82,7 @@ def _total(record: Record) -> list[ast.keyword]:
     return [ast.keyword("total", ast.Constant(value=False))] if none_required else []
 
 
-def _needed(type: ast.expr, field: Field, record: Record) -> ast.expr:
+def _needed(type: ast.expr, field: Property, record: Record) -> ast.expr:
     optional = not field.required and not _total(record)
     return subscript("NotRequired", type) if optional else type
 
@@ -102,7 +102,7 @@ def annotation(type: Type) -> ast.expr:
         return subscript("list", annotation(either(members)))
     if isinstance(type, MapOf):
         return subscript("dict", name_of("str"), annotation(type.value))
-    if isinstance(type, Either):
+    if isinstance(type, UnionOf):
         return reduce(_or, map(annotation, type.members))
     return name_of(type.name)
 

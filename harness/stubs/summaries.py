@@ -2,7 +2,7 @@
 
 from ..schemas.spec import ToolSpec
 from ..search.documents import summary
-from ..text.prose import line
+from ..text.hidden import line
 from . import python, typescript
 from .tree import described
 

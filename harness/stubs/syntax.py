@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from .types import Field
+from .types import Property
 
 # Python 3.12 reads this field in source and makes none by itself; 3.11 takes it for no field.
 NOT_GENERIC: dict[str, Any] = {"type_params": []}
@@ -28,7 +28,7 @@ def import_from(package: str, names: list[str]) -> ast.ImportFrom:
 
 
 def docstring(
-    description: str, fields: Iterable[tuple[str, Field]], indent: str = "    "
+    description: str, fields: Iterable[tuple[str, Property]], indent: str = "    "
 ) -> list[ast.stmt]:
     """Return what is said of a thing and of its fields, by their names, indented as the code around."""
     lines = [said for name, field in fields if (said := _said(name, field))]
@@ -40,7 +40,7 @@ def docstring(
     return [ast.Expr(ast.Constant(f"{text}\n{indent}" if len(inside) > 1 else text))]
 
 
-def _said(name: str, field: Field) -> str:
+def _said(name: str, field: Property) -> str:
     words = [field.description, f"Default: {field.default}" if field.default else ""]
     text = " ".join(word for word in words if word)
     return f"{name}: {text}" if text else ""

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from ..schemas.spec import ToolSpec
 from ..search.documents import summary
-from ..text.prose import line
+from ..text.hidden import line
 from . import python, typescript
 from .interface import MODULE, MODULE_TYPES
 from .names import identifier
-from .reading import describe
-from .types import Described
+from .reader import describe
+from .types import ToolSignature
 
 _KEPT = 4096  # texts, so that a catalogue of which one tool changes need not be read anew
 _LISTED = 100  # characters of what an index says of a tool
@@ -76,7 +76,7 @@ def typescript_tree(specs: Iterable[ToolSpec]) -> dict[str, str]:
     return files
 
 
-def described(spec: ToolSpec) -> Described:
+def described(spec: ToolSpec) -> ToolSignature:
     """Return what there is to know of a tool for who calls it."""
     return _described(_key(spec))
 
@@ -149,7 +149,7 @@ def _key(spec: ToolSpec) -> str:
 
 
 @lru_cache(_KEPT)
-def _described(key: str) -> Described:
+def _described(key: str) -> ToolSignature:
     name, description, credentials, parameters, output_schema = json.loads(key)
     return describe(
         ToolSpec(

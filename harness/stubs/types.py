@@ -1,6 +1,6 @@
 """The types of a tool's arguments and result, as Python and TypeScript both have them.
 
-Data only: `reading.py` makes them of JSON Schema, `python.py` and `typescript.py` write them down.
+Data only: `reader.py` makes them of JSON Schema, `python.py` and `typescript.py` write them down.
 """
 
 from typing import Literal, TypeAlias
@@ -44,20 +44,20 @@ class MapOf(_Part, frozen=True):
     value: "Type"
 
 
-class Either(_Part, frozen=True):
+class UnionOf(_Part, frozen=True):
     members: "tuple[Type, ...]"
 
 
 class Named(_Part, frozen=True):
-    """A type that stands in `Described.definitions`."""
+    """A type that stands in `ToolSignature.definitions`."""
 
     name: str
 
 
-Type: TypeAlias = Plain | Literals | ListOf | TupleOf | MapOf | Either | Named
+Type: TypeAlias = Plain | Literals | ListOf | TupleOf | MapOf | UnionOf | Named
 
 
-class Field(_Part, frozen=True):
+class Property(_Part, frozen=True):
     """A property; `wire` is its name, whatever that is, and `default` JSON in words."""
 
     wire: str
@@ -70,11 +70,11 @@ class Field(_Part, frozen=True):
 class Record(_Part, frozen=True):
     """An object with known keys."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[Property, ...]
     description: str = ""
 
 
-class Described(_Part, frozen=True):
+class ToolSignature(_Part, frozen=True):
     """A tool, as far as who calls it has to know it.
 
     `more` tells that there may be arguments beside `parameters`.  Names in `definitions` are ASCII
@@ -83,7 +83,7 @@ class Described(_Part, frozen=True):
 
     name: str
     description: str
-    parameters: tuple[Field, ...]
+    parameters: tuple[Property, ...]
     more: bool
     result: Type
     definitions: dict[str, Record | Type]
@@ -103,7 +103,7 @@ def either(members: list[Type]) -> Type:
     if values:
         others.insert(0, literals([value for group in values for value in group]))
     unique = tuple({repr(each): each for each in others}.values())
-    return unique[0] if len(unique) == 1 else Either(unique)
+    return unique[0] if len(unique) == 1 else UnionOf(unique)
 
 
 def literals(values: list[Scalar]) -> Literals:
@@ -113,7 +113,7 @@ def literals(values: list[Scalar]) -> Literals:
 
 def members_of(type: Type) -> tuple[Type, ...]:
     """Return what `either` put together, or the one type that it is."""
-    return type.members if isinstance(type, Either) else (type,)
+    return type.members if isinstance(type, UnionOf) else (type,)
 
 
 def names_in(type: Type) -> list[str]:
@@ -130,4 +130,4 @@ def _parts(type: Type) -> tuple[Type, ...]:
         return (type.item,)
     if isinstance(type, MapOf):
         return (type.value,)
-    return type.members if isinstance(type, Either) else ()
+    return type.members if isinstance(type, UnionOf) else ()

@@ -9,17 +9,17 @@ from collections.abc import Container, Iterable
 
 from .names import ascii_identifier
 from .types import (
-    Described,
-    Either,
-    Field,
     ListOf,
     Literals,
     MapOf,
     Plain,
+    Property,
     Record,
     Scalar,
+    ToolSignature,
     TupleOf,
     Type,
+    UnionOf,
 )
 
 _WORDS = {
@@ -40,7 +40,7 @@ def function_name(word: str, taken: Container[str] = ()) -> str:
     return ascii_identifier(word if word not in _RESERVED else f"{word}_", taken)
 
 
-def declaration(described: Described, name: str) -> str:
+def declaration(described: ToolSignature, name: str) -> str:
     """Return the `.d.ts` of a tool."""
     parts = [_definition(name, each) for name, each in described.definitions.items()]
     more = "  [key: string]: any;\n" if described.more else ""
@@ -51,7 +51,7 @@ def declaration(described: Described, name: str) -> str:
     return "\n".join(parts)
 
 
-def module(described: Described, name: str) -> str:
+def module(described: ToolSignature, name: str) -> str:
     """Return the `.mjs` of a tool; its arguments go as they are, under their wire names."""
     call = f"globalThis.callTool({quoted(described.name)}, args)"
     return f"export const {name} = (args = {{}}) => {call};\n"
@@ -67,7 +67,7 @@ def index(names: Iterable[tuple[str, bool]]) -> str:
     )
 
 
-def signature(described: Described, name: str) -> str:
+def signature(described: ToolSignature, name: str) -> str:
     """Return how a tool is called, in one line."""
     fields = [
         f"{_key(field)}{'' if field.required else '?'}: {written(field.type)}"
@@ -82,18 +82,18 @@ def _definition(name: str, each: Record | Type) -> str:
     return f"export type {name} = {written(each)};\n"
 
 
-def _fields(fields: Iterable[Field]) -> str:
+def _fields(fields: Iterable[Property]) -> str:
     return "".join(map(_field, fields))
 
 
-def _field(field: Field) -> str:
+def _field(field: Property) -> str:
     default = f"Default: {field.default}" if field.default else ""
     said = comment(" ".join(filter(None, (field.description, default))), "  ")
     optional = "" if field.required else "?"
     return f"{said}  {_key(field)}{optional}: {written(field.type)};\n"
 
 
-def _key(field: Field) -> str:
+def _key(field: Property) -> str:
     return field.wire if ascii_identifier(field.wire) == field.wire else quoted(field.wire)
 
 
@@ -111,7 +111,7 @@ def written(type: Type) -> str:
         return f"[{', '.join([*items, *rest])}]"
     if isinstance(type, MapOf):
         return f"{{ [key: string]: {written(type.value)} }}"
-    if isinstance(type, Either):
+    if isinstance(type, UnionOf):
         return " | ".join(map(written, type.members))
     return type.name
 

@@ -18,11 +18,11 @@ from ...policies.errors import (
     ToolError,
     ToolResultTooLarge,
 )
-from ...policies.tools import ALLOWED, Tools, Verdict, judge, may_allow, strictest
+from ...policies.tools import ALLOWED, ToolDecision, Tools, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
 from ..schemas.validation import compile_schema
-from ..search.meaning import Model, model_of
+from ..search.model import Model, model_of
 from .approval import ApprovalRequest, Approve, refuse_approval
 from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail
 from .caller import CALLING, Caller, Tool
@@ -211,7 +211,7 @@ class Broker:
         if complaints := compile_schema(spec.parameters).complaints(passing.arguments):
             raise ToolArgumentsInvalid("; ".join(complaints), tool=spec.name)
 
-    def _judge(self, passing: BrokerCall) -> Verdict:
+    def _judge(self, passing: BrokerCall) -> ToolDecision:
         name = passing.tool.spec.name
         if name in self._own:
             return ALLOWED
@@ -222,7 +222,7 @@ class Broker:
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
 
-    def _ask(self, passing: BrokerCall, verdict: Verdict) -> None:
+    def _ask(self, passing: BrokerCall, verdict: ToolDecision) -> None:
         spec, caller = passing.tool.spec, passing.caller
         if verdict.effect != "approve" and not spec.risky:
             return

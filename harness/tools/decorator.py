@@ -16,8 +16,8 @@ from ...policies.errors import (
 )
 from ...runner.cell.values import plain
 from ..schemas.functions import describe_function, hints_of
-from ..schemas.naming import normalised
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..schemas.tool_names import normalised
 from .caller import Caller, Perform, Tool
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from .caller import Caller, Tool
 
 if TYPE_CHECKING:
-    from ..search.meaning import Model
+    from ..search.model import Model
     from .index import ToolSearch
 
 Shown = Callable[[Caller], list[ToolSpec]]

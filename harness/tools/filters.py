@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..schemas.spec import ToolSpec
-from ..text.leaks import find_leaks, names_no_secret, secret_named
+from ..text.secrets import find_secrets, names_no_secret, secret_named
 
 ResultFilter = Callable[[ToolSpec, Any], Any]
 Hits = dict[str, int]  # kind -> how many
@@ -84,7 +84,7 @@ def _of_key(key: str, value: str, hits: Hits) -> str:
 def _cleaned(text: str, hits: Hits, *, is_name: bool = False) -> str:
     """Return a text without what leaks in it; of one that is a name, such as an id or a cursor, nobody
     asks how random it looks."""
-    leaks = find_leaks(text, at_random=not is_name)
+    leaks = find_secrets(text, at_random=not is_name)
     if not leaks:
         return text
     parts, end = [], 0

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..search.documents import Document, Kind, document_of, shown
-from ..search.meaning import Model
-from ..search.search import Filter, Found, SearchIndex
+from ..search.model import Model
+from ..search.search import Filter, SearchIndex, SearchPage
 
 _KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER: "mcp"}
 
@@ -53,7 +53,7 @@ class ToolSearch:
         told: dict[str, Any] = {"tools": [shown(each.document, detail) for each in found.matches]}
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
 
-    def find(self, query: str, only: Filter, limit: int, offset: int = 0) -> Found:
+    def find(self, query: str, only: Filter, limit: int, offset: int = 0) -> SearchPage:
         """Return what answers a query, by its name in `id`."""
         self._follow()
         return self._index.search(query, only, limit, offset)

@@ -15,9 +15,9 @@ from ...policies.errors import (
     ToolInvalid,
     ToolNotFound,
 )
-from ..schemas.naming import key_of, reference
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
-from ..search.meaning import Model, model_of
+from ..schemas.tool_names import key_of, reference
+from ..search.model import Model, model_of
 from .caller import Tool
 from .counts import VersionKey
 from .decorator import tool_of

@@ -8,8 +8,8 @@ import msgspec
 
 from ...policies.errors import RegistryError, ToolExists, ToolInvalid, ToolQuotaExceeded
 from ..database import Database
-from ..schemas.naming import key_of
 from ..schemas.spec import ToolSpec, ToolState, hash_of
+from ..schemas.tool_names import key_of
 from .similarity import shape_of
 
 _FORMAT = 1001  # other files of ours count from 1

@@ -32,9 +32,9 @@ def plan_for(
 
 
 def _compile(policy: Policy, host: Host, learning: bool, program: "Program | None") -> Plan:
-    from ...policies.compile import Runs, compile_policy
+    from ...policies.compile import CellLanguage, compile_policy
 
-    runs = Runs(program.language, program.executables) if program else Runs()
+    runs = CellLanguage(program.language, program.executables) if program else CellLanguage()
     return compile_policy(policy, host, learning=learning, runs=runs)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.compile import Runs, compile_policy
+from cellwright.policies.compile import CellLanguage, compile_policy
 from cellwright.policies.errors import PolicyError, Unenforceable
 from cellwright.policies.host import Host
 from cellwright.policies.languages import LANGUAGES
@@ -133,7 +133,7 @@ def test_the_fallbacks_bring_their_rlimits_and_only_then() -> None:
 )
 def test_whatever_node_runs_has_room_for_what_v8_reserves(language: str) -> None:
     policy = Policy(optional_layers=CGROUP_LAYERS)
-    runs = Runs(language, ("/usr/bin/node",))
+    runs = CellLanguage(language, ("/usr/bin/node",))
     limits = dict(compile_policy(policy, NO_CGROUPS, runs=runs).rlimits)
     assert limits["AS"] - policy.limits.memory_bytes == 1024 * MIB
 

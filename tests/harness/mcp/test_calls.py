@@ -18,8 +18,8 @@ from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
 from cellwright.harness.mcp.links import Link
 from cellwright.harness.mcp.servers import McpServers
-from cellwright.harness.schemas.naming import key_of
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.schemas.tool_names import key_of
 from cellwright.harness.tools.broker import Broker
 from cellwright.harness.tools.index import ToolSearch
 from cellwright.policies.errors import (

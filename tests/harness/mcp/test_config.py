@@ -11,7 +11,7 @@ from cellwright.harness.cli.server_findings import findings_of
 from cellwright.harness.mcp.config import ServerConfig, read_servers, servers_of
 from cellwright.harness.mcp.names import server_name, tool_names
 from cellwright.harness.mcp.variables import expand, from_vault
-from cellwright.harness.schemas.naming import normalised
+from cellwright.harness.schemas.tool_names import normalised
 from cellwright.policies.errors import PolicyError
 from tests.conftest import SHARED
 

@@ -16,7 +16,7 @@ from cellwright.harness.schemas.validation import Validator, compile_schema
 from cellwright.policies.errors import BudgetExceeded
 from cellwright.policies.policy import MIB
 from cellwright.runner.budget import CANCEL, Budget
-from tests.harness.schemas.test_quick import VALUES
+from tests.harness.schemas.test_quick_checks import VALUES
 from tests.work import Cost, cost_of, multiplied
 
 _COMPILE_STEPS, _CHECK_STEPS = 200_000, 60_000  # far fewer than usual: lines are counted slowly

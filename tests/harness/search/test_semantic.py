@@ -21,9 +21,9 @@ import tokenizers
 from cellwright import Broker, PolicyError, ToolFactory, ToolRegistry
 from cellwright.benchmarks.catalogues import questions
 from cellwright.harness.search.documents import Document
-from cellwright.harness.search.meaning import Model
+from cellwright.harness.search.encoder import Encoder, VectorIndex
+from cellwright.harness.search.model import Model
 from cellwright.harness.search.search import SearchIndex
-from cellwright.harness.search.semantic import Encoder, Vectors
 from tests.conftest import MODEL, ROOT, SHARED
 
 SIZE, HEADS, LAYERS, INNER, POSITIONS = 8, 2, 2, 16, 32
@@ -222,7 +222,7 @@ def test_a_model_that_cannot_be_read_is_refused(
         Encoder(tmp_path)
 
 
-# Vectors
+# VectorIndex
 
 
 class Counting:
@@ -239,7 +239,7 @@ class Counting:
 
 
 def test_the_nearest_is_the_same_text(folder: Path) -> None:
-    vectors = Vectors(Encoder(folder))
+    vectors = VectorIndex(Encoder(folder))
     vectors.add({"m": "send a mail", "f": "read files", "n": "a"})
     assert vectors.nearest("read files", 1, None) == [("f", pytest.approx(1, abs=1e-4))]
     assert [id for id, _ in vectors.nearest("read files", 5, {"m", "n", "unknown"})] != ["f"]
@@ -247,7 +247,7 @@ def test_the_nearest_is_the_same_text(folder: Path) -> None:
 
 
 def test_texts_are_replaced_and_forgotten(folder: Path) -> None:
-    vectors = Vectors(Encoder(folder))
+    vectors = VectorIndex(Encoder(folder))
     texts = {f"t{n}": "send " * n for n in range(200)}
     vectors.add(texts)
     vectors.add({"t7": "read files"})
@@ -266,16 +266,16 @@ def test_a_text_is_encoded_once_for_each_model(
 ) -> None:
     cache = tmp_path / "vectors.db"
     first, again = Counting(Encoder(folder)), Counting(Encoder(folder))
-    Vectors(first, cache).add({"a": "send mail", "b": "read", "c": "send mail"})  # type: ignore[arg-type]
+    VectorIndex(first, cache).add({"a": "send mail", "b": "read", "c": "send mail"})  # type: ignore[arg-type]
     assert first.asked == ["send mail", "read"]
-    known = Vectors(again, cache)  # type: ignore[arg-type]
+    known = VectorIndex(again, cache)  # type: ignore[arg-type]
     known.add({"x": "read", "y": "file"})
     assert again.asked == ["file"]
     assert known.nearest("read", 1, None)[0][0] == "x"
     changed = {name: tensor * 2 for name, tensor in weights.items()}
     (tmp_path / "other").mkdir()
     other = Counting(Encoder(write(tmp_path / "other", changed)))
-    Vectors(other, cache).add({"a": "read"})  # type: ignore[arg-type]
+    VectorIndex(other, cache).add({"a": "read"})  # type: ignore[arg-type]
     assert other.asked == ["read"]
 
 
@@ -283,11 +283,11 @@ def test_a_cache_that_is_none_is_refused(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_bytes(b"no database" * 1000)
     for path in (tmp_path, tmp_path / "text"):
         with pytest.raises(PolicyError, match="to remember vectors"):
-            Vectors(Encoder(folder), path)
+            VectorIndex(Encoder(folder), path)
 
 
 def test_an_index_takes_vectors(folder: Path) -> None:
-    index = SearchIndex([Document(id="m", name="send_mail")], Vectors(Encoder(folder)))
+    index = SearchIndex([Document(id="m", name="send_mail")], VectorIndex(Encoder(folder)))
     assert index.search("send mail").matches[0].document.id == "m"
     index.remove("m")
     assert index.search("send mail").matches == ()
@@ -298,16 +298,16 @@ def test_a_folder_switches_meaning_on_for_everything_that_searches(
     folder: Path, given: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    nearest = Vectors.nearest
+    nearest = VectorIndex.nearest
 
-    def noted(self: Vectors, query: str, *rest: Any) -> Any:
+    def noted(self: VectorIndex, query: str, *rest: Any) -> Any:
         asked.append(query)
         return nearest(self, query, *rest)
 
     def send_mail() -> None:
         """Send a mail."""
 
-    monkeypatch.setattr(Vectors, "nearest", noted)
+    monkeypatch.setattr(VectorIndex, "nearest", noted)
     with (
         ToolFactory(model=given(folder), pool=0) as own,
         ToolRegistry(model=given(folder)) as registry,
@@ -358,7 +358,7 @@ def test_words_and_meaning_find_more_of_what_people_ask_for(tmp_path: Path) -> N
     """Every tenth question, of as many as `cellwright bench search` asks."""
     assert MODEL
     asked = questions(SHARED / "data")
-    index = SearchIndex(asked.documents, Vectors(Encoder(Path(MODEL)), tmp_path / "vectors.db"))
+    index = SearchIndex(asked.documents, VectorIndex(Encoder(Path(MODEL)), tmp_path / "vectors.db"))
     found = [
         [match.document.id in answers for match in index.search(text, limit=10).matches]
         for text, answers in asked.questions[::10]

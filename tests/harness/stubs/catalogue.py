@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.stubs.tree import described
-from cellwright.harness.stubs.types import Described
+from cellwright.harness.stubs.types import ToolSignature
 from tests.conftest import SHARED
 
 CATALOGUE = SHARED / "data" / "mcp-catalogue"
@@ -30,5 +30,5 @@ def _specs(path: Path) -> list[ToolSpec]:
 
 
 @cache
-def described_all() -> tuple[Described, ...]:
+def described_all() -> tuple[ToolSignature, ...]:
     return tuple(described(spec) for spec in catalogue())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cellwright.harness.schemas.spec import ToolSpec
 from cellwright.harness.stubs.tree import python_tree, typescript_tree
-from cellwright.harness.stubs.types import Field, Record
+from cellwright.harness.stubs.types import Property, Record
 from cellwright.harness.text.hidden import first_hidden
 from tests.harness.stubs.checking import mypy, tsc
 from tests.harness.stubs.kinds import complaints
@@ -152,7 +152,7 @@ def test_fields_and_records_say_what_they_are() -> None:
 
     known = described(everywhere("from"))
     assert [field.wire for field in known.parameters] == ["from", "x", "y"]
-    assert all(isinstance(each, Field) for each in known.parameters)
+    assert all(isinstance(each, Property) for each in known.parameters)
     assert any(isinstance(each, Record) for each in known.definitions.values())
 
 

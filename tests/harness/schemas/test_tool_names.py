@@ -3,7 +3,7 @@
 import pytest
 
 from cellwright import ToolInvalid
-from cellwright.harness.schemas.naming import (
+from cellwright.harness.schemas.tool_names import (
     Reference,
     function_name,
     key_of,

@@ -10,7 +10,7 @@ from ..schemas.spec import ToolSpec
 _NODE = interpreter_of("javascript")
 
 
-class Stubs:
+class StubFolders:
     """The shelves of one sandbox: all languages but Node's see stubs in Python.  Safe from many
     threads."""
 

@@ -8,8 +8,12 @@ import uuid
 
 import pytest
 
-from cellwright.harness.text.leaks import find_leaks, names_no_secret, secret_named
-from cellwright.harness.text.randomness import random_words
+from cellwright.harness.text.secrets import (
+    find_secrets,
+    names_no_secret,
+    random_words,
+    secret_named,
+)
 from tests.conftest import ROOT
 
 CHANCE = random.Random(7)
@@ -59,7 +63,7 @@ SECRETS = {
 @pytest.mark.parametrize("around", ["{}", "the key is {}, keep it", 'export X="{}"\n', "[{}]"])
 def test_a_secret_is_found_by_its_form(kind: str, secret: str, around: str) -> None:
     text = around.format(secret)
-    (leak,) = find_leaks(text)
+    (leak,) = find_secrets(text)
     assert leak.kind == kind
     assert text[leak.start : leak.end] == secret
 
@@ -77,7 +81,7 @@ def test_a_secret_is_found_by_its_form(kind: str, secret: str, around: str) -> N
     ],
 )
 def test_a_secret_is_found_by_what_stands_before_it(text: str, secret: str) -> None:
-    (leak,) = find_leaks(text)
+    (leak,) = find_secrets(text)
     assert text[leak.start : leak.end] == secret
 
 
@@ -107,14 +111,14 @@ LOOKALIKES = [
 
 @pytest.mark.parametrize("text", LOOKALIKES)
 def test_what_only_looks_like_a_secret_is_left(text: str) -> None:
-    assert find_leaks(text) == []
+    assert find_secrets(text) == []
 
 
 def test_our_own_code_holds_next_to_none() -> None:
     """A hundred thousand words in which whatever is found is found for nothing."""
     paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
     texts = [path.read_text() for path in paths]
-    found = [text[leak.start : leak.end] for text in texts for leak in find_leaks(text)]
+    found = [text[leak.start : leak.end] for text in texts for leak in find_secrets(text)]
     assert sum(len(text.split()) for text in texts) > 50_000
     assert len(found) <= 5, found
 
@@ -143,7 +147,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:12])
 def test_twice_the_text_takes_twice_the_steps(text: str) -> None:
     """What would take time in the square of it does not end within the test's time at all."""
-    find_leaks(text * 10)
+    find_secrets(text * 10)
 
 
 @pytest.mark.parametrize("name", ["password", "apiKey", "DB_PASSWORD", "clientSecret", "x-api-key"])

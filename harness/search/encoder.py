@@ -5,13 +5,16 @@ folder is one as sentence-transformers keeps a BERT in, all-MiniLM-L6-v2 say: `c
 `tokenizer.json`, `model.safetensors`.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 import mmap
+import sqlite3
 import threading
-from collections.abc import Sequence, Set
+import weakref
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ import numpy.typing as npt
 import tokenizers
 
 from ...policies.errors import PolicyError
-from .vectors import Memory
 
 Floats = npt.NDArray[np.float32]
 _MAX_TOKENS = 256  # what MiniLM was trained on; a tool says what it does within them
@@ -129,7 +131,7 @@ class Encoder:
         return np.asarray(scaled + self._weights[f"{name}.bias"], np.float32)
 
 
-class Vectors:
+class VectorIndex:
     """A `Meaning` for a SearchIndex: vectors of texts, compared one by one.
 
     A text that was encoded once is not encoded again, if `cache`, a file, remembers it.
@@ -142,7 +144,7 @@ class Vectors:
         self._ids: list[str] = []
         self._places: dict[str, int] = {}
         self._rows: Floats = np.zeros((0, encoder.size), np.float32)
-        self._cache = _Remembering(cache, encoder) if cache else None
+        self._cache = _CachedEncoder(cache, encoder) if cache else None
 
     def add(self, texts: dict[str, str]) -> None:
         vectors = self._encoded([*texts.values()])
@@ -184,12 +186,41 @@ class Vectors:
         return self._cache.encoded(texts) if self._cache else self._encoder.encode(texts)
 
 
-class _Remembering:
+class _VectorFile:
+    """Bytes by keys, in one SQLite file.  Safe from many threads, and the file from many processes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises PolicyError if the file cannot be opened, or made."""
+        self._lock = threading.Lock()
+        try:
+            self._file = sqlite3.connect(path, check_same_thread=False)
+            weakref.finalize(self, self._file.close)  # nobody is asked to close it
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB) "
+                "WITHOUT ROWID"
+            )
+        except sqlite3.Error as error:
+            raise PolicyError(f"cannot use {path} to remember vectors: {error}") from error
+
+    def recall(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return what is known of these."""
+        ask = "SELECT vector FROM vectors WHERE text = ?"
+        with self._lock:
+            rows = {key: self._file.execute(ask, (key,)).fetchone() for key in keys}
+        return {key: row[0] for key, row in rows.items() if row}
+
+    def keep(self, found: Mapping[bytes, bytes]) -> None:
+        """Remember these; what cannot be - no room, another process writes - is worked out again."""
+        with self._lock, contextlib.suppress(sqlite3.OperationalError), self._file:
+            self._file.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", found.items())
+
+
+class _CachedEncoder:
     """Encodes a text once for each model: another model never gets this one's vectors."""
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._memory = Memory(path)
+        self._memory = _VectorFile(path)
 
     def encoded(self, texts: list[str]) -> Floats:
         keys = {self._key(text): text for text in texts}

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..schemas.spec import ToolSpec
-from ..text.prose import line, prose
+from ..text.hidden import line, prose
 from .definitions import Definitions
 from .names import RESERVED, identifier
-from .schemas import (
+from .schema_parts import (
     MEMBERS,
     both,
     default_in,
@@ -26,13 +26,13 @@ from .schemas import (
 from .types import (
     ANY,
     NONE,
-    Described,
-    Field,
     ListOf,
     MapOf,
     Named,
     Plain,
+    Property,
     Record,
+    ToolSignature,
     TupleOf,
     Type,
     either,
@@ -49,7 +49,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def describe(spec: ToolSpec) -> Described:
+def describe(spec: ToolSpec) -> ToolSignature:
     """Return what there is to know of a tool for who calls it; credentials are the broker's to give."""
     taken = {*RESERVED, identifier(spec.name.rpartition(".")[2])}
     given = _Reader(spec.parameters, [], Definitions(taken))
@@ -58,7 +58,7 @@ def describe(spec: ToolSpec) -> Described:
     told = _Reader(spec.output_schema, ["Result"], Definitions(taken | given.definitions.names))
     result = told.whole() if spec.output_schema else ANY
     needed = given.definitions.needed(field.type for field in known)
-    return Described(
+    return ToolSignature(
         spec.name, prose(spec.description), known, more, result,
         needed | told.definitions.needed([result]),
     )  # fmt: skip
@@ -76,7 +76,7 @@ class _Reader:
         self._records: dict[str, Named] = {}  # by what they were made of
         self._nodes = 0
 
-    def parameters(self) -> tuple[tuple[Field, ...], bool]:
+    def parameters(self) -> tuple[tuple[Property, ...], bool]:
         """Return the properties of the whole, and whether there may be others."""
         schema = self._merged(self._root, 0)
         more = schema.get("additionalProperties", schema.get("patternProperties"))
@@ -149,7 +149,9 @@ class _Reader:
         self._define(named, schema, words, depth)
         return named
 
-    def _fields(self, schema: Mapping[str, Any], words: list[str], depth: int) -> tuple[Field, ...]:
+    def _fields(
+        self, schema: Mapping[str, Any], words: list[str], depth: int
+    ) -> tuple[Property, ...]:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return ()
@@ -167,9 +169,9 @@ class _Reader:
 
     def _field(
         self, name: str, schema: object, words: list[str], depth: int, *, required: bool
-    ) -> Field:
+    ) -> Property:
         said = schema if isinstance(schema, Mapping) else {}
-        return Field(
+        return Property(
             name, self._read(schema, words, depth + 1), required,
             line(said.get("description"), 400), default_in(said),
         )  # fmt: skip

@@ -3,13 +3,28 @@
 import functools
 import importlib.util
 import os
+from collections.abc import Set
 from pathlib import Path
+from typing import Protocol
 
 from ...policies.errors import PolicyError
 from ..state import state_directory
-from .fusing import Meaning
 
 MODEL_HELP = "search by meaning too, with the sentence encoder in this folder (extra semantic)"
+
+
+class SemanticIndex(Protocol):
+    """Knows which texts mean about the same; `id` is that of a document."""
+
+    def add(self, texts: dict[str, str]) -> None:
+        """Know these texts, in place of those known by the same ids."""
+
+    def remove(self, id: str) -> None:
+        """Forget a text that is known."""
+
+    def nearest(self, query: str, count: int, allowed: Set[str] | None) -> list[tuple[str, float]]:
+        """Return the `count` texts that mean most nearly the same, and how nearly: 1 the same, 0
+        nothing of it.  Only of `allowed`, if given."""
 
 
 class Model:
@@ -26,12 +41,12 @@ class Model:
             raise PolicyError(
                 "the extra `semantic` is not installed", "pip install 'cellwright[semantic]'"
             )
-        from .semantic import Encoder, Vectors
+        from .encoder import Encoder, VectorIndex
 
         encoder = Encoder(Path(folder))
-        self._make = functools.partial(Vectors, encoder, Path(cache) if cache else None)
+        self._make = functools.partial(VectorIndex, encoder, Path(cache) if cache else None)
 
-    def meaning(self) -> Meaning:
+    def meaning(self) -> SemanticIndex:
         """Return what one index needs to search by meaning."""
         return self._make()
 

@@ -1,11 +1,11 @@
-"""What a JSON Schema says, whatever it is: the parts that `reading.py` is made of."""
+"""What a JSON Schema says, whatever it is: the parts that `reader.py` is made of."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from ..text.prose import cut
+from ..text.hidden import cut
 from .types import ANY, NONE, ListOf, MapOf, Plain, Type, either, literals
 
 MEMBERS = 24  # of an anyOf, an allOf, a tuple

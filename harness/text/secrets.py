@@ -6,14 +6,15 @@ and begins where nothing of its own kind stands before it, or its failure is sho
 that the issuers document, and that gitleaks (https://github.com/gitleaks/gitleaks) collects.
 """
 
+import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .randomness import SHORTEST_RANDOM, random_words
 
-
-class Leak(NamedTuple):
+class Secret(NamedTuple):
     """Where a secret stands, and of which kind it is."""
 
     start: int
@@ -31,11 +32,11 @@ class _Form(NamedTuple):
     is_one: Callable[[str], bool] = lambda text: True
 
 
-def find_leaks(text: str, *, at_random: bool = True) -> list[Leak]:
+def find_secrets(text: str, *, at_random: bool = True) -> list[Secret]:
     """Return what looks like a secret, in order, none within another; `at_random` ones too."""
     if len(text) < _SHORTEST:
         return []
-    found: list[Leak] = []
+    found: list[Secret] = []
     if _HINTED.search(text):
         found += [leak for form in _FORMS for leak in _of_form(form, text)]
     if "-----BEGIN " in text:
@@ -43,7 +44,7 @@ def find_leaks(text: str, *, at_random: bool = True) -> list[Leak]:
     if _NAMED_SOMEHOW.search(text):
         found += _assignments(text)
     if at_random and len(text) >= SHORTEST_RANDOM:
-        found += [Leak(*place, "random") for place in random_words(text)]
+        found += [Secret(*place, "random") for place in random_words(text)]
     return _merged(sorted(found, key=lambda leak: leak.start)) if found else found
 
 
@@ -60,9 +61,9 @@ def names_no_secret(name: str) -> bool:
     return bool(_NO_SECRET.search(name))
 
 
-def _merged(found: list[Leak]) -> list[Leak]:
+def _merged(found: list[Secret]) -> list[Secret]:
     """Make one of those that overlap; of two in one place the first kind is said."""
-    kept: list[Leak] = []
+    kept: list[Secret] = []
     for leak in found:
         if kept and leak.start < kept[-1].end:
             kept[-1] = kept[-1]._replace(end=max(leak.end, kept[-1].end))
@@ -138,26 +139,26 @@ _FORMS = (
 _HINTED = re.compile("|".join(re.escape(hint) for form in _FORMS for hint in form.hints))
 
 
-def _of_form(form: _Form, text: str) -> Iterator[Leak]:
+def _of_form(form: _Form, text: str) -> Iterator[Secret]:
     if not any(hint in text for hint in form.hints):
         return
     for match in form.pattern.finditer(text):
         group = "secret" if "secret" in form.pattern.groupindex else 0
         if form.is_one(match[group]):
-            yield Leak(*match.span(group), form.kind)
+            yield Secret(*match.span(group), form.kind)
 
 
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
-def _private_keys(text: str) -> Iterator[Leak]:
+def _private_keys(text: str) -> Iterator[Secret]:
     """Yield private keys in PEM; one that has no end reaches to the end of the text."""
     place = 0
     while begins := _KEY_BEGINS.search(text, place):
         ends = _KEY_ENDS.search(text, begins.end())
         place = ends.end() if ends else len(text)
-        yield Leak(begins.start(), place, "private_key")
+        yield Secret(begins.start(), place, "private_key")
 
 
 # by the name that stands before it
@@ -185,11 +186,11 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _WORDS = re.compile(r"[A-Za-z]+(?:[_-][A-Za-z]+)*")
 
 
-def _assignments(text: str) -> Iterator[Leak]:
+def _assignments(text: str) -> Iterator[Secret]:
     for match in _ASSIGNMENT.finditer(text):
         value = match["secret"]
         if not match["after"] and _is_assigned(value):
-            yield Leak(*match.span("secret"), "assignment")
+            yield Secret(*match.span("secret"), "assignment")
 
 
 def _is_assigned(value: str) -> bool:
@@ -210,3 +211,67 @@ def _is_value(value: str) -> bool:
 
 def _is_placeholder(value: str) -> bool:
     return bool(_PLACEHOLDER.match(value[:200]))
+
+
+# by how random it looks
+
+_RUN = re.compile(r"[A-Za-z0-9+/_-]++={0,2}")
+SHORTEST_RANDOM, _LONGEST_RUN = 24, 120
+_LEAST_BITS = 3.9  # of a character; 24 random ones of 62 have 4.2 on average, and English has 3.5
+_ENCODED = re.compile(r"base64,$|sha\d{1,3}[:=]$", re.IGNORECASE)  # before what is none
+_DIGEST = re.compile(r"sha\d{1,3}-", re.IGNORECASE)  # what a digest begins with (W3C SRI)
+_PATH_STEPS = 3  # more slashes than that are not in base64 of this length
+_LINE, _LONG = 200, 60
+
+
+def random_words(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where words stand of letters of both cases and digits that are in no order.
+
+    Not hexadecimal, so no UUID or digest; not a line of a longer text in base64; not what is said to be
+    a digest or a picture; not a path.
+    """
+    for match in _RUN.finditer(text):
+        start, end = match.span()
+        if not SHORTEST_RANDOM <= end - start <= _LONGEST_RUN:
+            continue
+        is_encoded = _ENCODED.search(text, max(0, start - 10), start)
+        if _is_random(match[0]) and not is_encoded and not _is_one_of_many(text, start, end):
+            yield start, end
+
+
+def _is_random(run: str) -> bool:
+    run = run.strip("=-_/+")
+    if len(run) < SHORTEST_RANDOM or run.count("/") > _PATH_STEPS or _DIGEST.match(run):
+        return False
+    digits = sum(map(str.isdigit, run))
+    upper, lower = sum(map(str.isupper, run)), sum(map(str.islower, run))
+    if min(digits, upper, lower) < 2 or digits > 0.6 * len(run):
+        return False
+    if _A_WORD.search(run):
+        return False
+    return _bits(run) >= _LEAST_BITS and _changes(run) >= 0.35 * len(run)
+
+
+_A_WORD = re.compile(r"[a-z]{8}")
+
+
+def _changes(run: str) -> int:
+    """Return how often a character is of another sort than the one before it."""
+    sorts = [(each.isdigit(), each.isupper(), each.islower()) for each in run]
+    return sum(some != other for some, other in itertools.pairwise(sorts))
+
+
+def _bits(run: str) -> float:
+    """Return the entropy of the characters of `run`, in bits each (Shannon)."""
+    counts = Counter(run).values()
+    return -sum(count / len(run) * math.log2(count / len(run)) for count in counts)
+
+
+def _is_one_of_many(text: str, start: int, end: int) -> bool:
+    """Tell whether it is a line, and the one above or below is a long run as well: wrapped base64."""
+    if start and text[start - 1] == "\n":
+        begins = text.rfind("\n", max(0, start - _LINE), start - 1) + 1
+        if start - 1 - begins >= _LONG and _RUN.fullmatch(text, begins, start - 1):
+            return True
+    below = _RUN.match(text, end + 1) if text[end : end + 1] == "\n" else None
+    return bool(below) and end - start >= _LONG

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from cellwright.harness.schemas import validation
-from cellwright.harness.schemas.quick import quick_check
+from cellwright.harness.schemas.quick_checks import quick_check
 from cellwright.harness.schemas.validation import compile_schema
 
 WORDS = st.sampled_from(["a", "b", "c"])
