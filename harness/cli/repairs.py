@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from ...policies.policy import CGROUP
-from ...runner.cgroups.detect import hierarchies, mountinfo
+from ...runner.cgroups.detect import hierarchies
 
 _WITHOUT = "or go on with weaker caps: --optional cgroup"
 _DELEGATED = (
@@ -12,6 +12,7 @@ _DELEGATED = (
     "enable-linger USER, so that systemd delegates a cgroup; elsewhere run as root, or in a container "
     f"with /sys/fs/cgroup writable; {_WITHOUT}"
 )
+_MOUNTS = "/proc/self/mountinfo"  # proc(5)
 MOUNT_PROC = "mount -t proc proc /proc"
 REPAIRS = {
     "landlock": "boot Linux 5.19 or newer with landlock in lsm=, or go without: --optional landlock",
@@ -25,7 +26,7 @@ def repair_of_layer(layer: str) -> str:
 
 
 def _repair_of_cgroups() -> str:
-    tops = hierarchies(mountinfo())
+    tops = hierarchies(_read(_MOUNTS))
     if not tops or os.geteuid() == 0:
         return _DELEGATED
     mine = " ".join(f"{top}/cellwright" for top in dict.fromkeys(tops.values()))
@@ -120,7 +121,7 @@ def _profile() -> str:
 def _proc_is_covered() -> bool:
     """Tell whether something is mounted inside /proc: the kernel then allows no new one
     (fs/namespace.c, mount_too_revealing), but for what is mounted on a directory made for it."""
-    places = {line.split()[4] for line in _read("/proc/self/mountinfo").splitlines()}
+    places = {line.split()[4] for line in _read(_MOUNTS).splitlines()}
     return any(place.startswith("/proc/") for place in places - {"/proc/sys/fs/binfmt_misc"})
 
 

@@ -1,6 +1,7 @@
 """`SandboxConfig`: the short way to say what a sandbox may do."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -29,7 +30,8 @@ class SandboxConfig:
 
     `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
     the same place, read-only or, with `allow_file_write`, writable; denied ones do not exist there,
-    whatever shows them.  Allowed ones need `allow_file_read` or `allow_file_write`.
+    whatever shows them.  Without `allow_file_read` and `allow_file_write` no allowed path is shown;
+    a UserWarning says so when the configuration is made.
     `optional_layers` names layers that the sandbox may do without where the host lacks them.
     """
 
@@ -50,6 +52,14 @@ class SandboxConfig:
     audit_level: AuditLevel = AuditLevel.INFO
     environment: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.allowed_paths and not self._shows_paths():
+            warnings.warn(
+                "allowed_paths: no path is shown, because neither allow_file_read=True nor "
+                "allow_file_write=True is given",
+                stacklevel=3,  # the line that makes the configuration
+            )
+
     def policy(self) -> Policy:
         """Return the policy that this says; raises PolicyError naming the field that makes no sense."""
         self._check()
@@ -61,7 +71,7 @@ class SandboxConfig:
             environment=dict(self.environment),
             optional_layers=tuple(self.optional_layers),
         )
-        shown = expand("allowed_paths", self.allowed_paths)
+        shown = expand("allowed_paths", self.allowed_paths) if self._shows_paths() else ()
         return check_policy(
             with_files(
                 policy,
@@ -84,11 +94,8 @@ class SandboxConfig:
                 "do the request on the host and pass its result in with inputs= or files=",
             )
 
-        if self.allowed_paths and not (self.allow_file_read or self.allow_file_write):
-            raise PolicyError(
-                "allowed_paths: nothing of them is shown without a permission",
-                "add allow_file_read=True, or allow_file_write=True",
-            )
+    def _shows_paths(self) -> bool:
+        return self.allow_file_read or self.allow_file_write
 
     def _limits(self) -> Limits:
         return Limits(

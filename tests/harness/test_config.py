@@ -182,8 +182,9 @@ def test_more_than_the_policy_allows_is_an_error(
         narrower(Limits(), asked, "--x")
 
 
-def test_paths_without_a_permission_are_refused() -> None:
-    with pytest.raises(
-        PolicyError, match="allowed_paths: .* without a permission\nhint: add allow_"
-    ):
-        SandboxConfig(allowed_paths=["/usr/*"], denied_paths=["/etc/*"]).policy()
+def test_paths_without_a_permission_are_not_shown_and_that_is_told_once() -> None:
+    with pytest.warns(UserWarning, match="allow_file_read=True") as told:
+        policy = SandboxConfig(allowed_paths=["/usr/*"], denied_paths=["/etc/*"]).policy()
+    assert policy.filesystem.read == policy.filesystem.write == ()
+    (warning,) = told
+    assert warning.filename == __file__

@@ -11,8 +11,11 @@ from tests.conftest import SHARED
 
 IMPORTS = re.compile(r"from (openagentflow\.meta|agent_sandbox(?:\.\w+)?) import")
 
-# The examples close none of the sandboxes that they make.
-pytestmark = pytest.mark.filterwarnings("ignore:a sandbox under the policy .* was never closed")
+# The examples close none of the sandboxes that they make, and one names paths that it may not read.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:a sandbox under the policy .* was never closed"),
+    pytest.mark.filterwarnings("ignore:allowed_paths. no path is shown"),
+]
 
 
 def examples(name: str) -> list[str]:

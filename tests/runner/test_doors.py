@@ -35,7 +35,7 @@ class Loop:
         self.breaches: list[str] = []
         self.theirs: list[socket.socket] = []
         self.refused: list[int] = []
-        self.calls = Calls(answer, self._keep)
+        self.calls = Calls(lambda call, tell: tell(answer(call)), self._keep)
         self.watch(self.calls.ready, select.POLLIN, self._on_answers)
         self.doors = Doors(-1, MOST, self.calls, self)
 

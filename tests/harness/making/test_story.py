@@ -31,7 +31,10 @@ def validate_email(address: str) -> bool:
     return bool(re.fullmatch(r"[^@\\s]+@[^@\\s]+\\.[a-z]{2,}", address))
 '''
 OPENS_A_SOCKET = "import socket\ndef fetch(url: str) -> str:\n    return str(socket.socket())"
-HIDES_IT = "import _socket\ndef fetch(url: str) -> str:\n    return str(_socket.socket())"
+HIDES_IT = (  # the class of another module makes the socket
+    "from logging.handlers import DatagramHandler\n"
+    "def fetch(url: str) -> str:\n    return str(DatagramHandler('127.0.0.1', 80).makeSocket())"
+)
 APPROVE = """
 import sys
 from cellwright import Runs
