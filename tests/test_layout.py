@@ -115,7 +115,7 @@ LEAVES = ("harness/database", "harness/state", "harness/version")
 
 
 def test_every_room_of_the_harness_stands_in_the_stack() -> None:
-    rooms = {path.name for path in (ROOT / "harness").iterdir() if path.is_dir()} - {"__pycache__"}
+    rooms = {path.parent.name for path in (ROOT / "harness").glob("*/*.py")}
     assert rooms == set(STACK)
     modules = {name_of(path) for path in (ROOT / "harness").glob("*.py")}
     assert modules == {"harness/__init__.py", *(f"{leaf}.py" for leaf in LEAVES)}
