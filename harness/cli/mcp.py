@@ -13,10 +13,10 @@ from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.model import MODEL_HELP, commands_model
 from ..servers.mcp.place import Place
+from ..servers.mcp.services import Workshops
 from ..servers.mcp.sessions import Limits, OwnedSessions
 from ..servers.mcp.streams import claim
 from ..servers.mcp.tokens import tokens_of
-from ..servers.mcp.workshop import Workshops
 from ..text.terminal import harmless
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
@@ -80,7 +80,7 @@ def serve(options: argparse.Namespace, policy: Policy) -> int:
     place = _place_of(options) or claim()  # before any file of --tools runs: it may print
     _log_to_stderr()
     spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
-    from ..servers.mcp.running import run
+    from ..servers.mcp.lifecycle import run
 
     with _workshops(options, policy, limits, spawned) as (workshops, runs):
         run(workshops, OwnedSessions(limits), runs, place, open_world=bool(options.servers))

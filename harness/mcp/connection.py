@@ -20,8 +20,8 @@ from ...policies.errors import ToolInvalid
 from ..schemas.validation import compile_schema
 from .config import ServerConfig
 from .definitions import Definition, definition_of, shown
-from .links import Link
-from .sieve import DEFINITIONS
+from .message_filter import DEFINITIONS
+from .transports import Link
 
 MAX_PAGES = 100
 MAX_TOOLS = 5000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from .config import ServerConfig
-from .peers import Peer, PlainProcess
+from .processes import Peer, PlainProcess
 
 
 def launch_server(config: ServerConfig, env: Mapping[str, str]) -> Peer:

@@ -18,17 +18,17 @@ from ..schemas.tool_names import key_of
 from ..tools.caller import Caller, Tool
 from ..tools.registry import ToolRegistry
 from ..tools.vault import Vault
-from .answers import value_of
-from .book import Book
+from .call_results import value_of
 from .config import ServerConfig, read_servers, servers_of
 from .connection import Elicit, Listing
+from .event_loop import Room
+from .index import Book
 from .launching import launch_server
-from .links import Launch
+from .managed_server import Means
 from .pins import Drift, Pins
-from .room import Room
 from .status import Progressed, ServerStatus, state_of
 from .threads import in_thread
-from .upstream import Means
+from .transports import Launch
 
 _STEPS = 10 * STEPS_PER_SECOND  # for the definitions of one server
 

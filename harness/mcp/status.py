@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from .config import ServerConfig
+from .managed_server import State, Upstream
 from .pins import Drift
-from .upstream import State, Upstream
 
 
 class Progressed(NamedTuple):

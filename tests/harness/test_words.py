@@ -58,7 +58,7 @@ def test_a_daemon_of_another_user_is_told_from_one_that_does_not_answer(tmp_path
     script = """
 import os, socket, sys
 from cellwright.policies.errors import LaunchError
-from cellwright.harness.sandbox.remote.line import _connected
+from cellwright.harness.sandbox.remote.connections import _connected
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind("socket")
 os.chmod("socket", 0o600)

@@ -19,6 +19,7 @@ from ..request import CallArguments
 from ..session import Session, own
 from ..workspaces.store import Workspaces
 from .arguments import packed, result_of
+from .connections import Line
 from .frames import (
     Close,
     Content,
@@ -40,7 +41,6 @@ from .frames import (
     Told,
     Validate,
 )
-from .line import Line
 
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog

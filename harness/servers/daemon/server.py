@@ -22,8 +22,8 @@ from ....runner.messages import decode
 from ...sandbox.remote.failures import failure_of
 from ...sandbox.remote.frames import VERSION, Cancel, Hello, Request, Welcome
 from .connection import Connection
-from .entrance import Entrance
 from .limits import Accounts, ServeLimits
+from .listener import Entrance
 from .service import Service
 
 _LAST_SECONDS = 5.0  # from cancelling what runs to ending it

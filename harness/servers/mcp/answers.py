@@ -14,7 +14,7 @@ from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
 from ...text.hidden import first_hidden
 from ...text.terminal import harmless
-from .fitting import blocks_that_fit, fitted, visible, weight_of
+from .answer_sizes import blocks_that_fit, fitted, visible, weight_of
 
 _MAX_DEPTH = 64  # of a value; serializers and parsers give up somewhere beyond
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -21,7 +21,7 @@ from ...text.presentation import presented_whole
 from ...text.terminal import harmless
 from ...tools.approval import ApprovalRequest
 from ...tools.caller import CALLING
-from .owners import Context, Owner
+from .clients import Context, Owner
 
 WAIT_SECONDS = 600.0
 _MOST_WAITING, _MOST_OF_ONE = 256, 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from mcp import MCPError
 
-from .owners import Owner
+from .clients import Owner
 
 BUSY = -32000  # of the codes that JSON-RPC leaves to servers
 _MOST, _MOST_OF_ONE = 512, 128

@@ -17,11 +17,11 @@ from ...sandbox.request import CallArguments
 from .answers import ran
 from .approvals import DECLINED, Question, Verdicts
 from .arguments import NEW, RunCode
-from .conversation import Asking, Outcome
-from .owners import Owner
+from .calls import Asking, Outcome
+from .clients import Owner
+from .request_threads import Line
+from .services import Workshop
 from .sessions import OwnedSessions
-from .work import Line
-from .workshop import Workshop
 
 
 class Request(NamedTuple):

@@ -11,18 +11,20 @@ from ....policies.errors import PolicyError
 from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
-from . import arguments, callables, filing
+from . import arguments
+from . import catalogue_tools as callables
+from . import session_tools as filing
 from .answers import refused
 from .approvals import WAIT_SECONDS, can_ask
 from .arguments import Arguments, read_arguments
-from .conversation import Begin, Conversations, Outcome
-from .definitions import BY_NAME, INSTRUCTIONS, definitions
+from .calls import Begin, Conversations, Outcome
+from .clients import Context, Owner, owner_of
 from .gate import Gate
-from .owners import Context, Owner, owner_of
 from .programs import Programs, Request
+from .request_threads import Line
+from .served_tools import BY_NAME, INSTRUCTIONS, definitions
+from .services import Workshop, Workshops
 from .sessions import OwnedSessions
-from .work import Line
-from .workshop import Workshop, Workshops
 
 _HOUR_MS = 3_600_000
 

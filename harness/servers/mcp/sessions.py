@@ -10,7 +10,7 @@ from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
 
 if TYPE_CHECKING:
-    from .owners import Owner  # which imports the SDK
+    from .clients import Owner  # which imports the SDK
 
 _ID_BYTES = 16
 

@@ -12,12 +12,12 @@ import pytest
 from mcp.types import CallToolResult, TextContent
 
 from cellwright import Sandbox, ToolFactory, ToolRegistry
-from cellwright.harness.mcp.answers import value_of
+from cellwright.harness.mcp.call_results import value_of
 from cellwright.harness.mcp.cells import policy_of
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
-from cellwright.harness.mcp.links import Link
 from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.mcp.transports import Link
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.schemas.tool_names import key_of
 from cellwright.harness.tools.broker import Broker

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cellwright import Vault
-from cellwright.harness.mcp.links import last_words
 from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.mcp.transports import last_words
 from cellwright.policies.errors import ToolDenied, ToolFailed, ToolNotFound, ToolResultInvalid
 from tests.conftest import soon
 

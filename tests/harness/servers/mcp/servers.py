@@ -21,8 +21,8 @@ from cellwright import AuditLog, Sandbox, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import Serving
+from cellwright.harness.servers.mcp.services import Workshops
 from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions
-from cellwright.harness.servers.mcp.workshop import Workshops
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
 ERAS = ("legacy", "2026-07-28")

@@ -9,7 +9,7 @@ from mcp.types import InputRequiredResult
 
 from cellwright.harness.runs.durable_runs import RunPaused
 from cellwright.harness.servers.mcp.approvals import Held, Question, Waiting, Word, is_yes
-from cellwright.harness.servers.mcp.owners import Owner
+from cellwright.harness.servers.mcp.clients import Owner
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.policies.errors import ApprovalRequired, BusyError
 from tests.harness.servers.mcp.servers import PAID, Inside, Person, at, call, drive, failing, yes

@@ -10,8 +10,9 @@ import anyio.from_thread
 import pytest
 from starlette.responses import Response
 
-from cellwright.harness.servers.mcp import http
-from cellwright.harness.servers.mcp.connections import (
+from cellwright.harness.servers.mcp import http_app as http
+from cellwright.harness.servers.mcp.http_app import Door
+from cellwright.harness.servers.mcp.http_server import (
     Connection,
     Receive,
     Scope,
@@ -19,7 +20,6 @@ from cellwright.harness.servers.mcp.connections import (
     listening,
     serve_http,
 )  # fmt: skip
-from cellwright.harness.servers.mcp.http import Door
 from cellwright.harness.servers.mcp.tokens import Tokens
 from tests.conftest import soon
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cellwright.harness.servers.mcp.arguments import schema_of
-from cellwright.harness.servers.mcp.definitions import DEFINITIONS, INSTRUCTIONS, definitions
+from cellwright.harness.servers.mcp.served_tools import DEFINITIONS, INSTRUCTIONS, definitions
 from tests.conftest import ROOT
 
 NAMES = [

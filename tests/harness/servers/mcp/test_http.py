@@ -32,7 +32,7 @@ from tests.harness.servers.mcp.servers import (
     tools_file,
     yes,
 )  # fmt: skip
-from tests.harness.servers.mcp.test_pipes import ENDLESS, HELLO, ends_in
+from tests.harness.servers.mcp.test_stdio import ENDLESS, HELLO, ends_in
 from tests.runner.test_leftovers import cgroups_of, descendants
 
 ANN, BOB = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"

@@ -11,14 +11,14 @@ import pytest
 from mcp import MCPError
 
 from cellwright import Sandbox
-from cellwright.harness.servers.mcp import work
+from cellwright.harness.servers.mcp import request_threads as work
+from cellwright.harness.servers.mcp.clients import CLIENT, PIPE, Owner, owner_of
 from cellwright.harness.servers.mcp.gate import BUSY, Gate
-from cellwright.harness.servers.mcp.http import _length
-from cellwright.harness.servers.mcp.owners import CLIENT, PIPE, Owner, owner_of
-from cellwright.harness.servers.mcp.pipes import LINE_BYTES
+from cellwright.harness.servers.mcp.http_app import _length
+from cellwright.harness.servers.mcp.request_threads import GONE, Desk, Line
 from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions
+from cellwright.harness.servers.mcp.stdio import LINE_BYTES
 from cellwright.harness.servers.mcp.weights import Weights
-from cellwright.harness.servers.mcp.work import GONE, Desk, Line
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import ROOT, policy_named, soon
 

@@ -18,7 +18,7 @@ from ...policies.errors import ToolFailed, ToolResultInvalid
 from ..schemas.spec import ToolSpec
 from ..tools.vault import Redaction
 from .definitions import shown, unwrapped
-from .links import Link
+from .transports import Link
 
 _MOST_BLOCKS = 10_000
 

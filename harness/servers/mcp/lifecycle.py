@@ -10,15 +10,15 @@ from mcp.server import Server
 
 from ...runs.durable_runs import Runs
 from ..descriptors import allow_descriptors
-from .connections import listening, serve_http
-from .http import PATH, app_of
-from .owners import PIPE
-from .pipes import serve_pipes
+from .clients import PIPE
+from .http_app import PATH, app_of
+from .http_server import listening, serve_http
 from .place import Place
 from .server import Serving
+from .services import Workshops
 from .sessions import OwnedSessions
+from .stdio import serve_pipes
 from .streams import Streams
-from .workshop import Workshops
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.mcp import book as booking
-from cellwright.harness.mcp.book import Book
+from cellwright.harness.mcp import index as booking
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Listing
 from cellwright.harness.mcp.definitions import Definition, definition_of
+from cellwright.harness.mcp.index import Book
 from cellwright.harness.mcp.pins import Pins
 from cellwright.harness.tools.caller import Tool
 from cellwright.policies.errors import BudgetExceeded

@@ -16,7 +16,7 @@ from ..tools.vault import Vault
 from .config import ServerConfig
 from .connection import Connection, Elicit, Listing, Progress, client_over
 from .definitions import shown
-from .links import Launch, Link, open_link
+from .transports import Launch, Link, open_link
 
 State = Literal["configured", "starting", "ready", "failed", "disabled"]
 _BACK_OFF_SECONDS = 0.5  # after the second failure in a row, then twice as long, up to

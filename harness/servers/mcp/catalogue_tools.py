@@ -12,9 +12,9 @@ from ...tools.catalogue import Catalogue
 from .answers import Called, Created, Described, FoundTools, answered, plain
 from .approvals import WORD, Question, Verdicts, Word
 from .arguments import CallTool, CreateTool, DescribeTools, SearchTools
-from .conversation import Asking, Outcome
-from .work import Line
-from .workshop import Workshop
+from .calls import Asking, Outcome
+from .request_threads import Line
+from .services import Workshop
 
 _DESCRIBED_CHARACTERS = 60_000  # of one answer: what a model can read
 _CALL = "call"

@@ -7,8 +7,8 @@ import pytest
 from mcp import Client
 from mcp.types import TextContent
 
-from cellwright.harness.servers.mcp.fitting import fitted, weight_of
-from cellwright.harness.servers.mcp.owners import HTTP_BYTES, PIPE_BYTES
+from cellwright.harness.servers.mcp.answer_sizes import fitted, weight_of
+from cellwright.harness.servers.mcp.clients import HTTP_BYTES, PIPE_BYTES
 from tests.harness.servers.mcp.servers import ERAS, Inside, at, call, drive, over_http
 from tests.harness.servers.mcp.test_http import ANN, tokens_in
 

@@ -10,7 +10,7 @@ from anyio import CapacityLimiter, from_thread
 from ....runner.capture import OnOutput
 from ...mcp.threads import in_thread
 from ...text.terminal import harmless
-from .owners import Context, owner_of
+from .clients import Context, owner_of
 
 T = TypeVar("T")
 GONE = "cellwright.gone"  # in the scope of an HTTP request: an event, set once nobody listens

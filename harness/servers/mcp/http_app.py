@@ -10,12 +10,12 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import Response
 
-from .connections import MOST_CONNECTIONS, App, Message, Receive, Scope, Send, let_in
-from .owners import CLIENT, owner_id
-from .pipes import LINE_BYTES
+from .clients import CLIENT, owner_id
+from .http_server import MOST_CONNECTIONS, App, Message, Receive, Scope, Send, let_in
+from .request_threads import GONE
+from .stdio import LINE_BYTES
 from .tokens import Tokens
 from .weights import Weights
-from .work import GONE
 
 PATH = "/mcp"
 _REQUESTS_OF_ONE = MOST_CONNECTIONS * 3 // 4  # of one client: some are left for others

@@ -18,7 +18,7 @@ from mcp.types import JSONRPCRequest, JSONRPCResponse
 
 from ...policies.errors import ToolInvalid
 from .definitions import Definition, definition_of
-from .pipes import Violation
+from .stdio import Violation
 
 MESSAGES_AT_ONCE = 2000  # beyond one for each request
 MESSAGES_PER_SECOND = 500.0

@@ -12,7 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from ...policies.errors import ClosedError
 from .config import ServerConfig
-from .upstream import Means, Upstream
+from .managed_server import Means, Upstream
 
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")

@@ -8,11 +8,11 @@ from msgspec import UNSET
 
 from ....policies.errors import PolicyError, WorkspaceError
 from ....runner.workspace import Artifact
+from .answer_sizes import fitted, visible
 from .answers import Downloaded, FileList, Listed, Uploaded, answered, block_of
 from .arguments import DownloadFile, ListFiles, Sessions, UploadFile
-from .conversation import Outcome
-from .fitting import fitted, visible
-from .owners import Owner
+from .calls import Outcome
+from .clients import Owner
 from .sessions import OwnedSessions
 
 _DOWNLOAD_BYTES = 8 * 1024 * 1024

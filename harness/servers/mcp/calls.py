@@ -7,11 +7,11 @@ from typing import NamedTuple
 from mcp import types
 
 from ....policies.errors import CellwrightError
+from .answer_sizes import refused_if_too_large
 from .answers import refused
 from .approvals import Question, Verdicts, Waiting, ask, requests_of, verdicts_of
-from .fitting import refused_if_too_large
-from .owners import Context, is_modern, owner_of
-from .work import Desk, Line
+from .clients import Context, is_modern, owner_of
+from .request_threads import Desk, Line
 
 
 class Asking(NamedTuple):

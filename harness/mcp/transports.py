@@ -14,9 +14,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ..tools.vault import Redaction, Vault
 from .config import ServerConfig
-from .peers import Peer
-from .pipes import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
-from .sieve import Sieve
+from .message_filter import Sieve
+from .processes import Peer
+from .stdio import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
 from .variables import from_vault
 
 # What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node, curl and others write it.
