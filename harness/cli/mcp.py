@@ -1,4 +1,4 @@
-"""`cellwright mcp`: its arguments, and the server from its first word to its last."""
+"""`cellwright mcp`: its arguments, and the server from start to end."""
 
 import argparse
 import contextlib
@@ -12,9 +12,9 @@ from ...runner.spawn import Spawned, interpreter
 from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.model import MODEL_HELP, commands_model
-from ..servers.mcp.place import Place
-from ..servers.mcp.services import Workshops
-from ..servers.mcp.sessions import Limits, OwnedSessions
+from ..servers.mcp.place import HttpSettings
+from ..servers.mcp.services import ServicesByClient
+from ..servers.mcp.sessions import OwnedSessions, SessionLimits
 from ..servers.mcp.streams import claim
 from ..servers.mcp.tokens import tokens_of
 from ..text.terminal import harmless
@@ -60,7 +60,7 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redact", action="store_true", help="take what looks like a secret out of tools' results"
     )
-    usual = Limits()
+    usual = SessionLimits()
     parser.add_argument(
         "--sessions", type=int, default=usual.of_all, metavar="N", help="that are open at once"
     )
@@ -76,21 +76,21 @@ def serve(options: argparse.Namespace, policy: Policy) -> int:
     require_sdk()
     check_limit("--sessions", options.sessions, whole=True)
     check_limit("--session-idle", options.session_idle)
-    limits = Limits(of_all=options.sessions, idle_seconds=options.session_idle)
+    limits = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
     place = _place_of(options) or claim()  # before any file of --tools runs: it may print
     _log_to_stderr()
     spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
     from ..servers.mcp.lifecycle import run
 
-    with _workshops(options, policy, limits, spawned) as (workshops, runs):
-        run(workshops, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
+    with _services(options, policy, limits, spawned) as (services, runs):
+        run(services, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
     return RAN
 
 
 @contextlib.contextmanager
-def _workshops(
-    options: argparse.Namespace, policy: Policy, limits: Limits, spawned: Spawned
-) -> Iterator[tuple[Workshops, Runs]]:
+def _services(
+    options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned
+) -> Iterator[tuple[ServicesByClient, Runs]]:
     """Give what stands behind the server, and end it after."""
     from ..servers.mcp.approvals import approver
 
@@ -103,9 +103,9 @@ def _workshops(
         for file in options.tools:
             register_marked(registry, file)
         filters = (RedactSecrets(),) if options.redact else ()
-        workshops = Workshops(ceiling, registry, approver(runs), limits, filters)
-        with _upstream(options, registry), contextlib.closing(workshops):
-            yield workshops, runs
+        services = ServicesByClient(ceiling, registry, approver(runs), limits, filters)
+        with _upstream(options, registry), contextlib.closing(services):
+            yield services, runs
 
 
 def _upstream(
@@ -115,7 +115,7 @@ def _upstream(
     return opened(options, registry) if options.servers else contextlib.nullcontext()
 
 
-def _place_of(options: argparse.Namespace) -> Place | None:
+def _place_of(options: argparse.Namespace) -> HttpSettings | None:
     """Return where to listen, and who may come; None for stdin and stdout.  Raises PolicyError."""
     if options.http is None:
         _refuse_without_http(options)
@@ -131,7 +131,9 @@ def _place_of(options: argparse.Namespace) -> Place | None:
         )
     tokens, made = tokens_of(options.token_file)
     here = ["127.0.0.1", "localhost", "[::1]"] if host in _HERE else []
-    return Place(host, int(port), tokens, made, (*here, *options.remote), tuple(options.origin))
+    return HttpSettings(
+        host, int(port), tokens, made, (*here, *options.remote), tuple(options.origin)
+    )
 
 
 def _refuse_without_http(options: argparse.Namespace) -> None:

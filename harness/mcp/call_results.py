@@ -18,22 +18,22 @@ from ...policies.errors import ToolFailed, ToolResultInvalid
 from ..schemas.spec import ToolSpec
 from ..tools.vault import Redaction
 from .definitions import shown, unwrapped
-from .transports import Link
+from .transports import Transport
 
 _MOST_BLOCKS = 10_000
 
 
-def value_of(result: CallToolResult, spec: ToolSpec, link: Link) -> Any:
+def value_of(result: CallToolResult, spec: ToolSpec, transport: Transport) -> Any:
     """Return the structured content, if there is any; else the text of the one block of text, else a
     list of blocks, text as it is.
 
     Text is never parsed: what a value is must not depend on what is in it.  Raises ToolFailed for
     what the tool says is an error, ToolResultInvalid if it promised structured content.
     """
-    secrets = link.secrets
+    secrets = transport.secrets
     if result.is_error:
-        words = link.clean(_words(result))
-        raise ToolFailed(f"{words}{link.network_hint(words)}", tool=spec.name)
+        words = transport.clean(_words(result))
+        raise ToolFailed(f"{words}{transport.network_hint(words)}", tool=spec.name)
     if result.structured_content is not None:
         return _without(unwrapped(result.structured_content, spec.output_schema), secrets, spec)
     if spec.output_schema is not None:

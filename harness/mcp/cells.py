@@ -24,7 +24,7 @@ _ORDINARY, _NOBODY = 1000, 65534  # UID_MIN of login.defs(5); whoever is not map
 _GRACE_SECONDS = 2.0  # to exit after its input ended
 
 
-class CellPeer:
+class CellProcess:
     """A server in a cell; it has the variables that it was given, a PATH and a HOME, and no others."""
 
     pid = 0  # its cell's own business

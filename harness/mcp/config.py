@@ -145,7 +145,9 @@ def _check(written: _Written) -> None:
     elsewhere = _OF_A_PROCESS if written.url else ("headers",)
     for key in elsewhere:
         if getattr(written, key):
-            raise PolicyError(f"{key}: means nothing beside {'url' if written.url else 'command'}")
+            raise PolicyError(
+                f"{key}: context nothing beside {'url' if written.url else 'command'}"
+            )
     if written.url and not written.url.startswith(("http://", "https://", "${")):
         raise PolicyError("url: must begin with https:// or http://")
     for key in _OF_A_CELL:

@@ -21,7 +21,7 @@ from ..schemas.validation import compile_schema
 from .config import ServerConfig
 from .definitions import Definition, definition_of, shown
 from .message_filter import DEFINITIONS
-from .transports import Link
+from .transports import Transport
 
 MAX_PAGES = 100
 MAX_TOOLS = 5000
@@ -47,12 +47,12 @@ class Listing(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class Connection:
-    """An open client over a link.  Everything here runs on the loop."""
+class ServerConnection:
+    """An open client over a transport.  Everything here runs on the loop."""
 
-    def __init__(self, client: Client, link: Link) -> None:
+    def __init__(self, client: Client, transport: Transport) -> None:
         self._client = client
-        self.link = link
+        self.transport = transport
         self.protocol = client.protocol_version  # the client forgets it, and others ask at any time
 
     @property
@@ -97,7 +97,7 @@ class Connection:
 
 
 def _added(found: dict[str, Definition], page: list[dict[str, Any]]) -> list[str]:
-    """Put a page, of what the sieve let through, into `found`; return why some of it was not."""
+    """Put a page, of what the messages let through, into `found`; return why some of it was not."""
     dropped = []
     for each in (Definition(said["name"], said) for said in page):
         if each.wire in found:
@@ -110,7 +110,10 @@ def _added(found: dict[str, Definition], page: list[dict[str, Any]]) -> list[str
 
 
 def client_over(
-    link: Link, config: ServerConfig, elicit: Elicit | None, changed: Callable[[], Awaitable[None]]
+    transport: Transport,
+    config: ServerConfig,
+    elicit: Elicit | None,
+    changed: Callable[[], Awaitable[None]],
 ) -> Client:
     """Return a client, not yet entered, that answers what the server may ask."""
 
@@ -119,7 +122,7 @@ def client_over(
             await changed()
 
     return Client(
-        link, mode=config.protocol, cache=None, message_handler=message,
+        transport, mode=config.protocol, cache=None, message_handler=message,
         client_info=Implementation(name="cellwright", version="1"),
         elicitation_callback=_Questions(config.name, elicit).ask,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`Room`: the one thread on which all servers are attended to."""
+"""`ServerLoop`: the one thread on which all servers are attended to."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,19 +12,19 @@ from anyio.from_thread import start_blocking_portal
 
 from ...policies.errors import ClosedError
 from .config import ServerConfig
-from .managed_server import Means, Upstream
+from .managed_server import ManagedServer, SharedContext
 
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")
 
 
-class Room:
-    """An event loop in a thread of its own, and every server's Upstream on it."""
+class ServerLoop:
+    """An event loop in a thread of its own, and every server's ManagedServer on it."""
 
-    def __init__(self, configs: Iterable[ServerConfig], means: Means) -> None:
+    def __init__(self, configs: Iterable[ServerConfig], context: SharedContext) -> None:
         self.process = os.getpid()  # a fork has no threads: it needs a room of its own
-        self.upstreams: dict[str, Upstream] = {}
-        self._means = means
+        self.servers: dict[str, ManagedServer] = {}
+        self._context = context
         self._stack = ExitStack()
         self._portal = self._stack.enter_context(
             start_blocking_portal("asyncio", name="cellwright-servers")
@@ -36,11 +36,13 @@ class Room:
         self, configs: tuple[ServerConfig, ...], *, task_status: TaskStatus[None]
     ) -> None:
         async with anyio.create_task_group() as group:
-            self.upstreams = {each.name: Upstream(each, self._means, group) for each in configs}
+            self.servers = {
+                each.name: ManagedServer(each, self._context, group) for each in configs
+            }
             task_status.started()
             await self._stop.wait()
-            for upstream in self.upstreams.values():
-                upstream.stop()
+            for server in self.servers.values():
+                server.stop()
 
     def begin(
         self, work: Callable[[*_Arguments], Awaitable[_Result]], *arguments: *_Arguments

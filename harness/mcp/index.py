@@ -1,4 +1,4 @@
-"""`Book`: the tools of all servers that can be called now, and why others cannot.
+"""`ToolIndex`: the tools of all servers that can be called now, and why others cannot.
 
 What is pinned is known without a server.  What a server lists is compared with that; only what is the
 same stays.
@@ -22,7 +22,7 @@ from .names import tool_names
 from .pins import Drift, Pins, difference, drift_of
 
 
-class _Page(NamedTuple):
+class _ServerTools(NamedTuple):
     """What is known of one server's tools: `tools` by name, and `drifted` names."""
 
     tools: dict[str, Tool]
@@ -33,7 +33,7 @@ class _Page(NamedTuple):
     listed: Mapping[str, Definition] | None = None
 
 
-class Book:
+class ToolIndex:
     """Safe from many threads.
 
     What a server says is read, checked and pinned before the book is locked: however long that takes,
@@ -48,15 +48,15 @@ class Book:
         self._tool = tool
         self._lock = threading.RLock()
         self._reading: dict[str, threading.Lock] = defaultdict(threading.Lock)  # by server
-        self._pages: dict[str, _Page] = {}
+        self._servers: dict[str, _ServerTools] = {}
         self._keys: dict[str, Tool] = {}
         self.revision = 0
         for config in configs:
             if not config.disabled and (pinned := pins.of(config)) is not None:
-                self._put(config, _Page(self._tools(config, pinned, pinned), pinned=pinned))
+                self._put(config, _ServerTools(self._tools(config, pinned, pinned), pinned=pinned))
 
     def knows(self, server: str) -> bool:
-        return server in self._pages
+        return server in self._servers
 
     def take(self, config: ServerConfig, listing: Listing, budget: Budget) -> None:
         """Compare what a server lists with what is pinned, or pin it if nothing is.
@@ -75,7 +75,7 @@ class Book:
     def pin(self, config: ServerConfig, budget: Budget) -> Drift:
         """Pin what was last listed; return what that changes.  Raises BudgetExceeded, as `take`."""
         with self._reading[config.name]:
-            page = self._pages[config.name]
+            page = self._servers[config.name]
             now, worse = _checked(page.listed or {}, budget)
             self._pins.pin(config, now.values())
             self._compare(config, now, now, (*page.dropped, *worse))
@@ -98,7 +98,7 @@ class Book:
             *tool_names(config.name, drift.added),
         }
         tools = self._tools(config, pinned, same)
-        page = _Page(tools, frozenset(drifted) - tools.keys(), drift, dropped, pinned, now)
+        page = _ServerTools(tools, frozenset(drifted) - tools.keys(), drift, dropped, pinned, now)
         self._put(config, page)
 
     def _tools(
@@ -111,18 +111,18 @@ class Book:
             for name, wire in names.items() if wire in same
         }  # fmt: skip
 
-    def _put(self, config: ServerConfig, page: _Page) -> None:
+    def _put(self, config: ServerConfig, page: _ServerTools) -> None:
         with self._lock:
-            old = self._pages.get(config.name)
+            old = self._servers.get(config.name)
             if old and old.tools.keys() == page.tools.keys():
                 known = old.tools  # the very same objects, if they are: indexes compare those
                 page = page._replace(tools={
                     name: known[name] if known[name].spec == tool.spec else tool
                     for name, tool in page.tools.items()
                 })  # fmt: skip
-            self._pages[config.name] = page
+            self._servers[config.name] = page
             self._keys = {
-                key_of(name): tool for each in self._pages.values()
+                key_of(name): tool for each in self._servers.values()
                 for name, tool in each.tools.items()
             }  # fmt: skip
             if old is None or old.tools != page.tools:
@@ -150,7 +150,7 @@ class Book:
 
     def _refuse(self, name: str) -> NoReturn:
         server = name.lower().partition(".")[0]
-        page = self._pages.get(server)
+        page = self._servers.get(server)
         if page and name.lower() in page.drifted:
             raise ToolDenied(
                 f"{name} is not what was pinned", f"look at it: cellwright servers diff {server}",
@@ -160,15 +160,15 @@ class Book:
 
     def specs(self) -> list[ToolSpec]:
         with self._lock:
-            tools = [tool for page in self._pages.values() for tool in page.tools.values()]
+            tools = [tool for page in self._servers.values() for tool in page.tools.values()]
         return sorted((tool.spec for tool in tools), key=lambda spec: spec.name)
 
     def difference(self, server: str) -> str:
-        page = self._pages[server]
+        page = self._servers[server]
         return difference(page.pinned, page.listed or {})
 
     def summary(self, server: str) -> tuple[int, tuple[str, ...], Drift]:
-        page = self._pages.get(server, _Page({}))
+        page = self._servers.get(server, _ServerTools({}))
         return len(page.tools), page.dropped, page.drift
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from .config import ServerConfig
-from .processes import Peer, PlainProcess
+from .processes import HostProcess, ServerProcess
 
 
-def launch_server(config: ServerConfig, env: Mapping[str, str]) -> Peer:
+def launch_server(config: ServerConfig, env: Mapping[str, str]) -> ServerProcess:
     """Start a server; raises LaunchError, and Unenforceable where this host has no cells for it."""
     if not config.sandboxed:
-        return PlainProcess(config, env)
-    from .cells import CellPeer  # who starts none pays nothing for it
+        return HostProcess(config, env)
+    from .cells import CellProcess  # who starts none pays nothing for it
 
-    return CellPeer(config, env)
+    return CellProcess(config, env)

@@ -1,4 +1,4 @@
-"""`Upstream`: one server, from not started to gone and back again; everything here runs on the loop."""
+"""`ManagedServer`: one server through its starts, calls, failures and restarts, on the event loop."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from ...policies.errors import CellwrightError, ToolFailed, ToolResultInvalid
 from ..tools.vault import Vault
 from .config import ServerConfig
-from .connection import Connection, Elicit, Listing, Progress, client_over
+from .connection import Elicit, Listing, Progress, ServerConnection, client_over
 from .definitions import shown
-from .transports import Launch, Link, open_link
+from .transports import Launch, Transport, open_transport
 
 State = Literal["configured", "starting", "ready", "failed", "disabled"]
 _BACK_OFF_SECONDS = 0.5  # after the second failure in a row, then twice as long, up to
@@ -25,7 +25,7 @@ _LONGEST_BACK_OFF = 60.0
 _LONGEST_WORDS = 1000
 
 
-class Means(NamedTuple):
+class SharedContext(NamedTuple):
     """What all servers share: credentials, who is asked, how one is started, and who is told of
     its tools before any of them is called."""
 
@@ -35,16 +35,16 @@ class Means(NamedTuple):
     listed: Callable[[ServerConfig, Listing], Awaitable[None]]
 
 
-class Upstream:
+class ManagedServer:
     """Starts a server when it is needed, again when it is gone, and not too often when it fails."""
 
-    def __init__(self, config: ServerConfig, means: Means, group: TaskGroup) -> None:
+    def __init__(self, config: ServerConfig, context: SharedContext, group: TaskGroup) -> None:
         self.config = config
         self.state: State = "configured"
         self.error = ""
         self.starts = 0
-        self.connection: Connection | None = None
-        self._means = means
+        self.connection: ServerConnection | None = None
+        self._context = context
         self._group = group
         self._starting = anyio.Lock()
         self._failures = 0
@@ -56,8 +56,8 @@ class Upstream:
     async def call(
         self, wire: str, arguments: dict[str, Any], believed: Callable[[], None],
         on_progress: Progress | None,
-    ) -> tuple[CallToolResult, Link]:  # fmt: skip
-        """Call a tool, and return what came of it with the link that it came by.
+    ) -> tuple[CallToolResult, Transport]:  # fmt: skip
+        """Call a tool, and return what came of it with the transport that it came by.
 
         `believed` raises if the tool, as it is now listed, may not be called.  Raises ToolFailed if
         the server cannot be had, dies, says no or is silent for too long, ToolResultInvalid if it
@@ -66,29 +66,29 @@ class Upstream:
         connection = await self.connected()
         believed()
         timeout = self.config.timeout
-        link, sieve = connection.link, connection.link.sieve
-        heard = sieve.heard
+        transport, messages = connection.transport, connection.transport.messages
+        heard = messages.heard
         try:
             with anyio.fail_after(timeout):
                 result = await connection.call(wire, arguments, on_progress)
         except TimeoutError:
-            if sieve.heard == heard:
+            if messages.heard == heard:
                 self._group.start_soon(self._prove_alive, connection)
             raise ToolFailed(f"{self.config.name} did not answer within {timeout:g} s") from None
         except Exception as error:  # noqa: BLE001 - whatever the SDK makes of what a server sends
-            raise self._told(error, link) from None
+            raise self._told(error, transport) from None
         self._failures = 0
-        return result, link
+        return result, transport
 
-    async def _prove_alive(self, connection: Connection) -> None:
+    async def _prove_alive(self, connection: ServerConnection) -> None:
         """End a connection on which nothing is heard, whatever is asked."""
-        sieve = connection.link.sieve
-        heard = sieve.heard
+        messages = connection.transport.messages
+        heard = messages.heard
         with contextlib.suppress(Exception):  # an answer all the same, or the end
             with anyio.move_on_after(min(self.config.timeout, _PROOF_SECONDS)):
                 await connection.list_tools()
-        if sieve.heard == heard:
-            sieve.end("it does not answer any more")
+        if messages.heard == heard:
+            messages.end("it does not answer any more")
 
     async def refresh(self) -> None:
         """Ask for its tools again, within the time for connecting; raises ToolFailed."""
@@ -100,18 +100,18 @@ class Upstream:
             with anyio.fail_after(self.config.connect_timeout):
                 await self._list(connection)
         except TimeoutError:
-            connection.link.sieve.end("it did not list its tools")
+            connection.transport.messages.end("it did not list its tools")
             raise ToolFailed(f"{self.config.name} did not list its tools") from None
         except CellwrightError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._told(error, connection.link) from None
+            raise self._told(error, connection.transport) from None
 
-    async def connected(self) -> Connection:
+    async def connected(self) -> ServerConnection:
         """Return a connection whose tools are known; raises ToolFailed, at once while it is not to be
         tried again yet."""
         async with self._starting:
-            if self.connection and not self.connection.link.sieve.ended.is_set():
+            if self.connection and not self.connection.transport.messages.ended.is_set():
                 return self.connection
             if self.config.disabled:
                 raise ToolFailed(f"{self.config.name} is disabled")
@@ -119,11 +119,11 @@ class Upstream:
                 raise ToolFailed(f"{self.config.name} keeps failing: {self.error}", "try later")
             return await self._start()
 
-    async def _start(self) -> Connection:
+    async def _start(self) -> ServerConnection:
         self.state, self.starts = "starting", self.starts + 1
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._patience:
-                started: Connection = await self._group.start(self._own)
+                started: ServerConnection = await self._group.start(self._own)
                 self.state, self.error = "ready", ""
                 return started
             raise ToolFailed("we closed it")
@@ -132,53 +132,55 @@ class Upstream:
         except Exception as error:  # noqa: BLE001 - as above
             raise self._failed(_words(error)) from None
 
-    async def _own(self, *, task_status: TaskStatus[Connection]) -> None:
+    async def _own(self, *, task_status: TaskStatus[ServerConnection]) -> None:
         """Hold one connection from beginning to end, in one task as the SDK wants it."""
-        link: Link | None = None
+        transport: Transport | None = None
         started = False
         try:
             async with (
-                open_link(self.config, self._means.vault, self._means.launch) as link,
-                client_over(link, self.config, self._means.elicit, self._note_change) as client,
+                open_transport(self.config, self._context.vault, self._context.launch) as transport,
+                client_over(
+                    transport, self.config, self._context.elicit, self._note_change
+                ) as client,
             ):
-                connection = Connection(client, link)
+                connection = ServerConnection(client, transport)
                 await self._list(connection)
                 self.connection, started = connection, True
                 task_status.started(connection)
                 await self._attend(connection)
         except Exception as error:  # noqa: BLE001 - as above
             if not started:
-                why = link.why if link and link.sieve.why else ""
-                raise ToolFailed(f"{_words(error, link)}{': ' if why else ''}{why}") from None
+                why = transport.why if transport and transport.messages.why else ""
+                raise ToolFailed(f"{_words(error, transport)}{': ' if why else ''}{why}") from None
         finally:
             self.connection = None
             if started and not self._stop.is_set():
-                self._failed(link.why if link else "")
+                self._failed(transport.why if transport else "")
 
-    async def _attend(self, connection: Connection) -> None:
+    async def _attend(self, connection: ServerConnection) -> None:
         """Follow what a server says of its tools, until it or we end."""
-        sieve = connection.link.sieve
+        messages = connection.transport.messages
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_changes, connection)
             if connection.tells_changes:
                 tasks.start_soon(self._listen, connection)
             tasks.start_soon(self._end_on_stop, connection)
-            await sieve.ended.wait()
+            await messages.ended.wait()
             tasks.cancel_scope.cancel()
 
-    async def _end_on_stop(self, connection: Connection) -> None:
+    async def _end_on_stop(self, connection: ServerConnection) -> None:
         await self._stop.wait()
-        connection.link.patient = True
-        connection.link.sieve.end("we closed it")
+        connection.transport.patient = True
+        connection.transport.messages.end("we closed it")
 
-    async def _listen(self, connection: Connection) -> None:
+    async def _listen(self, connection: ServerConnection) -> None:
         with contextlib.suppress(Exception):  # it cannot, or stopped: then nobody is told
             await connection.follow(self._note_change)
 
     async def _note_change(self) -> None:
         self._changed.set()
 
-    async def _follow_changes(self, connection: Connection) -> None:
+    async def _follow_changes(self, connection: ServerConnection) -> None:
         """Ask for the tools again once they changed; however often that is said, one at a time."""
         while True:
             await self._changed.wait()
@@ -187,11 +189,11 @@ class Upstream:
                 with anyio.fail_after(self.config.connect_timeout):
                     await self._list(connection)
             except Exception as error:  # noqa: BLE001 - as above
-                words = _words(error, connection.link)
-                connection.link.sieve.end(f"its tools changed: {words}")
+                words = _words(error, connection.transport)
+                connection.transport.messages.end(f"its tools changed: {words}")
 
-    async def _list(self, connection: Connection) -> None:
-        await self._means.listed(self.config, await connection.list_tools())
+    async def _list(self, connection: ServerConnection) -> None:
+        await self._context.listed(self.config, await connection.list_tools())
 
     def _failed(self, why: str) -> ToolFailed:
         self.state, self.error = "failed", why
@@ -201,14 +203,14 @@ class Upstream:
             self._not_before = anyio.current_time() + min(delay, _LONGEST_BACK_OFF)
         return ToolFailed(f"{self.config.name} cannot be used: {why}")
 
-    def _told(self, error: Exception, link: Link) -> Exception:
+    def _told(self, error: Exception, transport: Transport) -> Exception:
         """Return what a caller is told: in clean words, without what only we know."""
-        words = _words(error, link)
+        words = _words(error, transport)
         if isinstance(_leaf(error), ValidationError):
             return ToolResultInvalid(f"{self.config.name} broke the protocol: {words}")
-        if link.sieve.ended.is_set():
-            return ToolFailed(f"{self.config.name}: {words}: {link.why}")
-        return ToolFailed(f"{self.config.name}: {words}{link.network_hint(words)}")
+        if transport.messages.ended.is_set():
+            return ToolFailed(f"{self.config.name}: {words}: {transport.why}")
+        return ToolFailed(f"{self.config.name}: {words}{transport.network_hint(words)}")
 
     def stop(self) -> None:
         """Have it end; whoever waits for the group waits for that."""
@@ -222,7 +224,7 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-def _words(error: BaseException, link: Link | None = None) -> str:
+def _words(error: BaseException, transport: Transport | None = None) -> str:
     """Return what went wrong in one line, of which a server may have written every word."""
     leaf = _leaf(error)
     if isinstance(leaf, ValidationError):
@@ -233,4 +235,4 @@ def _words(error: BaseException, link: Link | None = None) -> str:
     if isinstance(leaf, CellwrightError):
         said = leaf.what
     said = shown(" ".join(said.split()))
-    return (link.clean(said) if link else said)[:_LONGEST_WORDS] or type(leaf).__name__
+    return (transport.clean(said) if transport else said)[:_LONGEST_WORDS] or type(leaf).__name__

@@ -18,7 +18,7 @@ from mcp.types import JSONRPCRequest, JSONRPCResponse
 
 from ...policies.errors import ToolInvalid
 from .definitions import Definition, definition_of
-from .stdio import Violation
+from .stdio import ProtocolViolation
 
 MESSAGES_AT_ONCE = 2000  # beyond one for each request
 MESSAGES_PER_SECOND = 500.0
@@ -27,7 +27,7 @@ DEFINITIONS = "cellwright/definitions"  # where a page carries them, in its _met
 _Received = SessionMessage | Exception
 
 
-class Sieve:
+class MessageFilter:
     """Both streams of one conversation.  `why` says why it is over, if that is the server's doing."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Sieve:
         self._read = read
         self._write = write
         self._clock = clock
-        self._room = float(MESSAGES_AT_ONCE)
+        self._allowance = float(MESSAGES_AT_ONCE)
         self._listings: set[str | int] = set()
         self.heard = clock()  # when the last message came
         self.why = ""
@@ -52,10 +52,10 @@ class Sieve:
         except anyio.EndOfStream:
             self.end("it closed the connection")
             raise
-        except Violation as violation:
+        except ProtocolViolation as violation:
             self.end(str(violation))
             raise anyio.EndOfStream from None
-        if isinstance(item, Violation):
+        if isinstance(item, ProtocolViolation):
             self.end(str(item))
             raise anyio.EndOfStream
         return await self._sifted(item) if isinstance(item, SessionMessage) else item
@@ -67,11 +67,13 @@ class Sieve:
 
     def _count(self) -> None:
         now = self._clock()
-        filled = self._room + (now - self.heard) * MESSAGES_PER_SECOND
-        self._room = min(max(self._room, MESSAGES_AT_ONCE), filled) - 1
+        filled = self._allowance + (now - self.heard) * MESSAGES_PER_SECOND
+        self._allowance = min(max(self._allowance, MESSAGES_AT_ONCE), filled) - 1
         self.heard = now
-        if self._room < 0:
-            raise Violation(f"it floods: more than {MESSAGES_PER_SECOND:g} messages a second")
+        if self._allowance < 0:
+            raise ProtocolViolation(
+                f"it floods: more than {MESSAGES_PER_SECOND:g} messages a second"
+            )
 
     async def _sifted(self, received: SessionMessage) -> SessionMessage:
         message = received.message
@@ -88,7 +90,7 @@ class Sieve:
     async def aclose(self) -> None:
         await self._read.aclose()
 
-    def __aiter__(self) -> "Sieve":
+    def __aiter__(self) -> "MessageFilter":
         return self
 
     async def __anext__(self) -> _Received:
@@ -97,24 +99,24 @@ class Sieve:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> "Sieve":
+    async def __aenter__(self) -> "MessageFilter":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
-    def writer(self) -> "Outlet":
-        return Outlet(self._write, self._note)
+    def writer(self) -> "FilteredWriter":
+        return FilteredWriter(self._write, self._note)
 
     def _note(self, sent: SessionMessage) -> None:
         if isinstance(sent.message, JSONRPCRequest):
-            self._room += 1
+            self._allowance += 1
             if sent.message.method == "tools/list":
                 self._listings.add(sent.message.id)
 
 
-class Outlet:
+class FilteredWriter:
     """The stream to a server; `note` sees what goes out."""
 
     def __init__(
@@ -130,7 +132,7 @@ class Outlet:
     async def aclose(self) -> None:
         await self._write.aclose()
 
-    async def __aenter__(self) -> "Outlet":
+    async def __aenter__(self) -> "FilteredWriter":
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ _INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG")
 _GRACE_SECONDS = 2.0  # to exit after its input ended, and again after SIGTERM
 
 
-class Peer(Protocol):
+class ServerProcess(Protocol):
     """A server that was started.  `stdin`, `stdout` and `errors` are descriptors; no errors: -1."""
 
     @property
@@ -34,7 +34,7 @@ class Peer(Protocol):
         """End it and leave nothing of it; a `patient` one lets it end by itself for some seconds."""
 
 
-class PlainProcess:
+class HostProcess:
     """A server that runs on the host as whoever started us: nothing confines it.
 
     It has a session of its own, so that a terminal's Ctrl-C is ours alone, and of our environment

@@ -21,10 +21,10 @@ from ..tools.vault import Vault
 from .call_results import value_of
 from .config import ServerConfig, read_servers, servers_of
 from .connection import Elicit, Listing
-from .event_loop import Room
-from .index import Book
+from .event_loop import ServerLoop
+from .index import ToolIndex
 from .launching import launch_server
-from .managed_server import Means
+from .managed_server import SharedContext
 from .pins import Drift, Pins
 from .status import Progressed, ServerStatus, state_of
 from .threads import in_thread
@@ -54,27 +54,27 @@ class McpServers:
     ) -> None:  # fmt: skip
         """Read what is configured and what is pinned; raises PolicyError, RegistryError."""
         self.configs = {config.name: config for config in _configs(servers)}
-        self._book = Book(self.configs.values(), Pins(pins), self._tool)
+        self._index = ToolIndex(self.configs.values(), Pins(pins), self._tool)
         self._on_progress = on_progress
-        self._means = Means(vault or Vault(), elicit, launch, self._listed)
+        self._context = SharedContext(vault or Vault(), elicit, launch, self._listed)
         self._lock = threading.Lock()
-        self._rooms: list[Room] = []
+        self._loops: list[ServerLoop] = []
         self._closed = False
         self._registry = registry
         if registry:
             registry.attach(self)
-        self._finalizer = weakref.finalize(self, _close, self._rooms)  # at exit, if not before
+        self._finalizer = weakref.finalize(self, _close, self._loops)  # at exit, if not before
 
     # what a broker and a registry ask
 
     def revision(self) -> int:
         """Return a number that is another one after the tools have changed."""
-        return self._book.revision
+        return self._index.revision
 
     def owns(self, name: str) -> bool:
         """Tell whether a name is, or would be, that of a tool of these servers."""
         server = name.lower().partition(".")[0]
-        return server in self.configs or self._book.find(key_of(name)) is not None
+        return server in self.configs or self._index.find(key_of(name)) is not None
 
     def get(self, name: str) -> Tool:
         """Return a tool; a server of which nothing is known is started.
@@ -83,14 +83,14 @@ class McpServers:
         cannot be had.
         """
         server = name.lower().partition(".")[0]
-        if not self._book.knows(server) and server in self.configs:
+        if not self._index.knows(server) and server in self.configs:
             self._ask(server)
-        return self._book.get(name)
+        return self._index.get(name)
 
     def specs(self) -> list[ToolSpec]:
         """Return every tool that can be called; a server that cannot be had has none."""
         self._ask_all(only_unknown=True)
-        return self._book.specs()
+        return self._index.specs()
 
     # what people ask
 
@@ -100,7 +100,7 @@ class McpServers:
             self._ask_all(only_unknown=False)
         else:
             self._ask(self._config(server).name)
-        return [spec for spec in self._book.specs() if server in (None, spec.server)]
+        return [spec for spec in self._index.specs() if server in (None, spec.server)]
 
     def start_call(self, name: str, arguments: dict[str, Any]) -> "Future[Any]":
         """Begin a call that no broker checks, for a host that does; cancelling it cancels it there."""
@@ -108,26 +108,26 @@ class McpServers:
 
     def status(self) -> list[ServerStatus]:
         """Return what is known of every server, without asking any."""
-        room = self._rooms[-1] if self._rooms else None
-        return [self._status(config, room) for config in self.configs.values()]
+        loop = self._loops[-1] if self._loops else None
+        return [self._status(config, loop) for config in self.configs.values()]
 
     def check(self, server: str) -> ServerStatus:
         """Ask a server for its tools, starting it if need be; raises ToolFailed."""
         config = self._config(server)
         self._ask(config.name)
-        return self._status(config, self._open_room())
+        return self._status(config, self._open_loop())
 
     def difference(self, server: str) -> str:
         """Return how its tools differ from those that are pinned, for a person; "" if they do not."""
         self._ask(self._config(server).name)
-        return self._book.difference(server)
+        return self._index.difference(server)
 
     def pin(self, server: str) -> Drift:
         """Believe what a server says of its tools now; return what that changed."""
         self._ask(self._config(server).name)
         config = self._config(server)
         try:
-            return self._book.pin(config, _budget(config, config.connect_timeout))
+            return self._index.pin(config, _budget(config, config.connect_timeout))
         except BudgetExceeded as exceeded:
             raise ToolFailed(f"{server} cannot be pinned: {exceeded.what}") from None
 
@@ -166,17 +166,17 @@ class McpServers:
             raise
 
     def _begin(self, spec: ToolSpec, arguments: dict[str, Any]) -> "Future[Any]":
-        return self._open_room().begin(self._call, spec, arguments)
+        return self._open_loop().begin(self._call, spec, arguments)
 
     async def _call(self, spec: ToolSpec, arguments: dict[str, Any]) -> Any:
         def progress(done: float, total: float | None, message: str) -> None:
             if self._on_progress:
                 self._on_progress(Progressed(spec.name, done, total, message))
 
-        upstream = self._open_room().upstreams[spec.server]
-        believed = partial(self._book.check, spec)
-        result, link = await upstream.call(spec.function, arguments, believed, progress)
-        return value_of(result, spec, link)
+        server = self._open_loop().servers[spec.server]
+        believed = partial(self._index.check, spec)
+        result, transport = await server.call(spec.function, arguments, believed, progress)
+        return value_of(result, spec, transport)
 
     async def _listed(self, config: ServerConfig, listing: Listing) -> None:
         """Take up what a server lists, before the time for that is over, or only that would be told;
@@ -184,47 +184,47 @@ class McpServers:
         seconds = 0.9 * (anyio.current_effective_deadline() - anyio.current_time())
         try:
             await in_thread(
-                lambda stop: self._book.take(config, listing, _budget(config, seconds, stop))
+                lambda stop: self._index.take(config, listing, _budget(config, seconds, stop))
             )
         except BudgetExceeded as exceeded:
             raise ToolFailed(exceeded.what) from None
 
     def _ask(self, server: str) -> None:
-        room = self._open_room()
-        room.begin(room.upstreams[server].refresh).result()
+        loop = self._open_loop()
+        loop.begin(loop.servers[server].refresh).result()
 
     def _ask_all(self, *, only_unknown: bool) -> None:
         """Ask those that are wanted, at once; what one cannot answer is in its status."""
         wanted = [
             name for name, config in self.configs.items()
-            if not config.disabled and not (only_unknown and self._book.knows(name))
+            if not config.disabled and not (only_unknown and self._index.knows(name))
         ]  # fmt: skip
         if not wanted:
             return
-        room = self._open_room()
-        asked = [room.begin(room.upstreams[name].refresh) for name in wanted]
+        loop = self._open_loop()
+        asked = [loop.begin(loop.servers[name].refresh) for name in wanted]
         for future in asked:
             error = future.exception()
             if error and not isinstance(error, ToolError):
                 raise error
 
-    def _open_room(self) -> Room:
+    def _open_loop(self) -> ServerLoop:
         with self._lock:
             if self._closed:
                 raise ClosedError("these servers were closed")
-            if not self._rooms or self._rooms[-1].process != os.getpid():
-                self._rooms.append(Room(self.configs.values(), self._means))
-            return self._rooms[-1]
+            if not self._loops or self._loops[-1].process != os.getpid():
+                self._loops.append(ServerLoop(self.configs.values(), self._context))
+            return self._loops[-1]
 
-    def _status(self, config: ServerConfig, room: Room | None) -> ServerStatus:
-        upstream = room.upstreams[config.name] if room else None
-        connection = upstream.connection if upstream else None
-        count, dropped, drift = self._book.summary(config.name)
+    def _status(self, config: ServerConfig, loop: ServerLoop | None) -> ServerStatus:
+        server = loop.servers[config.name] if loop else None
+        connection = server.connection if server else None
+        count, dropped, drift = self._index.summary(config.name)
         return ServerStatus(
-            config.name, state_of(config, upstream), config.place,
+            config.name, state_of(config, server), config.place,
             config.sandboxed and not config.url, bool(config.url), count, dropped, drift,
-            upstream.error if upstream else "", upstream.starts if upstream else 0,
-            connection.protocol if connection else "", connection.link.pid if connection else 0,
+            server.error if server else "", server.starts if server else 0,
+            connection.protocol if connection else "", connection.transport.pid if connection else 0,
         )  # fmt: skip
 
 
@@ -233,9 +233,9 @@ def _budget(config: ServerConfig, seconds: float, stop: int = NEVER) -> Budget:
     return Budget(f"checking the tools of {config.name}", _STEPS, seconds=seconds, cancel=stop)
 
 
-def _close(rooms: list[Room]) -> None:
-    while rooms:
-        rooms.pop().close()
+def _close(loops: list[ServerLoop]) -> None:
+    while loops:
+        loops.pop().close()
 
 
 def _configs(

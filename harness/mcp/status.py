@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from .config import ServerConfig
-from .managed_server import State, Upstream
+from .managed_server import ManagedServer, State
 from .pins import Drift
 
 
@@ -34,8 +34,8 @@ class ServerStatus(NamedTuple):
     pid: int
 
 
-def state_of(config: ServerConfig, upstream: Upstream | None) -> State:
-    """Return how far a server has come; it has no upstream before anything was asked of any."""
+def state_of(config: ServerConfig, server: ManagedServer | None) -> State:
+    """Return how far a server has come; it has no server before anything was asked of any."""
     if config.disabled:
         return "disabled"
-    return upstream.state if upstream else "configured"
+    return server.state if server else "configured"

@@ -25,7 +25,7 @@ AtEnd = Callable[[], Awaitable[None]]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
-class Violation(Exception):  # noqa: N818 - what happened
+class ProtocolViolation(Exception):  # noqa: N818 - what happened
     """A server sent what no server may; the conversation is over."""
 
 
@@ -60,12 +60,12 @@ async def _read(descriptor: int, incoming: Incoming, at_end: AtEnd) -> None:
                     await incoming.send(_parsed(line))
                 with anyio.move_on_after(_LAST_WORDS_SECONDS):
                     await at_end()
-            except Violation as violation:
+            except ProtocolViolation as violation:
                 await incoming.send(violation)
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield lines until the other side closes; raises Violation for one that is too long."""
+    """Yield lines until the other side closes; raises ProtocolViolation for one that is too long."""
     line = bytearray()
     while data := await _some(descriptor):
         first, *others = data.split(b"\n")
@@ -74,7 +74,7 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
             yield bytes(line)
             line = bytearray(other)
         if len(line) > MAX_LINE_BYTES:
-            raise Violation(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
+            raise ProtocolViolation(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
 
 
 async def _some(descriptor: int) -> bytes:
@@ -90,7 +90,7 @@ async def _some(descriptor: int) -> bytes:
 
 def _parsed(line: bytes) -> SessionMessage | Exception:
     if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_PARTS:
-        return Violation(f"it sent a message of more than {MAX_PARTS} parts")
+        return ProtocolViolation(f"it sent a message of more than {MAX_PARTS} parts")
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except (ValueError, RecursionError):

@@ -14,9 +14,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ..tools.vault import Redaction, Vault
 from .config import ServerConfig
-from .message_filter import Sieve
-from .processes import Peer
-from .stdio import MAX_LINE_BYTES, AtEnd, Tail, Violation, pipe_streams
+from .message_filter import MessageFilter
+from .processes import ServerProcess
+from .stdio import MAX_LINE_BYTES, AtEnd, ProtocolViolation, Tail, pipe_streams
 from .variables import from_vault
 
 # What getaddrinfo(3) and connect(2) come to in a cell, as Python, Node, curl and others write it.
@@ -30,20 +30,20 @@ _BELOW_AN_ERROR = re.compile(r"\s|[\]})]+,?$|Node\.js v[\d.]+$")
 _ERROR = re.compile(r"(Uncaught )?[\w$.]*(Error|Exception)\b|(error|fatal|panic)\b", re.IGNORECASE)
 _LAST_LINES = 5
 _LAST_CHARACTERS = 300
-Launch = Callable[[ServerConfig, Mapping[str, str]], Peer]
+Launch = Callable[[ServerConfig, Mapping[str, str]], ServerProcess]
 
 
 NO_NETWORK_HINT = "; cells have no network: run it with sandboxed: false, or elsewhere by url"
 
 
-class Link:
+class Transport:
     """One way to one server, while it lasts; `secrets` are those that it was opened with."""
 
     def __init__(
         self, streams: TransportStreams, secrets: tuple[str, ...] = (), pid: int = 0,
         tail: Tail | None = None,
     ) -> None:  # fmt: skip
-        self.sieve = Sieve(*streams)
+        self.messages = MessageFilter(*streams)
         self.secrets = secrets
         self.pid = pid
         self.in_cell = False
@@ -59,7 +59,7 @@ class Link:
         """Return why it ended, in the server's last words if it had any."""
         said = self._tail.text
         last = last_words(self.clean(said))  # cleaned first, or a part of one would stay
-        why = self.clean(self.sieve.why)
+        why = self.clean(self.messages.why)
         words = f"{why}, after {last!a}" if last else why
         return words + self.network_hint(said)
 
@@ -69,7 +69,7 @@ class Link:
         return NO_NETWORK_HINT if self.in_cell and _NO_NETWORK.search(said) else ""
 
     async def __aenter__(self) -> Any:
-        return self.sieve, self.sieve.writer
+        return self.messages, self.messages.writer
 
     async def __aexit__(self, *_: object) -> None:
         """Whoever opened it closes it."""
@@ -87,56 +87,58 @@ def last_words(said: str) -> str:
     return " | ".join(each.strip() for each in lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
-def open_link(
+def open_transport(
     config: ServerConfig, vault: Vault, launch: Launch
-) -> "contextlib.AbstractAsyncContextManager[Link]":
+) -> "contextlib.AbstractAsyncContextManager[Transport]":
     """Return a way to a server, to be entered and left in one task; raises LaunchError, ToolFailed."""
     return _over_http(config, vault) if config.url else _over_pipes(config, vault, launch)
 
 
 @contextlib.asynccontextmanager
-async def _over_pipes(config: ServerConfig, vault: Vault, launch: Launch) -> AsyncIterator[Link]:
+async def _over_pipes(
+    config: ServerConfig, vault: Vault, launch: Launch
+) -> AsyncIterator[Transport]:
     env, secrets = _filled(config.env, vault)
-    peers: list[Peer] = []
-    link: Link | None = None
+    processes: list[ServerProcess] = []
+    transport: Transport | None = None
     try:
-        await _launch(config, env, launch, peers)
+        await _launch(config, env, launch, processes)
         tail = Tail()
-        ending = _ending(peers[0], tail)
-        async with pipe_streams(peers[0].stdin, peers[0].stdout, ending) as streams:
-            link = Link(streams, secrets, peers[0].pid, tail)
-            link.in_cell = config.sandboxed
+        ending = _ending(processes[0], tail)
+        async with pipe_streams(processes[0].stdin, processes[0].stdout, ending) as streams:
+            transport = Transport(streams, secrets, processes[0].pid, tail)
+            transport.in_cell = config.sandboxed
             async with anyio.create_task_group() as tasks:
-                if peers[0].errors >= 0:
-                    tasks.start_soon(tail.follow, peers[0].errors)
-                yield link
+                if processes[0].errors >= 0:
+                    tasks.start_soon(tail.follow, processes[0].errors)
+                yield transport
                 tasks.cancel_scope.cancel()
     finally:
-        patient = link is not None and link.patient
+        patient = transport is not None and transport.patient
         with anyio.CancelScope(shield=True):  # it takes some seconds at most
-            for peer in peers:
-                await anyio.to_thread.run_sync(partial(peer.close, patient=patient))
+            for process in processes:
+                await anyio.to_thread.run_sync(partial(process.close, patient=patient))
 
 
 async def _launch(
-    config: ServerConfig, env: Mapping[str, str], launch: Launch, peers: list[Peer]
+    config: ServerConfig, env: Mapping[str, str], launch: Launch, processes: list[ServerProcess]
 ) -> None:
-    """Put a server that was started into `peers`, even if nobody waits for it any more."""
+    """Put a server that was started into `processes`, even if nobody waits for it any more."""
     if config.sandboxed:  # to build a cell takes a while
-        await anyio.to_thread.run_sync(lambda: peers.append(launch(config, env)))
+        await anyio.to_thread.run_sync(lambda: processes.append(launch(config, env)))
     else:  # a process ends with the thread that started it: with this one
-        peers.append(launch(config, env))
+        processes.append(launch(config, env))
 
 
-def _ending(peer: Peer, tail: Tail) -> AtEnd:
+def _ending(process: ServerProcess, tail: Tail) -> AtEnd:
     async def ask() -> None:
-        tail.text = await anyio.to_thread.run_sync(peer.said, abandon_on_cancel=True)
+        tail.text = await anyio.to_thread.run_sync(process.said, abandon_on_cancel=True)
 
-    return tail.end if peer.errors >= 0 else ask
+    return tail.end if process.errors >= 0 else ask
 
 
 @contextlib.asynccontextmanager
-async def _over_http(config: ServerConfig, vault: Vault) -> AsyncIterator[Link]:
+async def _over_http(config: ServerConfig, vault: Vault) -> AsyncIterator[Transport]:
     headers, secrets = _filled(config.headers, vault)
     http = httpx2.AsyncClient(
         transport=_Bounded(), headers=headers, trust_env=False,  # no proxy or netrc unasked
@@ -144,7 +146,7 @@ async def _over_http(config: ServerConfig, vault: Vault) -> AsyncIterator[Link]:
     )  # fmt: skip
     opened = streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES)
     async with http, opened as streams:
-        yield Link(streams, (*secrets, *config.secrets))
+        yield Transport(streams, (*secrets, *config.secrets))
 
 
 def _filled(values: Mapping[str, str], vault: Vault) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -179,7 +181,7 @@ class _Short(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             room -= len(chunk)
             if room < 0:
-                raise Violation(f"it sent an answer of more than {MAX_LINE_BYTES} bytes")
+                raise ProtocolViolation(f"it sent an answer of more than {MAX_LINE_BYTES} bytes")
             yield chunk
 
     async def aclose(self) -> None:

@@ -80,7 +80,7 @@ FOR_GUESTS = (
 )  # fmt: skip
 OF_DAEMONS = (
     frames.Welcome(1, 2, 3), frames.Output("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
-    frames.Judged(False, "f"), frames.Opened("k", "i", (1,)), frames.Told("t"), frames.Files(()), frames.Content(b"c"),
+    frames.Validated(False, "f"), frames.Opened("k", "i", (1,)), frames.LostReason("t"), frames.Files(()), frames.Content(b"c"),
     frames.Done(), frames.Failure("Unenforceable", "m", "h", (("a", "b"),)), frames.Failure("LauncherLost", "m"),
 )  # fmt: skip
 JSON = (
@@ -147,7 +147,7 @@ def hears_a_supervisor(dice: random.Random) -> str:
 def hears_a_client(dice: random.Random) -> str:
     """The daemon."""
     try:
-        request = decode(mutated(dice, OF_CLIENTS), frames.Request)
+        request = decode(mutated(dice, OF_CLIENTS), frames.ClientRequest)
         if isinstance(request, frames.Execute):
             assert weight_of(request) >= 0
             code_of(request)

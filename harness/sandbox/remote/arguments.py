@@ -11,7 +11,7 @@ from ....runner.messages import decode_json
 from ....runner.result import SandboxResult
 from ....runner.workspace import Executable
 from ..request import CallArguments, Rejected, check_language, make_request
-from .frames import Execute, Executed, Given
+from .frames import Execute, ExecuteArguments, Executed
 
 
 def packed(
@@ -28,9 +28,9 @@ def packed(
     except Rejected:
         raw = code if isinstance(code, bytes) else code.encode(errors="surrogatepass")
         trace_id = given.trace_id
-        about = Given(trace_id=trace_id)
+        about = ExecuteArguments(trace_id=trace_id)
         return Execute(raw, isinstance(code, str), str(language), about, session, stream)
-    told = Given(
+    told = ExecuteArguments(
         stdin=request.stdin, inputs=request.inputs, files=request.files, env=request.environment,
         timeout=given.timeout, trace_id=request.trace_id, collect=request.collect,
         plain=request.plain,
@@ -49,7 +49,7 @@ def text_of(data: bytes) -> str:
         raise PolicyError(f"code: not text: byte {error.start}") from None
 
 
-def given_of(frame: Given) -> dict[str, Any]:
+def given_of(frame: ExecuteArguments) -> dict[str, Any]:
     """Return the arguments for `execute`, which checks them; raises PolicyError."""
     return {
         "stdin": frame.stdin,

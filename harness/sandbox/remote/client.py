@@ -19,9 +19,11 @@ from ..request import CallArguments
 from ..session import Session, own
 from ..workspaces.store import Workspaces
 from .arguments import packed, result_of
-from .connections import Line
+from .connections import ConnectionPool
 from .frames import (
-    Close,
+    AwaitSettled,
+    CheckSession,
+    CloseSession,
     Content,
     Describe,
     Description,
@@ -29,17 +31,15 @@ from .frames import (
     Download,
     Executed,
     Files,
-    Fork,
-    Judged,
-    ListFiles,
-    Look,
-    Open,
+    ForkSession,
+    ListSessionFiles,
+    LostReason,
     Opened,
-    SessionGiven,
-    Settle,
-    Snapshot,
-    Told,
+    OpenSession,
+    SessionArguments,
+    TakeSnapshot,
     Validate,
+    Validated,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class DaemonsCells:
     def __init__(self, path: str | os.PathLike[str], policy: PolicyLike | None) -> None:
         if not isinstance(policy, str | None):
             raise PolicyError("connect: policy is the name of one that the daemon has")
-        self._asking = _Asking(Line(os.fspath(path), policy or ""))
+        self._requests = _Requests(ConnectionPool(os.fspath(path), policy or ""))
         try:
-            described = self._asking.ask(Describe(), Description)
+            described = self._requests.ask(Describe(), Description)
         except BaseException:
             self.close()
             raise
@@ -74,8 +74,8 @@ class DaemonsCells:
         given: CallArguments,
     ) -> SandboxResult:  # fmt: skip
         _refuse_workspace(given.workspace, given.clean)
-        asking, limits = self._asking, self.policy.limits
-        return asking.execute(code, language, on_output, cancel, given, limits)
+        requests, limits = self._requests, self.policy.limits
+        return requests.execute(code, language, on_output, cancel, given, limits)
 
     def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
         raise PolicyError(
@@ -85,18 +85,18 @@ class DaemonsCells:
 
     def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
         _refuse_workspace(workspace, clean)
-        opened = self._asking.ask(Open(id, SessionGiven(language=language)), Opened)
-        return AttachedSession(self._asking, opened, self.policy.limits)
+        opened = self._requests.ask(OpenSession(id, SessionArguments(language=language)), Opened)
+        return AttachedSession(self._requests, opened, self.policy.limits)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
-        judged = self._asking.ask(Validate(code.encode(errors="surrogatepass")), Judged)
+        judged = self._requests.ask(Validate(code.encode(errors="surrogatepass")), Validated)
         return judged.passes, judged.finding
 
     def settle(self) -> None:
-        self._asking.ask(Settle(), Done)
+        self._requests.ask(AwaitSettled(), Done)
 
     def close(self) -> None:
-        self._asking.line.close()
+        self._requests.pool.close()
 
 
 def _refuse_workspace(name: str | None, clean: bool) -> None:
@@ -110,10 +110,10 @@ def _refuse_workspace(name: str | None, clean: bool) -> None:
 class AttachedSession(Session):
     """A session whose cell is a daemon's; it outlives this process unless it is closed."""
 
-    def __init__(self, asking: "_Asking", opened: Opened, limits: Limits) -> None:
+    def __init__(self, requests: "_Requests", opened: Opened, limits: Limits) -> None:
         self.id = opened.id
         self.diverged = opened.diverged
-        self._asking = asking
+        self._requests = requests
         self._key = opened.session
         self._language = opened.language
         self._limits = limits
@@ -126,7 +126,7 @@ class AttachedSession(Session):
     @property
     def lost(self) -> str:
         try:
-            self._lost = self._lost or self._asking.ask(Look(self._key), Told).lost
+            self._lost = self._lost or self._requests.ask(CheckSession(self._key), LostReason).lost
         except (ClosedError, LaunchError) as error:  # nothing of it is left, or within reach
             return error.what
         return self._lost
@@ -135,43 +135,43 @@ class AttachedSession(Session):
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
         cancel: int,
     ) -> SandboxResult:  # fmt: skip
-        return self._asking.execute(
+        return self._requests.execute(
             code, language, on_output, cancel, own(given), self._limits, self._key
         )
 
     def download(self, path: str) -> bytes:
-        return self._asking.ask(Download(self._key, path), Content).data
+        return self._requests.ask(Download(self._key, path), Content).data
 
     def files(self) -> tuple[WorkspaceFile, ...]:
-        return self._asking.ask(ListFiles(self._key), Files).files
+        return self._requests.ask(ListSessionFiles(self._key), Files).files
 
     def snapshot(self) -> bytes:
-        return self._asking.ask(Snapshot(self._key), Content).data
+        return self._requests.ask(TakeSnapshot(self._key), Content).data
 
     def fork(self) -> Session:
-        opened = self._asking.ask(Fork(self._key), Opened)
-        return AttachedSession(self._asking, opened, self._limits)
+        opened = self._requests.ask(ForkSession(self._key), Opened)
+        return AttachedSession(self._requests, opened, self._limits)
 
     def close(self) -> None:
         """End it, for all who are attached; closing twice is fine, and so is a daemon that is gone."""
         self._close_aexecutor()
         try:
-            self._asking.ask(Close(self._key), Done)
+            self._requests.ask(CloseSession(self._key), Done)
         except (ClosedError, LaunchError, SessionLost):
             return
 
 
-class _Asking:
+class _Requests:
     """Requests with the type of their reply."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.pool = pool
 
     def ask(
         self, request: msgspec.Struct, kind: type[_R], on_output: OnOutput | None = None,
         cancel: int = NEVER,
     ) -> _R:  # fmt: skip
-        reply = self.line.ask(request, on_output, cancel)
+        reply = self.pool.ask(request, on_output, cancel)
         if not isinstance(reply, kind):
             raise InternalError(f"the daemon answered with {type(reply).__name__}")
         return reply

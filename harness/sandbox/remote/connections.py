@@ -33,7 +33,7 @@ _START = 'start one: "cellwright serve"'
 _ANOTHER = 'start one of your own: "cellwright serve"'
 
 
-class Line:
+class ConnectionPool:
     """Connections to one daemon for one policy; safe from many threads."""
 
     def __init__(self, path: str, policy: str) -> None:
@@ -41,8 +41,8 @@ class Line:
         self._policy = policy
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[_Talk] = []
-        self._busy: set[_Talk] = set()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
         self._closed = False
 
     def ask(
@@ -50,15 +50,15 @@ class Line:
     ) -> msgspec.Struct:
         """Return the reply; raises what the daemon tells, ClosedError if it goes away meanwhile, and
         LaunchError if none answers."""
-        talk = self._take()
+        connection = self._take()
         try:
-            reply = talk.ask(request, on_output, cancel)
+            reply = connection.ask(request, on_output, cancel)
         except BaseException as error:
-            self._drop(talk)
+            self._drop(connection)
             if self._closed and isinstance(error, ClosedError):
                 raise ClosedError("the sandbox was closed while this ran") from None
             raise
-        self._give_back(talk)
+        self._give_back(connection)
         if isinstance(reply, Failure):
             raise error_of(reply)
         return reply
@@ -70,47 +70,47 @@ class Line:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            for talk in self._busy:
-                talk.cut()
-        for talk in idle:
-            talk.close()
+            for connection in self._busy:
+                connection.cut()
+        for connection in idle:
+            connection.close()
 
-    def _take(self) -> "_Talk":
+    def _take(self) -> "_Connection":
         if os.getpid() != self._owner:  # before any lock: another thread may have held it
             raise ClosedError("the sandbox was made before this process was forked")
-        talk = self._kept() or _Talk(self._path, self._policy)
+        connection = self._idle_connection() or _Connection(self._path, self._policy)
         with self._lock:
             if not self._closed:
-                self._busy.add(talk)
-                return talk
-        talk.close()
+                self._busy.add(connection)
+                return connection
+        connection.close()
         raise ClosedError("the sandbox was closed")
 
-    def _kept(self) -> "_Talk | None":
+    def _idle_connection(self) -> "_Connection | None":
         """Return the connection that was used last, if it is good still."""
         with self._lock:
             while self._idle:
-                talk = self._idle.pop()
-                if talk.is_good():
-                    return talk
-                talk.close()
+                connection = self._idle.pop()
+                if connection.is_good():
+                    return connection
+                connection.close()
         return None
 
-    def _give_back(self, talk: "_Talk") -> None:
+    def _give_back(self, connection: "_Connection") -> None:
         with self._lock:
-            self._busy.discard(talk)
+            self._busy.discard(connection)
             if not self._closed and len(self._idle) < _KEPT:
-                self._idle.append(talk)
+                self._idle.append(connection)
                 return
-        talk.close()
+        connection.close()
 
-    def _drop(self, talk: "_Talk") -> None:
+    def _drop(self, connection: "_Connection") -> None:
         with self._lock:
-            self._busy.discard(talk)
-        talk.close()
+            self._busy.discard(connection)
+        connection.close()
 
 
-class _Talk:
+class _Connection:
     """One connection."""
 
     def __init__(self, path: str, policy: str) -> None:
@@ -134,7 +134,7 @@ class _Talk:
     ) -> msgspec.Struct:
         """Send a request and return its reply, which may be a Failure; tell output on the way."""
         self._send(_encoded(request, self._welcome.request_bytes))
-        waiting = _Waiting(self._socket, cancel)
+        waiting = _ReplyWait(self._socket, cancel)
         while True:
             if waiting.is_cancelled():
                 with contextlib.suppress(OSError):  # it has said its last word, or is ending
@@ -195,7 +195,7 @@ class _Talk:
         return b""
 
 
-class _Waiting:
+class _ReplyWait:
     """Waits for the daemon's next packet, or for the caller to cancel, which counts once."""
 
     def __init__(self, sock: socket.socket, cancel: int) -> None:

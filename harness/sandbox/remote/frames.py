@@ -16,7 +16,7 @@ from ....runner.messages import InputFile
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 
-VERSION = 1
+VERSION = 2
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
@@ -36,7 +36,7 @@ class Hello(_Frame, frozen=True):
     policy: _Few = ""
 
 
-class Given(_Frame, frozen=True):
+class ExecuteArguments(_Frame, frozen=True):
     """The arguments of `execute` beside the program; `inputs` is a JSON object."""
 
     stdin: bytes | None = None
@@ -55,7 +55,7 @@ class Execute(_Frame, frozen=True):
     code: bytes
     text: bool
     language: _Few
-    given: Given
+    given: ExecuteArguments
     session: _Few = ""  # a key that Opened told
     stream: bool = False  # tell output as it comes
 
@@ -74,30 +74,30 @@ class Validate(_Frame, frozen=True):
     code: bytes
 
 
-class Settle(_Frame, frozen=True):
+class AwaitSettled(_Frame, frozen=True):
     """Say when the pool is full and nothing of any past call is left."""
 
 
-class SessionGiven(_Frame, frozen=True):
+class SessionArguments(_Frame, frozen=True):
     """The arguments of `session` beside its id."""
 
     language: _Few = PYTHON
 
 
-class Open(_Frame, frozen=True):
+class OpenSession(_Frame, frozen=True):
     """Find or open a session."""
 
     id: _Few | None
-    given: SessionGiven
+    given: SessionArguments
 
 
-class Look(_Frame, frozen=True):
+class CheckSession(_Frame, frozen=True):
     """Tell whether a session is lost."""
 
     session: _Few
 
 
-class ListFiles(_Frame, frozen=True):
+class ListSessionFiles(_Frame, frozen=True):
     session: _Few
 
 
@@ -106,23 +106,23 @@ class Download(_Frame, frozen=True):
     path: _Name
 
 
-class Snapshot(_Frame, frozen=True):
+class TakeSnapshot(_Frame, frozen=True):
     session: _Few
 
 
-class Fork(_Frame, frozen=True):
+class ForkSession(_Frame, frozen=True):
     session: _Few
 
 
-class Close(_Frame, frozen=True):
+class CloseSession(_Frame, frozen=True):
     """End a session."""
 
     session: _Few
 
 
-Request = (
-    Execute | Cancel | Describe | Validate | Settle | Open | Look | ListFiles | Download | Snapshot
-    | Fork | Close
+ClientRequest = (
+    Execute | Cancel | Describe | Validate | AwaitSettled | OpenSession | CheckSession
+    | ListSessionFiles | Download | TakeSnapshot | ForkSession | CloseSession
 )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ class Description(_Frame, frozen=True):
     plan: Plan
 
 
-class Judged(_Frame, frozen=True):
+class Validated(_Frame, frozen=True):
     passes: bool
     finding: str | None
 
@@ -170,7 +170,7 @@ class Opened(_Frame, frozen=True):
     language: str = PYTHON
 
 
-class Told(_Frame, frozen=True):
+class LostReason(_Frame, frozen=True):
     """Why a session is lost; empty while it lives."""
 
     lost: str
@@ -199,6 +199,6 @@ class Failure(_Frame, frozen=True):
 
 
 Reply = (
-    Welcome | Output | Executed | Description | Judged | Opened | Told | Files | Content | Done
+    Welcome | Output | Executed | Description | Validated | Opened | LostReason | Files | Content | Done
     | Failure
 )  # fmt: skip

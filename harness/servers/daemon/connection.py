@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 
-class Connection:
+class ClientConnection:
     """Counted in `accounts` from the beginning to `close`; raises BusyError if there are too many."""
 
     def __init__(

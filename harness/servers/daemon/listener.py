@@ -12,7 +12,7 @@ from ....runner import channel
 from ....runner.messages import encode
 from ...sandbox.remote.address import peer_of
 from ...sandbox.remote.failures import failure_of
-from .connection import Connection
+from .connection import ClientConnection
 from .limits import Accounts, ServeLimits
 
 _ACCEPTED_AT_ONCE = 32  # then it is others' turn
@@ -20,7 +20,7 @@ _REST_SECONDS = 0.2  # between attempts to accept without a descriptor to spare
 _NEVER = float("inf")
 
 
-class Entrance:
+class ClientListener:
     """A socket that listens, in the poll of the daemon's loop until it is closed.
 
     `deadline`, by time.monotonic(), is when `keep_deadline` has something to do.
@@ -40,7 +40,7 @@ class Entrance:
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def admit(self) -> Iterator[Connection]:
+    def admit(self) -> Iterator[ClientConnection]:
         """Yield the connections of those who wait and may come in."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -56,13 +56,13 @@ class Entrance:
             if connection := self._connect(sock):
                 yield connection
 
-    def _connect(self, sock: socket.socket) -> Connection | None:
+    def _connect(self, sock: socket.socket) -> ClientConnection | None:
         """Let in a process of our own user; root too has a daemon of its own."""
         pid, uid = peer_of(sock)
         try:
             if uid != os.geteuid():
                 raise PolicyError(f"this daemon serves user {os.geteuid()}, not {uid}")
-            return Connection(sock, pid, self._accounts, self._limits)
+            return ClientConnection(sock, pid, self._accounts, self._limits)
         except CellwrightError as error:
             _refuse(sock, error)
             return None

@@ -1,6 +1,6 @@
 """The daemon's loop: what its clients say, and how it ends.
 
-One thread lets them in (entrance.py), puts frames together and keeps every deadline; it never waits
+One thread lets them in (listener.py), puts frames together and keeps every deadline; it never waits
 for anybody.  A request that is whole goes to a thread of its own with its connection, which comes
 back when the reply is told.
 """
@@ -20,10 +20,10 @@ from ....policies.errors import BusyError, CellwrightError, PolicyError
 from ....runner import channel
 from ....runner.messages import decode
 from ...sandbox.remote.failures import failure_of
-from ...sandbox.remote.frames import VERSION, Cancel, Hello, Request, Welcome
-from .connection import Connection
+from ...sandbox.remote.frames import VERSION, Cancel, ClientRequest, Hello, Welcome
+from .connection import ClientConnection
 from .limits import Accounts, ServeLimits
-from .listener import Entrance
+from .listener import ClientListener
 from .service import Service
 
 _LAST_SECONDS = 5.0  # from cancelling what runs to ending it
@@ -42,14 +42,14 @@ class Server:
         self._services = services
         self._limits = limits
         self._drain_seconds = drain_seconds
-        self._connections: dict[int, Connection] = {}  # all of them, by descriptor
-        self._running: dict[int, Connection] = {}  # those that belong to a thread
-        self._returned: collections.deque[Connection] = collections.deque()
+        self._connections: dict[int, ClientConnection] = {}  # all of them, by descriptor
+        self._running: dict[int, ClientConnection] = {}  # those that belong to a thread
+        self._returned: collections.deque[ClientConnection] = collections.deque()
         self._wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a signal may write, too
         self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
-        self._entrance = Entrance(listener, self._poll, Accounts(limits), limits)
+        self._listener = ClientListener(listener, self._poll, Accounts(limits), limits)
         self._stops = 0  # how often it was told to
         self._stage = _SERVING
         self._deadline = _NEVER  # of the stage
@@ -64,13 +64,13 @@ class Server:
 
     def run(self) -> None:
         """Serve; afterwards every connection is closed and every thread gone."""
-        entrance = self._entrance.fileno()
+        listener = self._listener.fileno()
         try:
             while self._stage < _OVER:
                 for descriptor, _ in self._poll.poll(self._patience_milliseconds()):
                     if descriptor == self._wake:
                         self._wake_up()
-                    elif descriptor == entrance:
+                    elif descriptor == listener:
                         self._let_in()
                     elif connection := self._connections.get(descriptor):
                         self._hear(connection)
@@ -81,11 +81,11 @@ class Server:
     # what they say
 
     def _let_in(self) -> None:
-        for connection in self._entrance.admit():
+        for connection in self._listener.admit():
             self._connections[connection.fileno()] = connection
             self._poll.register(connection, select.POLLIN)
 
-    def _hear(self, connection: Connection) -> None:
+    def _hear(self, connection: ClientConnection) -> None:
         try:
             frame = connection.receive()
             if frame == b"":
@@ -99,7 +99,7 @@ class Server:
         except CellwrightError as error:
             self._part(connection, error)
 
-    def _greet(self, connection: Connection, frame: bytes) -> None:
+    def _greet(self, connection: ClientConnection, frame: bytes) -> None:
         hello: Hello = decode(frame, Hello)
         if hello.version != VERSION:
             raise PolicyError(
@@ -112,7 +112,7 @@ class Server:
         connection.welcome(self._services[name])
         connection.tell_at_once(Welcome(VERSION, os.getpid(), self._limits.request_bytes))
 
-    def _begin(self, connection: Connection, frame: bytes) -> None:
+    def _begin(self, connection: ClientConnection, frame: bytes) -> None:
         """Hand a request to a thread, or refuse it."""
         try:
             connection.begin()
@@ -127,7 +127,7 @@ class Server:
 
     # a thread's part
 
-    def _work(self, connection: Connection, frame: bytes) -> None:
+    def _work(self, connection: ClientConnection, frame: bytes) -> None:
         try:
             reply = _reply_to(connection, frame)
             if reply is not None:
@@ -150,11 +150,11 @@ class Server:
 
     # ends
 
-    def _part(self, connection: Connection, error: CellwrightError) -> None:
+    def _part(self, connection: ClientConnection, error: CellwrightError) -> None:
         connection.tell_at_once(failure_of(error))
         self._forget(connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ClientConnection) -> None:
         with contextlib.suppress(KeyError):
             self._poll.unregister(connection)
         del self._connections[connection.fileno()]
@@ -162,7 +162,7 @@ class Server:
 
     def _patience_milliseconds(self) -> float | None:
         deadlines = [each.deadline for each in self._connections.values()]
-        next_look = min((self._deadline, self._entrance.deadline, *deadlines))
+        next_look = min((self._deadline, self._listener.deadline, *deadlines))
         if next_look == _NEVER:
             return None
         return max(0.0, next_look - time.monotonic()) * 1000 + 1
@@ -171,7 +171,7 @@ class Server:
         now = time.monotonic()
         for connection in [each for each in self._connections.values() if each.deadline <= now]:
             self._part(connection, BusyError("the client took too long to say what it wants"))
-        self._entrance.keep_deadline(now)
+        self._listener.keep_deadline(now)
         if self._stops:
             self._stop(now)
 
@@ -188,14 +188,14 @@ class Server:
 
     def _drain(self, now: float) -> None:
         self._stage, self._deadline = _DRAINING, now + self._drain_seconds
-        self._entrance.close()
+        self._listener.close()
         for connection in [*self._connections.values()]:
             if connection.fileno() not in self._running:
                 self._forget(connection)
 
     def _end(self) -> None:
-        """Close everything; who still waits for a client that does not read no longer does."""
-        self._entrance.close()
+        """CloseSession everything; who still waits for a client that does not read no longer does."""
+        self._listener.close()
         for connection in self._connections.values():
             connection.cut()
         for service in self._services.values():
@@ -212,10 +212,10 @@ class Server:
             os.write(self.waker, b"\0")
 
 
-def _reply_to(connection: Connection, frame: bytes) -> msgspec.Struct | None:
+def _reply_to(connection: ClientConnection, frame: bytes) -> msgspec.Struct | None:
     """Return what to tell the client, nothing for a Cancel that came too late."""
     try:
-        request = decode(frame, Request)
+        request = decode(frame, ClientRequest)
     except msgspec.DecodeError as error:
         connection.hang_up()
         return failure_of(PolicyError(f"not what a client says here: {error}"))

@@ -10,7 +10,9 @@ import msgspec
 from ....policies.errors import SessionLost
 from ...sandbox.remote.arguments import code_of, given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
-    Close,
+    AwaitSettled,
+    CheckSession,
+    CloseSession,
     Content,
     Describe,
     Description,
@@ -19,16 +21,14 @@ from ...sandbox.remote.frames import (
     Execute,
     Executed,
     Files,
-    Fork,
-    Judged,
-    ListFiles,
-    Look,
-    Open,
+    ForkSession,
+    ListSessionFiles,
+    LostReason,
     Opened,
-    Settle,
-    Snapshot,
-    Told,
+    OpenSession,
+    TakeSnapshot,
     Validate,
+    Validated,
 )
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
@@ -37,7 +37,7 @@ _REMEMBERED = 1000  # sessions that are lost, and why
 _COPIES = 3  # of a content on its way: itself, its frame, and the packets of that
 
 
-class Caller(Protocol):
+class Requester(Protocol):
     """Who asked, while the request runs."""
 
     def fileno(self) -> int:
@@ -58,73 +58,73 @@ class Service:
         self._sandbox = sandbox
         self._policies = policies
         self._opened = _Opened()
-        self._answers: dict[type, Callable[[Any, Caller], msgspec.Struct]] = {
+        self._answers: dict[type, Callable[[Any, Requester], msgspec.Struct]] = {
             Execute: self._execute,
             Describe: self._describe,
             Validate: self._validate,
-            Settle: self._settle,
-            Open: self._open,
-            Look: lambda frame, caller: Told(self._opened.why_lost(frame.session)),
-            ListFiles: lambda frame, caller: Files(self._session(frame).files()),
+            AwaitSettled: self._settle,
+            OpenSession: self._open,
+            CheckSession: lambda frame, requester: LostReason(self._opened.why_lost(frame.session)),
+            ListSessionFiles: lambda frame, requester: Files(self._session(frame).files()),
             Download: self._download,
-            Snapshot: self._snapshot,
-            Fork: self._fork,
-            Close: self._close,
+            TakeSnapshot: self._snapshot,
+            ForkSession: self._fork,
+            CloseSession: self._close,
         }
 
-    def answer(self, request: Any, caller: Caller) -> msgspec.Struct:
+    def answer(self, request: Any, requester: Requester) -> msgspec.Struct:
         """Return the reply; raises what the same call of a Sandbox or Session raises."""
-        return self._answers[type(request)](request, caller)
+        return self._answers[type(request)](request, requester)
 
     def close(self) -> None:
         self._sandbox.close()
 
-    def _execute(self, frame: Execute, caller: Caller) -> Executed:
-        caller.weigh(weight_of(frame))
+    def _execute(self, frame: Execute, requester: Requester) -> Executed:
+        requester.weigh(weight_of(frame))
         executing = self._session(frame) if frame.session else self._sandbox
         result = executing.execute(
-            code_of(frame), frame.language, cancel=caller.fileno(),
-            on_output=caller.on_output if frame.stream else None, **given_of(frame.given),
+            code_of(frame), frame.language, cancel=requester.fileno(),
+            on_output=requester.on_output if frame.stream else None, **given_of(frame.given),
         )  # fmt: skip
         return packed_result(result)
 
-    def _describe(self, frame: Describe, caller: Caller) -> Description:
+    def _describe(self, frame: Describe, requester: Requester) -> Description:
         return Description(self._policies, self._sandbox.policy, self._sandbox.plan)
 
-    def _validate(self, frame: Validate, caller: Caller) -> Judged:
-        caller.weigh(4 * len(frame.code))
-        return Judged(*self._sandbox.validate_source(text_of(frame.code)))
+    def _validate(self, frame: Validate, requester: Requester) -> Validated:
+        requester.weigh(4 * len(frame.code))
+        return Validated(*self._sandbox.validate_source(text_of(frame.code)))
 
-    def _settle(self, frame: Settle, caller: Caller) -> Done:
+    def _settle(self, frame: AwaitSettled, requester: Requester) -> Done:
         self._sandbox.settle()
         return Done()
 
     def _session(self, frame: Any) -> Session:
         return self._opened.named(frame.session)
 
-    def _open(self, frame: Open, caller: Caller) -> Opened:
+    def _open(self, frame: OpenSession, requester: Requester) -> Opened:
         given = msgspec.structs.asdict(frame.given)
         session = self._sandbox.session(frame.id, **given)
         return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
 
-    def _download(self, frame: Download, caller: Caller) -> Content:
+    def _download(self, frame: Download, requester: Requester) -> Content:
         session = self._session(frame)
         sizes = {file.path: file.size_bytes for file in session.files()}
-        caller.weigh(_COPIES * sizes.get(frame.path, 0))
+        requester.weigh(_COPIES * sizes.get(frame.path, 0))
         return Content(session.download(frame.path))
 
-    def _snapshot(self, frame: Snapshot, caller: Caller) -> Content:
+    def _snapshot(self, frame: TakeSnapshot, requester: Requester) -> Content:
         session = self._session(frame)
-        caller.weigh(_COPIES * sum(file.size_bytes for file in session.files()))
+        requester.weigh(_COPIES * sum(file.size_bytes for file in session.files()))
         return Content(session.snapshot())
 
-    def _fork(self, frame: Fork, caller: Caller) -> Opened:
+    def _fork(self, frame: ForkSession, requester: Requester) -> Opened:
         branch = self._session(frame).fork()
-        if caller.is_gone():  # nobody would know its name
+        if requester.is_gone():  # nobody would know its name
             branch.close()
         return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
 
-    def _close(self, frame: Close, caller: Caller) -> Done:
+    def _close(self, frame: CloseSession, requester: Requester) -> Done:
         if not self._opened.why_lost(frame.session):
             self._session(frame).close()
         return Done()

@@ -20,22 +20,22 @@ _MAX_DEPTH = 64  # of a value; serializers and parsers give up somewhere beyond
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of one call; what is empty is left out."""
 
 
-class FoundTools(Answer, frozen=True):
+class FoundTools(ToolAnswer, frozen=True):
     tools: list[dict[str, Any]]
     more: bool = False
     hint: str = ""
 
 
-class Described(Answer, frozen=True):
+class DescribedTools(ToolAnswer, frozen=True):
     tools: list[dict[str, Any]]
     hint: str = ""
 
 
-class Ran(Answer, frozen=True):
+class Ran(ToolAnswer, frozen=True):
     """`value` is that of the last expression; `error` the traceback if there is one; `files` were made
     or changed: path -> bytes; `notes` say what is missing, and why."""
 
@@ -53,39 +53,39 @@ class Ran(Answer, frozen=True):
     trace_id: str = ""
 
 
-class Called(Answer, frozen=True):
+class Called(ToolAnswer, frozen=True):
     result: Any
 
 
-class Created(Answer, frozen=True):
+class Created(ToolAnswer, frozen=True):
     name: str
     version: int
     state: str
     parameters: dict[str, Any]
 
 
-class Listed(Answer, frozen=True):
+class Listed(ToolAnswer, frozen=True):
     sessions: list[dict[str, str]]
     hint: str = ""
 
 
-class FileList(Answer, frozen=True):
+class FileList(ToolAnswer, frozen=True):
     files: dict[str, int]
     hint: str = ""
 
 
-class Downloaded(Answer, frozen=True):
+class Downloaded(ToolAnswer, frozen=True):
     path: str
     bytes: int
 
 
-class Uploaded(Answer, frozen=True):
+class Uploaded(ToolAnswer, frozen=True):
     path: str
     bytes: int
 
 
 def answered(
-    answer: Answer, extra: Sequence[types.ContentBlock] = (), *, failed: bool = False
+    answer: ToolAnswer, extra: Sequence[types.ContentBlock] = (), *, failed: bool = False
 ) -> types.CallToolResult:
     """Return an answer as JSON, with hidden characters written out.
 

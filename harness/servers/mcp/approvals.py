@@ -1,8 +1,8 @@
-"""Asking the person at the other end before a risky call is made.
+"""PausedCall the person at the other end before a risky call is made.
 
-No cell lives while somebody thinks.  A program that makes such a call is stopped, and runs again, with
-the answers that it had, once there is a word (`Runs`); a single call has not begun by then.  What the
-person sees is what is done: an approval is for one version of a tool, just these arguments, once.
+No cell lives while the person decides.  A program that makes a risky call is stopped, and runs again
+with the answers that it already had once the person has decided (`Runs`); a single call has not begun
+by then.  An approval is good for one version of a tool with exactly the shown arguments, once.
 """
 
 import contextvars
@@ -34,7 +34,7 @@ _FORM: dict[str, Any] = {
 }
 
 
-class Question(NamedTuple):
+class ApprovalQuestion(NamedTuple):
     """A call that waits; `key` is what its answer comes under."""
 
     key: str
@@ -50,7 +50,7 @@ class Question(NamedTuple):
         before there is a question.
         """
         return (
-            f"Call the tool {harmless(self.tool)!r}, once?\n"
+            f"CallContext the tool {harmless(self.tool)!r}, once?\n"
             f"{presented_whole(self.tool, self.arguments)}\n"
             f"ApprovalRequest because: {harmless(self.reason)}"
         )
@@ -59,7 +59,7 @@ class Question(NamedTuple):
 Verdicts = dict[str, bool]
 
 
-class Word:
+class SingleApproval:
     """What a person has said of one single call, or has yet to be asked."""
 
     def __init__(self) -> None:
@@ -84,7 +84,9 @@ class Word:
         return True
 
 
-WORD: contextvars.ContextVar[Word | None] = contextvars.ContextVar("word", default=None)
+SINGLE_APPROVAL: contextvars.ContextVar[SingleApproval | None] = contextvars.ContextVar(
+    "approval", default=None
+)
 
 
 def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
@@ -94,15 +96,17 @@ def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
         presented_whole(asked.tool, asked.arguments)
         if asked.run:
             return runs.ask(asked)
-        word, above = WORD.get(), CALLING.get()
-        if word is None or above is not None:  # above: a tool calls, which would be called again
+        approval, above = SINGLE_APPROVAL.get(), CALLING.get()
+        if (
+            approval is None or above is not None
+        ):  # above: a tool calls, which would be called again
             raise ApprovalRequired(
                 f"{asked.tool} has to be approved by a person, who cannot be asked from here: call it "
                 "by call_tool, or from run_code without a session, not from a tool, of a client that "
                 "knows elicitation",
                 tool=asked.tool,
             )
-        return word.judge(asked)
+        return approval.judge(asked)
 
     return approve
 
@@ -114,7 +118,7 @@ def can_ask(context: Context) -> bool:
     return forms is not None and (forms.form is not None or forms.url is None)
 
 
-async def ask(context: Context, questions: list[Question]) -> Verdicts:
+async def ask(context: Context, questions: list[ApprovalQuestion]) -> Verdicts:
     """Ask a client that can be asked back, one question after the other; only a yes is one."""
     verdicts = {}
     for question in questions:
@@ -130,7 +134,7 @@ async def ask(context: Context, questions: list[Question]) -> Verdicts:
     return verdicts
 
 
-def requests_of(questions: list[Question]) -> types.InputRequests:
+def requests_of(questions: list[ApprovalQuestion]) -> types.InputRequests:
     """Return the questions for a client that is to answer with its next request."""
     return {
         question.key: types.ElicitRequest(
@@ -140,7 +144,7 @@ def requests_of(questions: list[Question]) -> types.InputRequests:
     }
 
 
-def verdicts_of(questions: list[Question], responses: Mapping[str, Any] | None) -> Verdicts:
+def verdicts_of(questions: list[ApprovalQuestion], responses: Mapping[str, Any] | None) -> Verdicts:
     """Return what a client answered; no answer is a no."""
     given = responses or {}
     return {question.key: is_yes(given.get(question.key)) for question in questions}
@@ -155,31 +159,31 @@ def is_yes(answer: object) -> bool:
     )
 
 
-class Held(NamedTuple):
+class StoredCall(NamedTuple):
     """What goes on once its questions are answered."""
 
     owner: str
     until: float
-    questions: list[Question]
+    questions: list[ApprovalQuestion]
     go_on: Callable[..., Any]
     give_up: Callable[[], None]
 
 
-class Waiting:
+class PausedCalls:
     """What waits for answers that come with another request: each is its owner's, and taken once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, StoredCall] = {}
 
     def hold(
-        self, owner: Owner, questions: list[Question], go_on: Callable[..., Any],
+        self, owner: Owner, questions: list[ApprovalQuestion], go_on: Callable[..., Any],
         give_up: Callable[[], None],
     ) -> str:  # fmt: skip
         """Keep it, and return the name to take it by; raises BusyError if too much waits."""
         name = secrets.token_hex(16)
-        held = Held(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
+        held = StoredCall(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
         self.expire()
         with self._lock:
             own = sum(each.owner == owner.id for each in self._held.values())
@@ -189,7 +193,7 @@ class Waiting:
         give_up()
         raise BusyError("too many calls wait for approval already", "answer or drop some")
 
-    def take(self, owner: Owner, name: str) -> Held | None:
+    def take(self, owner: Owner, name: str) -> StoredCall | None:
         """Return what waits under this name for this owner, once."""
         self.expire()
         with self._lock:

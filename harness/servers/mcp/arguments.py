@@ -27,16 +27,16 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Of one call."""
 
 
-class SearchTools(Arguments, frozen=True):
+class SearchToolsArguments(Arguments, frozen=True):
     query: Annotated[str, Meta(max_length=4096)]
     limit: Annotated[int, Meta(ge=1, le=50)] = 5
 
 
-class DescribeTools(Arguments, frozen=True):
+class DescribeToolsArguments(Arguments, frozen=True):
     names: Annotated[list[_Name], Meta(min_length=1, max_length=_MAX_NAMES)]
 
 
-class RunCode(Arguments, frozen=True):
+class RunCodeArguments(Arguments, frozen=True):
     code: str
     language: _Name = "python"
     session: Annotated[_Id, Meta(description='"new", or the id of one; else a fresh cell')] = ""
@@ -50,12 +50,12 @@ class RunCode(Arguments, frozen=True):
     timeout: Annotated[float, Meta(gt=0, description="seconds")] | UnsetType = UNSET
 
 
-class CallTool(Arguments, frozen=True):
+class CallToolArguments(Arguments, frozen=True):
     name: _Name
     arguments: dict[str, Any] = {}
 
 
-class CreateTool(Arguments, frozen=True):
+class CreateToolArguments(Arguments, frozen=True):
     name: _Name
     source_code: Annotated[str, Meta(description="Python that defines a function of that name")]
     description: str = ""
@@ -66,20 +66,20 @@ class CreateTool(Arguments, frozen=True):
     allow_similar: bool = False
 
 
-class Sessions(Arguments, frozen=True):
+class SessionsArguments(Arguments, frozen=True):
     close: Annotated[_Id, Meta(description="id of one to end first")] = ""
 
 
-class ListFiles(Arguments, frozen=True):
+class ListFilesArguments(Arguments, frozen=True):
     session: _Id
 
 
-class DownloadFile(Arguments, frozen=True):
+class DownloadFileArguments(Arguments, frozen=True):
     session: _Id
     path: _Path
 
 
-class UploadFile(Arguments, frozen=True):
+class UploadFileArguments(Arguments, frozen=True):
     session: _Id
     path: _Path
     text: str | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""A call, from its first word to its last: what has to be asked in between is asked."""
+"""A call, from start to end: what has to be asked in between is asked."""
 
 import functools
 from collections.abc import Callable
@@ -9,35 +9,35 @@ from mcp import types
 from ....policies.errors import CellwrightError
 from .answer_sizes import refused_if_too_large
 from .answers import refused
-from .approvals import Question, Verdicts, Waiting, ask, requests_of, verdicts_of
+from .approvals import ApprovalQuestion, PausedCalls, Verdicts, ask, requests_of, verdicts_of
 from .clients import Context, is_modern, owner_of
-from .request_threads import Desk, Line
+from .request_threads import RequestControl, RequestThreads
 
 
-class Asking(NamedTuple):
+class PausedCall(NamedTuple):
     """A call that got as far as `questions`, and goes on, or is given up."""
 
-    questions: list[Question]
-    go_on: Callable[[Verdicts, Line], "Outcome"]
+    questions: list[ApprovalQuestion]
+    go_on: Callable[[Verdicts, RequestControl], "Outcome"]
     give_up: Callable[[], None]
 
 
-Outcome = types.CallToolResult | Asking
-Begin = Callable[[Line], Outcome]
+Outcome = types.CallToolResult | PausedCall
+StartCall = Callable[[RequestControl], Outcome]
 
 
-class Conversations:
+class CallRunner:
     """Carries calls out.  Who can be asked back is asked at once; others are told to come again with
     answers, and the call waits for that, with no cell and no thread."""
 
     def __init__(self) -> None:
-        self._desk = Desk()
-        self._waiting = Waiting()
+        self._threads = RequestThreads()
+        self._waiting = PausedCalls()
 
     async def carry_out(
-        self, context: Context, begin: Begin
+        self, context: Context, begin: StartCall
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Begin a call, and return what comes of it, or what has to be answered first."""
+        """StartCall a call, and return what comes of it, or what has to be answered first."""
         return await self._until_answered(context, await self._do(context, begin))
 
     async def go_on(
@@ -54,7 +54,7 @@ class Conversations:
     async def _until_answered(
         self, context: Context, outcome: Outcome
     ) -> types.CallToolResult | types.InputRequiredResult:
-        while isinstance(outcome, Asking):
+        while isinstance(outcome, PausedCall):
             if is_modern(context):
                 return self._to_come_again(context, outcome)
             try:
@@ -66,7 +66,7 @@ class Conversations:
         return refused_if_too_large(outcome, owner_of(context).answer_bytes)
 
     def _to_come_again(
-        self, context: Context, asking: Asking
+        self, context: Context, asking: PausedCall
     ) -> types.CallToolResult | types.InputRequiredResult:
         try:
             state = self._waiting.hold(
@@ -78,20 +78,20 @@ class Conversations:
             input_requests=requests_of(asking.questions), request_state=state
         )
 
-    async def _do(self, context: Context, begin: Begin) -> Outcome:
+    async def _do(self, context: Context, begin: StartCall) -> Outcome:
         """Do one stretch of a call; what the caller got wrong is an answer."""
         kept: list[Outcome] = []
 
-        def work(line: Line) -> Outcome:
-            kept.append(begin(line))
+        def work(control: RequestControl) -> Outcome:
+            kept.append(begin(control))
             return kept[0]
 
         try:
-            return await self._desk.do(context, work)
+            return await self._threads.do(context, work)
         except CellwrightError as error:
             return refused(str(error))
         except BaseException:
             for each in kept:  # it was cancelled, and nobody will go on with it
-                if isinstance(each, Asking):
+                if isinstance(each, PausedCall):
                     each.give_up()
             raise

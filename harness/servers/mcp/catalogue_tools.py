@@ -9,33 +9,38 @@ from ...runs.durable_runs import RunPaused
 from ...schemas.spec import ToolSpec
 from ...search.documents import summary
 from ...tools.catalogue import Catalogue
-from .answers import Called, Created, Described, FoundTools, answered, plain
-from .approvals import WORD, Question, Verdicts, Word
-from .arguments import CallTool, CreateTool, DescribeTools, SearchTools
-from .calls import Asking, Outcome
-from .request_threads import Line
-from .services import Workshop
+from .answers import Called, Created, DescribedTools, FoundTools, answered, plain
+from .approvals import SINGLE_APPROVAL, ApprovalQuestion, SingleApproval, Verdicts
+from .arguments import (
+    CallToolArguments,
+    CreateToolArguments,
+    DescribeToolsArguments,
+    SearchToolsArguments,
+)
+from .calls import Outcome, PausedCall
+from .request_threads import RequestControl
+from .services import ClientServices
 
 _DESCRIBED_CHARACTERS = 60_000  # of one answer: what a model can read
 _CALL = "call"
 
 
-def search(workshop: Workshop, asked: SearchTools) -> Outcome:
+def search(services: ClientServices, asked: SearchToolsArguments) -> Outcome:
     """Find tools; a query that nothing answers finds nothing, and says what to do."""
-    found = workshop.search(asked.query, asked.limit)
+    found = services.search(asked.query, asked.limit)
     return answered(
         FoundTools(tools=found["tools"], more=found["more"], hint=found.get("hint", ""))
     )
 
 
-def describe(workshop: Workshop, asked: DescribeTools) -> Outcome:
+def describe(services: ClientServices, asked: DescribeToolsArguments) -> Outcome:
     """Tell all that who calls a tool has to know of it."""
     room = _DESCRIBED_CHARACTERS
     tools: list[dict[str, Any]] = []
     hints: list[str] = []
     for name in dict.fromkeys(asked.names):
         try:
-            told = _told(workshop.catalogue, name)
+            told = _told(services.catalogue, name)
         except ToolError as error:
             hints.append(f"{name}: {error.what}")
             continue
@@ -44,7 +49,7 @@ def describe(workshop: Workshop, asked: DescribeTools) -> Outcome:
             hints.append(f"{name}: does not fit in here, ask for it alone")
         else:
             tools.append(told)
-    return answered(Described(tools=tools, hint="; ".join(hints)), failed=not tools)
+    return answered(DescribedTools(tools=tools, hint="; ".join(hints)), failed=not tools)
 
 
 def _told(catalogue: Catalogue, name: str) -> dict[str, Any]:
@@ -75,43 +80,54 @@ def _without(parameters: dict[str, Any], hidden: dict[str, str]) -> dict[str, An
 
 
 def call(
-    workshop: Workshop, asked: CallTool, about: tuple[str, str], line: Line, *, can_ask: bool
+    services: ClientServices,
+    asked: CallToolArguments,
+    about: tuple[str, str],
+    control: RequestControl,
+    *,
+    can_ask: bool,
 ) -> Outcome:
     """Make one call, or say what has to be asked; `about` is who calls, and his traceparent."""
-    return _call(workshop, asked, about, Word() if can_ask else None, line)
+    return _call(services, asked, about, SingleApproval() if can_ask else None, control)
 
 
 def _call(
-    workshop: Workshop, asked: CallTool, about: tuple[str, str], word: Word | None, line: Line
+    services: ClientServices,
+    asked: CallToolArguments,
+    about: tuple[str, str],
+    approval: SingleApproval | None,
+    control: RequestControl,
 ) -> Outcome:
-    tokens = WORD.set(word), CANCEL.set(line.stop)
+    tokens = SINGLE_APPROVAL.set(approval), CANCEL.set(control.stop)
     try:
-        caller = workshop.caller(*about)
-        value = workshop.broker.call(asked.name, asked.arguments, caller)
+        caller = services.caller(*about)
+        value = services.broker.call(asked.name, asked.arguments, caller)
     except RunPaused:
-        if word is None or word.asked is None:
+        if approval is None or approval.asked is None:
             raise
-        question = Question(_CALL, word.asked.tool, word.asked.arguments, word.asked.reason)
-        go_on = functools.partial(_go_on, workshop, asked, about, word)
-        return Asking([question], go_on, _nothing)
+        question = ApprovalQuestion(
+            _CALL, approval.asked.tool, approval.asked.arguments, approval.asked.reason
+        )
+        go_on = functools.partial(_go_on, services, asked, about, approval)
+        return PausedCall([question], go_on, _nothing)
     finally:
-        WORD.reset(tokens[0])
+        SINGLE_APPROVAL.reset(tokens[0])
         CANCEL.reset(tokens[1])
     return answered(Called(result=plain(value)))
 
 
 def _go_on(
-    workshop: Workshop, asked: CallTool, about: tuple[str, str], word: Word, verdicts: Verdicts,
-    line: Line,
+    services: ClientServices, asked: CallToolArguments, about: tuple[str, str],
+    approval: SingleApproval, verdicts: Verdicts, control: RequestControl,
 ) -> Outcome:  # fmt: skip
     """Pass the same gates once more, with what was said."""
-    word.answer(approved=verdicts.get(_CALL, False))
-    return _call(workshop, asked, about, word, line)
+    approval.answer(approved=verdicts.get(_CALL, False))
+    return _call(services, asked, about, approval, control)
 
 
-def create(workshop: Workshop, asked: CreateTool) -> Outcome:
+def create(services: ClientServices, asked: CreateToolArguments) -> Outcome:
     """Make a tool that may do nothing beyond what every cell may."""
-    spec = workshop.factory.create_tool(
+    spec = services.factory.create_tool(
         asked.name, asked.description, asked.source_code, tests=asked.tests, calls=asked.calls,
         allow_similar=asked.allow_similar,
     )  # fmt: skip

@@ -26,7 +26,7 @@ _SESSION = b"mcp-session-id"
 _ONCE = (b"authorization", b"host", b"origin", b"mcp-session-id")  # others would read another one
 
 
-class Door:
+class AccessMiddleware:
     """Lets in requests that come with a token, and tells the app whose each one is."""
 
     def __init__(self, app: App, tokens: Tokens, on_end: Callable[[str], None]) -> None:
@@ -148,4 +148,4 @@ def app_of(
             allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)], allowed_origins=list(origins)
         ),
     )  # fmt: skip
-    return Door(app, tokens, on_end)
+    return AccessMiddleware(app, tokens, on_end)

@@ -36,7 +36,7 @@ def let_in(scope: Scope) -> None:
         noted()
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection that is closed if it waits for too long.
 
     Only `let_in` ends its wait.  Bytes do not, nor do requests that are refused: otherwise a client
@@ -59,7 +59,7 @@ class Connection(H11Protocol):
         self.address = self.client[0] if self.client else ""
         self._wait()
         if len(self.connections) > self.most:
-            _make_room(cast("set[Connection]", self.connections), self)
+            _make_room(cast("set[HttpConnection]", self.connections), self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._go_on()
@@ -85,7 +85,7 @@ class Connection(H11Protocol):
         self.waits = None
 
 
-def _make_room(connections: set[Connection], newest: Connection) -> None:
+def _make_room(connections: set[HttpConnection], newest: HttpConnection) -> None:
     """Drop the connection that has waited longest, of the address from which most of them wait; the
     newest itself if no other waits."""
     waiting = [each for each in connections if each.waits and each is not newest]
@@ -98,13 +98,13 @@ def _make_room(connections: set[Connection], newest: Connection) -> None:
     min(from_there, key=_end_of_wait).drop()
 
 
-def _end_of_wait(connection: Connection) -> float:
+def _end_of_wait(connection: HttpConnection) -> float:
     return connection.waits.when() if connection.waits else float("inf")
 
 
 async def serve_http(
     app: App, listener: socket.socket, ending: anyio.Event,
-    connection: type[Connection] = Connection,
+    connection: type[HttpConnection] = HttpConnection,
 ) -> None:  # fmt: skip
     """Serve until `ending` is set; requests at work then have a second."""
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""The server from its first word to its last, over a pipe or over HTTP."""
+"""The server from start to end, over a pipe or over HTTP."""
 
 import signal
 import sys
@@ -13,27 +13,27 @@ from ..descriptors import allow_descriptors
 from .clients import PIPE
 from .http_app import PATH, app_of
 from .http_server import listening, serve_http
-from .place import Place
-from .server import Serving
-from .services import Workshops
+from .place import HttpSettings
+from .server import McpServer
+from .services import ServicesByClient
 from .sessions import OwnedSessions
 from .stdio import serve_pipes
-from .streams import Streams
+from .streams import StdioStreams
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(
-    workshops: Workshops, sessions: OwnedSessions, runs: Runs, place: Place | Streams,
+    services: ServicesByClient, sessions: OwnedSessions, runs: Runs, place: HttpSettings | StdioStreams,
     *, open_world: bool = False,
 ) -> None:  # fmt: skip
     """Serve over HTTP at a place, or over a pipe until the client closes it; a signal ends either.
 
     `open_world` tells clients that some of what can be called acts outside this host.
     """
-    server = Serving(workshops, sessions, runs, open_world=open_world).server()
-    if isinstance(place, Streams):
-        workshops.of(PIPE.client)  # whoever is there will want it at once
+    server = McpServer(services, sessions, runs, open_world=open_world).server()
+    if isinstance(place, StdioStreams):
+        services.of(PIPE.client)  # whoever is there will want it at once
         anyio.run(_until_signalled, lambda ending: serve_pipes(server, place))
         return
     anyio.run(_until_signalled, lambda ending: _over_http(server, sessions, place, ending))
@@ -56,7 +56,7 @@ async def _until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> N
 
 
 async def _over_http(
-    server: Server[Any], sessions: OwnedSessions, place: Place, ending: anyio.Event
+    server: Server[Any], sessions: OwnedSessions, place: HttpSettings, ending: anyio.Event
 ) -> None:
     allow_descriptors()
     with listening(place.host, place.port) as listener:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from .tokens import Tokens
 
 
-class Place(NamedTuple):
+class HttpSettings(NamedTuple):
     """`made` is a token that nobody knows yet, empty if clients have theirs; `hosts` are the names that
     clients call us by, `origins` the web pages that may."""
 

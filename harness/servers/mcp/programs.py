@@ -1,4 +1,4 @@
-"""`run_code`: programs in fresh cells and in sessions, and what waits for a person's word in them."""
+"""`run_code`: runs programs in fresh cells and in sessions, and pauses those that need approval."""
 
 import functools
 import select
@@ -15,20 +15,20 @@ from ...runs.durable_runs import RunAttempt, Runs
 from ...sandbox.executing import Executing
 from ...sandbox.request import CallArguments
 from .answers import ran
-from .approvals import DECLINED, Question, Verdicts
-from .arguments import NEW, RunCode
-from .calls import Asking, Outcome
+from .approvals import DECLINED, ApprovalQuestion, Verdicts
+from .arguments import NEW, RunCodeArguments
+from .calls import Outcome, PausedCall
 from .clients import Owner
-from .request_threads import Line
-from .services import Workshop
+from .request_threads import RequestControl
+from .services import ClientServices
 from .sessions import OwnedSessions
 
 
-class Request(NamedTuple):
+class ProgramRequest(NamedTuple):
     """Whose program it is, what was passed, where it stands in the trail, and whether one can ask."""
 
     owner: Owner
-    asked: RunCode
+    asked: RunCodeArguments
     traceparent: str
     can_ask: bool
 
@@ -41,51 +41,62 @@ class Request(NamedTuple):
         return given | ({} if asked.timeout is msgspec.UNSET else {"timeout": asked.timeout})
 
 
-class Programs:
+class ProgramRunner:
     """Runs programs for the clients of one server."""
 
     def __init__(self, runs: Runs, sessions: OwnedSessions) -> None:
         self._runs = runs
         self._sessions = sessions
 
-    def begin(self, workshop: Workshop, request: Request, line: Line) -> Outcome:
+    def begin(
+        self, services: ClientServices, request: ProgramRequest, control: RequestControl
+    ) -> Outcome:
         """Run a program; what it gets wrong is in the answer.  Raises what `execute` does."""
         if request.asked.session:
-            return self._in_session(workshop, request, line)
-        executing = Heard(workshop.sandbox, line)
+            return self._in_session(services, request, control)
+        executing = CancellableExecuting(services.sandbox, control)
         code, language = request.asked.code, request.asked.language
         if request.can_ask:
             with self._tidied():
                 attempt = self._runs.start(executing, code, language, **request.given)
-                return self._outcome(workshop, attempt, request.owner)
+                return self._outcome(services, attempt, request.owner)
         result = executing.execute(code, language, **request.given)
-        return ran(result, "", _notes(workshop, result), request.owner.answer_bytes)
+        return ran(result, "", _notes(services, result), request.owner.answer_bytes)
 
-    def _in_session(self, workshop: Workshop, request: Request, line: Line) -> Outcome:
+    def _in_session(
+        self, services: ClientServices, request: ProgramRequest, control: RequestControl
+    ) -> Outcome:
         asked, owner = request.asked, request.owner
         if asked.session == NEW:
-            session = self._sessions.open(owner, workshop.sandbox, asked.language)
+            session = self._sessions.open(owner, services.sandbox, asked.language)
         else:
             session = self._sessions.get(owner, asked.session)
-        result = Heard(session, line).execute(asked.code, session.language, **request.given)
-        return ran(result, session.id, _notes(workshop, result), owner.answer_bytes)
+        result = CancellableExecuting(session, control).execute(
+            asked.code, session.language, **request.given
+        )
+        return ran(result, session.id, _notes(services, result), owner.answer_bytes)
 
-    def _outcome(self, workshop: Workshop, attempt: RunAttempt, owner: Owner) -> Outcome:
+    def _outcome(self, services: ClientServices, attempt: RunAttempt, owner: Owner) -> Outcome:
         run = attempt.run
         if attempt.result.status is not SandboxStatus.PENDING:
             self._runs.forget(run)
             notes = [f"called no more: {each}" for each in attempt.unused]
-            notes += _notes(workshop, attempt.result)
+            notes += _notes(services, attempt.result)
             return ran(attempt.result, "", notes, owner.answer_bytes)
         questions = [
-            Question(each.approval, each.tool, each.arguments, each.reason)
+            ApprovalQuestion(each.approval, each.tool, each.arguments, each.reason)
             for each in self._runs.pending() if each.run == run
         ]  # fmt: skip
-        go_on = functools.partial(self._go_on, workshop, run, owner)
-        return Asking(questions, go_on, functools.partial(self._runs.forget, run))
+        go_on = functools.partial(self._go_on, services, run, owner)
+        return PausedCall(questions, go_on, functools.partial(self._runs.forget, run))
 
     def _go_on(
-        self, workshop: Workshop, run: str, owner: Owner, verdicts: Verdicts, line: Line
+        self,
+        services: ClientServices,
+        run: str,
+        owner: Owner,
+        verdicts: Verdicts,
+        control: RequestControl,
     ) -> Outcome:
         for approval, approved in verdicts.items():
             if approved:
@@ -93,8 +104,8 @@ class Programs:
             else:
                 self._runs.reject(approval, DECLINED)
         with self._tidied():
-            attempt = self._runs.resume(Heard(workshop.sandbox, line), run)
-            return self._outcome(workshop, attempt, owner)
+            attempt = self._runs.resume(CancellableExecuting(services.sandbox, control), run)
+            return self._outcome(services, attempt, owner)
 
     @contextmanager
     def _tidied(self) -> Iterator[None]:
@@ -106,28 +117,28 @@ class Programs:
             raise
 
 
-def _notes(workshop: Workshop, result: SandboxResult) -> list[str]:
+def _notes(services: ClientServices, result: SandboxResult) -> list[str]:
     """Tell of a value that was too large for its cell: its repr has been cut there."""
-    most = workshop.sandbox.policy.limits.value_bytes
+    most = services.sandbox.policy.limits.value_bytes
     if not isinstance(result.value, str) or len(result.value.encode("utf-8", "replace")) < most - 3:
         return []
     return [f"value: more than {most} bytes: this is the beginning of its repr"]
 
 
-class Heard(Executing):
+class CancellableExecuting(Executing):
     """Executes as another does, for a request: its output is told, and it ends with it."""
 
-    def __init__(self, executing: Executing, line: Line) -> None:
+    def __init__(self, executing: Executing, control: RequestControl) -> None:
         self._executing = executing
-        self._line = line
+        self._control = control
 
     def _execute(
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
         cancel: int,
     ) -> SandboxResult:  # fmt: skip
         """Run `code`; it ends with the request, or once `cancel` is readable."""
-        with _either(cancel, self._line.stop) as stop:
-            told = self._line.on_output or on_output
+        with _either(cancel, self._control.stop) as stop:
+            told = self._control.on_output or on_output
             return self._executing._execute(code, language, given, told, stop)
 
     def close(self) -> None:

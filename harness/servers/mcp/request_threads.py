@@ -20,7 +20,7 @@ _MESSAGE_CHARACTERS = 4096
 _TAKING_SECONDS = 5.0  # that a client has for the rest of the progress, once there is a result
 
 
-class Line(NamedTuple):
+class RequestControl(NamedTuple):
     """How work and its request hear of each other: `stop` is a descriptor that is readable once the
     work should end, `on_output` tells what a program writes, if the client wants to know."""
 
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     on_output: OnOutput | None
 
 
-class Desk:
+class RequestThreads:
     """Does blocking work, so many pieces at a time, the rest in the order in which they came; one
     client never has all the turns."""
 
@@ -36,7 +36,7 @@ class Desk:
         self._turns = CapacityLimiter(_AT_ONCE)
         self._turns_of_one: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
 
-    async def do(self, context: Context, work: Callable[[Line], T]) -> T:
+    async def do(self, context: Context, work: Callable[[RequestControl], T]) -> T:
         """Return what `work` returns, or raise what it raises; it has ended when this has.
 
         It is told to end if the request is cancelled, or if whoever made it is gone: no answer is
@@ -53,14 +53,14 @@ class Desk:
 
 
 async def _attended(
-    context: Context, work: Callable[[Line], T]
+    context: Context, work: Callable[[RequestControl], T]
 ) -> tuple[T | None, Exception | None]:
     """Return what came of the work, with its progress told beside it."""
     progress = Progress(context) if wants_progress(context) else None
 
     def outcome(stop: int) -> tuple[T | None, Exception | None]:
         try:
-            return work(Line(stop, progress.tell if progress else None)), None
+            return work(RequestControl(stop, progress.tell if progress else None)), None
         except Exception as error:  # noqa: BLE001 - raised again, outside the group of tasks
             return None, error
 

@@ -9,7 +9,7 @@ from . import answers, arguments
 from .arguments import schema_of
 
 INSTRUCTIONS = """\
-Programs run in cells of the kernel: no network, no files of the host. To work with tools:
+ProgramRunner run in cells of the kernel: no network, no files of the host. To work with tools:
 1. search_tools finds them by what they do.
 2. describe_tools tells their parameters.
 3. run_code runs a program that calls them, in Python:
@@ -22,14 +22,14 @@ A run has a fresh cell; session="new" opens one that keeps variables and files, 
 on with it."""
 
 
-class Definition(NamedTuple):
+class ServedTool(NamedTuple):
     """A tool; `hints` are read_only, destructive and idempotent; `reaches`: what it calls may act
     outside this host."""
 
     name: str
     description: str
     takes: type[arguments.Arguments]
-    gives: type[answers.Answer]
+    gives: type[answers.ToolAnswer]
     hints: tuple[bool, bool, bool]
     reaches: bool = False
 
@@ -39,79 +39,83 @@ _ACTS = (False, True, False)
 _ADDS = (False, False, True)
 _REPLACES = (False, True, True)
 
-DEFINITIONS = (
-    Definition(
+SERVED_TOOLS = (
+    ServedTool(
         "search_tools",
         "Find tools by what they do, or by name.",
-        arguments.SearchTools,
+        arguments.SearchToolsArguments,
         answers.FoundTools,
         _LOOKS,
     ),
-    Definition(
+    ServedTool(
         "describe_tools",
         "Tell the parameters and results of tools.",
-        arguments.DescribeTools,
-        answers.Described,
+        arguments.DescribeToolsArguments,
+        answers.DescribedTools,
         _LOOKS,
     ),
-    Definition(
+    ServedTool(
         "run_code",
         "Run python, javascript, typescript, bash or ruby in a sandbox. "
         "The first two can call tools.",
-        arguments.RunCode,
+        arguments.RunCodeArguments,
         answers.Ran,
         _ACTS,
         reaches=True,
     ),
-    Definition(
+    ServedTool(
         "call_tool",
-        "Call one tool.",
-        arguments.CallTool,
+        "CallContext one tool.",
+        arguments.CallToolArguments,
         answers.Called,
         _ACTS,
         reaches=True,
     ),
-    Definition(
+    ServedTool(
         "create_tool",
         "Test a Python function in a sandbox and keep it as a tool.",
-        arguments.CreateTool,
+        arguments.CreateToolArguments,
         answers.Created,
         _ADDS,
     ),
-    Definition(
+    ServedTool(
         "sessions",
         "List your open sessions, or end one.",
-        arguments.Sessions,
+        arguments.SessionsArguments,
         answers.Listed,
         _REPLACES,
     ),
-    Definition(
-        "list_files", "List a session's files.", arguments.ListFiles, answers.FileList, _LOOKS
+    ServedTool(
+        "list_files",
+        "List a session's files.",
+        arguments.ListFilesArguments,
+        answers.FileList,
+        _LOOKS,
     ),
-    Definition(
+    ServedTool(
         "download_file",
         "Get a file of a session.",
-        arguments.DownloadFile,
+        arguments.DownloadFileArguments,
         answers.Downloaded,
         _LOOKS,
     ),
-    Definition(
+    ServedTool(
         "upload_file",
         "Put a file, text or base64, into a session.",
-        arguments.UploadFile,
+        arguments.UploadFileArguments,
         answers.Uploaded,
         _REPLACES,
     ),
 )
-BY_NAME = {each.name: each for each in DEFINITIONS}
+BY_NAME = {each.name: each for each in SERVED_TOOLS}
 
 
-def definitions(*, open_world: bool) -> list[types.Tool]:
+def served_tools(*, open_world: bool) -> list[types.Tool]:
     """Return the list; `open_world`: some of what can be called is a server of others."""
-    return [_tool(each, open_world=open_world and each.reaches) for each in DEFINITIONS]
+    return [_tool(each, open_world=open_world and each.reaches) for each in SERVED_TOOLS]
 
 
-def _tool(definition: Definition, *, open_world: bool) -> types.Tool:
+def _tool(definition: ServedTool, *, open_world: bool) -> types.Tool:
     read_only, destructive, idempotent = definition.hints
     return types.Tool(
         name=definition.name,

@@ -15,12 +15,12 @@ from ...tools.catalogue import Catalogue
 from ...tools.filters import ResultFilter
 from ...tools.meter import Meter
 from ...tools.registry import ToolRegistry
-from .sessions import Limits
+from .sessions import SessionLimits
 
 _CELLS = 4  # that wait ready for the programs of one client
 
 
-class Workshop(NamedTuple):
+class ClientServices(NamedTuple):
     """Of one client: `search` and `catalogue` know what `broker` can call, which programs in `sandbox`
     are offered; `factory` makes tools that are its own."""
 
@@ -43,7 +43,7 @@ class Workshop(NamedTuple):
         self.factory.close()
 
 
-class Workshops:
+class ServicesByClient:
     """One for each client, made when it first comes; a client is a token, so they are few.
 
     They share `ceiling`, which none exceeds, its trail, and `registry`: a tool that one has made the
@@ -51,7 +51,7 @@ class Workshops:
     """
 
     def __init__(
-        self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: Limits,
+        self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: SessionLimits,
         filters: Sequence[ResultFilter] = (),
     ) -> None:  # fmt: skip
         self.ceiling = ceiling
@@ -60,11 +60,11 @@ class Workshops:
         self._limits = limits
         self._filters = filters
         self._lock = threading.Lock()
-        self._made: dict[str, Workshop] = {}
+        self._made: dict[str, ClientServices] = {}
         self._closed = False
 
-    def of(self, client: str) -> Workshop:
-        """Return the workshop of a client."""
+    def of(self, client: str) -> ClientServices:
+        """Return the services of a client."""
         with self._lock:
             if self._closed:
                 raise PolicyError("the server is being ended")
@@ -72,7 +72,7 @@ class Workshops:
                 self._made[client] = self._make(client)
             return self._made[client]
 
-    def _make(self, client: str) -> Workshop:
+    def _make(self, client: str) -> ClientServices:
         factory = ToolFactory(
             self.ceiling, self.registry, maker=f"mcp {client}", approve=self._approve,
             filters=self._filters,
@@ -89,7 +89,7 @@ class Workshops:
             raise
         rate = self.ceiling.policy.tools.calls_per_second
         meter = Meter(float("inf"), rate)
-        return Workshop(sandbox, factory.broker, factory, factory.search, factory, meter)
+        return ClientServices(sandbox, factory.broker, factory, factory.search, factory, meter)
 
     def close(self) -> None:
         """End all that runs for any client."""

@@ -10,7 +10,12 @@ from ....policies.errors import PolicyError, WorkspaceError
 from ....runner.workspace import Artifact
 from .answer_sizes import fitted, visible
 from .answers import Downloaded, FileList, Listed, Uploaded, answered, block_of
-from .arguments import DownloadFile, ListFiles, Sessions, UploadFile
+from .arguments import (
+    DownloadFileArguments,
+    ListFilesArguments,
+    SessionsArguments,
+    UploadFileArguments,
+)
 from .calls import Outcome
 from .clients import Owner
 from .sessions import OwnedSessions
@@ -19,7 +24,7 @@ _DOWNLOAD_BYTES = 8 * 1024 * 1024
 _UNLISTED = "here sessions are known by their ids only"
 
 
-def sessions(open_sessions: OwnedSessions, owner: Owner, asked: Sessions) -> Outcome:
+def sessions(open_sessions: OwnedSessions, owner: Owner, asked: SessionsArguments) -> Outcome:
     """End a session if one is named, and list the others."""
     if asked.close:
         open_sessions.close(owner, asked.close)
@@ -31,7 +36,7 @@ def sessions(open_sessions: OwnedSessions, owner: Owner, asked: Sessions) -> Out
     )
 
 
-def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFiles) -> Outcome:
+def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFilesArguments) -> Outcome:
     """List the files of a session."""
     files = open_sessions.get(owner, asked.session).files()
     told = {"files": visible({file.path: file.size_bytes for file in files})}
@@ -39,7 +44,9 @@ def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFiles) -> 
     return answered(FileList(hint="; ".join(cut), **parts))
 
 
-def download_file(open_sessions: OwnedSessions, owner: Owner, asked: DownloadFile) -> Outcome:
+def download_file(
+    open_sessions: OwnedSessions, owner: Owner, asked: DownloadFileArguments
+) -> Outcome:
     """Give a file: as a picture if it is one, else as a resource."""
     session = open_sessions.get(owner, asked.session)
     sizes = {file.path: file.size_bytes for file in session.files()}
@@ -62,14 +69,14 @@ def _check_size(path: str, size: int, most: int) -> None:
         )
 
 
-def upload_file(open_sessions: OwnedSessions, owner: Owner, asked: UploadFile) -> Outcome:
+def upload_file(open_sessions: OwnedSessions, owner: Owner, asked: UploadFileArguments) -> Outcome:
     """Put a file into a session."""
     data = _content(asked)
     open_sessions.get(owner, asked.session).upload(asked.path, data)
     return answered(Uploaded(path=asked.path, bytes=len(data)))
 
 
-def _content(asked: UploadFile) -> bytes:
+def _content(asked: UploadFileArguments) -> bytes:
     if (asked.text is UNSET) == (asked.base64 is UNSET):
         raise PolicyError("upload_file: give text or base64, one of them")
     if asked.base64 is UNSET:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ID_BYTES = 16
 
 
-class Limits(NamedTuple):
+class SessionLimits(NamedTuple):
     """How many sessions live, and for how long without being used."""
 
     of_one: int = 8
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 class OwnedSessions:
     """Sessions by owner and id: for others they do not exist.  Safe from many threads."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Session] = {}

@@ -16,14 +16,14 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
 from ....runner.nesting import refuse_large_json
-from .streams import Streams
+from .streams import StdioStreams
 
 LINE_BYTES = 16 * 1024 * 1024
 _CHUNK = 64 * 1024
 _ATOMIC = 4096  # PIPE_BUF in pipe(7): a pipe that is writable takes so much without waiting
 
 
-class Lines:
+class LineReader:
     """What comes down a descriptor, by lines; one that is overlong, or decodes to many times its size,
     comes as one that is empty."""
 
@@ -49,17 +49,17 @@ class Lines:
         return os.read(self._descriptor, _CHUNK)
 
 
-def _is_refused(line: bytearray) -> bool:
+def _is_refused(control: bytearray) -> bool:
     """Tell whether a message decodes to many times its size, and say it."""
     try:
-        refuse_large_json(line)
+        refuse_large_json(control)
     except msgspec.DecodeError as error:
         _say(f"a message is not read: {error}")
         return True
     return False
 
 
-class Text:
+class LineWriter:
     """What goes into a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -84,10 +84,10 @@ async def _until(ready: Any, descriptor: int) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def serve_pipes(server: Server[Any], streams: Streams) -> None:
+async def serve_pipes(server: Server[Any], streams: StdioStreams) -> None:
     """Serve the one client at the other end until it closes its end."""
-    stdin = cast("anyio.AsyncFile[str]", Lines(streams.reading))
-    stdout = cast("anyio.AsyncFile[str]", Text(streams.writing))
+    stdin = cast("anyio.AsyncFile[str]", LineReader(streams.reading))
+    stdout = cast("anyio.AsyncFile[str]", LineWriter(streams.writing))
     with contextlib.suppress(BrokenPipeError):
         async with stdio_server(stdin, stdout) as (read_stream, write_stream):
             await server.run(read_stream, write_stream, server.create_initialization_options())

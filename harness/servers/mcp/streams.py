@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ....policies.errors import PolicyError
 
 
-class Streams(NamedTuple):
+class StdioStreams(NamedTuple):
     """Descriptors of the client's pipe: the protocol is read from `reading` and written to
     `writing`."""
 
@@ -18,7 +18,7 @@ class Streams(NamedTuple):
     writing: int
 
 
-def claim() -> Streams:
+def claim() -> StdioStreams:
     """Move standard input and output to descriptors of our own, for the rest of this process.
 
     After this, descriptor 0 is empty and descriptor 1 is standard error, and they stay so: text that
@@ -26,7 +26,7 @@ def claim() -> Streams:
     flushed, at exit too.  Raises PolicyError if standard input or output is closed.
     """
     try:
-        streams = Streams(os.dup(0), os.dup(1))
+        streams = StdioStreams(os.dup(0), os.dup(1))
     except OSError as error:
         raise PolicyError(
             f"cannot serve over a pipe: standard input or output is closed ({error.strerror})",

@@ -17,7 +17,7 @@ from cellwright.harness.mcp.cells import policy_of
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Elicitation
 from cellwright.harness.mcp.servers import McpServers
-from cellwright.harness.mcp.transports import Link
+from cellwright.harness.mcp.transports import Transport
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.schemas.tool_names import key_of
 from cellwright.harness.tools.broker import Broker
@@ -323,7 +323,7 @@ def test_a_link_that_npm_made_is_a_server(serve: Serve, tmp_path: Path, place: s
 @pytest.mark.parametrize("words", ["getaddrinfo EAI_AGAIN example.org", "TypeError: fetch failed"])
 def test_a_call_that_fails_for_want_of_a_network_says_so(words: str, sandboxed: bool) -> None:
     streams: Any = (None, None)
-    link = Link(streams)
+    link = Transport(streams)
     link.in_cell = sandboxed
     content: list[Any] = [TextContent(type="text", text=words)]
     with pytest.raises(ToolFailed) as told:

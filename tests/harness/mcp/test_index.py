@@ -10,7 +10,7 @@ from cellwright.harness.mcp import index as booking
 from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.connection import Listing
 from cellwright.harness.mcp.definitions import Definition, definition_of
-from cellwright.harness.mcp.index import Book
+from cellwright.harness.mcp.index import ToolIndex
 from cellwright.harness.mcp.pins import Pins
 from cellwright.harness.tools.caller import Tool
 from cellwright.policies.errors import BudgetExceeded
@@ -24,8 +24,8 @@ SLOW = {
 CONFIG = ServerConfig(name="evil", command="a")
 
 
-def book_in(folder: Path) -> Book:
-    return Book([CONFIG], Pins(folder / "pins.json"), lambda spec: Tool(spec, lambda *_: None))
+def index_in(folder: Path) -> ToolIndex:
+    return ToolIndex([CONFIG], Pins(folder / "pins.json"), lambda spec: Tool(spec, lambda *_: None))
 
 
 def listing(*tools: dict[str, Any]) -> Listing:
@@ -36,22 +36,22 @@ def test_definitions_pay_for_being_compiled_out_of_one_budget(tmp_path: Path) ->
     slow = [tool(f"slow{n}", inputSchema={**SLOW, "description": str(n)}) for n in range(10)]
     budget = Budget("checking the tools of evil", 100_000)
     with pytest.raises(BudgetExceeded, match="the tools of evil takes more than 100000 steps"):
-        book_in(tmp_path).take(CONFIG, listing(tool("first"), *slow), budget)
+        index_in(tmp_path).take(CONFIG, listing(tool("first"), *slow), budget)
 
 
 def test_others_are_asked_while_definitions_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = book_in(tmp_path)
+    index = index_in(tmp_path)
     answered = []
 
     def check(definition: Definition, budget: Budget) -> None:
-        other = threading.Thread(target=lambda: answered.append(book.specs()), daemon=True)
+        other = threading.Thread(target=lambda: answered.append(index.specs()), daemon=True)
         other.start()
         other.join(5.0)
 
     monkeypatch.setattr(booking, "check", check)
-    book.take(CONFIG, listing(tool("a")), Budget("checking", 1000))
+    index.take(CONFIG, listing(tool("a")), Budget("checking", 1000))
     assert answered == [[]]
-    book.pin(CONFIG, Budget("checking", 1000))
+    index.pin(CONFIG, Budget("checking", 1000))
     assert [spec.name for spec in answered[1]] == ["evil.a"]

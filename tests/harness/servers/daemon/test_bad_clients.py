@@ -193,7 +193,7 @@ session.execute("import time; time.sleep(300)")
 @pytest.mark.parametrize(
     "words",
     [(), (Hello(VERSION),), (Hello(VERSION), HALF), (Hello(VERSION), program(ENDLESS)),
-     (Hello(VERSION), program(TALKING, stream=True)), (Hello(VERSION), frames.Settle())],
+     (Hello(VERSION), program(TALKING, stream=True)), (Hello(VERSION), frames.AwaitSettled())],
     ids=["connected", "greeted", "half a frame", "asked", "hearing", "waiting"],
 )  # fmt: skip
 def test_a_client_may_be_gone_at_any_stage(
@@ -347,7 +347,7 @@ def test_who_does_not_know_a_sessions_key_cannot_use_it(daemon: Daemon) -> None:
     with daemon.sandbox() as sandbox, sandbox.session() as session:
         with RawClient(daemon.path) as client:
             for key in ("", session.id, "0" * 32):
-                client.say(frames.ListFiles(key))
+                client.say(frames.ListSessionFiles(key))
                 failure = client.hear()
                 assert (failure.kind, "knows nothing" in failure.message) == ("SessionLost", True)
         assert session.execute("1").ok

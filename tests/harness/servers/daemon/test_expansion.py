@@ -8,14 +8,14 @@ import pytest
 
 from cellwright.harness.sandbox.remote.frames import (
     Cancel,
+    ClientRequest,
     Describe,
     Download,
     Execute,
-    Given,
+    ExecuteArguments,
     Hello,
-    Open,
-    Request,
-    SessionGiven,
+    OpenSession,
+    SessionArguments,
     Validate,
 )
 from cellwright.policies.policy import MIB
@@ -24,14 +24,14 @@ from tests.work import cost_of, multiplied
 
 _TIMES = 8  # the size of a frame
 _BESIDES = 16 * MIB  # 65,536 files, variables and globs
-GIVEN = Given(b"in", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 1.0, "t", ("*",))
-FRAMES = [Execute(b"1", True, "python", GIVEN, "s"), Open("s", SessionGiven()), Download("s", "p"),
+GIVEN = ExecuteArguments(b"in", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 1.0, "t", ("*",))
+FRAMES = [Execute(b"1", True, "python", GIVEN, "s"), OpenSession("s", SessionArguments()), Download("s", "p"),
           Validate(b"1"), Cancel(), Describe(), Hello(1, "p")]  # fmt: skip
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
 def test_a_clients_frame_is_no_larger_once_decoded_whatever_is_multiplied(frame: Any) -> None:
-    kind = Hello if isinstance(frame, Hello) else Request
+    kind = Hello if isinstance(frame, Hello) else ClientRequest
     plain = msgspec.to_builtins(frame, builtin_types=(bytes,))
     for times in (40, 50_000, 400_000):
         for each in multiplied(plain, times):

@@ -11,7 +11,7 @@ import pytest
 from cellwright import PolicyError
 from cellwright.harness.sandbox.remote import frames
 from cellwright.harness.sandbox.remote.arguments import code_of, given_of, weight_of
-from cellwright.harness.sandbox.remote.frames import VERSION, Hello, Reply, Request
+from cellwright.harness.sandbox.remote.frames import VERSION, ClientRequest, Hello, Reply
 from cellwright.runner import channel
 from cellwright.runner.messages import decode, encode
 from tests.conftest import soon
@@ -20,9 +20,9 @@ from tests.harness.servers.daemon.daemons import Daemon, RawClient, program, ser
 
 SEED = 20_261_121
 VALID: tuple[msgspec.Struct, ...] = (
-    Hello(VERSION), frames.Cancel(), frames.Describe(), frames.Validate(b"import os"), frames.Settle(),
-    frames.Open("fuzz", frames.SessionGiven()), frames.Look("k"), frames.ListFiles("k"),
-    frames.Download("k", "p"), frames.Snapshot("k"), frames.Fork("k"), frames.Close("k"),
+    Hello(VERSION), frames.Cancel(), frames.Describe(), frames.Validate(b"import os"), frames.AwaitSettled(),
+    frames.OpenSession("fuzz", frames.SessionArguments()), frames.CheckSession("k"), frames.ListSessionFiles("k"),
+    frames.Download("k", "p"), frames.TakeSnapshot("k"), frames.ForkSession("k"), frames.CloseSession("k"),
     program("1"), program("print(x)", stream=True, stdin="a", inputs={"x": 1}, files={"f": b"x"}, env={"A": "b"}, timeout=0.2, trace_id="t", collect=["*"]),
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ def test_a_frame_that_is_nearly_right_is_one_or_is_refused() -> None:
     dice, refused = random.Random(SEED), 0
     for _ in range(20_000):
         try:
-            request = decode(mutated(dice, VALID), Request)
+            request = decode(mutated(dice, VALID), ClientRequest)
         except msgspec.DecodeError:
             refused += 1
             continue

@@ -20,9 +20,9 @@ from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 from cellwright import AuditLog, Sandbox, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
-from cellwright.harness.servers.mcp.server import Serving
-from cellwright.harness.servers.mcp.services import Workshops
-from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions
+from cellwright.harness.servers.mcp.server import McpServer
+from cellwright.harness.servers.mcp.services import ServicesByClient
+from cellwright.harness.servers.mcp.sessions import OwnedSessions, SessionLimits
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
 ERAS = ("legacy", "2026-07-28")
@@ -62,7 +62,7 @@ class Inside(NamedTuple):
     """A server in this process, and what stands behind it."""
 
     server: Server[Any]
-    workshops: Workshops
+    services: ServicesByClient
     sessions: OwnedSessions
     runs: Runs
 
@@ -72,18 +72,18 @@ def inside(
     policy: str = "strict", audit: AuditLog | None = None, **limits: Any
 ) -> Iterator[Inside]:
     """Give a server in this process that offers `add` and `pay`."""
-    bounds = Limits(**limits)
+    bounds = SessionLimits(**limits)
     with (
         Sandbox(policy=policy_named(policy), pool=0, audit=audit or False) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,
-        contextlib.closing(Workshops(ceiling, registry, approver(runs), bounds)) as workshops,
+        contextlib.closing(ServicesByClient(ceiling, registry, approver(runs), bounds)) as services,
     ):
         registry.register(add)
         registry.register(pay)
         sessions = OwnedSessions(bounds)
-        serving = Serving(workshops, sessions, runs, open_world=False)
-        yield Inside(serving.server(), workshops, sessions, runs)
+        serving = McpServer(services, sessions, runs, open_world=False)
+        yield Inside(serving.server(), services, sessions, runs)
 
 
 class Person:

@@ -8,7 +8,13 @@ from mcp import Client, MCPError
 from mcp.types import InputRequiredResult
 
 from cellwright.harness.runs.durable_runs import RunPaused
-from cellwright.harness.servers.mcp.approvals import Held, Question, Waiting, Word, is_yes
+from cellwright.harness.servers.mcp.approvals import (
+    ApprovalQuestion,
+    PausedCalls,
+    SingleApproval,
+    StoredCall,
+    is_yes,
+)
 from cellwright.harness.servers.mcp.clients import Owner
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.policies.errors import ApprovalRequired, BusyError
@@ -127,11 +133,11 @@ def test_a_tool_of_the_host_that_calls_a_risky_one_cannot_wait(server: Inside, e
     person, name = yes(), f"hosts_{era[:4]}"
 
     def through(to: str) -> str:
-        broker = server.workshops.of("pipe").broker
+        broker = server.services.of("pipe").broker
         return str(broker.call("pay", {"to": to, "amount": 1}))
 
     through.__name__ = name
-    server.workshops.registry.register(through)
+    server.services.registry.register(through)
 
     async def body(client: Client) -> None:
         said = await failing(client, "call_tool", name=name, arguments={"to": "ann"})
@@ -289,14 +295,14 @@ ALICE, BOB = Owner("a", "a"), Owner("b", "b")
 
 def test_what_waits_is_its_owners_and_not_for_ever() -> None:
     now, given_up = [0.0], []
-    waiting = Waiting(lambda: now[0])
+    waiting = PausedCalls(lambda: now[0])
 
     def hold(owner: Owner) -> str:
         return waiting.hold(owner, [], lambda *_: None, lambda: given_up.append(owner))
 
     name = hold(ALICE)
     assert waiting.take(BOB, name) is None
-    assert isinstance(waiting.take(ALICE, name), Held)
+    assert isinstance(waiting.take(ALICE, name), StoredCall)
     assert waiting.take(ALICE, name) is None
     late = hold(ALICE)
     now[0] = 601.0
@@ -306,7 +312,7 @@ def test_what_waits_is_its_owners_and_not_for_ever() -> None:
 
 def test_only_so_much_waits() -> None:
     given_up: list[int] = []
-    waiting = Waiting()
+    waiting = PausedCalls()
     for _ in range(16):
         waiting.hold(ALICE, [], lambda *_: None, lambda: None)
     with pytest.raises(BusyError):
@@ -320,22 +326,22 @@ def asked(**changes: Any) -> ApprovalRequest:
 
 
 def test_a_word_is_for_one_call_of_one_version() -> None:
-    word = Word()
+    approval = SingleApproval()
     for other in (asked(), asked(arguments={}), asked(version="2 def")):
         with contextlib.suppress(RunPaused):
-            word.judge(asked())
-        word.answer(approved=True)
+            approval.judge(asked())
+        approval.answer(approved=True)
         if other == asked():
-            assert word.judge(other) is True
+            assert approval.judge(other) is True
         with pytest.raises(RunPaused):
-            word.judge(other)
+            approval.judge(other)
     with contextlib.suppress(RunPaused):
-        word.judge(asked())
-    word.answer(approved=False)
+        approval.judge(asked())
+    approval.answer(approved=False)
     with pytest.raises(ApprovalRequired, match="did not say yes"):
-        word.judge(asked())
+        approval.judge(asked())
 
 
 def test_nothing_but_an_answer_to_the_form_is_a_yes() -> None:
     assert not any(map(is_yes, (None, True, "yes", YES, {"approve": True})))
-    assert "pay" in Question("k", "pay", {}, "why").message
+    assert "pay" in ApprovalQuestion("k", "pay", {}, "why").message

@@ -11,9 +11,9 @@ import pytest
 from starlette.responses import Response
 
 from cellwright.harness.servers.mcp import http_app as http
-from cellwright.harness.servers.mcp.http_app import Door
+from cellwright.harness.servers.mcp.http_app import AccessMiddleware
 from cellwright.harness.servers.mcp.http_server import (
-    Connection,
+    HttpConnection,
     Receive,
     Scope,
     Send,
@@ -31,9 +31,9 @@ LONG = 600.0  # seconds that no test waits
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the length of the body, once all of it is there."""
     if scope["type"] == "lifespan":
-        for word in ("startup", "shutdown"):
+        for phase in ("startup", "shutdown"):
             await receive()
-            await send({"type": f"lifespan.{word}.complete"})
+            await send({"type": f"lifespan.{phase}.complete"})
         return
     length = 0
     while True:
@@ -83,17 +83,17 @@ def is_closed(sock: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def served(most: int, wait_seconds: float) -> Iterator[Served]:
-    class Bounded(Connection):
+    class Bounded(HttpConnection):
         pass
 
     Bounded.most, Bounded.wait_seconds = most, wait_seconds
-    door = Door(app, Tokens({"ann": TOKEN, "bob": OTHER}), lambda _: None)
+    access = AccessMiddleware(app, Tokens({"ann": TOKEN, "bob": OTHER}), lambda _: None)
     with (
         listening("127.0.0.1", 0) as listener,
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
     ):
         ending = portal.call(anyio.Event)
-        done = portal.start_task_soon(serve_http, door, listener, ending, Bounded)
+        done = portal.start_task_soon(serve_http, access, listener, ending, Bounded)
         yield Served(listener.getsockname())
         portal.call(ending.set)
         done.result(30)

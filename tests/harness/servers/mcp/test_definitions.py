@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cellwright.harness.servers.mcp.arguments import schema_of
-from cellwright.harness.servers.mcp.served_tools import DEFINITIONS, INSTRUCTIONS, definitions
+from cellwright.harness.servers.mcp.served_tools import INSTRUCTIONS, SERVED_TOOLS, served_tools
 from tests.conftest import ROOT
 
 NAMES = [
@@ -19,7 +19,7 @@ NAMES = [
 
 
 def wire(open_world: bool = False) -> list[dict[str, object]]:
-    tools = definitions(open_world=open_world)
+    tools = served_tools(open_world=open_world)
     return [json.loads(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in tools]
 
 
@@ -36,7 +36,7 @@ def test_what_finds_and_runs_is_small() -> None:
     assert len(INSTRUCTIONS) <= 650
 
 
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("definition", SERVED_TOOLS, ids=lambda each: each.name)
 def test_schemas_are_schemas_and_name_every_field(definition: object) -> None:
     for kind in (definition.takes, definition.gives):  # type: ignore[attr-defined]
         schema = schema_of(kind)

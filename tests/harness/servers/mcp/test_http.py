@@ -38,13 +38,13 @@ from tests.runner.test_leftovers import cgroups_of, descendants
 ANN, BOB = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"
 
 
-class Place(NamedTuple):
+class Served(NamedTuple):
     http: Http
     trail: Path
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("http")
     tokens = directory / "tokens"
     tokens.write_text(f"# who may come\nann {ANN}\n\nbob {BOB}\n")
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     trail = directory / "trail"
     options = ("--token-file", str(tokens), "--tools", str(tools_file(directory)))
     with over_http(*options, "--audit", str(trail), "--origin", "http://page.example") as http:
-        yield Place(http, trail)
+        yield Served(http, trail)
 
 
 userns = pytest.mark.needs("userns")
@@ -60,7 +60,7 @@ userns = pytest.mark.needs("userns")
 
 @userns
 @pytest.mark.parametrize("mode", ["auto", *ERAS])
-def test_a_client_of_the_sdk_is_served(place: Place, mode: str) -> None:
+def test_a_client_of_the_sdk_is_served(place: Served, mode: str) -> None:
     person, heard = yes(), []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -80,7 +80,7 @@ def test_a_client_of_the_sdk_is_served(place: Place, mode: str) -> None:
 # Who is let in
 
 
-def post(place: Place, headers: dict[str, str], body: bytes = b"{}", method: str = "POST") -> int:
+def post(place: Served, headers: dict[str, str], body: bytes = b"{}", method: str = "POST") -> int:
     """Return the status of a request with just these headers, and those that HTTP wants."""
     usual = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     connection = http.client.HTTPConnection(place.http.base.removeprefix("http://"), timeout=30)
@@ -118,7 +118,7 @@ UNWELCOME: dict[str, tuple[dict[str, str], int]] = {
 @pytest.mark.parametrize("modern", [False, True], ids=["legacy", "modern"])
 @pytest.mark.parametrize(("headers", "status"), UNWELCOME.values(), ids=UNWELCOME)
 def test_who_is_not_welcome_is_not_served(
-    place: Place, headers: dict[str, str], status: int, modern: bool
+    place: Served, headers: dict[str, str], status: int, modern: bool
 ) -> None:
     version = {"MCP-Protocol-Version": LATEST_MODERN_VERSION} if modern else {}
     body = json.dumps(HELLO).encode()
@@ -126,7 +126,7 @@ def test_who_is_not_welcome_is_not_served(
 
 
 @userns
-def test_who_is_welcome_is_served(place: Place) -> None:
+def test_who_is_welcome_is_served(place: Served) -> None:
     body = json.dumps(HELLO).encode()
     here = place.http.base.removeprefix("http://")
     for more in (
@@ -138,7 +138,7 @@ def test_who_is_welcome_is_served(place: Place) -> None:
 
 
 @userns
-def test_two_authorizations_are_none(place: Place) -> None:
+def test_two_authorizations_are_none(place: Served) -> None:
     connection = http.client.HTTPConnection(place.http.base.removeprefix("http://"), timeout=30)
     with contextlib.closing(connection):
         connection.putrequest("POST", "/mcp")
@@ -150,14 +150,16 @@ def test_two_authorizations_are_none(place: Place) -> None:
 
 
 @userns
-def test_a_body_is_bounded_and_read_of_who_is_welcome_only(place: Place) -> None:
+def test_a_body_is_bounded_and_read_of_who_is_welcome_only(place: Served) -> None:
     large = {"Content-Length": str(17 << 20)}
     assert post(place, {"Authorization": BEARER, **large}, b"") == 413
     assert post(place, large, b"") == 401
 
 
 @userns
-def test_bodies_that_are_much_together_are_refused_before_they_are_read(place: Place) -> None:
+def test_bodies_that_are_much_together_are_refused_before_they_are_read(
+    place: Served,
+) -> None:
     """Nine of 16 MiB that say so and do not come: one more than one client may have."""
     held = []
     try:
@@ -186,7 +188,7 @@ GARBAGE = [b"", b"{", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"jsonrpc":"2.0
 @userns
 @pytest.mark.parametrize("modern", [False, True], ids=["legacy", "modern"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "GET", "DELETE"])
-def test_garbage_is_refused(place: Place, method: str, modern: bool) -> None:
+def test_garbage_is_refused(place: Served, method: str, modern: bool) -> None:
     version = {"MCP-Protocol-Version": LATEST_MODERN_VERSION} if modern else {}
     for body in GARBAGE:
         assert 400 <= post(place, {"Authorization": BEARER, **version}, body, method) < 500
@@ -217,7 +219,7 @@ async def assert_unknown(client: Client, id: str) -> None:
 @userns
 @pytest.mark.parametrize("theirs", ERAS)
 @pytest.mark.parametrize("token", [ANN, BOB], ids=["the same token", "another token"])
-def test_a_session_is_its_conversations_alone(place: Place, theirs: str, token: str) -> None:
+def test_a_session_is_its_conversations_alone(place: Served, theirs: str, token: str) -> None:
     """Whoever knows its id, as somebody who guessed it would."""
 
     async def body(client: Client) -> None:
@@ -232,7 +234,7 @@ def test_a_session_is_its_conversations_alone(place: Place, theirs: str, token: 
 
 @userns
 def test_without_conversations_a_session_is_of_who_holds_the_token_and_knows_it(
-    place: Place,
+    place: Served,
 ) -> None:
     async def body(client: Client) -> None:
         id = await opened(client)
@@ -260,7 +262,7 @@ async def shaken(client: httpx2.AsyncClient, url: str) -> str:
 
 
 @userns
-def test_a_conversation_is_of_the_token_that_began_it(place: Place) -> None:
+def test_a_conversation_is_of_the_token_that_began_it(place: Served) -> None:
     async def main() -> None:
         async with httpx2.AsyncClient() as client:
             client.headers["Authorization"] = BEARER
@@ -277,7 +279,7 @@ def test_a_conversation_is_of_the_token_that_began_it(place: Place) -> None:
 
 
 @userns
-def test_sessions_end_with_their_conversation(place: Place) -> None:
+def test_sessions_end_with_their_conversation(place: Served) -> None:
     """The client says goodbye as it leaves, and its cells are gone."""
     ids: list[str] = []
 
@@ -297,7 +299,7 @@ def test_sessions_end_with_their_conversation(place: Place) -> None:
 
 @userns
 @pytest.mark.parametrize("era", ERAS)
-def test_a_program_whose_client_goes_away_is_killed(place: Place, era: str) -> None:
+def test_a_program_whose_client_goes_away_is_killed(place: Served, era: str) -> None:
     """Without a word, as one whose process was killed."""
     before = len(ends_in(place.trail))
 
@@ -327,7 +329,7 @@ def test_a_program_whose_client_goes_away_is_killed(place: Place, era: str) -> N
 
 
 @userns
-def test_a_connection_that_breaks_ends_what_it_asked_for(place: Place) -> None:
+def test_a_connection_that_breaks_ends_what_it_asked_for(place: Served) -> None:
     before = len(ends_in(place.trail))
     params: dict[str, Any] = {
         "name": "run_code",
@@ -352,7 +354,7 @@ def test_a_connection_that_breaks_ends_what_it_asked_for(place: Place) -> None:
 
 
 @userns
-def test_many_clients_are_served_at_once(place: Place) -> None:
+def test_many_clients_are_served_at_once(place: Served) -> None:
     async def one(number: int, values: list[int]) -> None:
         mode = ERAS[number % 2]
         async with place.http.connected((ANN, BOB)[number % 3 == 0], mode)() as client:
@@ -372,7 +374,7 @@ def test_many_clients_are_served_at_once(place: Place) -> None:
 
 
 @userns
-def test_the_trail_tells_the_whole_of_a_request(place: Place) -> None:
+def test_the_trail_tells_the_whole_of_a_request(place: Served) -> None:
     async def body(client: Client) -> None:
         code = "import tools\ntools.add(1, 2)"
         told = await call(client, "run_code", code=code)
@@ -389,7 +391,7 @@ def test_the_trail_tells_the_whole_of_a_request(place: Place) -> None:
 
 
 @userns
-def test_a_trace_of_the_clients_goes_on(place: Place) -> None:
+def test_a_trace_of_the_clients_goes_on(place: Served) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
 
     async def body(client: Client) -> None:

@@ -15,8 +15,8 @@ from cellwright.harness.servers.mcp import request_threads as work
 from cellwright.harness.servers.mcp.clients import CLIENT, PIPE, Owner, owner_of
 from cellwright.harness.servers.mcp.gate import BUSY, Gate
 from cellwright.harness.servers.mcp.http_app import _length
-from cellwright.harness.servers.mcp.request_threads import GONE, Desk, Line
-from cellwright.harness.servers.mcp.sessions import Limits, OwnedSessions
+from cellwright.harness.servers.mcp.request_threads import GONE, RequestControl, RequestThreads
+from cellwright.harness.servers.mcp.sessions import OwnedSessions, SessionLimits
 from cellwright.harness.servers.mcp.stdio import LINE_BYTES
 from cellwright.harness.servers.mcp.weights import Weights
 from cellwright.policies.errors import BusyError, SessionLost
@@ -69,14 +69,14 @@ def test_who_does_not_take_its_progress_gives_its_turn_to_others(
 ) -> None:
     monkeypatch.setattr(work, "_TAKING_SECONDS", 0.01)
 
-    def tell(line: Line) -> str:
-        assert line.on_output
-        line.on_output("stdout", b"words")
+    def tell(control: RequestControl) -> str:
+        assert control.on_output
+        control.on_output("stdout", b"words")
         return "done"
 
     async def call() -> str:
         with anyio.fail_after(30):
-            return await Desk().do(asking("ann"), tell)
+            return await RequestThreads().do(asking("ann"), tell)
 
     assert anyio.run(call) == "done"
 
@@ -87,17 +87,17 @@ def test_one_client_never_has_all_turns(monkeypatch: pytest.MonkeyPatch) -> None
     bob_was_here = threading.Event()
     heard: list[bool] = []
 
-    def wait(_: Line) -> None:
+    def wait(_: RequestControl) -> None:
         heard.append(bob_was_here.wait(10))
 
     async def call() -> None:
-        desk = Desk()
+        threads = RequestThreads()
         with anyio.fail_after(30):
             async with anyio.create_task_group() as group:
                 for _ in range(2):
-                    group.start_soon(desk.do, asking("ann"), wait)
+                    group.start_soon(threads.do, asking("ann"), wait)
                 await anyio.wait_all_tasks_blocked()
-                await desk.do(asking("bob"), lambda _: bob_was_here.set())
+                await threads.do(asking("bob"), lambda _: bob_was_here.set())
 
     anyio.run(call)
     assert heard == [True, True]
@@ -152,7 +152,7 @@ def test_who_asks_is_known_from_the_channel() -> None:
 
 @pytest.mark.needs("userns")
 def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
-    limits = Limits(of_one=2, of_all=3)
+    limits = SessionLimits(of_one=2, of_all=3)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
@@ -175,7 +175,7 @@ def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
 
 @pytest.mark.needs("userns")
 def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
-    limits = Limits(of_one=1, of_all=4)
+    limits = SessionLimits(of_one=1, of_all=4)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
@@ -188,7 +188,7 @@ def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
 
 @pytest.mark.needs("userns")
 def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
-    limits = Limits(of_one=1)
+    limits = SessionLimits(of_one=1)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
@@ -199,7 +199,7 @@ def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
 
 @pytest.mark.needs("userns")
 def test_a_session_that_nobody_uses_is_ended() -> None:
-    limits = Limits(idle_seconds=0.05)
+    limits = SessionLimits(idle_seconds=0.05)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:

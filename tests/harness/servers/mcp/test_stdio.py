@@ -15,7 +15,7 @@ import psutil
 import pytest
 from mcp import Client
 
-from cellwright.harness.servers.mcp.stdio import Lines, Text
+from cellwright.harness.servers.mcp.stdio import LineReader, LineWriter
 from cellwright.runner.audit.verification import read
 from tests.conftest import ROOT, soon
 from tests.harness.servers.mcp.servers import (
@@ -353,7 +353,7 @@ def lines_of(data: bytes, longest: int) -> list[str]:
             file.write(data)
 
     async def read() -> list[str]:
-        return [line async for line in Lines(reading, longest)]
+        return [line async for line in LineReader(reading, longest)]
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -387,7 +387,7 @@ def test_text_is_written_whole_as_it_is_taken() -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    anyio.run(Text(writing).write, "ü" * 300_000 + "\ud800")
+    anyio.run(LineWriter(writing).write, "ü" * 300_000 + "\ud800")
     os.close(writing)
     thread.join()
     assert taken == ["ü".encode() * 300_000 + b"?"]
