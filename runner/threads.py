@@ -1,4 +1,4 @@
-"""Threads of ours, each a daemon: none keeps the embedding process from ending."""
+"""Daemon threads: cellwright's threads never keep the embedding process from exiting."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from ..policies.errors import LaunchError
 
 
 def begin(name: str, work: Callable[[], object]) -> threading.Thread:
-    """Start a thread that does `work`; raises LaunchError if there is none to be had."""
+    """Start a thread that does `work`; raises LaunchError if the system has no thread left."""
     try:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()

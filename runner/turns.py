@@ -1,4 +1,4 @@
-"""Who may run now: so many at once, and the rest in the order in which they came."""
+"""`Turns`: a limit on calls that run at once; further calls queue in order of arrival."""
 
 import os
 import select
@@ -7,24 +7,24 @@ from collections import deque
 
 from ..policies.errors import BusyError, ClosedError
 
-NEVER = -1  # no descriptor: who waits cannot be called off
+NEVER = -1  # no descriptor: the wait cannot be cancelled
 
 
 class Turns:
-    """Lets `running` callers in at once; a turn that ends is handed to who waits longest."""
+    """Admits `running` callers at once; a turn that ends goes to the caller that waits longest."""
 
     def __init__(self, running: int, queue_seconds: float) -> None:
         self._free = running
         self._running = running
         self._queue_seconds = queue_seconds
         self._lock = threading.Lock()
-        self._queue: deque[int] = deque()  # an eventfd for each that waits
+        self._queue: deque[int] = deque()  # an eventfd for each waiting caller
         self._closed = False
 
     def take(self, cancel: int = NEVER) -> bool:
-        """Wait for a turn, or until the descriptor `cancel` is readable; tell whether it is ours.
+        """Wait for a turn, or until the descriptor `cancel` is readable; return whether a turn came.
 
-        Raises BusyError if none came in time, ClosedError.
+        Raises BusyError if no turn came within `queue_seconds`, and ClosedError.
         """
         with self._lock:
             self._check_open()
@@ -39,7 +39,7 @@ class Turns:
             os.close(mine)
 
     def try_take(self) -> bool:
-        """Take a turn if one is free and nobody waits; tell whether it was taken."""
+        """Take a turn if one is free and the queue is empty; return whether it was taken."""
         with self._lock:
             free = self._free > 0 and not self._closed
             self._free -= free
@@ -53,7 +53,7 @@ class Turns:
                 self._free += 1
 
     def close(self) -> None:
-        """Turn away whoever waits."""
+        """Refuse all waiting callers, with ClosedError."""
         with self._lock:
             self._closed = True
             while self._queue:
@@ -66,9 +66,7 @@ class Turns:
             poll.register(cancel, select.POLLIN)
         try:
             ready = [descriptor for descriptor, _ in poll.poll(self._queue_seconds * 1000)]
-        except (
-            BaseException
-        ):  # Ctrl-C: our turn would come to nobody, by a descriptor that is closed
+        except BaseException:  # Ctrl-C: a turn given to our closed descriptor would be lost
             if not self._left(mine):
                 self.end()
             raise
@@ -83,7 +81,7 @@ class Turns:
         return True
 
     def _left(self, mine: int) -> bool:
-        """Leave the queue; False if the turn came in this very moment."""
+        """Leave the queue; return False if the turn came at this moment."""
         with self._lock:
             if mine not in self._queue:
                 return False

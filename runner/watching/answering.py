@@ -1,4 +1,4 @@
-"""The calls of tools of one execution, wherever they are made: on the control channel or at a door."""
+"""The tool calls of one execution, from the control channel and from doors."""
 
 import os
 
@@ -12,10 +12,10 @@ from .watcher import Watcher
 
 
 class Answering:
-    """Has each call answered, and each answer sent to where the call was made.
+    """Starts each call, and sends each answer to the place of the call.
 
-    On the control channel the thread that has an answer sends it; one for a door waits for the thread
-    that watches, as does what takes more than one go: then `ready` becomes readable.
+    On the control channel the thread that has an answer sends it.  Answers for doors, and answers that
+    need more than one write, wait for the poll loop's thread: then `ready` becomes readable.
     """
 
     def __init__(
@@ -26,29 +26,29 @@ class Answering:
         self._calls = Calls(on_call, self._tell, orphans)
         self.ready = self._calls.ready
         self._listener = custody.listener
-        self._doors: Doors | None = None  # where the kernel tells of opens
+        self._doors: Doors | None = None  # needs the seccomp listener
         if self._listener:
             listener = custody.cell.listener
             self._doors = Doors(listener, most_heard(limits), self._calls, watcher)
             self._listener.on_door = self._doors.knock
 
     def begin(self, call: Call) -> None:
-        """Have `call` answered; raises ProtocolError for one that no honest guest makes."""
+        """Start `call`; raises ProtocolError if it breaks the protocol."""
         self.make_room()
         self._calls.begin(call)
 
     def make_room(self) -> None:
-        """Let calls whose answers were sent no longer count as open."""
+        """Stop counting calls whose answers were sent as open."""
         self._calls.sent(self._talk.take_sent())
 
     def send_kept(self) -> None:
-        """Send what waits at doors, once `ready` is readable."""
+        """Send the answers that wait at doors; called when `ready` is readable."""
         os.eventfd_read(self.ready)
         if self._doors:
             self._doors.send_kept()
 
     def close(self) -> None:
-        """Answer nobody any more, and let nobody in; closing twice is fine."""
+        """Send no more answers and open no more doors; may be called twice."""
         self._calls.close()
         if self._listener and self._doors:
             self._listener.on_door = None

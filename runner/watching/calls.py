@@ -1,5 +1,5 @@
-"""The calls of tools that one program has open: each is answered by a thread of its own, so that
-whoever watches the program never waits for a tool."""
+"""The open tool calls of one program.  Each has a thread of its own, so that the poll loop that watches
+the program never waits for a tool."""
 
 import os
 import queue
@@ -12,18 +12,18 @@ from ..messages import Answer, Call
 from ..threads import begin
 
 Tell = Callable[[Answer], None]
-# Must not raise.  It passes the answer to Tell, or nothing if the program is being stopped; answers
-# reach the program in the order in which they are passed.
+# Must not raise.  It passes the answer to Tell, or passes nothing if the program is being stopped;
+# answers reach the program in the order in which they are passed.
 OnCall = Callable[[Call, Tell], None]
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
 MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
-_MOST_ORPHANS = 64  # of one caller: as many as one program may have open
-_MOST_ORPHANS_IN_ALL = 512  # of this process: each holds a thread
+_MOST_ORPHANS = 64  # for each caller: as many as one program may have open
+_MOST_ORPHANS_IN_ALL = 512  # in this process: each holds a thread
 
 
 class Orphans:
-    """Counts the calls of one caller whose tools still run though their programs have ended.
+    """Counts one caller's tool calls that outlive their programs.
 
     A tool cannot be ended from outside, and each holds a thread: without a bound, programs that call
     and end at once would pile up threads.  Safe from many threads.
@@ -41,26 +41,28 @@ class Orphans:
             Orphans._in_all += change
 
     def is_full(self) -> bool:
-        """Tell whether another call has to be refused until some of these tools have ended."""
+        """Return whether further calls are refused until some of these tools have ended."""
         return self._count >= _MOST_ORPHANS or Orphans._in_all >= _MOST_ORPHANS_IN_ALL
 
     @classmethod
     def forget(cls) -> None:
-        """Begin anew: the child of a fork has none of their threads."""
+        """Reset the counts: the child of a fork has none of the threads."""
         cls._lock, cls._in_all = threading.Lock(), 0
 
 
 def dropped(answer: Answer) -> Answer:
-    """Return what is told instead of an answer for which there is no room."""
+    """Return the error that replaces an answer for which there is no room."""
     size = len(answer.value or b"")
     why = f"its result of {size} bytes was dropped: the program did not read the answers before"
     return Answer(answer.number, None, "too_large", why)
 
 
 class Calls:
-    """Those of one execution.  `tell` sends an answer, and says whether that takes more than one go;
-    then `ready` becomes readable, for whoever can wait for room.  Those that outlive the execution
-    are counted by `orphans`."""
+    """The tool calls of one execution.
+
+    `tell` sends an answer and returns whether a part is left to send; then `ready` becomes readable.
+    `orphans` counts the calls that outlive the execution.
+    """
 
     def __init__(
         self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None
@@ -68,14 +70,13 @@ class Calls:
         self._answer = answer
         self._tell = tell
         self._orphans = orphans or Orphans()
-        self._performed = 0  # begun, and their tools have not ended
+        self._performed = 0  # calls whose tools have not ended
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self.ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def begin(self, call: Call) -> None:
-        """Have `call` answered, unless the program has ended; raises ProtocolError for one that no
-        honest guest makes."""
+        """Start `call`, unless the program has ended; raises ProtocolError for an invalid call."""
         if self.ready < 0:
             return
         if call.number in self._open:
@@ -98,13 +99,14 @@ class Calls:
                 self._orphans.add(-1)
 
     def sent(self, numbers: Iterable[int]) -> None:
-        """Make room: who calls and does not listen has only so many answers kept."""
+        """Make room for further calls: these answers were sent.  A guest that does not read its answers
+        keeps its calls open."""
         self._open.difference_update(numbers)
 
     def close(self) -> None:
-        """Forget what is open: a tool that still runs is an orphan, whose answer nobody hears.
+        """Forget the open calls: a tool that still runs is an orphan, and its answer is dropped.
 
-        Closing twice is fine.
+        May be called twice.
         """
         with self._lock:
             if self.ready >= 0:
@@ -119,16 +121,16 @@ class Calls:
 
 
 class _Workers:
-    """Threads that wait for something to do, for a while; each does one thing at a time.
+    """A thread pool that grows with the open calls and shrinks when threads are idle.
 
-    There are as many as calls are open: none waits for another, so tools may call tools.
+    Each open call has a thread, so that a tool may call another tool without a deadlock.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with none: the child of a fork has no thread but its own."""
+        """Reset the pool: the child of a fork has no thread but its own."""
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
@@ -149,7 +151,7 @@ class _Workers:
                     if own in self._idle:
                         self._idle.remove(own)
                         return
-                continue  # it was just given something
+                continue  # work arrived at this moment
             with self._lock:
                 self._idle.append(own)
 

@@ -1,13 +1,13 @@
-"""Calls of tools by programs that cannot read packets, a shell's above all.
+"""Doors: sockets for tool calls by programs that cannot read packets, such as shells.
 
-Such a program opens DOOR.  There is no such file: the kernel tells the supervisor of every open, and
-the answer to this one is a stream socket of its own (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ADDFD).
-It takes one call and brings the answer, so that processes that call at the same time, or die of it,
-are nothing to each other.  That DOOR was meant is read from the guest's memory: who changes it
-meanwhile gets a socket that it had only to ask for.
+The program opens the path DOOR, which no file has.  The kernel reports every open to the supervisor,
+and the supervisor answers this one with a new stream socket (seccomp_unotify(2),
+SECCOMP_IOCTL_NOTIF_ADDFD).  Each socket takes one call and returns its answer, so that processes that
+call at the same time, or die in a call, do not disturb each other.  The supervisor reads the path from
+the guest's memory; a guest that changes the path meanwhile gains a socket that it could have asked for.
 
-What comes in is hostile: limited before it is put together, taken apart once, and more than one call
-is a breach.
+Input from a door is hostile: its size is limited before it is joined, it is parsed once, and a second
+call on the same socket ends the cell.
 """
 
 import errno
@@ -25,18 +25,18 @@ from .calls import MOST_UNSENT_BYTES, Calls, dropped
 from .watcher import Watcher
 
 DOOR = "/dev/tools"
-_AT_ONCE = 32  # as many as an honest guest calls at once on the control channel
-_MOST_WAITING = 256  # a cell may have as many processes, each in an open; the dead are counted out
+_AT_ONCE = 32  # the guest's own limit of concurrent calls on the control channel
+_MOST_WAITING = 256  # a cell may have so many processes, each in an open(2); dead ones are removed
 _TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each
 
 
 class _Door:
-    """One that is open: `socket` until somebody hangs up, `asked` once the call is whole."""
+    """An open door: `socket` until one side closes it, `asked` once the call is complete."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number
         self.socket: socket.socket | None = sock
-        self.hears = True  # until the guest has said all that it will
+        self.hears = True  # until the guest has closed its sending side
         self.heard = bytearray()
         self.texts = 0
         self.asked = False
@@ -44,7 +44,7 @@ class _Door:
 
 
 class Doors:
-    """Those of one request."""
+    """The doors of one request."""
 
     def __init__(self, listener: int, most_bytes: int, calls: Calls, watcher: Watcher) -> None:
         self._listener = listener
@@ -57,7 +57,7 @@ class Doors:
         self._kept: deque[Answer] = deque()
 
     def knock(self, notification: Notification, flags: int) -> None:
-        """Let in whoever opens DOOR, once there is room; its open(2) takes as long."""
+        """Open a door for a process, whose open(2) blocks until there is room."""
         if len(self._waiting) >= _MOST_WAITING:
             living = (each for each in self._waiting if self._is_waiting(each[0]))
             self._waiting = deque(living)
@@ -68,12 +68,12 @@ class Doors:
         self._let_in()
 
     def keep(self, answer: Answer) -> bool:
-        """Take an answer, from any thread, for who watches to send; True, as there is one then."""
+        """Queue an answer, from any thread, for the poll loop to send; returns True."""
         self._kept.append(answer)
         return True
 
     def send_kept(self) -> None:
-        """Have what was kept sent to those who called; it is dropped if nobody listens."""
+        """Send the queued answers; an answer whose process has closed its door is dropped."""
         while self._kept:
             self._answer(self._kept.popleft())
 
@@ -87,7 +87,7 @@ class Doors:
         self._send(door)
 
     def close(self) -> None:
-        """Hang up, and let nobody in any more."""
+        """Close all doors and refuse waiting processes."""
         for notification, _ in self._waiting:
             notifications.refuse(self._listener, notification, errno.ENXIO)
         self._waiting.clear()
@@ -125,7 +125,7 @@ class Doors:
             return False
 
     def _watch(self, door: _Door) -> None:
-        """Wait for what can come next; that the guest has closed its end is told in any case."""
+        """Watch for the next possible events; poll(2) reports a closed end in any case."""
         if door.socket:
             events = (select.POLLIN if door.hears else 0) | (select.POLLOUT if door.left else 0)
             self._watcher.watch(door.socket.fileno(), events, partial(self._on_event, door))
@@ -152,7 +152,7 @@ class Doors:
             self._hear(door, data)
             return
         door.hears = False
-        self._watch(door)  # it may have closed one direction, and wait for the answer
+        self._watch(door)  # it may have closed only its sending side, and wait for the answer
         if not door.asked:
             self._hang_up(door)
             self._forget(door)
@@ -182,7 +182,7 @@ class Doors:
         except BlockingIOError:
             self._watch(door)
             return
-        except OSError:  # whoever called does not listen any more
+        except OSError:  # the calling process has closed its end
             pass
         self._calls.sent([door.number])
         self._hang_up(door)
@@ -195,6 +195,6 @@ class Doors:
             door.socket = None
 
     def _forget(self, door: _Door) -> None:
-        """Give its place to another; a call that was made has it until it is answered."""
+        """Free the place of a door; a call keeps its place until it is answered."""
         del self._open[door.number]
         self._let_in()

@@ -1,4 +1,4 @@
-"""The standard input of one execution, which goes in as the guest takes it."""
+"""The standard input of one execution, written as fast as the guest reads it."""
 
 import os
 import select
@@ -9,7 +9,7 @@ from .watcher import Watcher
 
 
 class Feeding:
-    """Writes what the guest is given, and then closes it unless it `stays` open for more."""
+    """Writes the guest's standard input, and then closes it unless it `stays` open for more."""
 
     def __init__(self, cell: Cell, watcher: Watcher, data: bytes, *, stays: bool) -> None:
         self._cell = cell
@@ -24,7 +24,7 @@ class Feeding:
             self._cell.close_stdin()
 
     def add(self, data: bytes) -> None:
-        """Have `data` written behind what is not written yet."""
+        """Queue `data` behind the unwritten rest."""
         self._left = memoryview(bytes(self._left) + data)
         self._watcher.watch(self._cell.stdin, select.POLLOUT, self._write)
 
@@ -34,7 +34,7 @@ class Feeding:
             self._left = self._left[sent:]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # the guest does not want it
+        except BrokenPipeError:  # the guest closed its end
             self._left = self._left[:0]
         if not self._left or event & select.POLLERR:
             self._watcher.unwatch(self._cell.stdin)

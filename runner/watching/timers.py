@@ -1,4 +1,4 @@
-"""What is to be done at which moment: the timeouts of a poll loop."""
+"""`Timers`: the timeouts of a poll loop."""
 
 import time
 from collections.abc import Callable
@@ -13,18 +13,18 @@ class Timers:
         self._due: dict[Callable[[], None], float] = {}
 
     def at(self, moment: float, do: Callable[[], None]) -> None:
-        """Have `do` called at `moment`, and not at the one that was said before."""
+        """Call `do` at `moment` instead of at its earlier moment."""
         self._due[do] = moment
 
     def patience_milliseconds(self) -> float:
-        """Return for how long there is nothing to do, as poll(2) takes it."""
+        """Return the time until the next action, as poll(2) takes it."""
         patience = _LONGEST_WAIT_SECONDS
         if self._due:
             patience = min(min(self._due.values()) - time.monotonic(), patience)
         return max(0.0, patience) * 1000 + 1
 
     def ring(self) -> None:
-        """Call what is due, the earliest first."""
+        """Call every action that is due, the earliest first."""
         now = time.monotonic()
         for do in sorted(
             (do for do, at in self._due.items() if at <= now), key=self._due.__getitem__

@@ -1,17 +1,17 @@
-"""A poll loop as those see it who take part in it."""
+"""`Watcher`: the interface of a poll loop to the objects that register with it."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 
 class Watcher(Protocol):
-    """Whose poll loop it is."""
+    """A poll loop over descriptors."""
 
     def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
-        """Have `handler` called with what poll(2) tells of `descriptor`."""
+        """Call `handler` with the events that poll(2) reports for `descriptor`."""
 
     def unwatch(self, descriptor: int) -> None:
-        """Wait for it no longer; it need not be watched."""
+        """Stop watching `descriptor`; harmless if it is not watched."""
 
     def complain(self, complaint: str) -> None:
-        """End the cell: it has done what no honest guest does."""
+        """End the cell because its guest broke the protocol."""
