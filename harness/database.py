@@ -1,7 +1,7 @@
-"""A SQLite file of ours: made privately, written in whole transactions, never taken for another's.
+"""`Database`: a private SQLite file with a format number, written in whole transactions.
 
-Killed at any point, a write happened or it did not (WAL, synchronous=FULL).  Several processes may use
-one file at a time.
+A write is on disk completely or not at all, even if the process is killed (WAL, synchronous=FULL).
+Several processes may use one file at a time.  A file of another program or format is refused.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from ..policies.errors import RegistryError
+from ..policies.errors import CellwrightError, RegistryError
 
 MEMORY = ":memory:"
 _APPLICATION = 0x63656C6C  # in the header of the file (PRAGMA application_id)
-_BUSY_SECONDS = 10.0  # that a write of another process is waited for
+_BUSY_SECONDS = 10.0  # how long a write waits for the write of another process
 
 
 class Database:
@@ -23,15 +23,18 @@ class Database:
 
     def __init__(
         self, path: str | None, what: str, version: int, schema: str, *,
-        upgrades: Mapping[int, str] = MappingProxyType({}), must_exist: bool = False,
+        upgrades: Mapping[int, str] = MappingProxyType({}), unmarked: str = "",
+        must_exist: bool = False, error: type[CellwrightError] = RegistryError,
     ) -> None:  # fmt: skip
-        """Open or make the file at `path`, or one in memory, for `what`, a word for messages.
+        """Open or make the file at `path`, or one in memory; `what` names it in error messages.
 
-        `upgrades` maps an older version to the statements that make it `version`.  Raises
-        RegistryError for a file that cannot be opened or holds something else, and with `must_exist`
-        for one that is missing.
+        `upgrades` maps an older format number to the statements that lead to `version`.  `unmarked`
+        names the table of files from before they had a number: a file with that table alone is
+        adopted.  Raises `error`, here and in each method, for a file that cannot be opened or holds
+        something else, and with `must_exist` for one that is missing.
         """
         self.path = path or MEMORY
+        self._error = error
         self._what = what
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -39,46 +42,51 @@ class Database:
         with self._explained("open"):
             if path:
                 if must_exist and os.stat(path).st_size == 0:
-                    raise RegistryError(f"{path} holds no {what}: it is empty")
+                    raise error(f"{path} holds no {what}: it is empty")
                 _make_private(path)
             self._db = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
-                self._prepare(version, schema, upgrades)
+                self._prepare(version, schema, upgrades, unmarked)
             except BaseException:
                 self._db.close()
                 raise
 
-    def _prepare(self, version: int, schema: str, upgrades: Mapping[int, str]) -> None:
+    def _prepare(
+        self, version: int, schema: str, upgrades: Mapping[int, str], unmarked: str
+    ) -> None:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "journal_mode = WAL",
                        "synchronous = FULL", "foreign_keys = ON"):  # fmt: skip
             self._db.execute(f"PRAGMA {pragma}")
         with self.writing("prepare") as db:
             found = [db.execute(f"PRAGMA {name}").fetchone()[0]
                      for name in ("application_id", "user_version")]  # fmt: skip
-            if found == [0, 0] and not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+            tables = db.execute("SELECT name FROM sqlite_schema").fetchall()
+            if found == [0, 0] and not tables:
                 _execute_all(db, schema, version)
+            elif found == [0, 0] and tables == [(unmarked,)]:
+                _mark(db, version)
             elif found[0] == _APPLICATION and found[1] in upgrades:
                 _execute_all(db, upgrades[found[1]], version)
             elif found != [_APPLICATION, version]:
-                raise RegistryError(
-                    f"{self.path} holds no {self._what}: it is another program's, or another version's"
+                raise self._error(
+                    f"{self.path} holds no {self._what}: it is a file of another program or version"
                 )
 
     @contextlib.contextmanager
     def reading(self, purpose: str = "read") -> Iterator[sqlite3.Connection]:
-        """Keep others of this process out, and tell what goes wrong as RegistryError."""
+        """Hold the lock of this process; raise what goes wrong as the error of this database."""
         if os.getpid() != self._owner:  # before the lock: another thread may have held it
-            raise RegistryError(f"the {self._what} in {self.path} was opened before the fork")
+            raise self._error(f"the {self._what} in {self.path} was opened before the fork")
         with self._explained(purpose), self._lock:
             if self._closed:
-                raise RegistryError(f"the {self._what} in {self.path} was closed")
+                raise self._error(f"the {self._what} in {self.path} was closed")
             yield self._db
 
     @contextlib.contextmanager
     def writing(self, purpose: str) -> Iterator[sqlite3.Connection]:
-        """Make what is done within one transaction; an exception undoes it."""
+        """Execute the block as one transaction; an exception rolls it back."""
         with self.reading(purpose) as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -103,7 +111,7 @@ class Database:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            raise RegistryError(
+            raise self._error(
                 f"cannot {purpose} the {self._what} in {self.path}: {error}"
             ) from None
 
@@ -111,11 +119,15 @@ class Database:
 def _execute_all(db: sqlite3.Connection, statements: str, version: int) -> None:
     for statement in statements.split(";"):
         db.execute(statement)
+    _mark(db, version)
+
+
+def _mark(db: sqlite3.Connection, version: int) -> None:
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {version}")
 
 
 def _make_private(path: str) -> None:
-    """Make a missing file readable by its owner alone, where SQLite asks umask(2); follow no link."""
+    """Make a missing file, readable by its owner alone (SQLite would use the umask); follow no link."""
     flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     os.close(os.open(path, flags, 0o600))

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import mmap
-import sqlite3
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -23,10 +22,13 @@ import numpy.typing as npt
 import tokenizers
 
 from ...policies.errors import PolicyError
+from ..database import Database
 
 Floats = npt.NDArray[np.float32]
 _MAX_TOKENS = 256  # what MiniLM was trained on; a tool says what it does within them
 _BATCH = 16
+_CACHE_FORMAT = 2001  # registries have 1001, runs count from 1
+_CACHE_SCHEMA = "CREATE TABLE vectors (text BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID"
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TYPES = {"F32": "<f4", "F16": "<f2"}
 
@@ -186,33 +188,37 @@ class VectorIndex:
         return self._cache.encoded(texts) if self._cache else self._encoder.encode(texts)
 
 
-class _VectorFile:
-    """Bytes by keys, in one SQLite file.  Safe from many threads, and the file from many processes."""
+class VectorCache:
+    """Vectors by key.  Safe from many threads, and the file from many processes.
+
+    Only opening the file can fail.  A vector that cannot be read or written later (no room, a damaged
+    file, another process that holds the lock) is a cache miss: the caller encodes the text again.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises PolicyError if the file cannot be opened, or made."""
-        self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False)
-            weakref.finalize(self, self._file.close)  # nobody is asked to close it
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB) "
-                "WITHOUT ROWID"
-            )
-        except sqlite3.Error as error:
-            raise PolicyError(f"cannot use {path} to remember vectors: {error}") from error
+        """Open or make the file; raises PolicyError if that fails."""
+        self._database = Database(
+            str(path),
+            "vector cache",
+            _CACHE_FORMAT,
+            _CACHE_SCHEMA,
+            unmarked="vectors",
+            error=PolicyError,
+        )
+        weakref.finalize(self, self._database.close)  # the API has no `close`
 
-    def recall(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return what is known of these."""
-        ask = "SELECT vector FROM vectors WHERE text = ?"
-        with self._lock:
-            rows = {key: self._file.execute(ask, (key,)).fetchone() for key in keys}
-        return {key: row[0] for key, row in rows.items() if row}
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the cached vectors of these keys."""
+        query = "SELECT vector FROM vectors WHERE text = ?"
+        with contextlib.suppress(PolicyError), self._database.reading() as db:
+            rows = {key: db.execute(query, (key,)).fetchone() for key in keys}
+            return {key: row[0] for key, row in rows.items() if row}
+        return {}
 
-    def keep(self, found: Mapping[bytes, bytes]) -> None:
-        """Remember these; what cannot be - no room, another process writes - is worked out again."""
-        with self._lock, contextlib.suppress(sqlite3.OperationalError), self._file:
-            self._file.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", found.items())
+    def put(self, vectors: Mapping[bytes, bytes]) -> None:
+        """Cache vectors by key."""
+        with contextlib.suppress(PolicyError), self._database.writing("write to") as db:
+            db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", vectors.items())
 
 
 class _CachedEncoder:
@@ -220,18 +226,18 @@ class _CachedEncoder:
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._memory = _VectorFile(path)
+        self._cache = VectorCache(path)
 
     def encoded(self, texts: list[str]) -> Floats:
         keys = {self._key(text): text for text in texts}
         known = {
             key: np.frombuffer(data, "<f4").astype(np.float32)
-            for key, data in self._memory.recall(keys).items()
+            for key, data in self._cache.get(keys).items()
             if len(data) == 4 * self._encoder.size
         }
         new = {key: text for key, text in keys.items() if key not in known}
         made = dict(zip(new, self._encoder.encode([*new.values()]), strict=True))
-        self._memory.keep({key: vector.astype("<f4").tobytes() for key, vector in made.items()})
+        self._cache.put({key: vector.astype("<f4").tobytes() for key, vector in made.items()})
         found = known | made
         rows = [found[self._key(text)] for text in texts]
         return np.stack(rows) if rows else self._encoder.encode([])

@@ -261,7 +261,7 @@ sys.path[:0] = sys.argv[2:]
 from tests.harness.runs.test_runs import Runs, noted, sandbox
 from cellwright import Broker, Sandbox
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.schemas.spec import Tool
+from cellwright.harness.tools.caller import Tool
 runs = Runs(sys.argv[1])
 die = noted("die")
 die = Tool(die.spec, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

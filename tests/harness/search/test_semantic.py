@@ -3,10 +3,12 @@
 Only the last test needs one that has learned anything.
 """
 
+import contextlib
 import json
 import math
 import os
 import random
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import tokenizers
 from cellwright import Broker, PolicyError, ToolFactory, ToolRegistry
 from cellwright.benchmarks.catalogues import questions
 from cellwright.harness.search.documents import Document
-from cellwright.harness.search.encoder import Encoder, VectorIndex
+from cellwright.harness.search.encoder import Encoder, VectorCache, VectorIndex
 from cellwright.harness.search.model import Model
 from cellwright.harness.search.search import SearchIndex
 from tests.conftest import MODEL, ROOT, SHARED
@@ -279,11 +281,31 @@ def test_a_text_is_encoded_once_for_each_model(
     assert other.asked == ["read"]
 
 
-def test_a_cache_that_is_none_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_bytes(b"no database" * 1000)
-    for path in (tmp_path, tmp_path / "text"):
-        with pytest.raises(PolicyError, match="to remember vectors"):
+    with contextlib.closing(sqlite3.connect(tmp_path / "other")) as other:
+        other.execute("CREATE TABLE other (text)")
+    for path in (tmp_path, tmp_path / "text", tmp_path / "other"):
+        with pytest.raises(PolicyError, match="vector cache"):
             VectorIndex(Encoder(folder), path)
+
+
+def test_a_cache_from_before_the_format_number_is_adopted(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.db"
+    with contextlib.closing(sqlite3.connect(path)) as old, old:
+        old.execute("CREATE TABLE vectors (text BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        old.execute("INSERT INTO vectors VALUES (?, ?)", (b"key", b"vector"))
+    for _ in range(2):  # adopted, then known by its number
+        assert VectorCache(path).get([b"key", b"other"]) == {b"key": b"vector"}
+
+
+def test_a_cache_that_is_damaged_later_is_a_cache_without_entries(tmp_path: Path) -> None:
+    cache = VectorCache(tmp_path / "vectors.db")
+    cache.put({b"key": b"vector"})
+    with contextlib.closing(sqlite3.connect(tmp_path / "vectors.db")) as other, other:
+        other.execute("DROP TABLE vectors")
+    assert cache.get([b"key"]) == {}
+    cache.put({b"key": b"vector"})
 
 
 def test_an_index_takes_vectors(folder: Path) -> None:
