@@ -2,7 +2,7 @@
 of its own."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...policies.tools import Tools
 from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
 from ..schemas.spec import Provenance, ToolSpec, ToolState
+from ..search.documents import Kind
 from ..search.model import Model, model_of
 from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
@@ -208,9 +209,16 @@ class ToolFactory(Closing):
         """Return every tool that can be called, by name."""
         return self.registry.list_tools()
 
-    def search(self, query: str, limit: int = 5, offset: int = 0, **asked: Any) -> dict[str, Any]:
+    def search(
+        self, query: str, limit: int = 5, offset: int = 0, *, detail: str = "summary",
+        tags: Collection[str] = (), states: Collection[ToolState] = (),
+        kinds: Collection[Kind] = (), server: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Find tools by what they are for; the arguments are those of ToolSearch.search."""
-        return self._search.search(query, limit, offset, **asked)
+        return self._search.search(
+            query, limit, offset, detail=detail, tags=tags, states=states, kinds=kinds,
+            server=server,
+        )  # fmt: skip
 
     def get_tool(self, name: str) -> ToolSpec:
         """Return what is known of a tool; raises ToolNotFound."""

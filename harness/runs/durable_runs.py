@@ -7,6 +7,7 @@ every call that it made before gets the answer that it got then, without being m
 
 import enum
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from ...policies.errors import ApprovalRequired, PolicyError
 from ...runner.messages import Answer
 from ...runner.result import SandboxResult, SandboxStatus
 from ..sandbox.executing import Executing
+from ..sandbox.request import CallArguments
 from ..schemas.spec import ToolSpec
 from ..tools.approval import ApprovalRequest
 from ..tools.caller import CALLING, Caller
@@ -96,15 +98,31 @@ class Runs(Closing):
         self._working = CallsInProgress()
 
     def start(
-        self, sandbox: Executing, code: str, language: str = "python", **given: Any
+        self,
+        sandbox: Executing,
+        code: str,
+        language: str = "python",
+        *,
+        stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        collect: Sequence[str] = (),
+        workspace: str | None = None,
+        clean: bool = False,
+        trace_id: str | None = None,
+        plain: bool = False,
     ) -> RunAttempt:
         """Run `code` in a fresh cell, so that it can wait; the arguments are those of Sandbox.execute.
 
         Raises PolicyError for arguments that cannot be kept.
         """
-        if unknown := given.keys() & {"on_output", "cancel"}:
-            raise PolicyError(f"{', '.join(sorted(unknown))}: cannot be kept with a run")
-        run = self._store.begin(code, language, given)
+        given = CallArguments(
+            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
+            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
+        )  # fmt: skip
+        run = self._store.begin(code, language, msgspec.structs.asdict(given))
         return self._attempt(sandbox, self._store.get(run))
 
     def resume(

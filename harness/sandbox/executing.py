@@ -1,9 +1,9 @@
-"""What a sandbox and a session have in common: one way to execute, three to call it, and an end."""
+"""`Executing`, the base of `Sandbox` and `Session`: `execute`, `aexecute`, `start` and closing."""
 
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ...policies.closing import Closing
 from ...policies.errors import PolicyError
@@ -23,7 +23,7 @@ _IS_COROUTINE = 0x80  # inspect.CO_COROUTINE; the module takes milliseconds to i
 
 
 class Executing(Closing):
-    """Executes programs until it is closed; a context manager."""
+    """Executes programs until it is closed; a context manager, for `with` and `async with`."""
 
     _threads: "Threads | None" = None  # of aexecute, once it is called
 
@@ -37,11 +37,11 @@ class Executing(Closing):
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
         cancel: int,
     ) -> SandboxResult:  # fmt: skip
-        """Run `code` and return what came of it."""
+        """Run `code` and return its result."""
 
     @property
     def _at_once(self) -> int:
-        """How many calls of `aexecute` can run at once."""
+        """The number of `aexecute` calls that can run at once."""
         return 1
 
     def _aexecutor(self) -> "Threads":
@@ -53,7 +53,7 @@ class Executing(Closing):
             return self._threads
 
     def _close_aexecutor(self) -> None:
-        """Have the threads of `aexecute` end; for `close`."""
+        """End the threads of `aexecute`; each implementation of `close` calls this."""
         threads, self._threads = self._threads, None
         if threads:
             threads.close()
@@ -61,6 +61,18 @@ class Executing(Closing):
     @abstractmethod
     def close(self) -> None:
         """End what runs, and leave nothing behind; closing twice is fine."""
+
+    async def aclose(self) -> None:
+        """`close` for asyncio, in a thread of its own, as leaving an `async with` does."""
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        await in_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def execute(
         self,
@@ -80,36 +92,38 @@ class Executing(Closing):
         on_output: OnOutput | None = None,
         cancel: int = NEVER,
     ) -> SandboxResult:
-        """Run `code` and return what came of it: in a fresh cell of a sandbox, or in the one cell of a
-        session, with what the calls before left.
+        """Run `code` and return its result: in a fresh cell of a sandbox, or in the one cell of a
+        session, with the state that earlier calls left.
 
         `language`: python (the default), javascript, typescript, bash, sh or ruby, as far as the host
         has its interpreter; a session runs its own only.
         `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
         /workspace -> content.  `env`: variables of the environment, beside those of the policy.
-        `timeout`: seconds of wall time, no longer than the policy's.  `collect`: globs of files below
+        `timeout`: seconds of wall time, at most the policy's.  `collect`: globs of files below
         /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
         Python program is JSON, or the error says why it cannot be.
         `on_output(stream, bytes)` is called as output comes, and the program waits for it; `cancel` is
-        a descriptor that ends the execution once it is readable.
-        `workspace` names one whose files are there before and are kept after, however the program
-        ends; with `clean` it is removed once a program completes.  A session is opened with one.
+        a descriptor: once it is readable the execution is ended.
+        `workspace`: the name of a workspace; its files are there at the start and are saved at the end,
+        however the program ends.  `clean`: remove that workspace if the program completes.  A session
+        takes neither: its workspace is named when it is opened.
 
-        What the code does wrong is in the result.  Raises PolicyError for invalid arguments,
-        ClosedError after `close`, LaunchError if no cell could be built, BusyError and WorkspaceError
-        if the workspace cannot be had; a session SessionLost if it is gone, and BusyError if the call
-        before this one does not end.
+        Failures of the program are in the result.  Raises PolicyError for invalid arguments,
+        ClosedError after `close`, LaunchError if no cell could be built, BusyError if the workspace is
+        in use and WorkspaceError if it cannot be read; a session raises SessionLost if it is gone, and
+        BusyError if the call before this one does not end.
         """
         if _is_async(on_output):
             raise PolicyError(
-                "on_output: is a coroutine function, which nothing would await here",
-                "await aexecute(..., on_output=...), or give a plain function",
+                "on_output: must be a plain function here, not a coroutine function",
+                "aexecute takes a coroutine function and awaits it",
             )
         given = CallArguments(
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
             workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
         )  # fmt: skip
-        return self._execute(code, self._named(language), given, on_output, cancel)
+        language = self.language if language is None else language
+        return self._execute(code, language, given, on_output, cancel)
 
     async def aexecute(
         self,
@@ -135,12 +149,15 @@ class Executing(Closing):
         """
         from .run import in_loop  # asyncio takes 40 ms to import
 
-        return await self._aexecutor().execute(
-            self.execute, code, self._named(language),
+        given = CallArguments(
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
             workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
-            on_output=in_loop(on_output) if on_output else None,
         )  # fmt: skip
+        language = self.language if language is None else language
+        listener = in_loop(on_output) if on_output else None
+        return await self._aexecutor().execute(
+            lambda cancel: self._execute(code, language, given, listener, cancel)
+        )
 
     def start(
         self,
@@ -161,18 +178,18 @@ class Executing(Closing):
         """Start `execute` in the background and return a handle to it."""
         from .run import Run
 
-        return Run(
-            self.execute, code, self._named(language),
+        given = CallArguments(
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
             workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
         )  # fmt: skip
-
-    def _named(self, language: str | None) -> str:
-        return self.language if language is None else language
+        language = self.language if language is None else language
+        return Run(
+            lambda on_output, cancel: self._execute(code, language, given, on_output, cancel)
+        )
 
 
 def _is_async(function: object) -> bool:
-    """Tell whether `function`, or what calling the object runs, is an `async def`."""
+    """Tell whether calling `function`, which may be an object, runs an `async def`."""
     while not hasattr(function, "__code__") and hasattr(function, "func"):  # functools.partial
         function = function.func
     if not hasattr(function, "__code__") and callable(function):

@@ -1,16 +1,17 @@
-"""`Sandbox`: what a user imports.  A face: its own cells stand behind it, or those of a daemon."""
+"""`Sandbox`: runs untrusted code in cells, which this process or a daemon makes."""
 
 import os
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...policies.plan import Plan
 from ...policies.policy import Policy
+from ...runner.audit.level import AuditLevel
 from ...runner.capture import OnOutput
 from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["Sandbox", "create_sandbox"]
 
 
+# Settings that a sibling shares.
 _ALIKE = ("python", "cgroup_root", "blocked_imports", "blocked_builtins", "user")
 
 
 class _Cells(Protocol):
-    """What stands behind a sandbox; its methods are those of `Sandbox`."""
+    """The implementation of a sandbox: `LocalCells`, or the cells of a daemon."""
 
     policy: Policy
     audit: "AuditLog | None"
@@ -69,29 +71,36 @@ class _Cells(Protocol):
 class Sandbox(Executing):
     """Runs untrusted code, each call in a cell of its own.  Safe from many threads.
 
-    `Sandbox()` denies everything and requires every layer.  `config` widens it by named
-    permissions; `policy` replaces it: the name of a shipped profile, the path of a TOML file, a
-    mapping as TOML has it, a Policy or a PermissionSet; each of these may stand in the place of
-    `config` too.  `python` names another interpreter of the same version, `cgroup_root` a directory
-    in which to make cgroups, `spawned` a launcher started ahead, `pool` how many cells wait ready
-    (0: a call makes its own and takes it down before it returns) or all settings of the pool,
-    `fresh_exec` that each cell has a launcher, and so an address layout and a hash seed, of its
-    own, `language` whose launcher is started now (another's is when it is first asked for),
-    `sessions` how many of them live and how long, `interpreters` the paths of those of other
-    languages that are not in the usual places ({"javascript": "/opt/node/bin/node"}), `workspaces`
-    those that calls may name, or their directory, `audit` the trail to write to, which stays yours
-    to close; unless told it is one in memory, False is none.  `tools` are those of the host that
-    programs may call, as far as the policy lets them: a list of functions or Tools, a Broker, a
-    ToolFactory or McpServers.  `blocked_imports` and `blocked_builtins` take the place of what
-    source checks look for.  `user` is whose id cells have on the host where root starts them: a
-    number, or a name of your own for one that is the same in every process; by default each process
-    has another.  Use it as a context manager, or call `close`.
+    `Sandbox()` denies everything and requires every layer.  Use it as a context manager, or call
+    `close`.
 
-    `connect` names the socket of a daemon (`cellwright serve`), whose cells it then uses; `policy` is
-    one of the names that the daemon has, and everything else is the daemon's to say.
+    `config`: named permissions and limits; or anything that `policy` takes.
+    `policy`: the name of a shipped profile, the path of a TOML file, a mapping as TOML has it, a
+    Policy or a PermissionSet; instead of `config`.
+    `python`: another interpreter of the same version.
+    `cgroup_root`: a directory in which to make cgroups; by default $CELLWRIGHT_CGROUP_ROOT, else one
+    that is found.
+    `spawned`: a launcher process that was started ahead.
+    `pool`: how many cells wait ready, default 8 (0: a call makes its own and takes it down before it
+    returns), or all settings of the pool.
+    `fresh_exec`: start a launcher for every cell, which then has an address layout and a hash seed of
+    its own.
+    `language`: start the launcher of this language now; others are started when first needed.
+    `sessions`: how many sessions live at once, and for how long.
+    `interpreters`: paths of interpreters that are not in the usual places, such as
+    {"javascript": "/opt/node/bin/node"}.
+    `workspaces`: the workspaces that calls may name, or their directory.
+    `audit`: the trail to write to, which the caller closes; by default one in memory, False for none.
+    `tools`: tools of the host that programs may call, as far as the policy allows: a list of functions
+    or Tools, a Broker, a ToolFactory or McpServers.
+    `blocked_imports`, `blocked_builtins`: lists for source checks, instead of the policy's.
+    `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
+    same uid in every process; by default each process has another uid.
+    `connect`: the socket of a daemon (`cellwright serve`) whose cells are used; `policy` is then one
+    of the daemon's policy names, and no other argument can be given.
 
-    Raises PolicyError for arguments that make no sense, Unenforceable if this host lacks a layer
-    that is required, LaunchError if cells cannot be built, or no daemon answers.
+    Raises PolicyError for invalid arguments, Unenforceable if this host lacks a required layer,
+    LaunchError if cells cannot be built or no daemon answers.
     """
 
     def __init__(
@@ -127,11 +136,51 @@ class Sandbox(Executing):
         if connect is None:
             self._cells = LocalCells(policy=policy, **settings)  # type: ignore[arg-type] # as above
         else:
-            _leave_to_the_daemon(settings)
+            _refuse_local_settings(settings)
             from .remote.client import DaemonsCells
 
             self._cells = DaemonsCells(connect, policy)
         self._finalizer = weakref.finalize(self, _close_forgotten, self._cells, os.getpid())
+
+    @classmethod
+    async def create(
+        cls,
+        config: SandboxConfig | PolicyLike | None = None,
+        *,
+        policy: PolicyLike | None = None,
+        python: str | os.PathLike[str] | None = None,
+        cgroup_root: str | os.PathLike[str] | None = None,
+        spawned: Spawned | None = None,
+        pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
+        fresh_exec: bool = False,
+        language: str = PYTHON,
+        sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+        interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({}),
+        workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
+        audit: "AuditLog | bool | None" = None,
+        tools: "Offered | None" = None,
+        blocked_imports: Sequence[str] | None = None,
+        blocked_builtins: Sequence[str] | None = None,
+        user: int | str | None = None,
+        connect: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Return a sandbox, made in a thread, so that the event loop goes on meanwhile.
+
+        The arguments and exceptions are those of `Sandbox`.  A sandbox that is made after its task was
+        cancelled is closed.
+        """
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        return await in_thread(
+            lambda: cls(
+                config, policy=policy, python=python, cgroup_root=cgroup_root, spawned=spawned,
+                pool=pool, fresh_exec=fresh_exec, language=language, sessions=sessions,
+                interpreters=interpreters, workspaces=workspaces, audit=audit, tools=tools,
+                blocked_imports=blocked_imports, blocked_builtins=blocked_builtins, user=user,
+                connect=connect,
+            ),
+            discard=cls.close,
+        )  # fmt: skip
 
     @property
     def _at_once(self) -> int:
@@ -144,7 +193,7 @@ class Sandbox(Executing):
 
     @property
     def audit(self) -> "AuditLog | None":
-        """The trail that is written to; none where a daemon keeps it."""
+        """The trail that is written to; None if there is none, or a daemon keeps it."""
         return self._cells.audit
 
     @property
@@ -159,7 +208,7 @@ class Sandbox(Executing):
 
     @property
     def _supervisor(self) -> Supervisor:
-        """The first one, for those who measure it."""
+        """The supervisor of the default language, for cellwright.testing."""
         assert isinstance(self._cells, LocalCells)  # noqa: S101 - a daemon's is not within reach
         return self._cells.supervisor
 
@@ -175,36 +224,36 @@ class Sandbox(Executing):
     ) -> "Session":  # fmt: skip
         """Return a session: a cell that keeps variables and files from one call to the next.
 
-        With `id`, the one of that name if it lives, else a new one.  With `workspace`, the files of
-        that name are there, and are kept when the session ends; with `clean` the workspace is removed
-        when it is closed.  Raises PolicyError for an unknown language, or another than that of the
-        session that lives, BusyError if too many live and each is busy, or if somebody else has the
-        workspace, LaunchError if no cell could be built or the language is not installed,
-        WorkspaceError.
+        `id`: return the session of that name if it lives, else open one of that name.
+        `workspace`: start with the files of that workspace, and save them when the session ends.
+        `clean`: remove that workspace when the session is closed.
+        Raises PolicyError for an unknown language, or another one than that of the session that lives;
+        BusyError if too many sessions live and all are busy, or if the workspace is in use;
+        LaunchError if no cell could be built or the language is not installed; WorkspaceError.
         """
         if id is not None and not (isinstance(id, str) and id):
-            raise PolicyError(f"session: id must be a text that is not empty, not {id!r}")
+            raise PolicyError(f"id: must be a text that is not empty, got {id!r}")
         return self._cells.session(id, language, workspace, clean)
 
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
         files: Mapping[str, str | bytes] | None = None, trace_id: str | None = None,
     ) -> Program:  # fmt: skip
-        """Start a program in a cell of its own and return it, to be spoken with over its streams.
+        """Start a program in a cell of its own and return it; its streams are pipes to this process.
 
-        `argv[0]` is its path as the cell sees it: one that the policy lets be executed.  Its variables
-        are the policy's and those of `env`, its directory is `cwd`, /workspace unless told; `files` are
-        below /workspace before it starts.  The limits of the policy are those of its whole life.
+        `argv[0]`: its path as the cell sees it; the policy must let it be executed.  `env`: variables
+        beside the policy's.  `cwd`: its directory, default /workspace.  `files`: path below /workspace
+        -> content, put there before it starts.  The policy's limits are those of its whole life.
 
-        Raises PolicyError for arguments that make no sense or a policy without subprocesses, BusyError
-        if too many live, ClosedError after `close`, LaunchError if no cell could be built.
+        Raises PolicyError for invalid arguments or a policy without subprocesses, BusyError if too many
+        programs live, ClosedError after `close`, LaunchError if no cell could be built.
         """
         given = {"env": env, "cwd": cwd, "files": files, "trace_id": trace_id}
         return self._cells.program(argv, given)
 
     @property
     def workspaces(self) -> "Workspaces":
-        """The named workspaces that calls and sessions can be given."""
+        """The workspaces that calls and sessions may name."""
         return self._cells.workspaces
 
     def sibling(
@@ -212,12 +261,14 @@ class Sandbox(Executing):
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
         rules: "Rules | None" = None,
     ) -> "Sandbox":  # fmt: skip
-        """Return another sandbox of the same interpreter, cgroups, source checks and trail.
+        """Return a sandbox of another policy with the same interpreter, cgroups, uid, source checks and
+        trail.
 
-        Source checks go by `rules` as far as this sandbox was not given lists of its own.
+        `rules` are for source checks, where this sandbox has no `blocked_imports` or
+        `blocked_builtins` of its own.
         """
         if self._alike is None:
-            raise PolicyError("connect: a daemon makes no cells for other policies than its own")
+            raise PolicyError("connect: a daemon makes cells for its own policies only")
         alike: dict[str, Any] = dict(self._alike)
         for name in ("blocked_imports", "blocked_builtins") if rules else ():
             alike[name] = getattr(rules, name) if alike[name] is None else alike[name]
@@ -227,22 +278,25 @@ class Sandbox(Executing):
         )  # fmt: skip
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
-        """Judge Python source by what this sandbox blocks, whatever its mode: (True, None), or False
-        and the first finding, such as "Blocked import: os".  Advice: the kernel is the boundary."""
+        """Check Python source against the names that this sandbox blocks, whatever its validation mode.
+
+        Returns (True, None), or False and the first finding, such as "Blocked import: os".  This is
+        advice: the kernel is the boundary.
+        """
         return self._cells.validate_source(code)
 
     def leave_open_at_exit(self) -> None:
-        """Let what keeps this sandbox close it when the process ends, and not tell that nobody did."""
+        """Do not close this sandbox, or warn about it, when the process ends: its owner closes it."""
         self._finalizer.atexit = False
 
     def settle(self) -> None:
-        """Wait until the pool is full and nothing of any past call is left."""
+        """Wait until the pool is full and nothing of any earlier call is left."""
         self._cells.settle()
 
     def close(self) -> None:
         """End every execution and leave nothing behind; closing twice is fine.
 
-        What a daemon keeps goes on: other clients' calls, its pool, and every session.
+        A daemon keeps its pool, its sessions and the calls of other clients.
         """
         if self._finalizer.detach():
             self._cells.close()
@@ -250,33 +304,55 @@ class Sandbox(Executing):
 
 
 def _close_forgotten(cells: _Cells, owner: int) -> None:
-    """Close what stands behind a sandbox that nobody closed and nobody refers to any more, at the
-    latest when the process ends; what then takes longer to go is told with that."""
+    """Close the cells of a sandbox that was garbage-collected, or that is open when the process ends,
+    with a ResourceWarning."""
     try:
         if os.getpid() == owner:
-            words = f"a sandbox under the policy {cells.policy.name!r} was never closed"
-            warnings.warn(f"{words}: call close(), or use with", ResourceWarning, stacklevel=2)
+            what = f"a sandbox under the policy {cells.policy.name!r} was never closed"
+            warnings.warn(f"{what}: call close(), or use with", ResourceWarning, stacklevel=2)
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             cells.close()
 
 
-def _leave_to_the_daemon(settings: dict[str, Any]) -> None:
-    """Raise PolicyError if one of them was given: who connects has no say in what a daemon was told."""
-    usual = Sandbox.__init__.__kwdefaults__ or {}
-    told = [name for name, value in settings.items() if value != usual.get(name)]
-    if told:
+def _refuse_local_settings(settings: dict[str, Any]) -> None:
+    """Raise PolicyError if any setting differs from its default: a daemon has its own."""
+    defaults = Sandbox.__init__.__kwdefaults__ or {}
+    given = [name for name, value in settings.items() if value != defaults.get(name)]
+    if given:
         raise PolicyError(
-            f"connect: {', '.join(told)} cannot be given as well",
-            'the daemon was told when it was started; see "cellwright serve --help"',
+            f"connect: cannot be combined with {', '.join(given)}",
+            'give these to the daemon when it is started; see "cellwright serve --help"',
         )
 
 
-def create_sandbox(timeout: float = 30.0, **permissions: Any) -> Sandbox:
-    """Return a sandbox with a wall time of `timeout` seconds and fields of SandboxConfig."""
-    try:
-        config = SandboxConfig(timeout_seconds=timeout, **permissions)
-    except TypeError as error:
-        raise PolicyError(f"create_sandbox: {error}") from None
+def create_sandbox(
+    timeout: float = 30.0,
+    *,
+    max_memory_mb: float = 256,
+    max_output_bytes: int = 100_000,
+    max_processes: int = 64,
+    max_cpus: float = 1.0,
+    workspace_mb: float = 64,
+    allow_file_read: bool = False,
+    allow_file_write: bool = False,
+    allow_network: bool = False,
+    allow_subprocess: bool = False,
+    allowed_paths: Sequence[str] = (),
+    denied_paths: Sequence[str] = (),
+    optional_layers: Sequence[str] = (),
+    enable_audit: bool = True,
+    audit_level: AuditLevel = AuditLevel.INFO,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Sandbox:
+    """Return a sandbox with these fields of SandboxConfig; `timeout` is its `timeout_seconds`."""
+    config = SandboxConfig(
+        timeout_seconds=timeout, max_memory_mb=max_memory_mb, max_output_bytes=max_output_bytes,
+        max_processes=max_processes, max_cpus=max_cpus, workspace_mb=workspace_mb,
+        allow_file_read=allow_file_read, allow_file_write=allow_file_write,
+        allow_network=allow_network, allow_subprocess=allow_subprocess,
+        allowed_paths=allowed_paths, denied_paths=denied_paths, optional_layers=optional_layers,
+        enable_audit=enable_audit, audit_level=audit_level, environment=dict(environment),
+    )  # fmt: skip
     return Sandbox(config)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...policies.languages import program_that_does_nothing
+from ...runner.performance import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
@@ -33,8 +34,13 @@ class Session(Executing):
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
         self._write({path: data})
 
-    def _write(self, files: Mapping[str, str | bytes]) -> None:
-        result = self.execute(program_that_does_nothing(self.language), files=files)
+    async def aupload(self, path: str, data: str | bytes) -> None:
+        """`upload` for asyncio; cancelling the task ends it."""
+        await self._aexecutor().execute(lambda cancel: self._write({path: data}, cancel))
+
+    def _write(self, files: Mapping[str, str | bytes], cancel: int = NEVER) -> None:
+        nothing = program_that_does_nothing(self.language)
+        result = self.execute(nothing, files=files, cancel=cancel)
         if not result.ok:
             said = result.stderr.strip().splitlines()[-1:] or [str(result.error)]
             raise WorkspaceError(f"cannot write {', '.join(files)}: {said[0]}")
@@ -43,6 +49,10 @@ class Session(Executing):
     def download(self, path: str) -> bytes:
         """Return the content of a file below /workspace; raises WorkspaceError if it is none, or says
         that it is larger than the workspace."""
+
+    async def adownload(self, path: str) -> bytes:
+        """`download` for asyncio."""
+        return await self._aexecutor().call(lambda: self.download(path))
 
     @abstractmethod
     def files(self) -> tuple[WorkspaceFile, ...]:

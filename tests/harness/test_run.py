@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellwright import PolicyError, PoolSettings, Sandbox, SandboxStatus
+from cellwright import ClosedError, PolicyError, PoolSettings, Sandbox, SandboxStatus
 from tests.conftest import ROOT, policy_named, soon
 
 STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
@@ -340,3 +340,93 @@ def _children_of_launcher(sandbox: Sandbox) -> int:
     pid = sandbox._supervisor.generation.launcher.pids()[2]
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return len(file.read().split())
+
+
+async def ticks(until: "asyncio.Task[object]") -> int:
+    """Return how often the event loop went round before a task was done."""
+    count = 0
+    while not until.done():
+        await asyncio.sleep(0)
+        count += 1
+    return count
+
+
+def test_output_is_read_in_an_event_loop_that_goes_on(strict: Sandbox) -> None:
+    async def read() -> tuple[bytes, int, object]:
+        run = strict.start("print('up', flush=True)\nprint(input())\n7", stdin="second")
+
+        async def collect() -> bytes:
+            return b"".join([data async for _, data in run.output()])
+
+        reading = asyncio.create_task(collect())
+        turns = await ticks(reading)
+        return await reading, turns, (await run.aresult()).value
+
+    output, turns, value = asyncio.run(read())
+    assert (output, value) == (b"up\nsecond\n", 7)
+    assert turns > 10
+
+
+def test_a_reader_in_an_event_loop_can_be_cancelled_and_leaves_the_rest(strict: Sandbox) -> None:
+    async def read() -> tuple[list[tuple[str, bytes]], str]:
+        run = strict.start(STEADY)
+        assert await anext(run.output()) == ("stdout", b"up\n")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(run.output()), 0.05)
+        run.cancel()
+        return [chunk async for chunk in run.output()], (await run.aresult()).reason
+
+    assert asyncio.run(read()) == ([], "cancelled")
+
+
+def test_a_sandbox_and_a_session_are_async_context_managers() -> None:
+    async def use() -> tuple[object, bytes, str]:
+        making = asyncio.create_task(Sandbox.create(policy=policy_named("strict"), pool=0))
+        assert await ticks(making) > 10  # the event loop goes on
+        async with await making as sandbox, sandbox.session() as session:
+            await session.aupload("a.txt", "text")
+            result = await session.aexecute("open('a.txt').read()")
+            content = await session.adownload("a.txt")
+        with pytest.raises(ClosedError):
+            sandbox.execute("1")
+        return result.value, content, session.lost
+
+    assert asyncio.run(use()) == ("text", b"text", "it was closed")
+
+
+def test_an_upload_that_is_cancelled_ends_and_the_session_lives(strict: Sandbox) -> None:
+    async def use() -> object:
+        async with strict.session() as session:
+            run = session.start(STEADY)
+            assert await anext(run.output())
+            uploading = asyncio.create_task(session.aupload("a.txt", "text"))
+            await asyncio.sleep(0)
+            uploading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await uploading
+            run.cancel()
+            await run.aresult()
+            return (await session.aexecute("import os; os.listdir()")).value
+
+    assert asyncio.run(use()) == []
+
+
+def test_a_sandbox_whose_making_was_cancelled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    close = Sandbox.close
+
+    def note(self: Sandbox) -> None:
+        close(self)
+        closed.set()
+
+    monkeypatch.setattr(Sandbox, "close", note)
+
+    async def cancel() -> None:
+        making = asyncio.create_task(Sandbox.create(policy=policy_named("strict"), pool=0))
+        await asyncio.sleep(0)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+
+    asyncio.run(cancel())
+    assert closed.wait(30)

@@ -1,18 +1,30 @@
 """The public methods name their parameters, so that an editor completes them and a mistake is told."""
 
 import asyncio
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from cellwright import PolicyError, Sandbox, SandboxConfig, Session
-from cellwright.harness.sandbox.request import CallArguments
-from cellwright.policies.policy import Policy
+import cellwright
+from cellwright import (
+    Limits,
+    Policy,
+    PolicyError,
+    Runs,
+    Sandbox,
+    SandboxConfig,
+    Session,
+    create_sandbox,
+)
+from cellwright.harness.sandbox.remote.arguments import given_of, packed
+from cellwright.harness.sandbox.remote.frames import Given
+from cellwright.harness.sandbox.request import CallArguments, make_request
 from tests.conftest import OPTIONAL, policy_named
 
 METHODS = [
@@ -27,22 +39,86 @@ METHODS = [
 def test_every_parameter_has_a_name_a_type_and_a_default(method: Callable[..., Any]) -> None:
     _, *parameters = inspect.signature(method).parameters.values()
     for each in parameters:
-        assert each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL), each
-        assert each.annotation is not each.empty, each
         assert each.annotation is not Any, each
         assert each.default is not each.empty or each.name in ("code", "argv"), each
 
 
-def test_the_three_ways_to_execute_take_what_one_struct_carries() -> None:
+def public_functions() -> Iterator[Callable[..., Any]]:
+    for name in cellwright.__all__:
+        found = getattr(cellwright, name)
+        if not inspect.isclass(found):
+            yield found
+        elif found.__module__.startswith("cellwright") and not issubclass(found, Exception):
+            yield from (
+                each for each in vars(found).values()
+                if inspect.isfunction(each) and (each.__name__ == "__init__" or each.__name__[0] != "_")
+            )  # fmt: skip
+
+
+# `tool` is overloaded, and its overloads name what it takes.  An entry of the trail has any fields.
+ANY_KEYWORD = {"tool", "AuditLog.record"}
+
+
+def test_no_public_function_takes_arguments_without_a_name() -> None:
+    checked = 0
+    for function in public_functions():
+        for each in inspect.signature(function).parameters.values():
+            has_name = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            assert has_name or function.__qualname__ in ANY_KEYWORD, function.__qualname__
+            is_typed = each.annotation is not each.empty or each.name == "self"
+            assert is_typed or "dataclass" in str(function), (function.__qualname__, each)
+            checked += 1
+    assert checked > 300
+
+
+def keywords_of(function: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        each.name: each.default
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    }
+
+
+def test_every_way_to_execute_takes_what_one_struct_carries() -> None:
     fields = {each.name: each.default for each in msgspec.structs.fields(CallArguments)}
-    for name in ("execute", "aexecute", "start"):
-        parameters = inspect.signature(getattr(Sandbox, name)).parameters
-        keywords = {
-            each.name: each.default
-            for each in parameters.values()
-            if each.kind is each.KEYWORD_ONLY and each.name not in ("on_output", "cancel")
-        }
-        assert keywords == fields, name
+    for way in (Sandbox.execute, Sandbox.aexecute, Sandbox.start, Runs.start):
+        keywords = keywords_of(way)
+        keywords.pop("on_output", None)
+        keywords.pop("cancel", None)
+        assert keywords == fields, way
+    request = {name: each for name, each in fields.items() if name not in ("workspace", "clean")}
+    assert keywords_of(make_request) == request
+
+
+def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
+    """But for workspaces, which a daemon does not keep."""
+    given = CallArguments(
+        stdin=b"s", inputs={"n": 1}, files={"f": b"x"}, env={"A": "b"}, timeout=2.0,
+        collect=("*.csv",), trace_id="t", plain=True,
+    )  # fmt: skip
+    changed = {
+        each.name for each in msgspec.structs.fields(CallArguments)
+        if getattr(given, each.name) != each.default
+    }  # fmt: skip
+    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
+    frame = packed("1", "python", given, Limits())
+    assert CallArguments(**given_of(frame.given)) == given
+    assert set(Given.__struct_fields__) == changed
+
+
+def test_the_ways_to_make_a_sandbox_take_the_same_arguments() -> None:
+    making = inspect.signature(Sandbox.__init__).parameters
+    creating = inspect.signature(Sandbox.create).parameters
+    assert [*making.values()][1:] == [*creating.values()]
+
+
+def test_create_sandbox_takes_the_fields_of_a_config() -> None:
+    config = SandboxConfig()
+    fields = {each.name: getattr(config, each.name) for each in dataclasses.fields(SandboxConfig)}
+    parameters = inspect.signature(create_sandbox).parameters
+    given = {each.name: each.default for each in parameters.values()}
+    assert given.pop("timeout") == fields.pop("timeout_seconds")
+    assert given == fields
 
 
 @pytest.mark.parametrize("way", ["config", "policy"])

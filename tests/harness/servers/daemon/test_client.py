@@ -181,7 +181,7 @@ def test_a_call_may_narrow_and_not_widen(connected: Sandbox) -> None:
 def test_what_the_daemon_was_told_cannot_be_told_by_a_client(
     daemon: Daemon, given: dict[str, Any]
 ) -> None:
-    with pytest.raises(PolicyError, match=f"connect: {next(iter(given))} cannot be given as well"):
+    with pytest.raises(PolicyError, match=f"connect: cannot be combined with {next(iter(given))}"):
         Sandbox(connect=daemon.path, **given)
 
 
