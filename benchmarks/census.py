@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..harness.sandbox.inspection import LauncherPids, inspect
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.kernel import libc
 
@@ -87,9 +88,9 @@ def roles_below(pid: int) -> Iterator[tuple[str, int]]:
                 yield from ((GUEST, guest) for guest in children(launcher))
 
 
-def launcher_of(sandbox: Sandbox) -> tuple[int, int, int]:
+def launcher_of(sandbox: Sandbox) -> LauncherPids:
     """Return the pids of keeper, nursery and launcher."""
-    return sandbox._supervisor.generation.launcher.pids()
+    return inspect(sandbox).launcher_pids()
 
 
 def guests_of(sandbox: Sandbox) -> list[int]:

@@ -3,6 +3,7 @@
 import time
 from functools import partial
 
+from ..harness.sandbox.inspection import inspect
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from .callers import said
@@ -92,7 +93,7 @@ def _old_launcher(settings: Settings) -> Stretch:
             made.execute(SUM.source)
         before, young = settled(made.settle), _launcher_mib(made)
         began = [seconds_of(partial(made.execute, SUM.source)) for _ in range(100)]
-        while made._supervisor.generation.forks < forks:
+        while inspect(made).forks < forks:
             result = made.execute(SUM.source)
             if result.value != 2:
                 wrong.append(said(result))

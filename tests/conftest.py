@@ -27,6 +27,7 @@ from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy
 from cellwright.runner.host.probe import probe_host
 from cellwright.runner.kernel import landlock
+from cellwright.testing import inspect
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -76,8 +77,8 @@ def _cgroups() -> tuple[bool, str]:
     if not _user_namespaces():
         return False, ""
     with Sandbox(policy=Policy(optional_layers=CAPS)) as box:
-        directory = getattr(box._supervisor.generation.tree, "_directory", Path())
-        return set(CAPS) <= set(box.layers), directory.name
+        directory = inspect(box).cgroup_directory
+        return set(CAPS) <= set(box.layers), directory.name if directory else ""
 
 
 def _apparmor() -> bool:

@@ -38,6 +38,7 @@ from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
 from cellwright.runner import channel
 from cellwright.runner.audit.log import AuditLog
+from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, soon
 
 SETTINGS = Settings(Policy(name="strict", optional_layers=OPTIONAL), runs=2, forks=20, smoke=True)
@@ -133,7 +134,7 @@ def test_every_process_of_a_sandbox_has_its_role() -> None:
     with sandbox(SETTINGS, pool=2) as made, made.session() as session:
         session.execute("1")
         made.settle()
-        pids = made._supervisor.generation.launcher.pids()
+        pids = inspect(made).launcher_pids()
         roles = dict(map(reversed, roles_below(os.getpid())))  # type: ignore[arg-type]
         assert [roles[pid] for pid in pids] == [KEEPER, NURSERY, LAUNCHER]
         assert list(roles.values()).count(GUEST) >= 3

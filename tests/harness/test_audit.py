@@ -26,6 +26,7 @@ from cellwright.harness.cli.options import audit_of
 from cellwright.runner.audit.spans import Span, span_of
 from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
 from cellwright.runner.audit.verification import read
+from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, SHARED, policy_named
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -121,7 +122,7 @@ def test_a_lost_execution_is_recorded_as_lost() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0, audit=log) as sandbox:
         run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
         next(run.output())
-        os.kill(sandbox._supervisor.generation.launcher.pids()[1], signal.SIGKILL)
+        os.kill(inspect(sandbox).launcher_pids().nursery, signal.SIGKILL)
         with pytest.raises(LaunchError):
             run.result()
     assert recorded(log)[-2:] == ["execution.start", "execution.lost"]

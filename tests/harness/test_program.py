@@ -35,6 +35,7 @@ from cellwright import (
 )
 from cellwright.policies.policy import Filesystem
 from cellwright.runner.spawn import interpreter
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 from tests.runner.test_leftovers import descendants, state, wait_until_ended
 
@@ -489,7 +490,7 @@ def test_a_launcher_that_is_killed_is_an_error_of_ours_and_nothing_runs_twice(
     audit = AuditLog()
     with Sandbox(policy=plain.policy, pool=0, audit=audit) as sandbox:
         program = sandbox.program(ECHO["bash"])
-        os.kill(sandbox._supervisor.generation.launcher.pids()[2], 9)
+        os.kill(inspect(sandbox).launcher_pids().launcher, 9)
         assert receive(program) == b""
         with pytest.raises(LaunchError):
             program.wait(SECONDS)

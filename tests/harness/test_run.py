@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cellwright import ClosedError, PolicyError, PoolSettings, Sandbox, SandboxStatus
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 
 STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
@@ -337,7 +338,7 @@ def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
 
 
 def _children_of_launcher(sandbox: Sandbox) -> int:
-    pid = sandbox._supervisor.generation.launcher.pids()[2]
+    pid = inspect(sandbox).launcher_pids().launcher
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return len(file.read().split())
 

@@ -14,6 +14,7 @@ import pytest
 
 from cellwright import ClosedError, PolicyError, Sandbox, SandboxStatus, create_sandbox
 from cellwright.policies.policy import MIB, Policy
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, with_limits
 
 COMPLETED, FAILED = SandboxStatus.COMPLETED, SandboxStatus.FAILED
@@ -621,13 +622,13 @@ def test_a_forked_child_is_refused_and_cannot_end_its_parents_cells() -> None:
 def test_a_killed_launcher_is_replaced(which: int) -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         assert sandbox.execute("1 + 1").value == 2
-        pids = sandbox._supervisor.generation.launcher.pids()
+        pids = inspect(sandbox).launcher_pids()
         pidfds = [os.pidfd_open(pid) for pid in pids]
         os.kill(pids[which], signal.SIGKILL)
         for pidfd in pidfds:
             _wait_for_end(pidfd)
         assert sandbox.execute("1 + 1").value == 2
-        assert set(pids).isdisjoint(sandbox._supervisor.generation.launcher.pids())
+        assert set(pids).isdisjoint(inspect(sandbox).launcher_pids())
 
 
 def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() -> None:
@@ -636,7 +637,7 @@ def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() ->
     with Sandbox(policy=policy_named("strict")) as sandbox:
         run = sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)")
         assert next(run.output()) == ("stdout", b"up\n")
-        os.kill(sandbox._supervisor.generation.launcher.pids()[1], signal.SIGKILL)
+        os.kill(inspect(sandbox).launcher_pids().nursery, signal.SIGKILL)
         with pytest.raises(LaunchError):
             run.result()
         assert sandbox.execute("1 + 1").value == 2
@@ -644,7 +645,7 @@ def test_a_launcher_that_dies_under_an_execution_is_our_failure_and_said_so() ->
 
 def test_many_threads_find_the_launcher_dead_and_all_go_on() -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
-        pids = sandbox._supervisor.generation.launcher.pids()
+        pids = inspect(sandbox).launcher_pids()
         pidfd = os.pidfd_open(pids[1])
         os.kill(pids[1], signal.SIGKILL)
         _wait_for_end(pidfd)
@@ -667,7 +668,7 @@ def _wait_for_end(pidfd: int) -> None:
 @pytest.mark.filterwarnings("ignore:a sandbox under the policy .* was never closed")
 def test_a_sandbox_that_is_dropped_takes_its_launcher_along() -> None:
     sandbox = Sandbox(policy=policy_named("strict"))
-    pidfds = [os.pidfd_open(pid) for pid in sandbox._supervisor.generation.launcher.pids()]
+    pidfds = inspect(sandbox).open_pidfds()
     del sandbox
     import gc
 

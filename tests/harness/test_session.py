@@ -23,6 +23,7 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
+from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 
 DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
@@ -351,7 +352,7 @@ def test_a_session_whose_launcher_died_is_lost() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         session = sandbox.session()
         session.execute("x = 1")
-        os.kill(sandbox._supervisor.generation.launcher.pids()[2], signal.SIGKILL)
+        os.kill(inspect(sandbox).launcher_pids().launcher, signal.SIGKILL)
         with pytest.raises((SessionLost, LaunchError)):
             _call_until_it_fails(session)
         with pytest.raises(SessionLost):

@@ -23,7 +23,7 @@ from cellwright import (
     create_sandbox,
 )
 from cellwright.harness.sandbox.remote.arguments import given_of, packed
-from cellwright.harness.sandbox.remote.frames import Given
+from cellwright.harness.sandbox.remote.frames import ExecuteArguments
 from cellwright.harness.sandbox.request import CallArguments, make_request
 from tests.conftest import OPTIONAL, policy_named
 
@@ -103,7 +103,7 @@ def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
     assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
     frame = packed("1", "python", given, Limits())
     assert CallArguments(**given_of(frame.given)) == given
-    assert set(Given.__struct_fields__) == changed
+    assert set(ExecuteArguments.__struct_fields__) == changed
 
 
 def test_the_ways_to_make_a_sandbox_take_the_same_arguments() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from cellwright import (
 from cellwright.harness.sandbox.workspaces import files as workspace_files
 from cellwright.policies.policy import MIB, Limits
 from cellwright.runner.workspace import read_file
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 
 WRITE = "open('f', 'w').write('here')"
@@ -39,9 +41,10 @@ def store(tmp_path: Path) -> Workspaces:
 
 
 @pytest.fixture
-def sandbox(strict: Sandbox, store: Workspaces, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    monkeypatch.setitem(strict._cells.__dict__, "workspaces", store)
-    return strict
+def sandbox(strict: Sandbox, store: Workspaces) -> Iterator[Sandbox]:
+    before = inspect(strict).replace_workspaces(store)
+    yield strict
+    inspect(strict).replace_workspaces(before)
 
 
 # What is kept
@@ -67,10 +70,14 @@ def test_files_are_there_in_the_next_call_and_in_another_sandbox(
     assert "FileNotFoundError" in str(sandbox.execute("open('d/e/\u00fc')").error)
 
 
-def test_other_languages_have_them_too(standard: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setitem(standard._cells.__dict__, "workspaces", Workspaces(tmp_path / "kept"))
-    standard.execute("printf 'echo hi' > run.sh; chmod +x run.sh", "bash", workspace="mine")
-    assert standard.execute("./run.sh; cat run.sh", "sh", workspace="mine").stdout == "hi\necho hi"
+def test_other_languages_have_them_too(standard: Sandbox, tmp_path: Path) -> None:
+    before = inspect(standard).replace_workspaces(Workspaces(tmp_path / "kept"))
+    try:
+        standard.execute("printf 'echo hi' > run.sh; chmod +x run.sh", "bash", workspace="mine")
+        result = standard.execute("./run.sh; cat run.sh", "sh", workspace="mine")
+        assert result.stdout == "hi\necho hi"
+    finally:
+        inspect(standard).replace_workspaces(before)
 
 
 def test_a_file_stays_executable_and_no_other_right_is_kept(

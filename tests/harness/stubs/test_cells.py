@@ -14,6 +14,7 @@ from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.stubs import python, tree
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.tools import ToolRule, Tools
+from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.harness.stubs.catalogue import catalogue
 from tests.harness.stubs.samples import sample_of
@@ -378,7 +379,7 @@ def _offer(specs: Iterable[ToolSpec]) -> Any:
 def test_a_program_that_waits_for_a_person_calls_by_its_own_lines(few: Sandbox) -> None:
     """A call is known by its place: through a stub it stands where the program calls the stub."""
     seen: list[str] = []
-    offering = few._cells._intake._offering  # type: ignore[attr-defined]
+    offering: Any = inspect(few).offering
     answer = offering.answer
     offering.answer = lambda call, caller, tell: (
         seen.append(call.site),
