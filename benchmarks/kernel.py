@@ -118,6 +118,13 @@ ATTEMPTS = (
             try: two.send(bytes(1000)); yield 1
             except BlockingIOError: break
 """),
+    Attempt("connections that nobody accepts", _NO, _NO, "one for 256 KiB of `memory_bytes`", """
+    kept = []
+    while True:
+        kept.append(socket.create_server(("127.0.0.1", 0), backlog=4096))
+        for _ in range(4000):
+            socket.create_connection(kept[-1].getsockname()).close(); yield 1
+"""),
     Attempt("connections in TIME_WAIT", _NO, _NO, "net.ipv4.tcp_max_tw_buckets of a cell", """
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     while True:

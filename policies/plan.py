@@ -56,7 +56,7 @@ class Plan(_Data, frozen=True):
     preload: tuple[str, ...]
     loopback: bool
     memory_bytes: int
-    socket_bytes: int  # of TCP and UDP where cgroup v1 counts them apart; 0 in a cell without them
+    socket_bytes: int  # of TCP and UDP, what no cgroup or v1 apart counts; 0 in a cell without them
     cpus: float
     processes: int
     layers: tuple[str, ...]

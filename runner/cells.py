@@ -7,6 +7,7 @@ import signal
 import socket
 
 from . import channel
+from .backlogs import Backlogs
 from .cgroups import Cgroup
 
 _PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP (Linux 6.9)
@@ -15,8 +16,11 @@ _PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP (Linux 6.9)
 class Cell:
     """The supervisor's end of one cell.  Closing it kills the cell and frees every descriptor."""
 
-    def __init__(self, cgroup: Cgroup) -> None:
+    def __init__(self, cgroup: Cgroup, socket_bytes: int = 0) -> None:
+        """`socket_bytes` as `Plan.socket_bytes`."""
         self.cgroup = cgroup
+        self._socket_bytes = socket_bytes
+        self._backlogs: Backlogs | None = None
         self.pidfd = -1  # of init
         self.guest = -1  # pidfd of the guest's main process
         self.workspace = -1
@@ -64,6 +68,24 @@ class Cell:
         self.kill_init()
         self.cgroup.kill()
 
+    @property
+    def can_exceed(self) -> bool:
+        """Tell whether the kernel may give the cell more memory than its cap."""
+        return self._socket_bytes > 0 or self.cgroup.can_exceed
+
+    def has_exceeded(self) -> bool:
+        """Tell whether the cell has far more memory than its cap, and is to be killed."""
+        if self.cgroup.has_exceeded():
+            return True
+        if not self._socket_bytes:
+            return False
+        if self._backlogs is None:
+            try:
+                self._backlogs = Backlogs(_pid_of(self.pidfd), 2 * self._socket_bytes)
+            except ProcessLookupError:  # the cell has ended
+                return False
+        return self._backlogs.are_too_long()
+
     def give_streams_away(self) -> tuple[int, int]:
         """Return our ends of standard input and output, blocking from now on and the caller's."""
         given = self.stdin, self.stdout
@@ -81,6 +103,8 @@ class Cell:
         self.control.close()
         for name in ("stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener"):
             setattr(self, name, _closed(getattr(self, name)))
+        if self._backlogs:
+            self._backlogs.close()
         self._close_their_ends()
 
     def _close_their_ends(self) -> None:

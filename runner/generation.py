@@ -225,7 +225,7 @@ class Generation:
                 raise LauncherLost(cell_began=False) from None
             raise LaunchError(f"cannot make {error.filename}: {error.strerror}") from None
         try:
-            return Cell(cgroup)
+            return Cell(cgroup, self.plan.socket_bytes)
         except BaseException as error:
             cgroup.close_descriptors()
             cgroup.remove()  # nothing was ever in it

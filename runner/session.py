@@ -228,9 +228,9 @@ class SessionCell:
 
     def _look_at_memory(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
-            cgroup = self._custody.cell.cgroup
-            self._memory_look_at = now + _MEMORY_LOOK_SECONDS if cgroup.can_exceed else math.inf
-            if cgroup.has_exceeded():
+            cell = self._custody.cell
+            self._memory_look_at = now + _MEMORY_LOOK_SECONDS if cell.can_exceed else math.inf
+            if cell.has_exceeded():
                 self.try_to_evict("it needed more memory than it may, between two requests", "lost")
 
     def _expires_at(self) -> float:

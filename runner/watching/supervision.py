@@ -151,7 +151,7 @@ class Supervision:
             self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
         self._sent_at = time.monotonic()
         self._input.begin()
-        if self._cell.cgroup.can_exceed:
+        if self._cell.can_exceed:
             self._check_memory()
         if listener := self._custody.listener:  # of an earlier request
             self._have_locks_looked_at(listener)
@@ -276,7 +276,7 @@ class Supervision:
 
     def _check_memory(self) -> None:
         """End the cell if it has more memory than its cgroup should have let it, else look again."""
-        if self._cell.cgroup.has_exceeded():
+        if self._cell.has_exceeded():
             self._end("memory")
         else:
             self._timers.at(time.monotonic() + _MEMORY_CHECK_SECONDS, self._check_memory)

@@ -13,6 +13,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.policy import MIB, Filesystem, Policy
+from cellwright.runner import backlogs
 from cellwright.runner.watching import locks
 from tests.conftest import OPTIONAL, policy_named, soon, with_limits
 from tests.escapes.without import by_number
@@ -351,6 +352,69 @@ def test_what_tcp_holds_counts_whoever_opened_the_sockets() -> None:
     with Sandbox(policy=policy, pool=0) as box:
         result = box.execute(f"def before(): pass\n{_SOCKETS}\ntime.sleep(9)")
     assert (result.status, result.reason) == (SandboxStatus.KILLED, "memory"), result.error
+
+
+_UNACCEPTED = """
+import socket, time
+def fill(seconds, most):
+    end, made, keep = time.monotonic() + seconds, 0, []
+    while time.monotonic() < end and made < most:
+        keep.append(socket.socket({family}))
+        keep[-1].bind(({host!r}, 0)); keep[-1].listen(4096)
+        for _ in range(4000):
+            one = socket.socket({family}); one.connect(keep[-1].getsockname())
+            one.close(); made += 1
+    return keep
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [("socket.AF_INET", "127.0.0.1"), ("socket.AF_INET6", "::1")]
+)
+def test_connections_that_nobody_accepts_are_bounded(
+    standard: Sandbox, family: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        _UNACCEPTED.format(family=family, host=host) + "kept = fill(20, 60_000)\ntime.sleep(9)"
+    )
+    result = standard.execute(program)
+    assert (result.status, result.reason) == (SandboxStatus.KILLED, "memory"), result.error
+    monkeypatch.setattr(backlogs.Backlogs, "are_too_long", lambda self: False)
+    without = standard.execute(program.removesuffix("time.sleep(9)") + "len(kept)")
+    assert without.value > 10, without.error
+
+
+def test_connections_that_nobody_accepts_are_bounded_between_two_requests(
+    standard: Sandbox,
+) -> None:
+    later = (
+        _UNACCEPTED.format(family="socket.AF_INET", host="127.0.0.1")
+        + """
+import threading
+def run():
+    go.wait(); globals()["kept"] = fill(20, 60_000)
+go = threading.Event()
+threading.Thread(target=run, daemon=True).start()
+threading.Timer(1, go.set).start()
+"""
+    )
+    with standard.session() as session:
+        assert session.execute(later).status is SandboxStatus.COMPLETED
+        assert soon(lambda: bool(session._cell.lost))
+        assert "memory" in session._cell.lost
+
+
+def test_a_server_may_have_hundreds_of_connections_waiting(standard: Sandbox) -> None:
+    program = (
+        _UNACCEPTED.format(family="socket.AF_INET", host="127.0.0.1")
+        + """
+listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
+kept = [socket.create_connection(listener.getsockname()) for _ in range(500)]
+time.sleep(0.3)
+len(kept)
+"""
+    )
+    assert standard.execute(program).value == 500
 
 
 _LATER = """
