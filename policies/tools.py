@@ -9,6 +9,8 @@ import msgspec
 
 from .errors import PolicyError
 
+_EXACT = 2**53  # beyond, a float stands for many integers
+
 Effect = Literal["allow", "deny", "approve"]
 _EFFECTS = get_args(Effect)
 
@@ -106,9 +108,14 @@ ALLOWED = ToolDecision("allow", "", ())
 
 
 def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any]) -> ToolDecision:
-    trace = []
+    trace: list[str] = []
     for number, rule in enumerate(rules, 1):
-        if rule.matches(name, arguments):
+        try:
+            matches = rule.matches(name, arguments)
+        except (RecursionError, ValueError):  # ValueError: an integer of more than 4,300 digits
+            why = "the arguments are nested too deeply, or too long, for the rules"
+            return ToolDecision("deny", why, (*trace, f"rule {number}: {rule}: {why}"))
+        if matches:
             trace.append(f"rule {number}: {rule}: matches")
             return ToolDecision(rule.effect, rule.reason, tuple(trace))
         trace.append(f"rule {number}: {rule}: does not match")
@@ -116,7 +123,24 @@ def _judge(rules: tuple[ToolRule, ...], name: str, arguments: Mapping[str, Any])
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Return what a glob sees of an argument.
+
+    The same JSON has one text: characters are not escaped, and 1000.0, which a schema takes for the
+    integer 1000, is written as that.
+    """
+    if isinstance(value, str):
+        return value
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    return value
 
 
 def check_tools(tools: Tools) -> None:

@@ -9,6 +9,7 @@ and repetitions are counted instead of shown; what is not seen is escaped.
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,8 +23,14 @@ _MOST_NAMES = 64  # the arguments of a call that can be approved
 _DEEPEST = 8  # objects within objects that are shown a line each
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_RUN = 16  # of one repeated character; of blanks 3
+_LINE_END = r"[\n\r\x0b\x0c\x85\u2028\u2029]|\\[nr]"
 _BLANK = r"[\s\u00ad\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]|\\[nrt]"
-_RUN = re.compile(rf"(?P<blank>(?:{_BLANK}){{4,}})|(?P<same>(.)\3{{{_LONGEST_RUN},}})", re.DOTALL)
+_RUN = re.compile(
+    rf"(?P<backslash>\\\\)|(?P<blank>(?:{_BLANK}){{4,}})|(?P<same>(.)\4{{{_LONGEST_RUN},}})",
+    re.DOTALL,
+)
+_TOKEN = re.compile(r"[^\s\"]+")
+_LATIN = re.compile("[A-Za-z0-9]")
 _UNSEEN = re.compile("[^\x20-\x7e]")
 # Categories Mn and Me: marks over a character, variation selectors among them; Zs: blanks of other
 # widths.
@@ -102,20 +109,26 @@ def _encoded(value: Any) -> str:
 
 def _readable(text: str) -> str:
     """Return JSON on one line, without characters that are not seen and without padding."""
+    if not text.isascii():
+        text = _TOKEN.sub(_without_lookalikes, text)
     kept, at = [], 0
     for run in _RUN.finditer(text):
         kept.append(_written_out(text[at : run.start()]))
         at = run.end()
-        if run["blank"]:
-            kept.append(f"⟨{_count(run['blank']):,} blanks⟩")
+        if run["backslash"]:  # an escaped one: what follows is no escape
+            kept.append(run["backslash"])
+        elif run["blank"]:
+            kept.append(_counted(run["blank"]))
         else:
             kept.append(f"{_written_out(run['same'][0])}⟨{len(run['same']):,} times⟩")
     kept.append(_written_out(text[at:]))
     return harmless("".join(kept))
 
 
-def _count(blanks: str) -> int:
-    return len(re.findall(_BLANK, blanks))
+def _counted(blanks: str) -> str:
+    """Return how many blanks there are, and how many of them end a line: a command may follow there."""
+    count, ends = (len(re.findall(kind, blanks)) for kind in (_BLANK, _LINE_END))
+    return f"⟨{count:,} blanks, {ends:,} of them line ends⟩" if ends else f"⟨{count:,} blanks⟩"
 
 
 def _written_out(text: str) -> str:
@@ -125,5 +138,33 @@ def _written_out(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     if character in _OTHERS_UNSEEN or unicodedata.category(character) in _WRITTEN_OUT:
-        return character.encode("unicode_escape").decode("ascii")
+        return _code_of(character)
     return character
+
+
+def _without_lookalikes(token: re.Match[str]) -> str:
+    """Escape the lookalikes in a word, address or path: characters that stand for ASCII ones (NFKC),
+    and letters of other scripts beside Latin ones (UTS 39)."""
+    word = token[0]
+    if word.isascii():
+        return word
+    is_latin = bool(_LATIN.search(word))
+    return "".join(
+        _code_of(each) if not each.isascii() and _is_lookalike(each, is_latin=is_latin) else each
+        for each in word
+    )
+
+
+@lru_cache(4096)
+def _is_lookalike(character: str, *, is_latin: bool) -> bool:
+    if character in _OTHERS_UNSEEN:  # `_escaped` writes these out
+        return False
+    same = unicodedata.normalize("NFKC", character)
+    if len(same) == 1 and same.isascii():
+        return True
+    is_letter = unicodedata.category(character)[0] in "LN"
+    return is_latin and is_letter and not unicodedata.name(character, "").startswith("LATIN ")
+
+
+def _code_of(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -63,6 +63,40 @@ def test_an_argument_that_is_no_text_is_compared_as_json() -> None:
     assert judge(rules, "pay", {}).effect == "deny"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        ("1000", 1000.0),
+        ("*[[]1, 2]*", [1.0, 2]),
+        ("*müller*", ["müller"]),
+        ("*müller*", {"to": "müller"}),
+        ("*müller*", {"müller": 1}),
+    ],
+)
+def test_the_same_json_has_one_text(pattern: str, value: object) -> None:
+    rules = Tools(rules=(ToolRule("*", "deny", {"to": pattern}), ToolRule("*", "allow")))
+    assert judge(rules, "pay", {"to": value}).effect == "deny"
+    assert judge(rules, "pay", {"to": [value, "x"]}).effect == (
+        "allow" if pattern == "1000" else "deny"
+    )
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [_nested(5000), 10**5000, [10**5000]], ids=["deep", "int", "ints"]
+)
+def test_what_rules_cannot_read_is_denied(value: object) -> None:
+    rules = Tools(rules=(ToolRule("*", "deny", {"to": "x"}), ToolRule("*", "allow")))
+    verdict = judge(rules, "pay", {"to": value})
+    assert (verdict.effect, "nested too deeply, or too long" in verdict.reason) == ("deny", True)
+
+
 @given(RULE_LISTS, RULE_LISTS, CALLS)
 def test_narrowed_rules_are_as_strict_as_each(
     some: tuple[ToolRule, ...], others: tuple[ToolRule, ...], call: tuple[str, dict[str, Any]]

@@ -53,6 +53,40 @@ def test_no_value_can_look_like_another_line_or_like_a_note_of_ours() -> None:
     assert "⟨" not in text
 
 
+def _shown(value: str) -> str:
+    return present({"x": value}).text.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ls #    rm -r x", "ls #\n   rm -r x"),
+        ("ls #    rm -r x", "ls #\n\n\n\nrm -r x"),
+        ("ls #    rm -r x", "ls #\u2028   rm -r x"),
+        ("C:\\n    x", "C:\\     x"),
+        ("ann@bank.com", "\u0430nn@bank.com"),
+        ("ann@bank.com", "ann@b\u03b1nk.com"),
+        ("100", "1\u06600"),
+        ("K", "\u212a"),
+        ("pay", "\uff50\uff41\uff59"),
+        ("/etc/x", "\uff0fetc/x"),
+        ("a.b", "a\u2024b"),
+        ("cop\\com", "\u0441\u043e\u0440\\com"),
+    ],
+)
+def test_two_calls_that_differ_are_shown_differently_in_ascii(one: str, other: str) -> None:
+    assert one != other
+    assert _shown(one) != _shown(other)
+    assert _shown(other).translate({0x27E8: "<", 0x27E9: ">"}).isascii()
+
+
+@pytest.mark.parametrize(
+    "word", ["Müller", "Привет, мир", "東京 2026", "שלום", "naïve café…", "5 €"]
+)
+def test_words_of_one_script_stay_readable(word: str) -> None:
+    assert _shown(word) == f'  x: "{word}"'
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
