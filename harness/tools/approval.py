@@ -1,4 +1,4 @@
-"""Asking a person before a risky tool is called."""
+"""Approval: a person allows a call of a risky tool before the broker makes it."""
 
 import hashlib
 import sys
@@ -13,41 +13,46 @@ from ..text.terminal import harmless
 
 
 class ApprovalRequest(NamedTuple):
-    """A call that waits for a word: what would be done, for whom, and which rule wants it approved."""
+    """A call that needs approval: its tool, arguments and caller, and the rule that requires it."""
 
     tool: str
     description: str
     arguments: dict[str, Any]
     caller: str
     reason: str
-    run: str = ""  # that can wait for the word
+    run: str = ""  # the durable run that can wait for the decision; "" if the call cannot wait
     version: str = ""  # of the tool: `ToolSpec.identity`
-    call: str = ""  # its identity within the run
+    call: str = ""  # the identity of the call within the run
 
     @property
     def digest(self) -> str:
-        """What an approval is bound to: this version of the tool, and its arguments."""
+        """Return the hash of the tool's version and the arguments; an approval holds for it alone."""
         return digest(f"{self.tool}@{self.version}", self.arguments)
 
 
-Approve = Callable[[ApprovalRequest], bool]  # True lets this one call go on
+Approve = Callable[[ApprovalRequest], bool]  # True approves this one call
 
 
 def digest(tool: str, arguments: dict[str, Any]) -> str:
-    """Return the hash of a call, the same however its arguments are ordered."""
+    """Return the hash of a call; the order of the arguments does not matter."""
     return hashlib.sha256(msgspec.json.encode([tool, arguments], order="deterministic")).hexdigest()
 
 
 def ask_terminal(asked: ApprovalRequest) -> bool:
-    """Ask the person at the terminal; only `yes` approves.  For programs that have a terminal.
+    """Ask the person at the terminal; only the answer `yes` approves.
 
-    Raises ApprovalRequired if the arguments cannot be shown whole.
+    Raises ApprovalRequired if the arguments are too long to be shown whole.
     """
     arguments = presented_whole(asked.tool, asked.arguments)
     caller, tool = harmless(asked.caller), harmless(asked.tool)
     print(f"{caller} wants to call {tool}: {harmless(asked.reason)}", file=sys.stderr)
     print(arguments, file=sys.stderr)
-    print("  yes, once, with just these arguments? ", end="", file=sys.stderr, flush=True)
+    print(
+        "  Type yes to approve this one call with exactly these arguments: ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     return sys.stdin.readline().strip() == "yes"
 
 

@@ -1,6 +1,6 @@
-"""`Broker`: the one path on the host that every call of a tool takes, whoever calls.
+"""`Broker`: the one path on the host that every call of a tool takes, from a cell or from the host.
 
-Its gates are the lines of `Broker._pass`, in order; none is skipped for any caller.
+Its gates are the lines of `Broker._gated` and `Broker._made`, in order; no caller skips one.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ class Broker:
     """Calls tools for programs in cells, for made tools and for the host.  Safe from many threads.
 
     `tools` is a catalogue, such as a ToolFactory or McpServers, or a sequence of tools and functions.
-    `rules` hold for every caller, beside those of the caller's own policy.  `approve` is asked about
-    calls that the rules, or the tool itself, want approved.  `filters` see every result, and the words
-    of every error, before the caller does (filters.py).
+    `rules` hold for every caller, in addition to those of the caller's own policy.  `approve` decides
+    about each call for which a rule, or the tool itself, requires approval.  `filters` see every
+    result, and the text of every error, before the caller does (filters.py).
 
-    Every call of a program is recorded in the trail of its sandbox.  `audit` is a trail for all calls,
-    those of the host included; the default is one in memory for calls that no sandbox records.  None
-    is no trail of its own.  `model`, a folder with a sentence encoder, has programs find tools by
-    meaning too (meaning.py).  Raises PolicyError for tools that it cannot call.
+    Every call of a program is recorded in the trail of its sandbox.  `audit` is one more trail, for
+    all calls including those of the host; by default the broker keeps one in memory for calls that no
+    sandbox records, and with None it keeps none.  `model`, a folder with a sentence encoder, lets
+    programs search tools by meaning too.  Raises PolicyError for tools that it cannot call.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Broker:
         own = [
             Tool(READ_RESULT, self._read),
             Tool(READ_ALL, self._read_all),
-            *Discovery(self._shown, model_of(model)).tools(),
+            *Discovery(self._callable, model_of(model)).tools(),
         ]
         self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))
@@ -85,68 +85,71 @@ class Broker:
         return self._trail.audit
 
     def call(self, name: str, arguments: dict[str, Any], caller: Caller | None = None) -> Any:
-        """Return what the tool gives; raises a ToolError that says at which gate the call ended."""
+        """Return the tool's result; raises a ToolError whose class tells which gate failed."""
         return self._call(name, arguments, caller or CALLING.get() or self._host).value
 
     def try_out(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Any:
-        """Call a tool that need not be offered, through every gate but the one that finds it."""
+        """Call a tool that the catalogue need not have, through every other gate."""
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
             return self._made(tool, arguments, caller, span, hits).value
         except ToolError as error:
-            self._trail.refused(tool.spec.name, caller, span, error, hits)
+            self._trail.record_failure(tool.spec.name, caller, span, error, hits)
             raise
 
     def call_for_json(self, name: str, arguments: dict[str, Any], caller: Caller) -> bytes:
-        """Do the same, and return JSON."""
+        """Do what `call` does, and return the result as JSON."""
         return self._call(name, arguments, caller).data
 
     def refuse(self, name: str, caller: Caller, error: ToolError) -> ToolError:
-        """Count and note a call that ended before it got here; return what to tell of it."""
+        """Count and record a call that failed before it reached the broker.
+
+        Return the error to pass on: `error`, or the one about an exhausted budget.
+        """
         try:
             _count(caller)
         except ToolBudgetExceeded as exceeded:
             error = exceeded
-        self._trail.refused(name, caller, span_of(caller.traceparent), error, {})
+        self._trail.record_failure(name, caller, span_of(caller.traceparent), error, {})
         return error
 
     def _call(self, name: str, arguments: dict[str, Any], caller: Caller) -> SanitizedResult:
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
-            return self._pass(name, arguments, caller, span, hits)
+            return self._gated(name, arguments, caller, span, hits)
         except ToolError as error:
-            self._trail.refused(name, caller, span, error, hits)
+            self._trail.record_failure(name, caller, span, error, hits)
             raise
 
-    def _pass(
+    def _gated(
         self, name: str, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
-        _count(caller)  # whatever becomes of it: or the trail could be filled with refusals
+        _count(caller)  # first, so that refused calls count too: they must not fill the trail
         return self._made(self._find(name, caller), arguments, caller, span, hits)
 
     def _made(
         self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
-        passing = BrokerCall(tool, arguments, caller, span)
-        self._check_arguments(passing)
-        verdict = self._judge(passing)
-        self._ask(passing, verdict)
+        call = BrokerCall(tool, arguments, caller, span)
+        self._check_arguments(call)
+        verdict = self._judge(call)
+        self._ask(call, verdict)
         secrets = self._credentials(tool.spec)
         redaction = Redaction(secrets.values()) if secrets else None
-        self._trail.made(passing)
+        self._trail.record_call(call)
         if caller.intend:
             caller.intend()
-        value = self._perform(passing, secrets, redaction, hits)
+        value = self._perform(call, secrets, redaction, hits)
         rows = min(self.rules.result_rows, caller.rules.result_rows)
         returned = self._sanitizer.result(tool.spec, value, redaction, rows, hits)
-        fitted = self._fit(passing, returned)
-        self._trail.returned(passing, len(returned.data), hits)
+        fitted = self._fit(call, returned)
+        self._trail.record_result(call, len(returned.data), hits)
         return fitted
 
     def explain(self, name: str, arguments: dict[str, Any], rules: Tools) -> list[str]:
-        """Return what the rules say of a call, each that was looked at, without calling."""
+        """Return each rule that was considered for a call, and the verdict, without calling."""
         verdicts = [judge(self.rules, name, arguments), judge(rules, name, arguments)]
         return [line for verdict in verdicts for line in verdict.trace] + [
             f"{name}: {strictest(verdicts).effect}"
@@ -166,18 +169,18 @@ class Broker:
             return True
 
     def specs(self, caller: Caller) -> Iterable[ToolSpec]:
-        """Return the tools that are offered to `caller`, whatever the rules say."""
+        """Return the tools that are offered to `caller`, including those that the rules deny."""
         return self._tools.specs() if caller.tools is None else self._named(caller.tools)
 
-    def _shown(self, caller: Caller) -> list[ToolSpec]:
+    def _callable(self, caller: Caller) -> list[ToolSpec]:
         return [spec for spec in self.specs(caller) if self.may_call(spec.name, caller)]
 
     def may_call(self, name: str, caller: Caller) -> bool:
-        """Tell whether the rules let `caller` call a tool, with whatever arguments."""
+        """Tell whether the rules allow `caller` to call a tool with some arguments."""
         return may_allow(self.rules, name) and may_allow(caller.rules, name)
 
     def _named(self, names: Iterable[str]) -> list[ToolSpec]:
-        """Return the specs of those of `names` that can be called."""
+        """Return the specs of the tools among `names` that exist and can be called."""
         found = []
         for name in sorted(names):
             with contextlib.suppress(ToolError):
@@ -197,68 +200,70 @@ class Broker:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
         if caller.depth >= min(self.rules.depth, caller.rules.depth):
             raise ToolDenied(
-                f"{name}: {caller.depth} tools have called each other already, as many as tools.depth "
-                "of the policy allows",
+                f"{name}: {caller.depth} tools have called each other already; tools.depth of the "
+                "policy allows no more",
                 tool=name,
             )
         return tool
 
-    def _check_arguments(self, passing: BrokerCall) -> None:
-        spec = passing.tool.spec
-        if given := spec.credentials.keys() & passing.arguments.keys():
+    def _check_arguments(self, call: BrokerCall) -> None:
+        spec = call.tool.spec
+        if given := spec.credentials.keys() & call.arguments.keys():
             names = ", ".join(sorted(given))
-            raise ToolArgumentsInvalid(f"{names}: only the host gives that", tool=spec.name)
-        if complaints := compile_schema(spec.parameters).complaints(passing.arguments):
+            raise ToolArgumentsInvalid(
+                f"{names}: the host sets this argument; leave it out", tool=spec.name
+            )
+        if complaints := compile_schema(spec.parameters).complaints(call.arguments):
             raise ToolArgumentsInvalid("; ".join(complaints), tool=spec.name)
 
-    def _judge(self, passing: BrokerCall) -> ToolDecision:
-        name = passing.tool.spec.name
+    def _judge(self, call: BrokerCall) -> ToolDecision:
+        name = call.tool.spec.name
         if name in self._own:
             return ALLOWED
-        ours = judge(self.rules, name, passing.arguments)
-        theirs = judge(passing.caller.rules, name, passing.arguments)
+        ours = judge(self.rules, name, call.arguments)
+        theirs = judge(call.caller.rules, name, call.arguments)
         verdict = ours if ours is theirs else strictest([ours, theirs])
         if verdict.effect == "deny":
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
 
-    def _ask(self, passing: BrokerCall, verdict: ToolDecision) -> None:
-        spec, caller = passing.tool.spec, passing.caller
+    def _ask(self, call: BrokerCall, verdict: ToolDecision) -> None:
+        spec, caller = call.tool.spec, call.caller
         if verdict.effect != "approve" and not spec.risky:
             return
-        why = "the tool is risky" if spec.risky else "a rule wants it approved"
+        why = "the tool is risky" if spec.risky else "a rule requires approval"
         run = caller.recorder.run if caller.recorder else ""
         asked = ApprovalRequest(
-            spec.name, spec.description, passing.arguments, caller.id, verdict.reason or why, run,
+            spec.name, spec.description, call.arguments, caller.id, verdict.reason or why, run,
             spec.identity, caller.call,
         )  # fmt: skip
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
-        self._trail.approved(passing, asked.digest)
+        self._trail.record_approval(call, asked.digest)
 
     def _credentials(self, spec: ToolSpec) -> dict[str, str]:
         return {name: self._vault.get(key) for name, key in spec.credentials.items()}
 
     def _perform(
-        self, passing: BrokerCall, secrets: dict[str, str], redaction: Redaction | None, hits: Hits
+        self, call: BrokerCall, secrets: dict[str, str], redaction: Redaction | None, hits: Hits
     ) -> Any:
-        inner = _within(passing)
+        inner = _within(call)
         token = CALLING.set(inner)
         try:
-            return passing.tool.perform(passing.arguments | secrets, inner)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises
-            told = self._sanitizer.error(passing.tool.spec, error, redaction, hits)
+            return call.tool.perform(call.arguments | secrets, inner)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything
+            told = self._sanitizer.error(call.tool.spec, error, redaction, hits)
             raise told from told.__cause__
         finally:
             CALLING.reset(token)
 
-    def _fit(self, passing: BrokerCall, returned: SanitizedResult) -> SanitizedResult:
-        """Return a result that is not too long for its caller.
+    def _fit(self, call: BrokerCall, returned: SanitizedResult) -> SanitizedResult:
+        """Return the result, or what replaces one that is longer than its caller may get.
 
-        A longer one is kept.  A model gets its head; for a program, which would take that for the
-        result, ToolResultTooLarge is raised.
+        A longer one is kept for `results.read`.  A model gets its head.  A program would take a head
+        for the whole result, so it gets ToolResultTooLarge.
         """
-        caller, spec = passing.caller, passing.tool.spec
+        caller, spec = call.caller, call.tool.spec
         limit, size = self._limit(caller), len(returned.data)
         if size <= limit or spec is READ_ALL:
             return returned
@@ -268,18 +273,18 @@ class Broker:
             return SanitizedResult(frame, msgspec.json.encode(frame))
         name = self._results.keep(text, caller.id)
         raise ToolResultTooLarge(
-            f"{spec.name}: the result has {size} bytes, more than tools.result_bytes of the policy, "
+            f"{spec.name}: the result has {size} bytes, tools.result_bytes of the policy allows "
             f"{limit:.0f}: "
             + (
-                f"results.read_all({name!r}) gives it whole, results.read in parts"
+                f"results.read_all({name!r}) returns it whole, results.read in parts"
                 if name
-                else "it is too long to be kept; ask for less"
+                else "it is too long to keep; ask for less"
             ),
             tool=spec.name, result_id=name,
         )  # fmt: skip
 
     def _limit(self, caller: Caller) -> float:
-        """Return how many bytes of a result a caller gets at once."""
+        """Return the number of bytes of a result that a caller gets at once."""
         most = min(self.rules.result_bytes, caller.rules.result_bytes)
         shown = min(self.rules.shown_bytes, caller.rules.shown_bytes)
         return min(most, shown) if caller.is_model else most
@@ -289,7 +294,7 @@ class Broker:
 
     def _read_all(self, arguments: dict[str, Any], caller: Caller) -> Any:
         if caller.is_model:
-            raise ToolArgumentsInvalid("results are read in parts here", "call results.read")
+            raise ToolArgumentsInvalid("a model reads long results in parts", "call results.read")
         return self._results.read_all(arguments, caller.id)
 
 
@@ -298,16 +303,17 @@ def _count(caller: Caller) -> None:
         caller.meter.count()
 
 
-def _within(passing: BrokerCall) -> Caller:
-    """Return who calls while the tool works: who called it, one deeper."""
-    caller, spec = passing.caller, passing.tool.spec
+def _within(call: BrokerCall) -> Caller:
+    """Return the caller of the calls that this tool makes: the same, one level deeper."""
+    caller, spec = call.caller, call.tool.spec
     made = spec.owner is ToolOwner.AGENT
     return caller._replace(
         depth=caller.depth + 1,
-        recorder=None,  # what a tool calls is part of its answer, which is recorded as one
+        recorder=None,  # the run records this tool's answer, of which its own calls are a part
         intend=None,
         call="",
-        is_model=caller.is_model and spec in (READ_RESULT, READ_ALL),  # which read for the caller
-        traceparent=passing.span.traceparent or passing.span.trace_id,
+        is_model=caller.is_model
+        and spec in (READ_RESULT, READ_ALL),  # these two read for the caller
+        traceparent=call.span.traceparent or call.span.trace_id,
         tools=frozenset(spec.calls) if made else caller.tools,
     )

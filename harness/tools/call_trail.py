@@ -1,4 +1,4 @@
-"""Records of calls: that one is about to be made, what came of it, why it was refused."""
+"""`CallTrail`: the records of a broker's calls in the audit trails: made, returned, failed, refused."""
 
 import hashlib
 import threading
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BrokerCall(NamedTuple):
-    """A call on its way."""
+    """A call that the broker found the tool of, and checks or makes."""
 
     tool: Tool
     arguments: dict[str, Any]
@@ -38,10 +38,9 @@ _OWN_ENTRIES = 1000
 
 
 class CallTrail:
-    """Writes the records of one broker: into `audit`, and into the trails of the sandboxes whose
-    programs call.
+    """Writes the records of one broker into `audit` and into the trails of the calling sandboxes.
 
-    With `OWN`, a call that comes from no sandbox with a trail is recorded in one in memory.
+    With `OWN`, calls that no sandbox records go to a trail in memory.
     """
 
     def __init__(self, audit: "AuditLog | OwnTrail | None") -> None:
@@ -51,7 +50,7 @@ class CallTrail:
 
     @property
     def audit(self) -> "AuditLog | None":
-        """The trail of calls that come from no sandbox."""
+        """The trail of calls that no sandbox records."""
         if self._given != OWN:
             return self._given
         from ...runner.audit.log import AuditLog
@@ -61,41 +60,48 @@ class CallTrail:
             return self._own
 
     def _trails(self, caller: Caller) -> "list[AuditLog]":
-        """Return where a call is recorded, each trail once."""
+        """Return the trails that record a call, each once."""
         if caller.trails and self._given == OWN:
             return _each_once(caller.trails)
         audit = self.audit
         return _each_once((audit, *caller.trails) if audit else caller.trails)
 
-    def approved(self, passing: BrokerCall, digest: str) -> None:
-        self._note("approved", passing, digest=digest)
+    def record_approval(self, call: BrokerCall, digest: str) -> None:
+        self._record("approved", call, digest=digest)
 
-    def made(self, passing: BrokerCall) -> None:
-        """Note that a call is about to be made: of its arguments the hash and the length, never the
-        text, which may hold anything."""
-        if self._trails(passing.caller):
-            text = msgspec.json.encode(passing.arguments, order="deterministic")
+    def record_call(self, call: BrokerCall) -> None:
+        """Record that a call is about to be made.
+
+        Of the arguments it records hash and length, never the text, which may hold secrets.
+        """
+        if self._trails(call.caller):
+            text = msgspec.json.encode(call.arguments, order="deterministic")
             digest = hashlib.sha256(text).hexdigest()
-            self._note("call", passing, arguments_sha256=digest, arguments_bytes=len(text))
+            self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text))
 
-    def returned(self, passing: BrokerCall, size: int, hits: Hits) -> None:
-        """Note how long the result was, and of what was taken out of it the kinds and the counts."""
-        self._note("returned", passing, result_bytes=size, **_filtered(hits))
+    def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
+        """Record the length of the result, and how often each kind of content was filtered out."""
+        self._record("returned", call, result_bytes=size, **_filtered(hits))
 
-    def _note(self, action: str, passing: BrokerCall, **details: Any) -> None:
-        for trail in self._trails(passing.caller):
+    def _record(self, action: str, call: BrokerCall, **details: Any) -> None:
+        for trail in self._trails(call.caller):
             trail.record(
-                "tool", action, target=passing.tool.spec.name, span=passing.span,
-                caller=passing.caller.id, depth=passing.caller.depth, **details,
+                "tool", action, target=call.tool.spec.name, span=call.span,
+                caller=call.caller.id, depth=call.caller.depth, **details,
             )  # fmt: skip
 
-    def refused(self, name: str, caller: Caller, span: Span, error: ToolError, hits: Hits) -> None:
-        """Note why a call was refused, or failed; of those beyond a budget the 1st, 2nd, 4th, 8th...:
-        whoever calls on must not fill the trail."""
+    def record_failure(
+        self, name: str, caller: Caller, span: Span, error: ToolError, hits: Hits
+    ) -> None:
+        """Record why a call was refused or failed.
+
+        Of calls beyond a budget it records the 1st, 2nd, 4th, 8th and so on: a caller that goes on
+        must not fill the trail.
+        """
         beyond = isinstance(error, ToolBudgetExceeded)
         times = (
             error.times if isinstance(error, ToolBudgetExceeded) else 0
-        )  # 0: not this caller's own
+        )  # 0: another caller's budget
         if beyond and times & (times - 1):
             return
         refused = not isinstance(error, ToolFailed | ToolResultInvalid | ToolResultTooLarge)

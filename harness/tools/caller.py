@@ -1,6 +1,7 @@
-"""`Caller`: on whose behalf a tool is called; `Tool`: a tool that can be called.
+"""`Tool`: a tool that can be called; `Caller`: the execution, session or agent for which it is called.
 
-What a call executes in turn belongs to its caller: in the trail, in depth, and in what it may call.
+A call that a tool makes in turn belongs to the caller of that tool: in the trail, in depth, and in the
+tools that it may call.
 """
 
 import contextvars
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class PendingCall(Protocol):
-    """One call that a run records; `call` is its identity within the run."""
+    """A call that a run records (`LiveCall` in runs/recorder.py); `call` identifies it in the run."""
 
     call: str
 
     def begin(self) -> None:
-        """Record that the call is about to be made; raises RegistryError, and then it must not be."""
+        """Record that the call is about to be made; on RegistryError it must not be made."""
 
 
 class CallRecorder(Protocol):
-    """What answers the calls of a durable run (runs/recorder.py)."""
+    """Answers the calls of a durable run (`RunRecorder` in runs/recorder.py)."""
 
     @property
     def run(self) -> str:
@@ -40,11 +41,11 @@ class CallRecorder(Protocol):
 
 
 class Caller(NamedTuple):
-    """On whose behalf a tool is called.
+    """The execution, session or agent for which a tool is called.
 
-    `id` is that of the execution or session, or the name of an agent; `traceparent` the span that
-    causes the call; `depth` counts the tools between it and whoever began; `tools` are the only ones
-    it may call, None is all; `rules` those of its policy; `meter` counts its calls.
+    `id` is its id or name; `traceparent` is the span that causes the call; `depth` counts the tools
+    that called each other before this call; `tools` are the only tools that it may call, None means
+    all; `rules` are those of its policy; `meter` counts its calls.
     """
 
     id: str = ""
@@ -53,9 +54,11 @@ class Caller(NamedTuple):
     tools: frozenset[str] | None = None
     rules: Tools = Tools()
     meter: Meter | None = None
-    recorder: CallRecorder | None = None  # of a run that can wait
-    intend: Callable[[], None] | None = None  # notes, before a tool is performed, that it will be
-    is_model: bool = False  # reads results itself: long ones come in pages
+    recorder: CallRecorder | None = None  # of a durable run
+    intend: Callable[[], None] | None = (
+        None  # records, just before a tool is called, that it will be
+    )
+    is_model: bool = False  # it reads results itself: long ones come in parts
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
     call: str = ""  # the identity of the call within the run
 
@@ -64,7 +67,7 @@ Perform = Callable[[dict[str, Any], Caller], Any]
 
 
 class Tool(NamedTuple):
-    """A tool that can be called: `perform` does the work of one call, whose arguments were checked."""
+    """A tool that can be called: `perform` executes one call, whose arguments were checked."""
 
     spec: ToolSpec
     perform: Perform

@@ -1,4 +1,4 @@
-"""Where a broker finds tools."""
+"""`Catalogue`: the source in which a broker looks up tools; `Offer`: a catalogue of a fixed few."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -11,21 +11,21 @@ from .decorator import tool_of
 
 @runtime_checkable
 class Catalogue(Protocol):
-    """Where tools are found.
+    """A source of tools by name.
 
-    If it has a method `revision`, that returns another number once the tools have changed, names are
-    not looked up anew for every program.
+    If it has a method `revision` that returns another number after each change of the tools, the
+    names are not looked up again for every program.
     """
 
     def get(self, name: str) -> Tool:
         """Return a tool; raises ToolNotFound."""
 
     def specs(self) -> Iterable[ToolSpec]:
-        """Return those that may be offered to a program."""
+        """Return the specs of the tools that may be offered to a program."""
 
 
 class Offer:
-    """A few tools, by name."""
+    """A fixed collection of tools, by name."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
@@ -43,22 +43,25 @@ class Offer:
 
 
 def catalogue_of(tools: object) -> Catalogue:
-    """Return a catalogue, or one of a sequence of tools and functions; raises PolicyError."""
+    """Return `tools` if it is a catalogue, else make one of a sequence of tools and functions.
+
+    Raises PolicyError for anything else.
+    """
     if isinstance(tools, Catalogue):
         return tools
     if callable(tools):
-        raise PolicyError(f"tools: {tools!r} is one tool", "give a list of tools")
+        raise PolicyError(f"tools: must be a list, got one tool: {tools!r}", "pass [tool]")
     if not isinstance(tools, Iterable) or isinstance(tools, str | bytes | dict):
-        from .registry import ToolRegistry  # slow to import, and seldom given
+        from .registry import ToolRegistry  # slow to import, and rarely passed
 
         if isinstance(tools, ToolRegistry):
             raise PolicyError(
-                "tools: a ToolRegistry has no cells in which its tools could run",
-                "give ToolFactory(registry=...), which runs them",
+                "tools: a ToolRegistry cannot execute its tools",
+                "pass ToolFactory(registry=...), which executes them in cells",
             )
         raise PolicyError(
             "tools: must be a list of functions, a Broker, a ToolFactory or McpServers, "
-            f"not {type(tools).__name__}"
+            f"got {type(tools).__name__}"
         )
     return Offer(map(_tool, tools))
 
@@ -67,5 +70,5 @@ def _tool(given: Tool | Callable[..., Any]) -> Tool:
     if isinstance(given, Tool) or callable(given):
         return tool_of(given)
     raise PolicyError(
-        f"tools: {ascii(given)[:80]} is not a tool", "give functions, marked with @tool or not"
+        f"tools: not a tool: {ascii(given)[:80]}", "pass functions, with or without @tool"
     )

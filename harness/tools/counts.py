@@ -1,16 +1,16 @@
-"""How often versions of made tools were called, and failed: what is written now, and what later."""
+"""`UsageCounts`: the calls and failures of made tools, written to the store in batches."""
 
 import contextlib
 
 from ...policies.errors import RegistryError
 from .store import ToolStore, ToolUsage
 
-_WRITTEN_AFTER = 256  # uses that went well: each write waits for the disk
-VersionKey = tuple[str, int]  # the key of a name, and a version
+_WRITTEN_AFTER = 256  # successful uses; each write waits for the disk
+VersionKey = tuple[str, int]  # the key of a name (tool_names.key_of), and a version
 
 
 class _UnwrittenCounts:
-    """Calls of one version since its counts were written."""
+    """The calls of one version since its counts were last written."""
 
     def __init__(self) -> None:
         self.uses = self.failures = self.in_a_row = 0
@@ -29,47 +29,45 @@ class _UnwrittenCounts:
 
 
 class UsageCounts:
-    """Those of one store.  Failures are written at once, uses after 256; the caller has the lock."""
+    """Counts of one store.  It writes failures at once, uses after 256; the caller holds the lock."""
 
     def __init__(self, store: ToolStore, retired_after: int) -> None:
         self._store = store
         self._retired_after = retired_after
         self._unwritten: dict[VersionKey, _UnwrittenCounts] = {}
-        self._failing: set[VersionKey] = set()  # whose last call failed
+        self._failing: set[VersionKey] = set()  # versions whose last call failed
 
-    def note(self, counted: VersionKey, *, well: bool, may_retire: bool = True) -> bool:
-        """Count a call; tell whether the version was retired by that, which only one that
-        `may_retire` does.
+    def note(self, key: VersionKey, *, well: bool, may_retire: bool = True) -> bool:
+        """Count a call, which failed unless `well`; tell whether it retired the version.
 
-        What cannot be written now is written with the next.
+        Only a call with `may_retire` retires it.  Counts that cannot be written now are written with
+        the next call.
         """
-        count = self._unwritten.setdefault(counted, _UnwrittenCounts())
+        count = self._unwritten.setdefault(key, _UnwrittenCounts())
         count.add(well=well, may_retire=may_retire)
-        if not well or count.uses >= _WRITTEN_AFTER or counted in self._failing:
+        if not well or count.uses >= _WRITTEN_AFTER or key in self._failing:
             with contextlib.suppress(RegistryError):
-                return self._write(counted)
+                return self._write(key)
         return False
 
     def write_all(self) -> bool:
-        """Write all counts; tell whether a version was retired by that.  Raises RegistryError."""
-        retired = [self._write(counted) for counted in list(self._unwritten)]
+        """Write all counts; tell whether that retired a version.  Raises RegistryError."""
+        retired = [self._write(key) for key in list(self._unwritten)]
         return any(retired)
 
-    def usage(self, counted: VersionKey) -> ToolUsage:
-        """Return what was written and, of uses, what was not yet."""
-        known = self._store.usage(*counted)
-        return known._replace(
-            uses=known.uses + self._unwritten.get(counted, _UnwrittenCounts()).uses
-        )
+    def usage(self, key: VersionKey) -> ToolUsage:
+        """Return the written counts, and add the uses that are not written yet."""
+        known = self._store.usage(*key)
+        return known._replace(uses=known.uses + self._unwritten.get(key, _UnwrittenCounts()).uses)
 
-    def _write(self, counted: VersionKey) -> bool:
-        count = self._unwritten[counted]
+    def _write(self, key: VersionKey) -> bool:
+        count = self._unwritten[key]
         retired = self._store.count(
-            *counted, count.usage, well=count.well, retire_at=self._retired_after
+            *key, count.usage, well=count.well, retire_at=self._retired_after
         )
-        del self._unwritten[counted]
+        del self._unwritten[key]
         if count.in_a_row:
-            self._failing.add(counted)
+            self._failing.add(key)
         else:
-            self._failing.discard(counted)
+            self._failing.discard(key)
         return retired

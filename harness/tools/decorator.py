@@ -1,4 +1,4 @@
-"""`@tool`: a function of the host becomes a tool, which runs on the host."""
+"""`@tool`: marks a function of the host as a tool, which runs on the host."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -34,23 +34,25 @@ def tool(
 
 
 def tool(function: Any = None, **about: Any) -> Any:
-    """Mark a function as a tool; it stays the function that it was.
+    """Mark a function as a tool, and return it unchanged.
 
-    Its schema comes from its signature, its annotations and its docstring.  `risky` asks for approval
-    before every call, `idempotent` says that to call it twice does no more than to call it once.
-    Raises ToolInvalid for what cannot be called by name.
+    Its schema comes from its signature, its annotations and its docstring.  `risky`: each call needs
+    approval.  `idempotent`: calling it twice has the same effect as calling it once.  Raises
+    ToolInvalid for a function whose parameters cannot be passed by name.
     """
     if function is None:
         return lambda function: tool(function, **about)
     try:
         setattr(function, _MARK, _tool(function, **about))
     except AttributeError:
-        raise ToolInvalid(f"{function!r} cannot be marked: wrap it in a function") from None
+        raise ToolInvalid(
+            f"{function!r} has no attributes and cannot be marked", "wrap it in a function"
+        ) from None
     return function
 
 
 def tool_of(function: Callable[..., Any] | Tool) -> Tool:
-    """Return the tool that a function is, marked or not."""
+    """Return the tool of a function, marked or not."""
     if isinstance(function, Tool):
         return function
     found = getattr(function, _MARK, None)
@@ -58,7 +60,7 @@ def tool_of(function: Callable[..., Any] | Tool) -> Tool:
 
 
 def is_marked(function: object) -> bool:
-    """Tell whether something is a function that was marked as a tool."""
+    """Tell whether `function` is marked with `@tool`."""
     return isinstance(getattr(function, _MARK, None), Tool)
 
 
@@ -86,15 +88,15 @@ def _tool(
         idempotent=idempotent,
         tags=tuple(tags),
     )
-    return Tool(spec, _performing(function))
+    return Tool(spec, _perform_with(function))
 
 
-def _performing(function: Callable[..., Any]) -> Perform:
-    """Return what calls the function: with the types that it says, and a result that is JSON."""
+def _perform_with(function: Callable[..., Any]) -> Perform:
+    """Return a `Perform` that converts arguments to the annotated types, and the result to JSON."""
 
     @cache
     def hints() -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Evaluate at the first call: they may name what comes later."""
+        """Evaluate at the first call: annotations may name classes that are defined later."""
         found = hints_of(function)
         return found, tuple(name for name, hint in found.items() if hint is Caller)
 

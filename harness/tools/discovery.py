@@ -1,6 +1,6 @@
-"""The broker's own tools by which a program finds others: search, browse, describe.
+"""`Discovery`: the broker's own tools to find others: search, browse, describe.
 
-They are called as any tool is, and tell of nothing that who asks could not call.
+A program calls them like any tool.  They show a caller only the tools that it may call.
 """
 
 import threading
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..search.model import Model
     from .index import ToolSearch
 
-Shown = Callable[[Caller], list[ToolSpec]]
+ToolsOf = Callable[[Caller], list[ToolSpec]]
 _DETAIL = {"type": "string", "enum": ["name", "summary", "full"]}
 _LANGUAGES = ("python", "typescript")
 _LANGUAGE = {"type": "string", "enum": list(_LANGUAGES)}
@@ -24,15 +24,15 @@ _MOST = 200
 
 
 class Discovery:
-    """Finds what `shown` says that a caller may call.  Safe from many threads."""
+    """Finds tools among those that `tools_of` returns for a caller.  Safe from many threads."""
 
-    def __init__(self, shown: Shown, model: "Model | None" = None) -> None:
-        self._shown = shown
+    def __init__(self, tools_of: ToolsOf, model: "Model | None" = None) -> None:
+        self._tools_of = tools_of
         self._model = model
         self._lock = threading.Lock()
         self._specs: list[ToolSpec] = []
         self._known: dict[str, ToolSpec] = {}
-        self._paths: dict[str, dict[str, str]] = {}  # language -> name -> where programs find it
+        self._paths: dict[str, dict[str, str]] = {}  # language -> name -> its path in programs
         self._revision = 0
         self._search: ToolSearch | None = None
 
@@ -100,10 +100,10 @@ class Discovery:
         return say(spec, self._paths[language][spec.name], detail, language)
 
     def _follow(self, caller: Caller) -> list[ToolSpec]:
-        """Return what `caller` may call, and know it, and whatever else there is, by name."""
+        """Return the tools that `caller` may call; update the names and paths of all tools."""
         from ..stubs.tree import paths
 
-        specs, shown = self._shown(Caller()), self._shown(caller)
+        specs, shown = self._tools_of(Caller()), self._tools_of(caller)
         with self._lock:
             if specs != self._specs:
                 self._specs, self._revision = specs, self._revision + 1

@@ -1,8 +1,8 @@
-"""What is taken out of results before a caller sees them: filters on the broker's way back.
+"""Filters of results: they remove content from what tools return before a caller sees it.
 
-A filter is called with the spec of a tool and a value of JSON, a result or the words of an error, and
-returns what may be passed on, or `Filtered`, which counts by kind what was taken out.  What it raises
-ends the call, and nothing is passed on.
+The broker calls a filter with the spec of the tool and a JSON value, which is a result or the text of
+an error.  The filter returns the value to pass on, or a `Filtered`, which also counts the removals by
+kind.  If a filter raises, the call fails and nothing is passed on.
 """
 
 import itertools
@@ -18,10 +18,10 @@ _LONGEST_NAME = 100
 
 
 class Filtered(NamedTuple):
-    """What a filter leaves of a value, and how often it took out what; kinds are words of its own."""
+    """The value to pass on, and how often each kind of content was removed."""
 
     value: Any
-    hits: Hits
+    hits: Hits  # the filter names its kinds
 
 
 def name_of(each: ResultFilter) -> str:
@@ -29,7 +29,7 @@ def name_of(each: ResultFilter) -> str:
 
 
 class RedactSecrets:
-    """Takes out what looks like a key, a password or a token, whoever's it is (leaks.py)."""
+    """Redacts text that looks like a key, a password or a token (text/leaks.py)."""
 
     def __call__(self, spec: ToolSpec, value: Any) -> Filtered:
         hits: Hits = {}
@@ -38,7 +38,7 @@ class RedactSecrets:
 
 
 class CapRows:
-    """Leaves of every list the first `rows` items, and says so beside what is left."""
+    """Cuts every list to its first `rows` items, and says so beside them."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -56,7 +56,7 @@ class CapRows:
 
 
 def _without_secrets(value: Any, hits: Hits, key: str = "") -> Any:
-    """Return what is left of a value; `key` is the name under which it stands."""
+    """Return a value with its secrets redacted; `key` is the name of its entry."""
     if isinstance(value, str):
         return _of_key(key, value, hits)
     if isinstance(value, list):
@@ -67,7 +67,7 @@ def _without_secrets(value: Any, hits: Hits, key: str = "") -> Any:
     numbers = itertools.count(2)
     for name, each in value.items():
         word = own = _cleaned(name, hits)
-        while own in cleaned:  # two secrets may have become the same word
+        while own in cleaned:  # two redacted names may be equal
             own = f"{word} {next(numbers)}"
         cleaned[own] = _without_secrets(each, hits, name[-_LONGEST_NAME:])
     return cleaned
@@ -82,8 +82,10 @@ def _of_key(key: str, value: str, hits: Hits) -> str:
 
 
 def _cleaned(text: str, hits: Hits, *, is_name: bool = False) -> str:
-    """Return a text without what leaks in it; of one that is a name, such as an id or a cursor, nobody
-    asks how random it looks."""
+    """Return a text with its secrets redacted.
+
+    A name, such as an id or a cursor, may look random without being a secret.
+    """
     leaks = find_secrets(text, at_random=not is_name)
     if not leaks:
         return text

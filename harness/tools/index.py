@@ -1,4 +1,4 @@
-"""Search over the tools of one registry: the index follows what is made, changed and removed."""
+"""`ToolSearch`: a search index over the tools of one registry, kept up to date."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -13,17 +13,17 @@ _KINDS = {ToolOwner.AGENT: "made", ToolOwner.DEVELOPER: "host", ToolOwner.SERVER
 
 
 class ToolSource(Protocol):
-    """What is searched; a ToolRegistry, for one."""
+    """Tools that can be searched, such as a ToolRegistry."""
 
     def revision(self) -> int:
-        """Return a number that is another one after the tools have changed."""
+        """Return a number that changes with each change of the tools."""
 
     def list_tools(self) -> Sequence[ToolSpec]:
-        """Return what may be found, each with a name of its own."""
+        """Return the tools that may be found; their names differ."""
 
 
 class ToolSearch:
-    """Finds tools that a program may be told of: retired ones are not among them.
+    """Finds tools of a registry; retired tools are left out.
 
     Safe from many threads; other processes may change the registry's file.
     """
@@ -40,11 +40,11 @@ class ToolSearch:
         tags: Collection[str] = (), states: Collection[ToolState] = (),
         kinds: Collection[Kind] = (), server: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return what answers a query, the best first, as an agent reads it.
+        """Return the tools that match a query, the best first, in the form that agents read.
 
-        `kinds` are made, host and mcp; `server` is one whose tools alone are looked at.
-        `detail` is name, summary or full.  `more` tells whether there is another page, `hint` why
-        nothing was found.  Raises PolicyError for another detail.
+        `kinds` are made, host and mcp; `server` limits the search to the tools of one server.
+        `detail` is name, summary or full.  In the answer `more` tells whether there is another page,
+        and `hint` why nothing was found.  Raises PolicyError for an unknown detail.
         """
         only = Filter(
             server=server, tags=tags, states=[state.value for state in states], kinds=kinds
@@ -54,12 +54,12 @@ class ToolSearch:
         return told | {"more": found.more} | ({"hint": found.hint} if found.hint else {})
 
     def find(self, query: str, only: Filter, limit: int, offset: int = 0) -> SearchPage:
-        """Return what answers a query, by its name in `id`."""
+        """Return the matches of a query; `id` is the name of the tool."""
         self._follow()
         return self._index.search(query, only, limit, offset)
 
     def _follow(self) -> None:
-        """Bring the index up to what the registry has now."""
+        """Update the index if the registry has changed."""
         with self._lock:
             revision = self._registry.revision()
             if revision == self._revision:
@@ -82,5 +82,5 @@ def _document(spec: ToolSpec) -> Document:
 
 
 def server_of(spec: ToolSpec) -> str:
-    """Return whose a tool is, as its name says: `github` of github.create_issue."""
+    """Return the server in the name of a tool: `github` of github.create_issue."""
     return spec.name.partition(".")[0] if "." in spec.name else ""

@@ -1,4 +1,4 @@
-"""Tools that were made: those of a file, read once until it changes, and how often each was called."""
+"""`MadeTools`: the tools of a registry's file, cached until it changes, and their counts."""
 
 import contextlib
 import threading
@@ -14,8 +14,10 @@ from .store import Quota, ToolStore, ToolUsage
 
 
 class MadeTools(Closing):
-    """Versions of tools by the keys of their names.  Safe from many threads, and its file from many
-    processes.  What is asked for while the file is closed or damaged raises RegistryError."""
+    """Versions of tools by key (tool_names.key_of).  Safe from many threads and processes.
+
+    The methods raise RegistryError while the file is closed or damaged.
+    """
 
     def __init__(self, path: str | None, retired_after: int, quota: Quota) -> None:
         self._store = ToolStore(path, quota)
@@ -27,15 +29,15 @@ class MadeTools(Closing):
         self._revision = 0
 
     def revision(self) -> int:
-        """Return a number that is another one after the tools have changed, here or elsewhere."""
+        """Return a number that changes with each change of the tools, also by another process."""
         with self._lock:
-            self._forget_if_changed()
+            self._refresh()
             return self._revision
 
     def get(self, key: str, version: int | None) -> ToolSpec | None:
-        """Return the latest version of a tool, or the one asked for, if there is one."""
+        """Return a version of a tool, by default the latest; None if it does not exist."""
         with self._lock:
-            self._forget_if_changed()
+            self._refresh()
             if (found := self._known.get((key, version))) is None:
                 found = self._store.get(key, version)
                 if found:
@@ -45,7 +47,7 @@ class MadeTools(Closing):
     def latest(self) -> list[ToolSpec]:
         """Return the latest version of every tool."""
         with self._lock:
-            self._forget_if_changed()
+            self._refresh()
             if self._latest is None:
                 self._latest = self._store.latest()
             return self._latest
@@ -55,41 +57,41 @@ class MadeTools(Closing):
         return self._store.versions(key)
 
     def of_shape(self, shape: str, most: int) -> list[ToolSpec]:
-        """Return the latest versions whose parameters have a shape."""
+        """Return at most `most` latest versions with parameters of a shape (similarity.py)."""
         return self._store.of_shape(shape, most)
 
     # changing
 
     def add(self, key: str, spec: ToolSpec) -> ToolSpec:
-        """Keep a tool as the next version of its name, and return that.
+        """Store a tool as the next version of its name, and return that version.
 
-        Raises ToolExists if the name is another maker's, ToolQuotaExceeded.
+        Raises ToolExists if another maker has the name, and ToolQuotaExceeded.
         """
         with self._lock:
-            self._forget()
+            self._clear()
             return self._store.add(
                 key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
             )
 
     def remove(self, key: str) -> None:
-        """Forget a tool and all its versions."""
+        """Remove a tool and all its versions."""
         with self._lock:
-            self._forget()
+            self._clear()
             self._store.remove(key)
 
     def set_state(self, key: str, version: int, state: ToolState) -> None:
-        """Set the state of a version, and forgive its failures."""
+        """Set the state of a version, and reset its failures in a row."""
         with self._lock:
-            self._forget()
+            self._clear()
             self._store.set_state(key, version, state)
 
     # counting
 
     def note(self, counted: VersionKey, *, well: bool, may_retire: bool = True) -> None:
-        """Count a call, which failed unless it went `well`, and retire what fails too often."""
+        """Count a call, which failed unless `well`; retire a version that fails too often."""
         with self._lock:
             if self._counts.note(counted, well=well, may_retire=may_retire):
-                self._forget()
+                self._clear()
 
     def usage(self, counted: VersionKey) -> ToolUsage:
         """Return how often a version was called and failed."""
@@ -100,25 +102,25 @@ class MadeTools(Closing):
         """Write all counts now."""
         with self._lock:
             if self._counts.write_all():
-                self._forget()
+                self._clear()
 
     def close(self) -> None:
-        """Write the counts, if that can be, and close the file; closing twice is fine."""
+        """Write the counts if possible, and close the file; closing twice is fine."""
         with self._lock:
             with contextlib.suppress(RegistryError):
                 self.flush()
             self._store.close()
 
-    # remembering
+    # the cache
 
-    def _forget_if_changed(self) -> None:
-        """Forget what was read, if another process has written since."""
+    def _refresh(self) -> None:
+        """Clear the cache if another process has written."""
         changes = self._store.changes()
         if changes != self._changes:
-            self._forget()
+            self._clear()
             self._changes = changes
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._revision += 1
         self._known.clear()
         self._latest = None

@@ -1,4 +1,4 @@
-"""How many calls of tools one caller may make, and how fast; those that are refused count too."""
+"""`Meter`: the budget and the rate limit of one caller's tool calls; refused calls count too."""
 
 import threading
 import time
@@ -10,7 +10,8 @@ from ...policies.errors import ToolBudgetExceeded
 class Meter:
     """Counts the calls of one execution, or of one caller on the host.  Safe from many threads.
 
-    A bucket of one second's worth of calls fills at `per_second`; 0 lets none through.
+    The rate limit is a token bucket that holds one second's calls and refills at `per_second`; 0
+    allows no call.
     """
 
     def __init__(
@@ -26,9 +27,9 @@ class Meter:
         self._refused = 0
 
     def count(self) -> None:
-        """Count a call; raises ToolBudgetExceeded if it is one too many, or too soon."""
+        """Count a call; raises ToolBudgetExceeded beyond the budget or the rate limit."""
         with self._lock:
-            self._fill()
+            self._refill()
             if self._made < self._most and self._room >= 1.0:
                 self._made += 1
                 self._room -= 1.0
@@ -38,7 +39,7 @@ class Meter:
             exceeded.times = self._refused
             raise exceeded
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         now = self._clock()
         filled = self._room + (now - self._looked_at) * self._per_second
         self._room = min(self._most_room, filled)
@@ -47,7 +48,8 @@ class Meter:
     def _exceeded(self) -> ToolBudgetExceeded:
         if self._made >= self._most:
             return ToolBudgetExceeded(
-                f"{self._made} tools were called already", "tools.calls of the policy bounds them"
+                f"{self._made} calls of tools were made, as many as the policy allows",
+                "raise tools.calls of the policy",
             )
         return ToolBudgetExceeded(
             f"more than {self._per_second:g} calls of tools a second",

@@ -1,5 +1,4 @@
-"""`ToolRegistry`: where tools are kept: those of the developer while the process lives, those that were
-made in a file."""
+"""`ToolRegistry`: the tools by name: the developer's and servers' in memory, made ones in a file."""
 
 import os
 import threading
@@ -25,37 +24,37 @@ from .made_tools import MadeTools
 from .similarity import most_alike, shape_of
 from .store import Quota, ToolUsage
 
-# The broker answers these itself.
+# Names of the broker's own tools.
 RESERVED = ("results_read", "results_read_all", "tools_search", "tools_browse", "tools_describe")
 RETIRED_AFTER = 10  # failures in a row
 _ALIKE_LOOKED_AT = 1000
 
 
 class ServerTools(Protocol):
-    """Tools of servers, which come and go; a registry only knows where they are."""
+    """The tools of MCP servers, which come and go; a registry asks for them each time."""
 
     def revision(self) -> int:
-        """Return a number that is another one after they changed."""
+        """Return a number that changes with each change of these tools."""
 
     def owns(self, name: str) -> bool:
-        """Tell whether a name is, or would be, that of one of them."""
+        """Tell whether a name belongs to these servers, even if no tool has it now."""
 
     def get(self, name: str) -> Tool:
-        """Return one of them; raises a ToolError if it cannot be called."""
+        """Return a tool; raises a ToolError if it cannot be called."""
 
     def specs(self) -> list[ToolSpec]:
-        """Return all that can be called."""
+        """Return the tools that can be called."""
 
 
 class ToolRegistry(Closing):
     """Tools by name.  Safe from many threads, and its file from many processes.
 
-    Without `path` it is in memory.  A developer's tool is never shadowed: of two tools with one
-    name his is meant, then a server's.  A made tool that fails `retired_after` times in a row, with
-    no call between that went well, is retired; calls on behalf of other makers do neither.  Uses are
-    written to the file now and then, failures at once.  The tools of one maker have at most
-    `maker_versions` versions, whose records have at most `maker_bytes` together.  `model`, a folder
-    with a sentence encoder, has the factories that use it search by meaning too (meaning.py).
+    Without `path` it is in memory.  A developer's tool is never shadowed: a name means the
+    developer's tool first, then a server's.  A made tool that fails `retired_after` times in a row is
+    retired; calls by other makers do not count for this.  Failures are written to the file at once,
+    uses in batches.  The tools of one maker have at most `maker_versions` versions, whose records have
+    at most `maker_bytes` together.  `model`, a folder with a sentence encoder, lets the factories of
+    this registry search by meaning too.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class ToolRegistry(Closing):
         self._lock = threading.Lock()
         self._developers: dict[str, Tool] = {}
         self._served: list[ServerTools] = []
-        self._revision = 0  # of what is not in the file
+        self._revision = 0  # of the tools that are not in the file
 
     def register(self, function: Callable[..., Any] | Tool) -> ToolSpec:
-        """Add a tool of the developer's: a function, marked with `@tool` or not.
+        """Add a tool of the developer: a function, with or without `@tool`.
 
-        Raises ToolExists if another function has the name, ToolInvalid for what is no tool.
+        Raises ToolExists if another function has the name, and ToolInvalid if it cannot be a tool.
         """
         tool = tool_of(function)
         with self._lock:
@@ -86,25 +85,25 @@ class ToolRegistry(Closing):
         return tool.spec
 
     def developers(self, name: str) -> Tool | None:
-        """Return the developer's tool of that name, if there is one."""
+        """Return the developer's tool of that name, None if there is none."""
         return self._developers.get(key_of(reference(name).name))
 
     def attach(self, served: ServerTools) -> None:
-        """Have the tools of servers among these until they are detached."""
+        """Add the tools of servers until they are detached."""
         with self._lock:
             self._served.append(served)
             self._revision += 1
 
     def detach(self, served: ServerTools) -> None:
-        """Have them no more."""
+        """Remove the tools of servers."""
         with self._lock:
             self._served = [each for each in self._served if each is not served]
             self._revision += 1
 
     def served(self, name: str) -> Tool | None:
-        """Return the tool of a server of that name, unless the name is a developer's.
+        """Return the server's tool of that name; None if there is none, or the developer has the name.
 
-        Raises what a server's catalogue does for one that it has and that cannot be called.
+        Raises a ToolError if the server's tool cannot be called.
         """
         named = reference(name).name
         if key_of(named) not in self._developers:
@@ -114,10 +113,10 @@ class ToolRegistry(Closing):
         return None
 
     def add(self, spec: ToolSpec) -> ToolSpec:
-        """Keep a tool that was made, as the next version of its name, and return that.
+        """Store a made tool as the next version of its name, and return that version.
 
-        Raises ToolExists if the name is a developer's, a server's or another maker's,
-        ToolQuotaExceeded if the maker has too many, RegistryError.
+        Raises ToolExists if the developer, a server or another maker has the name, ToolQuotaExceeded
+        if the maker has too many tools, and RegistryError.
         """
         key = key_of(spec.name)
         if key in RESERVED:
@@ -146,12 +145,12 @@ class ToolRegistry(Closing):
         return found
 
     def revision(self) -> int:
-        """Return a number that is another one after the tools have changed, here or elsewhere."""
+        """Return a number that changes with each change of the tools, also by another process."""
         served = sum(each.revision() for each in tuple(self._served))
         return self._revision + self._made.revision() + served
 
     def list_tools(self, *, retired: bool = False) -> list[ToolSpec]:
-        """Return the latest version of every tool, by name; `retired` ones only if asked for."""
+        """Return the latest version of every tool, by name; retired tools only with `retired`."""
         made = {key_of(spec.name): spec for spec in self._made.latest()}
         for each in tuple(self._served):
             made |= {key_of(spec.name): spec for spec in each.specs()}
@@ -165,7 +164,7 @@ class ToolRegistry(Closing):
         return self._made.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
 
     def alike(self, spec: ToolSpec) -> ToolSpec | None:
-        """Return another tool that does the same, as far as shape, source and description tell."""
+        """Return another tool that does the same, judged by parameters, source and description."""
         shape, own = shape_of(spec.parameters), key_of(spec.name)
         others = [tool.spec for tool in self._developers.values()]
         others = [each for each in others if shape_of(each.parameters) == shape]
@@ -174,9 +173,9 @@ class ToolRegistry(Closing):
         return most_alike(spec, [each for each in live if key_of(each.name) != own])
 
     def remove(self, name: str, maker: str | None = None) -> None:
-        """Forget a made tool and all its versions; with `maker` only if it is his.
+        """Remove a made tool and all its versions; with `maker` only if that maker made it.
 
-        Raises ToolNotFound, and ToolDenied if it is the developer's or another maker's.
+        Raises ToolNotFound, and ToolDenied if it belongs to the developer, a server or another maker.
         """
         spec = self.get(name)
         if not self.is_made(spec):
@@ -186,39 +185,39 @@ class ToolRegistry(Closing):
         self._made.remove(key_of(spec.name))
 
     def set_state(self, name: str, state: ToolState) -> ToolSpec:
-        """Trust a made tool, retire it, or take that back; return it.  Raises ToolNotFound."""
+        """Set the state of a made tool, and return the tool; raises ToolNotFound and ToolDenied."""
         spec = self.get(name)
         if not self.is_made(spec):
             raise ToolDenied(f"{spec.name} is {_whose(spec)}", tool=spec.name)
-        self._made.set_state(*_counted(spec), state)
+        self._made.set_state(*_key_of(spec), state)
         return replace(spec, state=state)
 
     # counting
 
     def note(self, spec: ToolSpec, *, well: bool, may_retire: bool = True) -> None:
-        """Count a call of a made tool, which failed unless it went `well`.
+        """Count a call of a made tool, which failed unless `well`.
 
-        Without `may_retire` the failures in a row are left as they are: one maker must not retire the
-        tools of another.
-        What cannot be written now is written with the next: a call must not fail of that.
+        Without `may_retire` it leaves the failures in a row as they are: one maker must not retire the
+        tools of another.  Counts that cannot be written now are written with the next call, so that
+        the call itself does not fail.
         """
         if self.is_made(spec):
-            self._made.note(_counted(spec), well=well, may_retire=may_retire)
+            self._made.note(_key_of(spec), well=well, may_retire=may_retire)
 
     def usage(self, name: str) -> ToolUsage:
         """Return how often a made tool was called and failed; raises ToolNotFound."""
-        return self._made.usage(_counted(self.get(name)))
+        return self._made.usage(_key_of(self.get(name)))
 
     def flush(self) -> None:
         """Write all counts now; raises RegistryError."""
         self._made.flush()
 
     def close(self) -> None:
-        """Write the counts, if that can be, and close the file; closing twice is fine."""
+        """Write the counts if possible, and close the file; closing twice is fine."""
         self._made.close()
 
     def is_made(self, spec: ToolSpec) -> bool:
-        """Tell whether a tool is kept here, rather than being the developer's or a server's."""
+        """Tell whether a tool was made and is stored here, and is not the developer's or a server's."""
         return key_of(spec.name) not in self._developers and spec.owner is not ToolOwner.SERVER
 
 
@@ -226,7 +225,7 @@ def _whose(spec: ToolSpec) -> str:
     return "a server's" if spec.owner is ToolOwner.SERVER else "the developer's, and trusted"
 
 
-def _counted(spec: ToolSpec) -> VersionKey:
+def _key_of(spec: ToolSpec) -> VersionKey:
     return key_of(spec.name), spec.version
 
 

@@ -1,4 +1,4 @@
-"""Results that are too long for their caller: kept on the host, read whole or in slices."""
+"""`Results`: results that are too long for their caller, kept on the host to be read in parts."""
 
 import json
 import os
@@ -56,8 +56,10 @@ class KeptResult(NamedTuple):
 
 
 class Results:
-    """The long results of one broker, the oldest of which go when they are too many: one owner's when
-    his are, everybody's when all are."""
+    """The long results of one broker.
+
+    Beyond `of_one_bytes` the owner's oldest results are dropped, beyond `kept_bytes` the oldest of all.
+    """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES, of_one_bytes: int = OF_ONE_BYTES) -> None:
         self._lock = threading.Lock()
@@ -67,22 +69,22 @@ class Results:
         self._used_by: dict[str, int] = {}
 
     def fit(self, value: Any, text: str, limit: int, owner: str) -> Any:
-        """Return what stands for `value`, whose JSON is `text`: its head, and a name by which the rest
-        can be read, if it is kept."""
+        """Return what replaces `value`, whose JSON is `text`: its head and, if it is kept, the id to
+        read the rest by."""
         frame: dict[str, Any] = {"truncated": True, "characters": len(text)}
         if name := self._keep(KeptResult(owner, text)):
             call = "call_tool('results.read', {'result_id': ..., 'start': 0, 'characters': 10000})"
             frame |= {"result_id": name, "notice": call}
         else:
-            frame["notice"] = "too long to be kept: ask for less"
+            frame["notice"] = "too long to keep: ask for less"
         return {**frame, "head": head_of(value, limit - len(json.dumps(frame)) - 16)}
 
     def keep(self, text: str, owner: str) -> str:
-        """Keep a result, whose JSON is `text`, and return a name for it; "" if it is too long."""
+        """Keep a result, whose JSON is `text`, and return its id; "" if it is too long."""
         return self._keep(KeptResult(owner, text)) or ""
 
     def read_all(self, arguments: dict[str, Any], owner: str) -> Any:
-        """Return a kept result, the owner's last one by default.
+        """Return a kept result, by default the owner's last one.
 
         Raises ToolArgumentsInvalid if it is not kept.
         """
@@ -95,7 +97,7 @@ class Results:
         return json.loads(kept.text)
 
     def read(self, arguments: dict[str, Any], owner: str, limit: int) -> dict[str, Any]:
-        """Return a slice of a kept result's JSON, as `READ_RESULT` has it, of at most `limit` bytes.
+        """Return a slice of a kept result's JSON, as `READ_RESULT` says, of at most `limit` bytes.
 
         Raises ToolArgumentsInvalid if it is not kept.
         """
@@ -110,7 +112,7 @@ class Results:
         return {"text": text, "start": start, "next": end if end < len(kept.text) else None}
 
     def _keep(self, kept: KeptResult) -> str | None:
-        """Keep it under a name, if it is not too long by itself, and let the oldest go for it."""
+        """Keep a result and return its id, dropping the oldest ones for it; None if it is too long."""
         if kept.size > self._most_of_one:
             return None
         name = os.urandom(8).hex()
@@ -137,9 +139,9 @@ class Results:
 
 
 def head_of(value: Any, limit: int) -> Any:
-    """Return the beginning of `value` as JSON of at most `limit` characters that is whole by itself."""
+    """Return the beginning of `value` as valid JSON of at most `limit` characters."""
     if isinstance(value, str):
-        return value[: max(0, limit // 6 - 2)]  # six characters each at worst: \\uXXXX
+        return value[: max(0, limit // 6 - 2)]  # a character takes at most six: \\uXXXX
     if not isinstance(value, list | dict):
         return value if len(json.dumps(value)) <= limit else None
     items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))

@@ -1,4 +1,4 @@
-"""The way back of a call: what a tool gave becomes JSON that may be told to its caller."""
+"""`Sanitizer`: turns what a tool returned or raised into JSON that its caller may see."""
 
 import json
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ _ERROR_CHARACTERS = 1000
 
 
 class SanitizedResult(NamedTuple):
-    """A result, as JSON has it and as JSON."""
+    """A result as a JSON value and as encoded JSON."""
 
     value: Any
     data: bytes
 
 
 class Sanitizer:
-    """Takes credentials, and what `filters` find, out of results and errors.  `hits` counts by kind."""
+    """Redacts credentials in results and errors and applies `filters`; `hits` counts by kind."""
 
     def __init__(self, filters: Sequence[ResultFilter]) -> None:
         self._filters = tuple(filters)
@@ -34,17 +34,17 @@ class Sanitizer:
         self, spec: ToolSpec, value: Any, redaction: Redaction | None, rows: float,
         hits: Hits,
     ) -> SanitizedResult:  # fmt: skip
-        """Return a result that holds nothing that its caller may not know.
+        """Return a result without the content that its caller may not see.
 
-        Raises ToolResultInvalid for what is not JSON, not what the tool's schema says, holds a
-        credential where none can be taken out, or could not be filtered.
+        Raises ToolResultInvalid for a result that is not JSON, does not match the tool's schema,
+        holds a credential that cannot be redacted, or makes a filter fail.
         """
         found = _json_of(spec, value)
         if redaction:
             found = _without_credentials(spec, found, redaction)
         _check(spec, found.value)
         filters = self._filters
-        if len(found.data) > 2 * rows:  # so many bytes a list of so many items has at least
+        if len(found.data) > 2 * rows:  # a list of `rows` items has at least as many bytes
             filters = (CapRows(int(rows)), *filters)
         passed = _passed(spec, found.value, filters, hits)
         return found if passed is found.value else _json_of(spec, passed)
@@ -52,9 +52,9 @@ class Sanitizer:
     def error(
         self, spec: ToolSpec, error: BaseException, redaction: Redaction | None, hits: Hits
     ) -> ToolError:
-        """Return what may be told of what a tool raised; its cause is that, if it may be known whole.
+        """Return the error to pass on for an exception of a tool, which is its cause unless filtered.
 
-        Raises ToolResultInvalid if it could not be filtered.
+        Raises ToolResultInvalid if a filter fails.
         """
         known = isinstance(error, CellwrightError)
         words = str(error) if known else f"{type(error).__name__}: {error}"
@@ -71,12 +71,15 @@ class Sanitizer:
         text = redaction.text(text) if redaction else text
         passed = _passed(spec, text, self._filters, hits)
         if not isinstance(passed, str):
-            raise ToolResultInvalid("what it raised was withheld", tool=spec.name)
+            raise ToolResultInvalid(
+                "the text of the error was withheld: a filter returned no text", tool=spec.name
+            )
         return passed if len(passed) <= _ERROR_CHARACTERS else passed[:_ERROR_CHARACTERS] + "..."
 
 
 def _nearest(error: BaseException) -> type[ToolError]:
-    """Return the nearest class of ours: one of the tool's own may be made of other arguments."""
+    """Return the nearest ToolError class of cellwright: a subclass of the tool's own may take other
+    arguments."""
     if not isinstance(error, ToolError):
         return ToolFailed
     kinds = type(error).__mro__
@@ -101,8 +104,10 @@ def _without_credentials(
     text = redaction.text(found.data.decode())
     try:
         return SanitizedResult(json.loads(text), text.encode())
-    except ValueError:  # what was taken out was no text: a number, or part of one
-        raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None
+    except ValueError:  # the redacted value was a number, or a part of one
+        raise ToolResultInvalid(
+            "the result holds a credential that cannot be redacted", tool=spec.name
+        ) from None
 
 
 def _check(spec: ToolSpec, value: Any) -> None:
@@ -113,12 +118,14 @@ def _check(spec: ToolSpec, value: Any) -> None:
 
 
 def _passed(spec: ToolSpec, value: Any, filters: Sequence[ResultFilter], hits: Hits) -> Any:
-    """Return what the filters leave of `value`; what one of them raises ends the call."""
+    """Return `value` after all filters; if one of them raises, the call fails."""
     for each in filters:
         try:
             passed = each(spec, value)
-        except Exception as error:  # noqa: BLE001 - whatever a filter of theirs raises
-            said = f"it was withheld: {name_of(each)} raised {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - a filter may raise anything
+            said = (
+                f"the result was withheld: the filter {name_of(each)} raised {type(error).__name__}"
+            )
             raise ToolResultInvalid(said, tool=spec.name) from None
         if isinstance(passed, Filtered):
             for kind, count in passed.hits.items():

@@ -1,5 +1,4 @@
-"""Whether two tools do the same: the same shape of parameters, and the same source or nearly the
-same words."""
+"""Similarity of tools: parameters of the same kinds, and the same source or description."""
 
 import difflib
 import re
@@ -7,7 +6,7 @@ from typing import Any
 
 from ..schemas.spec import ToolSpec
 
-NEARLY = 0.9  # of ten words one may differ; "celsius to fahrenheit" is not "fahrenheit to celsius"
+NEARLY = 0.9  # one word of ten may differ; "celsius to fahrenheit" is not "fahrenheit to celsius"
 _MAX_WORDS = 100
 _LEAST_WORDS = 2
 _WORD = re.compile(r"[a-z0-9]+")
@@ -17,7 +16,7 @@ _EMPTY = frozenset(
 
 
 def shape_of(parameters: dict[str, Any]) -> str:
-    """Return the kinds of the parameters, in an order of their own: names say little."""
+    """Return the sorted kinds of the parameters; their names are ignored."""
     properties = parameters.get("properties", {})
     required = parameters.get("required", ())
     kinds = [
@@ -35,7 +34,7 @@ def _kind(schema: object) -> str:
 
 
 def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
-    """Return the one of `others` that has the source of `spec`, or nearly its description."""
+    """Return the tool of `others` with the source of `spec`, or with nearly its description."""
     source = _source_of(spec)
     if source and (same := next((each for each in others if _does_what(each, spec, source)), None)):
         return same
@@ -48,13 +47,13 @@ def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
 
 
 def _does_what(other: ToolSpec, spec: ToolSpec, source: str) -> bool:
-    """Tell whether `other` runs this source with the permissions and the calls of `spec`."""
+    """Tell whether `other` has this source, and the permissions and calls of `spec`."""
     may = (other.calls, other.grants) == (spec.calls, spec.grants)
     return may and _source_of(other) == source
 
 
 def _source_of(spec: ToolSpec) -> str:
-    """Return a source without the name of its function, blank lines and ends of lines."""
+    """Return a source without its function's name, blank lines and trailing blanks."""
     lines = re.sub(rf"\b{re.escape(spec.function)}\b", "_", spec.source_code).splitlines()
     return "\n".join(line.rstrip() for line in lines if line.strip()) if spec.function else ""
 
@@ -64,6 +63,6 @@ def _ratio(some: list[str], others: list[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words that say something, without endings that only grammar asks for."""
+    """Return the significant words, without grammatical endings."""
     words = [word for word in _WORD.findall(text.lower()) if word not in _EMPTY]
     return [re.sub(r"(?<=\w{3})(?:ing|es|ed|(?<!s)s|e)$", "", word) for word in words[:_MAX_WORDS]]

@@ -1,4 +1,4 @@
-"""Tools that were made, in one file: their versions, whose they are, and how often they were used."""
+"""`ToolStore`: the SQLite file of made tools, with their versions, makers and counts of use."""
 
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -12,10 +12,10 @@ from ..schemas.spec import ToolSpec, ToolState, hash_of
 from ..schemas.tool_names import key_of
 from .similarity import shape_of
 
-_FORMAT = 1001  # other files of ours count from 1
+_FORMAT = 1001  # runs count from 1, vector caches from 2001
 _MAX_SPEC_BYTES = 1024 * 1024
 _MAX_PAGES = 262_144  # of 4 KiB: a GiB
-_MAX_VERSIONS = 100_000  # of all tools together: who makes them may be a program in a loop
+_MAX_VERSIONS = 100_000  # of all tools: a program may make them in a loop
 _MAX_REMOVED = 10_000  # removed names whose last version number is remembered
 _SCHEMA = """
 CREATE TABLE tools (
@@ -34,7 +34,7 @@ JOIN versions AS v ON v.key = t.key AND v.version = t.latest WHERE t.removed = 0
 
 
 class ToolUsage(NamedTuple):
-    """How often a version was called, how often that failed, and how often since it last went well."""
+    """Counts of a version: its uses, its failures, and its failures since the last success."""
 
     uses: int = 0
     failures: int = 0
@@ -42,7 +42,7 @@ class ToolUsage(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """How much one maker's tools may take: versions, and bytes of their records together.
+    """What one maker's tools may take: versions, and bytes of all their records.
 
     In memory a record takes some 17 times its bytes (measured with schemas of 30,000 literals).
     """
@@ -67,12 +67,12 @@ class ToolStore:
     # reading
 
     def changes(self) -> int:
-        """Return a number that is another one when another process has written."""
+        """Return a number that changes when another process has written."""
         with self._reading() as db:
             return int(db.execute("PRAGMA data_version").fetchone()[0])
 
     def get(self, key: str, version: int | None = None) -> ToolSpec | None:
-        """Return the latest version of a tool, or the one asked for, if there is one."""
+        """Return a version of a tool, by default the latest; None if it does not exist."""
         if version is None:
             found = self._select(f"{_LATEST} AND t.key = ?", key)
         else:
@@ -97,7 +97,7 @@ class ToolStore:
         return self._select(f"{_LATEST} ORDER BY t.key")
 
     def of_shape(self, shape: str, most: int) -> list[ToolSpec]:
-        """Return the latest versions whose parameters have a shape."""
+        """Return at most `most` latest versions with parameters of a shape (similarity.py)."""
         return self._select(f"{_LATEST} AND v.shape = ? ORDER BY t.key LIMIT ?", shape, most)
 
     def usage(self, key: str, version: int) -> ToolUsage:
@@ -111,7 +111,7 @@ class ToolStore:
     # writing
 
     def fill(self, specs: Iterable[ToolSpec]) -> None:
-        """Store new tools, whose names nobody has, in one transaction; raises RegistryError."""
+        """Store tools with new names in one transaction; raises RegistryError."""
         with self._writing("fill") as db:
             for spec in specs:
                 key = key_of(spec.name)
@@ -123,7 +123,10 @@ class ToolStore:
         """Store a version; return the bytes of its record."""
         blob = msgspec.json.encode(spec)
         if len(blob) > _MAX_SPEC_BYTES:
-            raise ToolInvalid(f"{len(blob)} bytes, more than {_MAX_SPEC_BYTES}", tool=spec.name)
+            raise ToolInvalid(
+                f"{spec.name}: the record has {len(blob)} bytes, at most {_MAX_SPEC_BYTES} fit",
+                tool=spec.name,
+            )
         db.execute(
             "INSERT INTO versions (key, version, state, shape, spec) VALUES (?, ?, ?, ?, ?)",
             (key, spec.version, spec.state.value, shape, blob),
@@ -133,9 +136,9 @@ class ToolStore:
     def add(
         self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec]
     ) -> ToolSpec:
-        """Store `finished(version)` as the next version of a tool, whose name `spec` has.
+        """Store `finished(version)` as the next version of the tool that `spec` names.
 
-        Raises ToolExists if it belongs to another maker, ToolQuotaExceeded.
+        Raises ToolExists if another maker has the name, and ToolQuotaExceeded.
         """
         with self._writing("add to") as db:
             maker, latest = self._last(db, key, spec)
@@ -151,7 +154,7 @@ class ToolStore:
         return made
 
     def _check_quota(self, db: sqlite3.Connection, made: ToolSpec) -> None:
-        """Raise ToolQuotaExceeded if the maker of a tool has too much with it."""
+        """Raise ToolQuotaExceeded if the maker now has too many versions or bytes."""
         maker = made.provenance.maker
         versions, size = db.execute(
             "SELECT count(*), total(length(v.spec)) FROM tools AS t "
@@ -171,7 +174,7 @@ class ToolStore:
                 )
 
     def _last(self, db: sqlite3.Connection, key: str, spec: ToolSpec) -> tuple[str, int]:
-        """Return whose the tool will be, and its last version, which no later one repeats."""
+        """Return the maker of the tool, and its last version number, which is not used again."""
         maker = spec.provenance.maker
         query = "SELECT name, maker, latest, removed FROM tools WHERE key = ?"
         row = db.execute(query, (key,)).fetchone()
@@ -188,10 +191,10 @@ class ToolStore:
         return maker, latest
 
     def remove(self, key: str) -> None:
-        """Forget every version of a tool.
+        """Remove every version of a tool.
 
-        Its numbers are not given again while it is among the removed tools that are remembered, those
-        with the most versions.
+        The file remembers the last version number of the removed tools with the most versions, and
+        does not use those numbers again.
         """
         with self._writing("remove from") as db:
             db.execute("UPDATE tools SET removed = 1, maker = '' WHERE key = ?", (key,))
@@ -203,7 +206,7 @@ class ToolStore:
             )
 
     def set_state(self, key: str, version: int, state: ToolState) -> None:
-        """Set the state of a version, and forgive its failures."""
+        """Set the state of a version, and reset its failures in a row."""
         with self._writing("write to") as db:
             db.execute(
                 "UPDATE versions SET state = ?, in_a_row = 0 WHERE key = ? AND version = ?",
@@ -211,10 +214,10 @@ class ToolStore:
             )
 
     def count(self, key: str, version: int, more: ToolUsage, *, well: bool, retire_at: int) -> bool:
-        """Add to the counts of a version, and retire it if it failed too often in a row.
+        """Add to the counts of a version; retire it after `retire_at` failures in a row.
 
-        `well`: it went well once among the calls that may retire it, and `more.in_a_row` failures came
-        after that.  Tell whether it is retired.
+        `well`: among the calls that may retire it one succeeded, and `more.in_a_row` failures came
+        after that.  Return whether it is retired.
         """
         with self._writing("write to") as db:
             db.execute(

@@ -1,8 +1,8 @@
-"""Credentials: kept on the host, put into a call by the broker, and taken out of what comes back.
+"""`Vault`: credentials that the broker adds to calls and redacts from what comes back.
 
-They never enter a cell, a record or an error message, as far as they can be recognised: as they are,
-in JSON's escapes, whichever they are and also within JSON again, in base64, hexadecimal and
-percent-encoding, small or capital.  A tool that returns one in any other form returns it.
+They never enter a cell, a record or an error message, as far as `Redaction` recognises them: verbatim,
+in any JSON escapes (also of JSON within JSON), in base64, in hexadecimal and in percent-encoding, in
+upper or lower case.  A credential that a tool returns in another form reaches the caller.
 """
 
 import base64
@@ -14,29 +14,29 @@ from pathlib import Path
 
 from ...policies.errors import ToolFailed
 
-_SHORTEST = 4  # characters; a shorter one would be found everywhere
+_SHORTEST = 4  # characters; a shorter one would match everywhere
 REDACTED = "[credential]"
 CredentialSource = Callable[[], str]
 
 
 def from_environment(name: str) -> CredentialSource:
-    """Read a credential from a variable of the environment, each time it is needed."""
+    """Read a credential from an environment variable, each time it is needed."""
     return lambda: os.environ[name]
 
 
 def from_file(path: str) -> CredentialSource:
-    """Read a credential from a file that nobody else may read, each time it is needed."""
+    """Read a credential from a file that only its owner may read, each time it is needed."""
 
     def read() -> str:
         if os.stat(path).st_mode & 0o077:
-            raise PermissionError(f"{path} can be read by others than its owner: chmod 600")
+            raise PermissionError(f"{path} is readable by users other than its owner: chmod 600")
         return Path(path).read_text().strip()
 
     return read
 
 
 def from_keyring(service: str, user: str) -> CredentialSource:
-    """Read a credential from the keyring of the desktop, by the package `keyring`, if that is there."""
+    """Read a credential from the desktop keyring; needs the extra `keyring`."""
 
     def read() -> str:
         import keyring
@@ -50,7 +50,7 @@ def from_keyring(service: str, user: str) -> CredentialSource:
 
 
 class Vault:
-    """Names of credentials and where each comes from: text, or a function that returns it."""
+    """Credentials by name; each is text, or a function that returns it."""
 
     def __init__(self, credentials: Mapping[str, str | CredentialSource] = {}) -> None:
         self._sources = dict(credentials)
@@ -59,13 +59,13 @@ class Vault:
         return f"Vault({', '.join(sorted(self._sources))})"
 
     def get(self, name: str) -> str:
-        """Return a credential; raises ToolFailed, in which it does not occur, if it cannot be had."""
+        """Return a credential; raises ToolFailed, without the credential, if it cannot be read."""
         source = self._sources.get(name)
         if source is None:
             raise ToolFailed(f"credential {name!r} is not in the vault", "Vault({name: ...})")
         try:
             value = source if isinstance(source, str) else source()
-        except Exception as error:  # noqa: BLE001 - whatever a source of theirs raises
+        except Exception as error:  # noqa: BLE001 - a source may raise anything
             why = str(error) if isinstance(error, OSError) else type(error).__name__
             raise ToolFailed(f"credential {name!r} cannot be read: {why}") from None
         if len(value) < _SHORTEST:
@@ -74,7 +74,7 @@ class Vault:
 
 
 class Redaction:
-    """Takes the credentials of one call out of whatever comes back from it."""
+    """Redacts the credentials of one call from its result and its errors."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         secrets = list(secrets)
@@ -87,7 +87,7 @@ class Redaction:
         return bool(self._forms)
 
     def text(self, text: str) -> str:
-        if "\\" in text:  # first: what is escaped may begin as what is not
+        if "\\" in text:  # first: an escaped form may begin like a plain one
             for escaped in self._escaped:
                 text = escaped.sub(REDACTED, text)
         for form in self._forms:
@@ -99,7 +99,7 @@ class Redaction:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return how a secret may be written, but for percent-encoding."""
+    """Return the forms of a secret that have no variants."""
     data = secret.encode()
     plain = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     encoded = {data.hex(), data.hex().upper()}
@@ -107,13 +107,13 @@ def _forms(secret: str) -> set[str]:
 
 
 _MOST_ESCAPES = 8  # backslashes before an escape: three times JSON within JSON
-_MOST_MIXED = 4  # backslashes in a row of which each may be written in another way
+_MOST_MIXED = 4  # backslashes in a row that may each be escaped differently
 _SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 
 
 def _in_json(secret: str) -> str:
-    """Return the pattern of every way to write a secret in JSON: which characters are escaped, and the
-    case of the digits, is for whoever encodes to choose (RFC 8259, 7)."""
+    """Return a pattern of every way to write a secret in JSON: the encoder chooses which characters it
+    escapes, and the case of the digits (RFC 8259, 7)."""
     runs = re.findall(r"\\+|[^\\]", secret, re.DOTALL)
     return "".join(map(_run_in_json, runs))
 
@@ -138,8 +138,8 @@ def _run_in_json(run: str) -> str:
 
 
 def _in_percents(secret: str) -> str:
-    """Return the pattern of every way to percent-encode a secret: which bytes are, and the case of the
-    digits, is for whoever encodes to choose (RFC 3986, 2.1)."""
+    """Return a pattern of every way to percent-encode a secret: the encoder chooses which bytes it
+    encodes, and the case of the digits (RFC 3986, 2.1)."""
     return "".join(map(_byte_in_percents, secret.encode()))
 
 
@@ -152,11 +152,10 @@ def _byte_in_percents(byte: int) -> str:
 
 
 def _in_base64(data: bytes) -> Iterable[str]:
-    """Yield what base64 makes of `data` wherever it stands in a text: three alignments, two
-    alphabets."""
+    """Yield the base64 forms of `data` at any place of a text: three alignments, two alphabets."""
     for skipped in range(3):
         encoded = base64.b64encode(b"\0" * skipped + data)
-        # The first and the last group depend on what stands beside it.
+        # The first and the last group also depend on the neighbouring bytes.
         whole = encoded[
             (4 if skipped else 0) : len(encoded) - (0 if (skipped + len(data)) % 3 == 0 else 4)
         ]

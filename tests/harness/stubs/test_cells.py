@@ -367,7 +367,9 @@ def test_looking_for_tools_counts_as_calls() -> None:
         [plain("send")], policy=replace(policy_named("strict"), tools=rules)
     ) as sandbox:
         result = sandbox.execute("from tools import browse\nfor _ in range(3): browse()")
-    assert result.error == "tools.ToolError: 2 tools were called already"
+    assert (
+        result.error == "tools.ToolError: 2 calls of tools were made, as many as the policy allows"
+    )
 
 
 def _offer(specs: Iterable[ToolSpec]) -> Any:

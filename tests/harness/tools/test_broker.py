@@ -110,7 +110,7 @@ def test_calls_are_counted_and_rationed() -> None:
         now[0] += 0.5
         host.call("weather.get", {"city": "x"}, caller)
     now[0] += 60
-    with pytest.raises(ToolBudgetExceeded, match="5 tools"):
+    with pytest.raises(ToolBudgetExceeded, match="5 calls of tools"):
         host.call("weather.get", {"city": "x"}, caller)
 
 
@@ -131,7 +131,7 @@ def test_calls_that_are_refused_are_counted_too(name: str, arguments: dict[str, 
             host.call(name, arguments, caller)
         assert not isinstance(refused.value, ToolBudgetExceeded)
     for again in (arguments, {"city": "Bonn"}):
-        with pytest.raises(ToolBudgetExceeded, match="3 tools"):
+        with pytest.raises(ToolBudgetExceeded, match="3 calls of tools"):
             host.call("weather.get", again, caller)
 
 
@@ -345,7 +345,7 @@ def test_a_credential_in_a_number_is_no_result() -> None:
 
 def test_nobody_else_gives_a_credential() -> None:
     host = broker(about={"credentials": {"key": "W"}}, vault=Vault({"W": "hush-hush"}))
-    with pytest.raises(ToolArgumentsInvalid, match="only the host"):
+    with pytest.raises(ToolArgumentsInvalid, match="the host sets this"):
         host.call("weather.get", {"city": "x", "key": "mine"})
 
 
@@ -416,7 +416,7 @@ def test_a_long_result_is_kept_and_read_in_slices_by_its_caller_alone() -> None:
 def test_a_result_over_the_cap_is_an_error_that_says_how_to_read_it() -> None:
     trail = AuditLog()
     host = broker(lambda *_: ["x" * 100] * 100, rules=Tools(result_bytes=4096), audit=trail)
-    with pytest.raises(ToolResultTooLarge, match="more than tools.result_bytes .*4096") as caught:
+    with pytest.raises(ToolResultTooLarge, match="tools.result_bytes .*4096") as caught:
         host.call("weather.get", {"city": "x"}, Caller("me"))
     name = caught.value.result_id
     assert f"results.read_all({name!r})" in str(caught.value)
@@ -434,7 +434,7 @@ def test_a_result_over_the_cap_is_an_error_that_says_how_to_read_it() -> None:
 def test_a_result_too_long_to_be_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     host = broker(lambda *_: "x" * 5000, rules=Tools(result_bytes=4096))
     monkeypatch.setattr(host._results, "_most_of_one", 4096)
-    with pytest.raises(ToolResultTooLarge, match="too long to be kept; ask for less") as caught:
+    with pytest.raises(ToolResultTooLarge, match="too long to keep; ask for less") as caught:
         host.call("weather.get", {"city": "x"})
     assert caught.value.result_id == ""
 

@@ -105,9 +105,9 @@ def test_a_trial_of_a_tool_is_recorded_as_its_call_is() -> None:
     ("tools", "said"),
     [
         (double, "one tool"),
-        ("double", "not str"),
-        (5, "not int"),
-        ([5], "5 is not a tool"),
+        ("double", "got str"),
+        (5, "got int"),
+        ([5], "not a tool: 5"),
         (ToolRegistry, "ToolFactory"),
     ],
 )
@@ -121,15 +121,15 @@ def test_what_has_no_tools_is_refused_in_words_that_say_what_to_give(tools: Any,
 
 LOOK = """
 import collections
-from cellwright.harness import local
+from cellwright.harness.sandbox import local
 from cellwright.harness.tools import broker
 
 PERFORMED, TRAILS = collections.Counter(), []
 
 def count(perform):
-    def counted(self, passing, *rest):
-        PERFORMED[passing.tool.spec.name] += 1
-        return perform(self, passing, *rest)
+    def counted(self, call, *rest):
+        PERFORMED[call.tool.spec.name] += 1
+        return perform(self, call, *rest)
     return counted
 
 def keep(make):

@@ -42,7 +42,7 @@ def test_a_result_too_long_to_be_kept_takes_no_room() -> None:
     name = keep(results, "ann")
     short: dict[str, Any] = results.fit("x" * 2000, "x" * 2000, 300, "ann")
     assert "result_id" not in short
-    assert "too long to be kept" in short["notice"]
+    assert "too long to keep" in short["notice"]
     assert is_kept(results, name, "ann")
 
 
