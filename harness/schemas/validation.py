@@ -17,7 +17,8 @@ import msgspec
 from ...policies.errors import BudgetExceeded, ToolInvalid
 from ...runner.budget import CANCEL, Budget
 from .bounds import check_shape, check_words, patterns_in, size_of
-from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020, Dialect, Evaluation, SchemaCache, canonical
+from .evaluation import Dialect, Evaluation, SchemaCache, canonical
+from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020
 from .quick_checks import quick_check
 
 COMPILE_STEPS = 8_000_000
@@ -45,31 +46,31 @@ class Validator:
         check_words(schema)
         budget = budget or _budget("compiling the schema", COMPILE_STEPS, COMPILE_SECONDS)
         self._schema = schema
-        self._memory = SchemaCache()
+        self._cache = SchemaCache()
         try:
             self.unchecked = tuple(
-                each for each in patterns_in(schema) if self._memory.pattern(each, budget) is None
+                each for each in patterns_in(schema) if self._cache.pattern(each, budget) is None
             )
             self._dialect = _checked_dialect(schema, budget)
         except BudgetExceeded as exceeded:
             raise ToolInvalid(f"schema: {exceeded.what}") from None
         self._resolver = _resolver_of(self._dialect, schema)
-        self._is_surely_right = quick_check(schema) or (lambda value: False)
-        self.size_bytes = size * _OBJECTS_PER_TEXT + self._memory.states * _BYTES_PER_STATE
+        self._is_certainly_valid = quick_check(schema) or (lambda value: False)
+        self.size_bytes = size * _OBJECTS_PER_TEXT + self._cache.states * _BYTES_PER_STATE
 
     def complaints(self, value: Any, budget: Budget | None = None) -> tuple[str, ...]:
         """Return what is wrong with `value`, the first ten; empty if nothing is.
 
         That the budget does not allow for checking it is a complaint.
         """
-        if self._is_surely_right(value):
+        if self._is_certainly_valid(value):
             return ()
         if not (nodes := size_of(value)):
             return ("it is nested too deeply, too large, or not of JSON",)
         steps = _CHECK_STEPS + nodes * _STEPS_PER_NODE
         budget = budget or _budget("checking it against its schema", steps, _CHECK_SECONDS)
         try:
-            evaluation = Evaluation(self._dialect, self._memory, budget)
+            evaluation = Evaluation(self._dialect, self._cache, budget)
             return evaluation.run(self._schema, value, self._resolver)
         except BudgetExceeded as exceeded:
             return (exceeded.what,)
@@ -86,7 +87,7 @@ def _budget(what: str, steps: int, seconds: float) -> Budget:
     return Budget(what, steps, seconds=seconds, cancel=CANCEL.get())
 
 
-class _Memory:
+class _ValidatorCache:
     """The last schemas, by a digest; by number and by what they take in memory."""
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class _Memory:
         return validator
 
 
-_memory = _Memory()
+_validators = _ValidatorCache()
 
 
 def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Validator:
@@ -137,7 +138,7 @@ def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Vali
     Raises ToolInvalid for what is no schema, is too large, refers to what it does not hold, or takes
     more than `budget` to compile, by default 8,000,000 steps and 10 s.
     """
-    return _memory.get(schema, budget)
+    return _validators.get(schema, budget)
 
 
 # dialects, and what schemas say of schemas
@@ -199,8 +200,8 @@ def _meta(uri: str) -> tuple[Any, Any, SchemaCache]:
 
 
 def _complaint_about(uri: str, schema: dict[str, Any], budget: Budget) -> str:
-    meta, resolver, memory = _meta(uri)
-    evaluation = Evaluation(_dialect(uri), memory, budget, lenient=True, most=1)
+    meta, resolver, cache = _meta(uri)
+    evaluation = Evaluation(_dialect(uri), cache, budget, lenient=True, most=1)
     try:
         return "".join(evaluation.run(meta, schema, resolver))
     except RecursionError:

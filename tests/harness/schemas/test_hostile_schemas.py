@@ -160,17 +160,17 @@ def test_a_deadline_that_has_passed_ends_a_check() -> None:
 
 
 def test_only_so_many_bytes_of_schemas_are_remembered() -> None:
-    from cellwright.harness.schemas.validation import _REMEMBERED_BYTES, _Memory
+    from cellwright.harness.schemas.validation import _REMEMBERED_BYTES, _ValidatorCache
 
-    memory = _Memory()
+    validators = _ValidatorCache()
     for number in range(100):
-        memory.get({"enum": [f"{number} {other} {'x' * 60}" for other in range(2500)]}, None)
-    kept = sum(each.size_bytes for each in memory._known.values())
-    assert 0 < kept == memory._size_bytes <= _REMEMBERED_BYTES
-    assert sum(each[1].size_bytes for each in memory._seen.values()) <= _REMEMBERED_BYTES
+        validators.get({"enum": [f"{number} {other} {'x' * 60}" for other in range(2500)]}, None)
+    kept = sum(each.size_bytes for each in validators._known.values())
+    assert 0 < kept == validators._size_bytes <= _REMEMBERED_BYTES
+    assert sum(each[1].size_bytes for each in validators._seen.values()) <= _REMEMBERED_BYTES
 
 
-# right all the same
+# agreement with jsonschema
 
 WORDS = st.sampled_from(["a", "b", "c"])
 SCHEMAS = st.recursive(

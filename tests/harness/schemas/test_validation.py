@@ -201,7 +201,7 @@ def test_older_drafts_are_understood() -> None:
 def test_only_so_many_schemas_are_remembered() -> None:
     for number in range(validation._REMEMBERED + 10):
         compile_schema({"const": number})
-    assert len(validation._memory._known) <= validation._REMEMBERED
+    assert len(validation._validators._known) <= validation._REMEMBERED
 
 
 @pytest.mark.needs("shared")
