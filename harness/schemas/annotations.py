@@ -1,4 +1,5 @@
-"""JSON Schema of annotations in source text.  The source is hostile: it is read, never run."""
+"""Annotations in source text, converted to JSON Schema.  The source is hostile: it is parsed, and never
+run."""
 
 import ast
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 from .declarations import Declaration, declared, last_name, literal
 
 _MAX_DEPTH = 24
-_MAX_PARTS = 2000  # of all annotations: an alias of two aliases of two ... doubles with every line
+_MAX_PARTS = 2000  # of all annotations: aliases of aliases can double with every line
 Schema = dict[str, Any]
 _PLAIN: dict[str, Schema] = {
     "int": {"type": "integer"},
@@ -21,7 +22,7 @@ _PLAIN: dict[str, Schema] = {
     "dict": {"type": "object"},
     "LiteralString": {"type": "string"},
     "Path": {"type": "string"},
-    # As msgspec has them.
+    # As msgspec writes them.
     "bytes": {"type": "string", "contentEncoding": "base64"},
     "bytearray": {"type": "string", "contentEncoding": "base64"},
     "datetime": {"type": "string", "format": "date-time"},
@@ -33,7 +34,7 @@ _PLAIN: dict[str, Schema] = {
 }
 _MADE = frozenset(
     "set tuple bytes bytearray datetime date time timedelta Decimal UUID".split()  # noqa: SIM905
-)  # what is made from JSON in the cell
+)  # types that the cell converts from JSON
 _LISTS = (
     "list",
     "List",
@@ -55,10 +56,10 @@ _NO_MEMBER = ast.Constant(value=None)
 
 
 class Annotations:
-    """The annotations of one source: what its classes and aliases stand for.
+    """The annotations of one source, with its classes and aliases resolved.
 
-    `definitions` are the schemas of those classes that were met; `has_objects` tells whether one of
-    them, or a set or a tuple, was: values of these are made from JSON and back again in the cell.
+    `definitions` has the schema of each class that an annotation names.  `has_objects` tells whether an
+    annotation names a class, a set or a tuple: the cell converts their values from JSON and back.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -70,7 +71,7 @@ class Annotations:
         self.has_objects = False
 
     def schema(self, node: ast.expr | None) -> Schema:
-        """Return the schema of an annotation; what is not understood may be anything."""
+        """Return the schema of an annotation; `{}`, which allows anything, for an unknown one."""
         self._parts += 1
         if node is None or self._depth >= _MAX_DEPTH or self._parts > _MAX_PARTS:
             return {}
@@ -168,7 +169,9 @@ class Annotations:
 
     def _object(self, name: str, declaration: Declaration) -> Schema:
         if name not in self.definitions:
-            schema = self.definitions[name] = {"type": "object"}  # it may hold itself
+            schema = self.definitions[name] = {
+                "type": "object"
+            }  # before the fields: one may be itself
             fields = declaration.fields.items()
             schema["properties"] = {field: self.schema(node) for field, node in fields}
             schema["required"] = declaration.required
@@ -205,7 +208,7 @@ def _elements(node: ast.expr) -> list[ast.expr]:
 
 
 def _enumeration(values: list[Any]) -> Schema:
-    """Return the schema of some values; where not all of them could be read, of anything."""
+    """Return the schema of an enumeration; `{}` if not all values are plain constants."""
     plain = bool(values) and all(
         type(each) in (str, int, bool, float, type(None)) for each in values
     )

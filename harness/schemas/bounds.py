@@ -1,4 +1,5 @@
-"""What a schema or a value has to be before anything looks at it: JSON, small, about itself only."""
+"""Bounds of schemas and values, checked before anything else reads them: JSON, limited in size and
+depth, with references only within the schema."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ import msgspec
 
 from ...policies.errors import ToolInvalid
 
-MAX_SCHEMA_BYTES = 256 * 1024  # the largest of 900 tools of real servers has 44 KiB
-_MAX_SCHEMA_OBJECTS = 5000  # each is checked against a schema of schemas, in a quarter millisecond
+MAX_SCHEMA_BYTES = 256 * 1024  # the largest schema of 900 tools of real servers has 44 KiB
+_MAX_SCHEMA_OBJECTS = 5000  # the metaschema check takes a quarter millisecond for each
 _MAX_SCHEMA_DEPTH = 48
 _MAX_VALUE_DEPTH = 64
 _MAX_IDS = 100
@@ -22,8 +23,8 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def size_of(value: object, depth: int = _MAX_VALUE_DEPTH, most: int = _MAX_NODES) -> int:
-    """Return the number of parts of `value`; 0 if it is no JSON, deeper than `depth`, or has more than
-    `most`."""
+    """Return the number of parts of `value`; 0 if it is not JSON, is nested deeper than `depth`, or has
+    more than `most` parts."""
     level: list[object] = [value]
     nodes = 0
     while level:
@@ -52,27 +53,36 @@ def _is_json(value: object) -> bool:
 def check_shape(schema: object) -> int:
     """Return the size of a schema as JSON, in bytes.
 
-    Raises ToolInvalid for what is too large or too deep to be a schema, or is no JSON.
+    Raises ToolInvalid if it is not a JSON object, is too large, or is nested too deeply.
     """
     if not isinstance(schema, dict):
-        raise ToolInvalid("schema: must be an object")
-    if not size_of(schema, _MAX_SCHEMA_DEPTH, MAX_SCHEMA_BYTES // 2):  # each takes two bytes
-        raise ToolInvalid(f"schema: more than {_MAX_SCHEMA_DEPTH} deep, too large, or not of JSON")
+        raise ToolInvalid(f"schema: must be an object, got {type(schema).__name__}")
+    if not size_of(
+        schema, _MAX_SCHEMA_DEPTH, MAX_SCHEMA_BYTES // 2
+    ):  # a part takes 2 bytes or more
+        raise ToolInvalid(
+            f"schema: must be JSON of at most {_MAX_SCHEMA_DEPTH} levels and {MAX_SCHEMA_BYTES} bytes"
+        )
     try:
         size = len(msgspec.json.encode(schema))
     except (ValueError, TypeError, OverflowError) as error:
-        raise ToolInvalid(f"schema: {error}") from None
+        raise ToolInvalid(f"schema: cannot be encoded as JSON: {error}") from None
     if size > MAX_SCHEMA_BYTES:
-        raise ToolInvalid(f"schema: {size} bytes, more than {MAX_SCHEMA_BYTES}")
+        raise ToolInvalid(f"schema: must have at most {MAX_SCHEMA_BYTES} bytes, got {size}")
     return size
 
 
 def check_words(schema: dict[str, Any]) -> None:
-    """Raise ToolInvalid for words that lead elsewhere, wherever they stand: a pointer may lead to any
-    part of a schema, and make a schema of it."""
+    """Raise ToolInvalid for references that lead outside or nowhere, and too many objects or `$id`s.
+
+    The check covers every part of a schema, even one that no keyword reads: a pointer may lead to it
+    and make it a schema.
+    """
     objects = list(_objects(schema))
     if len(objects) > _MAX_SCHEMA_OBJECTS:
-        raise ToolInvalid(f"schema: more than {_MAX_SCHEMA_OBJECTS} objects")
+        raise ToolInvalid(
+            f"schema: must have at most {_MAX_SCHEMA_OBJECTS} objects, got {len(objects)}"
+        )
     anchors = {
         each[word]
         for each in objects
@@ -80,16 +90,16 @@ def check_words(schema: dict[str, Any]) -> None:
         if isinstance(each.get(word), str)
     }
     ids = [each["$id"] for each in objects if isinstance(each.get("$id"), str)]
-    # each is joined with those above it, and kept
+    # The resolver joins each $id with those above it, and keeps the result.
     if len(ids) > _MAX_IDS or any(len(id) > _MAX_ID_CHARACTERS for id in ids):
         raise ToolInvalid(
-            f"schema: more than {_MAX_IDS} $id, or one of more than {_MAX_ID_CHARACTERS} characters"
+            f"schema: must have at most {_MAX_IDS} $id of at most {_MAX_ID_CHARACTERS} characters"
         )
     has_ids = any(isinstance(each.get("$id"), str) for each in objects[1:])
     for each in objects:
-        # one evaluation has one dialect
+        # An evaluation has one dialect.
         if each is not schema and isinstance(each.get("$schema"), str):
-            raise ToolInvalid("schema: $schema stands inside; there is one, at the top")
+            raise ToolInvalid("schema: $schema must stand at the top only")
         for word in _REFERENCES:
             if isinstance(target := each.get(word), str):
                 _check_reference(schema, target, anchors, has_ids=has_ids)
@@ -105,7 +115,7 @@ def patterns_in(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yield every text of a value of JSON, names of properties included."""
+    """Yield every string of a JSON value, names of properties included."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -134,9 +144,9 @@ def _check_reference(
 ) -> None:
     shown = ascii(target)[:_SHOWN]
     if not target.startswith("#"):
-        raise ToolInvalid(f"schema: $ref {shown} leads outside: only `#...` is followed")
+        raise ToolInvalid(f"schema: $ref {shown} leads outside: it must begin with #")
     if has_ids or target == "#" or target[1:] in anchors:
-        return  # below another $id a pointer begins there: what it misses is found when it is used
+        return  # below another $id a pointer begins there: a dead one fails when it is used
     part: Any = schema
     for step in unquote(target[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -145,6 +155,6 @@ def _check_reference(
         elif isinstance(part, list) and _is_index(step) and int(step) < len(part):
             part = part[int(step)]
         else:
-            raise ToolInvalid(f"schema: $ref {shown} leads to nothing in it")
+            raise ToolInvalid(f"schema: $ref {shown} leads to nothing")
     if not isinstance(part, dict | bool) or not target.startswith("#/"):
-        raise ToolInvalid(f"schema: $ref {shown} leads to no schema")
+        raise ToolInvalid(f"schema: $ref {shown} leads to something else than a schema")

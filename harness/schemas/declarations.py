@@ -1,4 +1,5 @@
-"""What a class of a source declares, read off its syntax.  The source is hostile: it is never run."""
+"""Declarations of classes in source text, read off the syntax tree.  The source is hostile and never
+run."""
 
 import ast
 from typing import Any, Literal, NamedTuple
@@ -8,8 +9,8 @@ _ENUMS = ("Enum", "IntEnum", "StrEnum")
 
 
 class Declaration(NamedTuple):
-    """`members` are the values of an enumeration, `fields` the annotations of anything else, and
-    `required` those of an object that must be there."""
+    """The kind of a class and its parts: `members` are the values of an enumeration, `fields` the
+    annotations of the other kinds, `required` the fields of an object without a default."""
 
     kind: Kind
     members: list[Any]
@@ -18,7 +19,8 @@ class Declaration(NamedTuple):
 
 
 def declared(node: ast.ClassDef) -> Declaration:
-    """Return what a class is: an enumeration, a named tuple, a dataclass or TypedDict, or another."""
+    """Return the declaration of a class: enumeration, named tuple, object (dataclass or TypedDict) or
+    other."""
     bases = {last_name(base) for base in node.bases}
     fields = _fields(node)
     is_typed_dict = "TypedDict" in bases
@@ -49,6 +51,7 @@ def last_name(node: ast.expr) -> str:
 
 
 def literal(node: ast.expr) -> Any:
+    """Return the value of a constant or a negative number; None for anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = literal(node.operand)
         return -value if type(value) in (int, float) else None

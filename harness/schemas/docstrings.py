@@ -1,4 +1,4 @@
-"""What a docstring says of a function, and of each of its parameters."""
+"""Docstrings, parsed into the description of a function and of each of its parameters."""
 
 import inspect
 import re
@@ -13,15 +13,15 @@ _OTHER_FIELD = re.compile(r":\w+[^:]{0,200}:")
 _ENTRY = re.compile(r"\*{0,2}(\w+) ?(?:\([^)]{0,200}\))? ?: ?(.*)$")
 
 
-class Said(NamedTuple):
-    """`text` is what stands before the first section, `parameters` what is said of each."""
+class ParsedDocstring(NamedTuple):
+    """`text` is everything before the first section; `parameters` maps names to descriptions."""
 
     text: str
     parameters: dict[str, str]
 
 
-def read_docstring(docstring: str | None) -> Said:
-    """Return what is said in the style of Google, NumPy or reStructuredText."""
+def read_docstring(docstring: str | None) -> ParsedDocstring:
+    """Parse a docstring in the style of Google, NumPy or reStructuredText."""
     lines = inspect.cleandoc((docstring or "")[:_MAX_CHARACTERS]).split("\n")
     text: list[str] = []
     found: dict[str, list[str]] = {}
@@ -33,11 +33,11 @@ def read_docstring(docstring: str | None) -> Said:
         elif section in _PARAMETERS:
             _read_entries(within, found, underlined=underlined)
     parameters = {name: " ".join(filter(None, said)) for name, said in found.items()}
-    return Said("\n".join(text).strip(), parameters)
+    return ParsedDocstring("\n".join(text).strip(), parameters)
 
 
 def _sections(lines: list[str]) -> Iterator[tuple[str, bool, list[str]]]:
-    """Yield (name, whether it is underlined, lines); what comes first has no name."""
+    """Yield sections as (name, whether it is underlined, lines); the text before them has no name."""
     name, underlined, within = "", False, list[str]()
     for number, line in enumerate(lines):
         below = lines[number + 1].strip() if number + 1 < len(lines) else ""
@@ -66,13 +66,13 @@ def _read_fields(lines: list[str], found: dict[str, list[str]]) -> None:
 
 
 def _read_entries(lines: list[str], found: dict[str, list[str]], *, underlined: bool) -> None:
-    """Take the lines of a section: what is indented as the first one begins an entry."""
+    """Read the entries of a section: a line that is indented like the first one begins an entry."""
     filled = [line for line in lines if line.strip("- ")]
     first = _indent(filled[0]) if filled else 0
     said: list[str] = []
     for line in filled:
         match = _ENTRY.match(line.strip()) if _indent(line) <= first else None
-        if match:  # below an underlined heading the type follows the name, and the text the line
+        if match:  # NumPy: the type follows the name, and the text stands on the next lines
             said = found[match[1]] = [] if underlined else [match[2]]
         elif underlined and _indent(line) <= first:
             said = found[line.strip()] = []

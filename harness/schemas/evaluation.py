@@ -22,8 +22,8 @@ STEPS_PER_SCHEMA = 5
 _STEPS_PER_KEYWORD = 5
 STEPS_PER_REFERENCE = 40
 _STEPS_PER_KEY = 5  # for each part of a value that is compared
-# Of schemas that lead to each other at one moment, each up to four frames of the interpreter: where its
-# stack ends inside rpds, which `referencing` uses, that is a PanicException, and no Exception.
+# Nested schemas, each up to four frames of the interpreter.  A stack overflow inside rpds, which
+# `referencing` uses, is a PanicException, which is not an Exception.
 _MOST_DEPTH = 160
 _MOST_STATES = 50_000  # of the patterns of one schema; each takes some 250 bytes
 _CHARACTERS_PER_STEP = 32  # of texts that are compared, copied or encoded
@@ -37,11 +37,11 @@ Keyword = Callable[["Evaluation", Any, Any, "At"], None]
 
 
 class _Enough(Exception):  # noqa: N818 - ends the evaluation
-    """There are as many complaints as are told; where only validity is asked for, one."""
+    """The evaluation has as many complaints as it reports: one, if only validity is asked for."""
 
 
 class At(NamedTuple):
-    """Where a keyword stands, which part of the value it is about, and how references are resolved."""
+    """The schema that a keyword stands in, the path of the value, and the resolver of references."""
 
     schema: dict[str, Any]
     where: Where
@@ -51,19 +51,21 @@ class At(NamedTuple):
 class Dialect(NamedTuple):
     """The keywords of one version of JSON Schema.
 
-    `resource_of` makes of a part of a schema what resolvers take, `recursive` follows `$recursiveRef`.
+    `resource_of` turns a part of a schema into the resource that a resolver takes; `recursive` follows
+    `$recursiveRef`.
     """
 
     keywords: dict[str, Keyword]
     resource_of: Callable[[Any], Any]
     recursive: Callable[[Any], Any]
-    ref_stands_alone: bool  # what stands beside a $ref is ignored
-    counts_contains: bool  # there are minContains and maxContains
-    contains_evaluates: bool
+    ref_stands_alone: bool  # keywords beside a $ref are ignored
+    counts_contains: bool  # minContains and maxContains exist
+    contains_evaluates: bool  # for unevaluatedItems, an item that matches `contains` is evaluated
 
 
 class SchemaCache:
-    """What is worked out once for a schema: the keywords of each part, and its `enum`s as sets."""
+    """Results that are computed once for a schema: its compiled patterns, the keywords of each part,
+    and its `enum`s as sets."""
 
     def __init__(self) -> None:
         self.keywords: dict[int, list[tuple[Keyword, Any]]] = {}
@@ -72,7 +74,7 @@ class SchemaCache:
         self._patterns: dict[str, Pattern | None] = {}
 
     def pattern(self, text: str, budget: Budget) -> Pattern | None:
-        """Return the pattern; None for one that cannot be matched in linear time, or is too large."""
+        """Return the compiled pattern, or None if it needs backtracking or is too large."""
         if text not in self._patterns:
             try:
                 compiled = compile_pattern(text, budget.spend)
@@ -86,10 +88,10 @@ class SchemaCache:
 
 
 class Evaluation:
-    """One value against one schema; `complaints` says what is wrong, the first `most`.
+    """A value checked against a schema; `complaints` has the first `most` errors.
 
-    Every method raises BudgetExceeded once the budget is used up.  `lenient` accepts `true` for
-    `exclusiveMinimum` and `exclusiveMaximum`, which draft 4 had, where it meets them in the value.
+    Every method raises BudgetExceeded once the budget is used up.  `lenient` is for values that are
+    schemas themselves: it accepts the `exclusiveMinimum: true` and `exclusiveMaximum: true` of draft 4.
     """
 
     def __init__(
@@ -107,13 +109,13 @@ class Evaluation:
         self._depth = 0
 
     def run(self, schema: Any, value: Any, resolver: Any) -> tuple[str, ...]:
-        """Return what is wrong with `value`; empty if nothing is."""
+        """Return the errors of `value`; empty if it is valid."""
         with contextlib.suppress(_Enough):
             self.apply(schema, value, (), resolver)
         return tuple(self.complaints)
 
     def apply(self, schema: Any, value: Any, where: Where, resolver: Any) -> None:
-        """Note what is wrong with a part of the value according to a part of the schema."""
+        """Check a part of the value against a part of the schema, and record its errors."""
         self.spend(STEPS_PER_SCHEMA)
         if schema is True:
             return
@@ -138,14 +140,14 @@ class Evaluation:
         self._depth -= 1
 
     def resolver_in(self, schema: dict[str, Any], resolver: Any) -> Any:
-        """Return what resolves references in a part of the schema: another one below an `$id`."""
+        """Return the resolver of a part of the schema; an `$id` gives it another base."""
         if not isinstance(id := schema.get("$id"), str):
             return resolver
         self.spend(STEPS_PER_REFERENCE + len(id))
         return resolver.in_subresource(self.dialect.resource_of(schema))
 
     def is_valid(self, schema: Any, value: Any, at: At) -> bool:
-        """Tell whether nothing is wrong, without noting what."""
+        """Tell whether a value is valid, without recording errors."""
         before, depth, self._quiet = self._quiet, self._depth, True
         try:
             self.apply(schema, value, at.where, at.resolver)
@@ -165,16 +167,16 @@ class Evaluation:
             raise _Enough
 
     def show(self, value: Any) -> str:
-        """Return a value for a complaint, the head of it if it is long; nothing if none is told."""
+        """Return the head of a value for a complaint; empty while no complaints are recorded."""
         return "" if self._quiet else _shown(value)
 
     def matches(self, pattern: str, text: str) -> bool:
-        """Tell whether a pattern is in a text, or cannot be looked for."""
+        """Tell whether a pattern matches in a text; True for a pattern that cannot be compiled."""
         compiled = self.cache.pattern(pattern, self.budget)
         return compiled is None or compiled.found_in(text, self.spend)
 
     def key(self, value: Any) -> bytes:
-        """Return the same bytes for the same JSON."""
+        """Return the canonical bytes of a value, after spending for its parts."""
         self._pay_for(value)
         return canonical(value)
 
@@ -192,6 +194,7 @@ class Evaluation:
                 waiting += each.values()
 
     def members(self, values: list[Any]) -> frozenset[bytes]:
+        """Return the values of an `enum` in canonical form, computed once."""
         known = self.cache.members.get(id(values))
         if known is None:
             known = frozenset(map(self.key, values))
@@ -239,7 +242,7 @@ def _shown(value: Any, depth: int = _SHOWN_DEPTH) -> str:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the same bytes for the same JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return bytes that are equal for equal JSON: 1 equals 1.0, and 1 does not equal true."""
     if type(value) is int:  # most members of an enum are a number or a text
         return b"%d" % value
     return json.dumps(_plain(value), sort_keys=True).encode()

@@ -1,6 +1,6 @@
-"""What a regular expression of JSON Schema says, as a tree.
+"""Regular expressions of JSON Schema, parsed into trees.
 
-The dialect is ECMA-262 without what needs backtracking: no lookaround, no references back.
+The dialect is ECMA-262 without the parts that need backtracking: lookaround and backreferences.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _MAX_CHARACTERS = 1000
 _MAX_DEPTH = 40
-_MAX_DIGITS = 4  # of a count: more times than that is more than a pattern may be large
+_MAX_DIGITS = 4  # of a repetition count: a larger one exceeds the size of a pattern anyway
 _LAST = 0x10FFFF
 Ranges = tuple[tuple[int, int], ...]
 _DIGITS: Ranges = ((48, 57),)
@@ -21,31 +21,35 @@ _HEX = {"x": 2, "u": 4}
 
 
 class Unsupported(ValueError):  # noqa: N818 - a verdict on a pattern
-    """The pattern needs backtracking, is too large, or is none."""
+    """The pattern needs backtracking, is too large, or is invalid."""
 
 
 class Characters(NamedTuple):
-    """One character, of these ranges."""
+    """One character out of these ranges."""
 
     ranges: Ranges
 
 
 class Assertion(NamedTuple):
-    """Something that holds between two characters: `^`, `$`, `b` or `B`."""
+    """A condition between two characters: `^`, `$`, `b` or `B`."""
 
     which: str
 
 
 class Join(NamedTuple):
+    """Several parts, one after the other."""
+
     parts: "tuple[Tree, ...]"
 
 
 class AnyOf(NamedTuple):
+    """Alternatives: `a|b`."""
+
     parts: "tuple[Tree, ...]"
 
 
 class Repeat(NamedTuple):
-    """`most` is None where there is no bound."""
+    """A part that occurs `least` to `most` times; None is unbounded."""
 
     part: "Tree"
     least: int
@@ -56,9 +60,9 @@ Tree = Characters | Assertion | Join | AnyOf | Repeat
 
 
 def parse(text: str) -> Tree:
-    """Return what the expression `text` says; raises Unsupported."""
+    """Return the tree of the expression `text`; raises Unsupported."""
     if len(text) > _MAX_CHARACTERS:
-        raise Unsupported(f"more than {_MAX_CHARACTERS} characters")
+        raise Unsupported(f"longer than {_MAX_CHARACTERS} characters")
     return _Parser(text).parse()
 
 
@@ -79,7 +83,7 @@ class _Parser:
 
     def _take(self) -> str:
         if not (character := self._peek()):
-            raise Unsupported("it ends too early")
+            raise Unsupported("unexpected end")
         self._at += 1
         return character
 
@@ -107,7 +111,7 @@ class _Parser:
     def _repeated(self, atom: Tree) -> Tree:
         if not (bounds := self._bounds()):
             return atom
-        self._takes("?")  # as few as can be: whether it matches is the same
+        self._takes("?")  # a lazy repetition matches the same texts
         if self._bounds():
             raise Unsupported("a repetition of a repetition")
         return Repeat(atom, *bounds)
@@ -120,7 +124,7 @@ class _Parser:
             return None
         least, comma, most = self._text[self._at + 1 : end].partition(",")
         if not _is_count(least) or (most and not _is_count(most)):
-            return None  # a brace that is meant as such
+            return None  # a literal brace
         self._at = end + 1
         return int(least), (int(most) if most else None) if comma else int(least)
 
@@ -142,17 +146,17 @@ class _Parser:
 
     def _group(self) -> Tree:
         if self._takes("?") and not self._takes(":"):
-            raise Unsupported("a group that looks around, or has a name or flags")
+            raise Unsupported("lookaround, a named group, or flags")
         tree = self._either()
         if not self._takes(")"):
-            raise Unsupported("a group without its end")
+            raise Unsupported("an unmatched (")
         return tree
 
     def _escape(self) -> Tree:
         if self._peek() in ("b", "B"):
             return Assertion(self._take())
         if self._peek() and self._peek() in "123456789k":
-            raise Unsupported("a reference back")
+            raise Unsupported("a backreference")
         return Characters(self._escaped())
 
     def _escaped(self) -> Ranges:
@@ -163,10 +167,10 @@ class _Parser:
         if character in _HEX:
             digits = "".join(self._take() for _ in range(_HEX[character]))
             if any(digit not in "0123456789abcdefABCDEF" for digit in digits):
-                raise Unsupported(f"\\{character} without its digits")
+                raise Unsupported(f"\\{character} without hexadecimal digits")
             return ((int(digits, 16), int(digits, 16)),)
         if character.isalnum() and character not in _CONTROLS:
-            raise Unsupported(f"\\{character}")
+            raise Unsupported(f"unknown escape \\{character}")
         code = _CONTROLS.get(character, ord(character))
         return ((code, code),)
 
@@ -189,12 +193,12 @@ class _Parser:
 
 
 def _between(low: Ranges, high: Ranges) -> Ranges:
-    """Return the range from one member of a set to another; beside a class, as in `[\\d-_]`, the sign
-    stands for itself (ECMA-262, B.1.2.8.1)."""
+    """Return the range between two members of a set; beside a class, as in `[\\d-_]`, the hyphen is
+    literal (ECMA-262, B.1.2.8.1)."""
     if not (_is_one(low) and _is_one(high)):
         return (*low, (ord("-"), ord("-")), *high)
     if low[0][0] > high[0][0]:
-        raise Unsupported("a range that runs backwards")
+        raise Unsupported("a range that runs backward")
     return ((low[0][0], high[0][0]),)
 
 
@@ -203,7 +207,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Return the same characters as ranges that are sorted and do not touch."""
+    """Return the same characters as sorted ranges that do not touch."""
     return _without(_without(ranges))
 
 
@@ -212,7 +216,7 @@ def _is_count(text: str) -> bool:
 
 
 def _without(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Return every character but those of `ranges`."""
+    """Return every character outside `ranges`."""
     left, begin = [], 0
     for low, high in sorted(ranges):
         if low > begin:

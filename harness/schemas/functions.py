@@ -1,4 +1,7 @@
-"""JSON Schema from functions: of the host by looking at them, of source text by reading it."""
+"""Functions described in JSON Schema: functions of the host by inspection, source text by parsing.
+
+Source text is hostile: it is parsed, and never run.
+"""
 
 import ast
 import inspect
@@ -11,7 +14,7 @@ import msgspec
 from ...policies.errors import ToolInvalid
 from ...policies.source.parsing import TooDeep, parse
 from .annotations import Annotations, Schema
-from .docstrings import Said, read_docstring
+from .docstrings import ParsedDocstring, read_docstring
 from .tool_names import key_of
 
 _MAX_PARAMETERS = 256
@@ -20,10 +23,11 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class FunctionSchema(NamedTuple):
-    """What is known of a function before it is called.
+    """The name, description and schemas of a function.
 
-    `output` is None where nothing is said of the result; `is_async` tells that it has to be awaited,
-    `is_async_generator` that its items have to be, `has_objects` that its arguments are more than JSON.
+    `output` is None if the function does not annotate its result.  `is_async`: the result has to be
+    awaited; `is_async_generator`: its items have to be.  `has_objects`: some arguments or results are
+    objects that are not JSON themselves.
     """
 
     function: str
@@ -39,10 +43,10 @@ class FunctionSchema(NamedTuple):
 
 
 def describe_source(source: str, tool: str) -> FunctionSchema:
-    """Return what `source` says of its function called `tool`, or of its only public one.
+    """Describe the function of `source` that is called `tool`, or its only public function.
 
-    Nothing of it is run.  Raises ToolInvalid if it does not parse, has no such function, or the
-    function takes arguments that have no name.
+    The source is not run.  Raises ToolInvalid if it does not parse, has no such function, or the
+    function has positional-only parameters, `*args`, or more than 256 parameters.
     """
     try:
         tree = parse(source)
@@ -50,7 +54,9 @@ def describe_source(source: str, tool: str) -> FunctionSchema:
         raise ToolInvalid(f"source: {type(error).__name__}: {error}", tool=tool) from None
     node = _function_in(tree, tool)
     if node.args.posonlyargs or node.args.vararg or len(_named(node.args)) > _MAX_PARAMETERS:
-        raise ToolInvalid(f"source: {node.name}() takes too many arguments, or some without a name")
+        raise ToolInvalid(
+            f"source: {node.name}() must take at most {_MAX_PARAMETERS} parameters, all by name"
+        )
     annotations = Annotations(tree)
     said = read_docstring(ast.get_docstring(node))
     parameters = _parameters_of(node.args, annotations, said)
@@ -72,14 +78,14 @@ def _function_in(tree: ast.Module, tool: str) -> _Function:
     if len(public) == 1:
         return next(iter(public.values()))
     raise ToolInvalid(
-        f"source: it defines no function {tool!r}, and {len(public)} public ones",
-        "name the function as the tool, or all others with an underscore first",
+        f"source: must define a function {tool!r} or one public function, got {len(public)}",
+        "give the function the tool's name, or begin the names of all others with an underscore",
         tool=tool,
     )
 
 
 def _yields(function: _Function) -> bool:
-    """Tell whether a function is a generator: it yields itself, not a function inside it."""
+    """Tell whether a function is a generator; a `yield` of a function inside it does not count."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -98,13 +104,15 @@ def _is_called(name: str, tool: str) -> bool:
 
 
 def _named(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
-    """Return the parameters that can be passed by name, with their defaults."""
+    """Return the parameters that callers can pass by name, with their defaults."""
     missing: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
     plain = zip(arguments.args, [*missing, *arguments.defaults], strict=True)
     return [*plain, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
 
 
-def _parameters_of(arguments: ast.arguments, annotations: Annotations, said: Said) -> Schema:
+def _parameters_of(
+    arguments: ast.arguments, annotations: Annotations, said: ParsedDocstring
+) -> Schema:
     properties: dict[str, Schema] = {}
     required = []
     for parameter, default in _named(arguments):
@@ -122,7 +130,7 @@ def _parameters_of(arguments: ast.arguments, annotations: Annotations, said: Sai
 
 
 def _with_default(schema: Schema, node: ast.expr) -> Schema:
-    """Return the schema of a parameter with its default; `x: int = None` takes null too."""
+    """Return the schema of a parameter with its default; `x: int = None` also allows null."""
     default = _default_of(node)
     if default == {"default": None} and schema and {"type": "null"} not in schema.get("anyOf", ()):
         schema = {"anyOf": [schema, {"type": "null"}]}
@@ -130,7 +138,7 @@ def _with_default(schema: Schema, node: ast.expr) -> Schema:
 
 
 def _default_of(node: ast.expr) -> Schema:
-    """Return {"default": value} if the value of a parameter is a small one of JSON, else nothing."""
+    """Return {"default": value} if a parameter's default is JSON and short, else {}."""
     try:
         value = ast.literal_eval(node)
         short = len(msgspec.json.encode(value)) <= _MAX_DEFAULT_BYTES
@@ -140,7 +148,7 @@ def _default_of(node: ast.expr) -> Schema:
 
 
 def _is_plain(value: object) -> bool:
-    """Tell whether a value is one of JSON: no bytes, no tuples, no sets."""
+    """Tell whether a value is JSON: no bytes, tuples or sets."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     if isinstance(value, list):
@@ -152,13 +160,14 @@ def _is_plain(value: object) -> bool:
 
 
 def describe_function(function: Callable[..., Any], *, filled_in: type) -> FunctionSchema:
-    """Return what can be seen of a function of the host.
+    """Describe a function of the host.
 
-    Annotations may be all that msgspec knows; what it does not know may be anything.  A parameter
-    annotated `filled_in` is left out.  Raises ToolInvalid for what cannot be called by name.
+    Annotations may be any type that msgspec supports; others allow anything.  A parameter annotated
+    `filled_in` is left out.  Raises ToolInvalid if `function` is not a function, or has parameters
+    that callers cannot pass by name.
     """
     if not callable(function) or not hasattr(function, "__name__"):
-        raise ToolInvalid(f"{function!r} is no function")
+        raise ToolInvalid(f"function: must be a named callable, got {function!r}")
     hints = hints_of(function)
     said = read_docstring(inspect.getdoc(function))
     properties: dict[str, Schema] = {}
@@ -167,7 +176,9 @@ def describe_function(function: Callable[..., Any], *, filled_in: type) -> Funct
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
-            raise ToolInvalid(f"{function.__name__}(): {name} cannot be passed by name")
+            raise ToolInvalid(
+                f"{function.__name__}(): the parameter {name} must be one that callers pass by name"
+            )
         if hint is filled_in:
             continue
         schema = _schema_of_hint(hint, definitions)
@@ -186,7 +197,7 @@ def describe_function(function: Callable[..., Any], *, filled_in: type) -> Funct
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function, evaluated; none where one of them cannot be."""
+    """Return the evaluated annotations of a function; {} if one of them cannot be evaluated."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError):
@@ -220,7 +231,7 @@ def _default(parameter: inspect.Parameter) -> Schema:
         return {}
 
 
-# both
+# schemas
 
 
 def _object(properties: dict[str, Schema], required: list[str], more: Schema | bool) -> Schema:

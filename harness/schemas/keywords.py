@@ -34,7 +34,7 @@ def _recursive_ref(e: Evaluation, _: Any, value: Any, at: At) -> None:
 
 
 def _resolved(e: Evaluation, reference: str, at: At) -> Any:
-    # A pointer is walked step by step, each time from its beginning.
+    # The resolver walks a pointer step by step, and from its start each time.
     e.spend(STEPS_PER_REFERENCE + len(reference) + reference.count("/") ** 2)
     return at.resolver.lookup(reference)
 
@@ -43,7 +43,7 @@ def _resolved(e: Evaluation, reference: str, at: At) -> Any:
 
 
 def is_type(value: Any, name: str) -> bool:
-    """Tell whether a value is of a type of JSON Schema; 1.0 is an integer, true is no number."""
+    """Tell whether a value has a type of JSON Schema; 1.0 is an integer, true is not a number."""
     if isinstance(value, bool):
         return name == "boolean"
     if name == "integer":
@@ -175,7 +175,7 @@ def _pattern(e: Evaluation, pattern: str, value: Any, at: At) -> None:
 
 
 def _items(e: Evaluation, given: Any, value: Any, at: At) -> None:
-    """Apply a schema to what is beyond `prefixItems`; before 2020-12 a list of schemas, one by one."""
+    """Check the items after `prefixItems`; before 2020-12 `items` may be a list with a schema each."""
     if not isinstance(value, list):
         return
     if isinstance(given, list):
@@ -199,7 +199,7 @@ def _to_rest(e: Evaluation, schema: Any, value: list[Any], at: At, first: int) -
     if schema is True:
         return
     if schema is False and len(value) > first:
-        e.complain(at.where, f"it has {len(value)} items, more than {first}")
+        e.complain(at.where, f"must have at most {first} items, got {len(value)}")
         return
     for index in range(first, len(value)):
         e.apply(schema, value[index], (at.where, index), at.resolver)
@@ -336,7 +336,7 @@ def _dependencies(e: Evaluation, given: dict[str, Any], value: Any, at: At) -> N
     _dependent_schemas(e, schemas, value, at)
 
 
-# what no keyword has looked at
+# unevaluated parts: those that no other keyword applies to
 
 
 def _unevaluated_items(e: Evaluation, schema: Any, value: Any, at: At) -> None:
@@ -361,8 +361,7 @@ def _unevaluated(
 
 
 def _evaluated(e: Evaluation, schema: Any, value: Any, at: At) -> set[Any]:
-    """Return the names or indexes of the parts of `value` to which a schema that it is valid under
-    applies."""
+    """Return the names or indexes of the parts of `value` that a schema evaluates."""
     e.spend(STEPS_PER_SCHEMA + len(value))
     if not isinstance(schema, dict):
         return set()
@@ -399,7 +398,7 @@ def _evaluated_properties(
 def _in_place(
     e: Evaluation, schema: dict[str, Any], value: Any, at: At
 ) -> Iterator[tuple[Any, At]]:
-    """Yield the schemas that hold for the same value because this one does, as far as they do."""
+    """Yield the subschemas that apply to the same value, if the value is valid under them."""
     for word in ("$ref", "$dynamicRef"):
         if word in schema:
             resolved = _resolved(e, schema[word], at)

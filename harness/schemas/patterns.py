@@ -1,10 +1,10 @@
-"""Regular expressions in time linear in the text, for patterns of untrusted schemas.
+"""Patterns of untrusted schemas, matched in time linear in the text.
 
 `re` backtracks: `^(\\w+\\s?)*$` on forty characters takes longer than anyone waits, and cannot be
-stopped.  Here all ways are followed at once (Thompson, CACM 11:6, 1968), so a text costs at most its
-length times the states of the pattern, and every state that is visited is paid for.  RE2 is linear
-too, and faster, but cannot be interrupted, knows no `\\u0041`, and refuses `(a{50}){40}` (google-re2
-1.1.20251105).
+stopped.  This matcher follows all alternatives at once (Thompson, CACM 11:6, 1968): a text costs at
+most its length times the states of the pattern, and every visited state spends from the budget.  RE2 is
+linear too, and faster, but cannot be interrupted, does not support `\\u0041`, and refuses `(a{50}){40}`
+(google-re2 1.1.20251105).
 """
 
 from bisect import bisect_right
@@ -17,16 +17,16 @@ from .expressions import AnyOf, Assertion, Characters, Join, Ranges, Tree, Unsup
 __all__ = ["MAX_STATES", "Pattern", "Unsupported", "compile_pattern"]
 
 MAX_STATES = 2000
-_MOST_PARTS = 20 * MAX_STATES  # with those that make no state: `(){9999}` has 10,000
-_VISITS_PER_STEP = 3  # of states: some 0.2 microseconds each
+_MOST_PARTS = 20 * MAX_STATES  # parts without a state count too: `(){9999}` has 10,000
+_VISITS_PER_STEP = 3  # visits of states, about 0.2 microseconds each
 
 Spend = Callable[[int], None]
 
 
 class _State(NamedTuple):
-    """`bounds`: a character to consume; `assertion`: something to hold; else a fork to `after`.
+    """A state that consumes a character within `bounds`, tests an `assertion`, or forks to `after`.
 
-    A character is one of them if an odd number of bounds is not above it.
+    A character is within the bounds if an odd number of them is not above it.
     """
 
     after: tuple[int, ...]
@@ -35,13 +35,14 @@ class _State(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A pattern, ready to be looked for."""
+    """A compiled pattern."""
 
     states: tuple[_State, ...]
     start: int
 
     def found_in(self, text: str, spend: Spend) -> bool:
-        """Tell whether it matches anywhere in `text`; `spend` is told of steps, and may raise."""
+        """Tell whether the pattern matches anywhere in `text`; calls `spend` with the steps taken,
+        which may raise."""
         current: set[int] = set()
         for position in range(len(text) + 1):
             steps = 1 + len(current) + self._enter(self.start, current, text, position)
@@ -65,8 +66,8 @@ class Pattern(NamedTuple):
         return following, steps
 
     def _enter(self, number: int, entered: set[int], text: str, position: int) -> int:
-        """Add a state and all that it leads to without consuming anything; return how many were
-        visited, those that did not hold among them."""
+        """Add a state and all states that it leads to without consuming a character; return how many
+        were visited, including those whose assertion failed."""
         waiting = [number]
         visited = 0
         while waiting:
@@ -98,11 +99,14 @@ def _is_word(character: str) -> bool:
 
 
 def _spend_nothing(_: int) -> None:
-    """Count nothing: the number of parts is bounded all the same."""
+    """Spend from no budget: the number of parts bounds the work."""
 
 
 def compile_pattern(text: str, spend: Spend = _spend_nothing) -> Pattern:
-    """Return the pattern that `text` says; raises Unsupported.  `spend` is told of steps, as above."""
+    """Return the compiled pattern of `text`; calls `spend` with the steps taken.
+
+    Raises Unsupported if the pattern needs backtracking, is too large, or is invalid.
+    """
     spend(len(text))
     builder = _Builder(spend)
     start = builder.build(parse(text), 0)
@@ -110,16 +114,16 @@ def compile_pattern(text: str, spend: Spend = _spend_nothing) -> Pattern:
 
 
 class _Builder:
-    """Makes states of a tree, of bounded number and in a bounded number of steps."""
+    """Builds the states of a tree; their number and the number of steps are bounded."""
 
     def __init__(self, spend: Spend) -> None:
         self.states = [_State(())]  # 0: matched
         self._spend = spend
         self._parts = 0
-        self._bounds: dict[int, tuple[int, ...]] = {}  # once for all repetitions of a set
+        self._bounds: dict[int, tuple[int, ...]] = {}  # shared by all repetitions of a set
 
     def build(self, tree: Tree, then: int) -> int:
-        """Add the states of `tree`, which lead to the state `then`; return where they begin."""
+        """Add the states of `tree`, which lead to the state `then`; return their first."""
         self._spend(1)
         self._parts += 1
         if self._parts > _MOST_PARTS:
@@ -146,7 +150,7 @@ class _Builder:
             then = self._add(_State((self.build(part, then), then)))
         for _ in range(least):
             begin = self.build(part, then)
-            if begin == then:  # nothing, and so are its repetitions
+            if begin == then:  # an empty part: its repetitions are empty too
                 break
             then = begin
         return then
@@ -159,5 +163,5 @@ class _Builder:
 
 
 def _bounds_of(ranges: Ranges) -> tuple[int, ...]:
-    """Return where membership changes, for ranges that are sorted and do not touch."""
+    """Return the points where membership changes; `ranges` are sorted and do not touch."""
     return tuple(chain.from_iterable((low, high + 1) for low, high in ranges))

@@ -1,7 +1,7 @@
-"""Schemas that can be checked in a microsecond: those of most arguments.
+"""Quick checks of the simple schemas that most arguments have: about a microsecond each.
 
-Says only that a value certainly is JSON and what its schema says, every part of it; whoever gets a no
-asks the whole validator, which takes ten times as long.
+A check that returns True proves that the value is JSON and valid in every part.  False proves nothing:
+the whole validator, which takes ten times as long, decides then.
 """
 
 import math
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 Check = Callable[[Any], bool]
-_SAYS_NOTHING = {"title", "description", "default", "examples", "$schema", "$comment", "deprecated"}
+_ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$comment", "deprecated"}
 _SCALARS = {
     "string": (str,),
-    "integer": (int,),  # not bool; 1.0 is for the whole validator
+    "integer": (int,),  # not bool; the whole validator decides about 1.0
     "boolean": (bool,),
     "null": (type(None),),
 }
@@ -20,10 +20,10 @@ _OBJECT = {"type", "properties", "required", "additionalProperties"}
 
 
 def quick_check(schema: Any) -> Check | None:
-    """Return a check that is True only of what `schema` allows, or None if it is not that simple."""
+    """Return a check that is True only for values that `schema` allows; None if it is not simple."""
     if not isinstance(schema, dict):
         return None
-    words, kind = schema.keys() - _SAYS_NOTHING, schema.get("type")
+    words, kind = schema.keys() - _ANNOTATIONS, schema.get("type")
     if not isinstance(kind, str):
         return None
     if kind in _SCALARS and words == {"type"}:
@@ -73,7 +73,7 @@ def _object(schema: dict[str, Any]) -> Check | None:
             return False
         for name, each in value.items():
             known = checks.get(name)
-            if not (known and known(each)):  # what is not named may be anything, and no JSON
+            if not (known and known(each)):  # a property without a schema may not even be JSON
                 return False
         return True
 

@@ -1,4 +1,4 @@
-"""`ToolSpec`: all that is known of a tool."""
+"""`ToolSpec`: the definition of a tool, with its schemas, grants, tests and provenance."""
 
 import enum
 import hashlib
@@ -17,20 +17,20 @@ from ...policies.permissions import (
 
 
 class ToolState(enum.Enum):
-    """How far a tool can be relied on."""
+    """How far a tool can be trusted."""
 
-    DRAFT = "draft"  # made, and nobody has tested it
+    DRAFT = "draft"  # made, not tested
     TESTED = "tested"  # its own tests passed in a cell
-    TRUSTED = "trusted"  # a person said so, or a developer wrote it
-    RETIRED = "retired"  # it failed too often, or was taken back; not called any more
+    TRUSTED = "trusted"  # approved by a person, or written by a developer
+    RETIRED = "retired"  # failed too often, or withdrawn; calls are refused
 
 
 class ToolOwner(enum.Enum):
-    """Who answers for a tool."""
+    """The origin of a tool, which decides where it runs."""
 
-    DEVELOPER = "developer"  # it is code of the host, and runs there
-    AGENT = "agent"  # it was made, and runs in cells
-    SERVER = "server"  # an MCP server's, and it runs there
+    DEVELOPER = "developer"  # code of the host; runs on the host
+    AGENT = "agent"  # made by an agent; runs in cells
+    SERVER = "server"  # offered by an MCP server; runs there
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Grants(_Part, frozen=True):
-    """A PermissionSet that can be stored and not be changed."""
+    """An immutable PermissionSet that can be stored."""
 
     files: tuple[FilePermission, ...] = ()
     network: tuple[NetworkPermission, ...] = ()
@@ -50,11 +50,11 @@ class Grants(_Part, frozen=True):
 
 
 def grants_of(permissions: PermissionSet | None) -> Grants:
-    """Return what a PermissionSet grants; raises PolicyError if it is none."""
+    """Return the grants of a PermissionSet; raises PolicyError for any other type."""
     if permissions is None:
         return Grants()
     if not isinstance(permissions, PermissionSet):
-        raise PolicyError(f"permissions: must be a PermissionSet, not {permissions!r}")
+        raise PolicyError(f"permissions: must be a PermissionSet, got {permissions!r}")
     given = permissions.permissions
     return Grants(
         files=tuple(each for each in given if isinstance(each, FilePermission)),
@@ -64,8 +64,8 @@ def grants_of(permissions: PermissionSet | None) -> Grants:
 
 
 class ToolTest(_Part, frozen=True):
-    """One test of a tool: what comes of `input` is `expected`; or `source`, which runs after the
-    tool's and asserts."""
+    """A test of a tool: a call with `input` must return `expected`; or `source`, which runs after the
+    tool's own source and asserts."""
 
     input: dict[str, Any] = {}
     expected: Any = None
@@ -73,21 +73,21 @@ class ToolTest(_Part, frozen=True):
 
 
 class Provenance(_Part, frozen=True):
-    """Where a tool comes from, in its maker's words."""
+    """The origin of a tool, as its maker states it."""
 
-    maker: str = ""  # whose it is: an agent may delete only its own
-    task: str = ""
-    model: str = ""
-    parent: str = ""  # the tool that it was made of
+    maker: str = ""  # its owner: an agent may delete only its own tools
+    task: str = ""  # the task that it was made for
+    model: str = ""  # the model that wrote it
+    parent: str = ""  # the tool that it was derived from
 
 
 class ToolSpec(_Part, frozen=True):
-    """All that is known of a tool.
+    """The definition of a tool.
 
-    `parameters` and `output_schema` are JSON Schema.  `source_hash` is that of the source; `function`
-    the one in it that is called.  `calls` are the only tools that it may call itself; `risky` asks for
-    approval.  `credentials` are arguments that the broker puts in.  `idempotent`: to call it twice does
-    no more than to call it once.
+    `parameters` and `output_schema` are JSON Schema.  `source_hash` is the SHA-256 of the source, and
+    `function` the name of the function in it that a call runs.  `calls` lists the only tools that the
+    tool may call itself.  A call of a `risky` tool needs approval.  The broker fills in the arguments
+    named in `credentials`.  `idempotent`: two equal calls have the effect of one.
     """
 
     name: str
@@ -100,21 +100,21 @@ class ToolSpec(_Part, frozen=True):
     source_hash: str = ""
     state: ToolState = ToolState.DRAFT
     owner: ToolOwner = ToolOwner.AGENT
-    server: str = ""  # whose it is, and what its name begins with: "github" of github.create_issue
+    server: str = ""  # the server that offers it, and the prefix of its name: github.create_issue
     function: str = ""
     grants: Grants = Grants()
-    timeout: float = 30.0
+    timeout: float = 30.0  # seconds of one call
     calls: tuple[str, ...] = ()
     risky: bool = False
     idempotent: bool = False
-    credentials: dict[str, str] = {}  # argument -> name in the vault; nobody else gives it
+    credentials: dict[str, str] = {}  # argument -> name in the vault; callers cannot pass it
     tags: tuple[str, ...] = ()
     tests: tuple[ToolTest, ...] = ()
     provenance: Provenance = Provenance()
 
     @property
     def permissions(self) -> PermissionSet:
-        """What its cells may do beyond nothing; a fresh set, so that changing it changes nothing."""
+        """The permissions of its cells, as a new set: changing the set does not change the tool."""
         return self.grants.permissions
 
     @property
@@ -123,14 +123,14 @@ class ToolSpec(_Part, frozen=True):
 
     @property
     def identity(self) -> str:
-        """What a word of approval is bound to, beside the name: another version may be made before
-        there is one."""
+        """Version and digest, which an approval is bound to beside the name: another version may be
+        made before a person decides."""
         return f"{self.version} {self.source_hash}"
 
     @property
     def may_be_repeated(self) -> bool:
-        """Tell whether a call may be made again of which nobody knows what came: it is said to be
-        idempotent, or it was made and can change nothing outside of its cell."""
+        """Tell whether a call whose outcome is unknown may be made again: the tool is declared
+        idempotent, or it runs in a cell and can change nothing outside it."""
         if self.idempotent:
             return True
         writes = any(each.level is PermissionLevel.WRITE for each in self.grants.files)
@@ -138,4 +138,5 @@ class ToolSpec(_Part, frozen=True):
 
 
 def hash_of(source: str) -> str:
+    """Return the SHA-256 of a source, in hexadecimal."""
     return hashlib.sha256(source.encode()).hexdigest()

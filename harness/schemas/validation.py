@@ -1,9 +1,11 @@
-"""Values against JSON Schema; the only module that knows `referencing`, which it imports when needed.
+"""Validation of values against JSON Schema, bounded in size, steps and time.
 
 Schemas come from agents and servers, values from cells.  A schema is limited in size and depth, may
-refer only to itself, and is compiled once (bounds.py).  Compiling it and checking a value have a budget
-each, because a small schema can ask for any amount of work, and end once the caller has given up
-(keywords.py, patterns.py).  `format` is an annotation and not checked.
+refer only to itself (bounds.py), and is compiled once.  Compiling a schema and checking a value have a
+budget each, because a small schema can ask for any amount of work, and both end once the caller has
+given up (evaluation.py, patterns.py).  `format` is an annotation and not checked.
+
+Only this module imports `referencing`, and lazily.
 """
 
 import hashlib
@@ -24,24 +26,24 @@ from .quick_checks import quick_check
 COMPILE_STEPS = 8_000_000
 COMPILE_SECONDS = 10.0
 _CHECK_STEPS = 2_000_000
-_STEPS_PER_NODE = 80  # of a value: some four keywords for each
+_STEPS_PER_NODE = 80  # for each part of a value: about four keywords
 _CHECK_SECONDS = 10.0
 _REMEMBERED = 1024
-_REMEMBERED_BYTES = 64 * 1024 * 1024  # of all that is remembered, estimated
+_REMEMBERED_BYTES = 64 * 1024 * 1024  # estimated memory of all cached validators
 _BYTES_PER_STATE = 250  # of a pattern, measured
-_OBJECTS_PER_TEXT = 10  # how much more a decoded schema takes than its JSON, about
+_OBJECTS_PER_TEXT = 10  # memory of a decoded schema divided by the size of its JSON, about
 
 
 class Validator:
     """A compiled schema.  Safe from many threads.
 
-    `unchecked` are patterns that would need backtracking: no value is refused because of them.
-    `size_bytes` is about what it takes in memory.
+    `unchecked` lists the patterns that need backtracking: they are not checked, and refuse no value.
+    `size_bytes` estimates the memory of the validator.
     """
 
     def __init__(self, schema: dict[str, Any], budget: Budget | None = None) -> None:
-        """Raise ToolInvalid for what is no schema, is too large, refers to what it does not hold, or
-        takes more than the budget to compile."""
+        """Compile `schema`; raises ToolInvalid if it is not a valid schema, is too large, has a
+        reference that leads nowhere or outside, or needs more than the budget."""
         size = check_shape(schema)
         check_words(schema)
         budget = budget or _budget("compiling the schema", COMPILE_STEPS, COMPILE_SECONDS)
@@ -59,27 +61,27 @@ class Validator:
         self.size_bytes = size * _OBJECTS_PER_TEXT + self._cache.states * _BYTES_PER_STATE
 
     def complaints(self, value: Any, budget: Budget | None = None) -> tuple[str, ...]:
-        """Return what is wrong with `value`, the first ten; empty if nothing is.
+        """Return the first ten errors of `value`; empty if it is valid.
 
-        That the budget does not allow for checking it is a complaint.
+        A value that needs more than the budget gets a complaint too: it is refused.
         """
         if self._is_certainly_valid(value):
             return ()
         if not (nodes := size_of(value)):
-            return ("it is nested too deeply, too large, or not of JSON",)
+            return ("the value is nested too deeply, too large, or not JSON",)
         steps = _CHECK_STEPS + nodes * _STEPS_PER_NODE
-        budget = budget or _budget("checking it against its schema", steps, _CHECK_SECONDS)
+        budget = budget or _budget("checking the value against its schema", steps, _CHECK_SECONDS)
         try:
             evaluation = Evaluation(self._dialect, self._cache, budget)
             return evaluation.run(self._schema, value, self._resolver)
         except BudgetExceeded as exceeded:
             return (exceeded.what,)
-        except Exception as error:  # noqa: BLE001 - of a part of a schema that is none itself
-            return (f"it cannot be checked against its schema: {type(error).__name__}",)
+        except Exception as error:  # noqa: BLE001 - a reference may lead to a part that is no schema
+            return (f"the value cannot be checked against its schema: {type(error).__name__}",)
 
 
 def is_same(some: Any, other: Any) -> bool:
-    """Tell whether two values are the same JSON."""
+    """Tell whether two values are equal as JSON."""
     return canonical(some) == canonical(other)
 
 
@@ -88,7 +90,7 @@ def _budget(what: str, steps: int, seconds: float) -> Budget:
 
 
 class _ValidatorCache:
-    """The last schemas, by a digest; by number and by what they take in memory."""
+    """An LRU cache of validators by the digest of their schema, bounded in number and in memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +100,7 @@ class _ValidatorCache:
         self._seen_bytes = 0
 
     def get(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
-        """Return the validator of `schema`; the very same object is not looked at again."""
+        """Return the validator of `schema`; an object that was seen before is not hashed again."""
         known = self._seen.get(id(schema))
         if known and known[0] is schema:
             return known[1]
@@ -118,7 +120,7 @@ class _ValidatorCache:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        validator = Validator(schema, budget)  # without the lock: it may take seconds
+        validator = Validator(schema, budget)  # outside the lock: compiling may take seconds
         with self._lock:
             if key not in self._known:
                 self._known[key] = validator
@@ -133,15 +135,15 @@ _validators = _ValidatorCache()
 
 
 def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Validator:
-    """Return the validator of `schema`, made once; keep it rather than ask for every value.
+    """Return the cached validator of `schema`; keep it to check several values.
 
-    Raises ToolInvalid for what is no schema, is too large, refers to what it does not hold, or takes
-    more than `budget` to compile, by default 8,000,000 steps and 10 s.
+    Raises ToolInvalid if it is not a valid schema, is too large, has a reference that leads nowhere or
+    outside, or needs more than `budget` to compile (default 8,000,000 steps and 10 s).
     """
     return _validators.get(schema, budget)
 
 
-# dialects, and what schemas say of schemas
+# dialects and their metaschemas
 
 _DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 _DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
@@ -150,10 +152,10 @@ _UNNAMED = ""
 
 
 def _checked_dialect(schema: dict[str, Any], budget: Budget) -> Dialect:
-    """Return the dialect that a schema is written in; raises ToolInvalid if it is no schema.
+    """Return the dialect of a schema; raises ToolInvalid if the schema is invalid in it.
 
-    One that names none, and is no schema of the newest, may be one of draft 7: generators of old
-    schemas leave the name out.  Every keyword of both holds for it, so that none is lost.
+    A schema that names no dialect and is invalid in the newest one may be of draft 7: old generators
+    leave the name out.  It is checked with the keywords of both, so that none is lost.
     """
     named = _uri_of(schema.get("$schema"))
     complaint = _complaint_about(named, schema, budget)
@@ -165,7 +167,7 @@ def _checked_dialect(schema: dict[str, Any], budget: Budget) -> Dialect:
 
 
 def _uri_of(dialect: object) -> str:
-    """Return the dialect that is meant: of old ones draft 7, for unknown ones the newest."""
+    """Return the URI of a supported dialect: draft 7 for older ones, the newest for unknown ones."""
     if isinstance(dialect, str) and "json-schema.org/draft-0" in dialect:
         return _DRAFT_7
     if isinstance(dialect, str) and "2019-09" in dialect:
@@ -185,14 +187,14 @@ def _dialect(uri: str) -> Dialect:
         return Dialect(DRAFT_2019, create, lookup_recursive_ref, False, True, False)
     create = DRAFT202012.create_resource
     if uri == _UNNAMED:
-        create = DRAFT201909.create_resource  # it knows both $anchor and lists of items
+        create = DRAFT201909.create_resource  # supports both $anchor and lists of items
         return Dialect(DRAFT_7 | DRAFT_2020, create, lookup_recursive_ref, False, True, True)
     return Dialect(DRAFT_2020, create, lookup_recursive_ref, False, True, True)
 
 
 @cache
 def _meta(uri: str) -> tuple[Any, Any, SchemaCache]:
-    """Return the schema of schemas, what resolves its references, and what is remembered of it."""
+    """Return the metaschema of a dialect, its resolver, and its cache."""
     from jsonschema_specifications import REGISTRY
 
     registry: Any = REGISTRY
@@ -211,11 +213,11 @@ def _complaint_about(uri: str, schema: dict[str, Any], budget: Budget) -> str:
 def _resolver_of(dialect: Dialect, schema: dict[str, Any]) -> Any:
     from referencing import Registry
 
-    registry: Any = Registry()  # holds nothing else and fetches nothing
+    registry: Any = Registry()  # contains nothing else and fetches nothing
     resource = dialect.resource_of(schema)
     try:
-        # Crawled now: what is not would be crawled again for each reference to an anchor.
+        # Crawl now: otherwise each reference to an anchor crawls the schema again.
         registry = registry.with_resource(resource.id() or "", resource).crawl()
         return registry.resolver(resource.id() or "")
-    except Exception as error:  # noqa: BLE001 - whatever it makes of an odd $id or $anchor
-        raise ToolInvalid(f"schema: {type(error).__name__} in its $id or $anchor") from None
+    except Exception as error:  # noqa: BLE001 - `referencing` raises many kinds for an odd $id
+        raise ToolInvalid(f"schema: invalid $id or $anchor: {type(error).__name__}") from None

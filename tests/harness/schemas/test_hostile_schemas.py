@@ -144,7 +144,7 @@ def test_a_caller_who_gave_up_ends_compiling_and_checking(given_up: int) -> None
     token = CANCEL.set(given_up)
     try:
         assert validator.complaints(value) == (
-            "checking it against its schema was cancelled by the caller",
+            "checking the value against its schema was cancelled by the caller",
         )
         with pytest.raises(ToolInvalid, match="cancelled"):
             compile_schema({"const": "compiled by nobody else"})

@@ -29,8 +29,8 @@ def test_a_name_that_could_mean_something_else_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 1, b"double", ["double"]])
-def test_what_is_no_text_is_no_name(name: object) -> None:
-    with pytest.raises(ToolInvalid, match="is no name"):
+def test_a_value_that_is_not_text_is_refused(name: object) -> None:
+    with pytest.raises(ToolInvalid, match="not a valid tool name"):
         normalised(name)
 
 
