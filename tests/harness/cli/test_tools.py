@@ -94,7 +94,7 @@ def test_source_from_standard_input_needs_a_name(tools: Shell) -> None:
         (("call", "double", "{"), 2, "not JSON"),
         (("call", "double", '{"n": "x"}'), 2, "not of type"),
         (("call", "failing"), 1, "ValueError: \\x1b[2J"),
-        (("call", "../double"), 2, "is no name"),
+        (("call", "../double"), 2, "not a valid tool name"),
         (("create", "missing.py"), 2, "cannot read missing.py"),
         (("create", "bad.py"), 2, "Blocked import: os"),
         (("create", "double.py", "--schema", "test.py"), 2, "not JSON"),
