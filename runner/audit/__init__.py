@@ -1,1 +1,1 @@
-"""The audit trail: what was asked of sandboxes, what came of it, and what was refused."""
+"""The audit trail: requests to sandboxes, their outcomes, and refused attempts."""

@@ -1,4 +1,4 @@
-"""What a sandbox writes into the trail, and when."""
+"""The records that a sandbox writes into the trail, and when it writes them."""
 
 import hashlib
 import os
@@ -22,17 +22,17 @@ _TERMINAL = {
 
 
 class Noted(NamedTuple):
-    """Where something stands in the trail, and whether the trail has it."""
+    """The place of a record in the trail, and whether the trail kept it."""
 
     span: Span
     kept: bool
 
 
 class Clerk:
-    """Writes the records of one sandbox; a record before a program runs, one when it has ended.
+    """Writes the records of one sandbox: one before a program runs, one after its end.
 
-    Of a program its hash and length are recorded, never its text, which may hold secrets.  Once a
-    program has begun nothing here raises AuditError: its end is owed to the trail.
+    A record holds a program's hash and length, never its text, which may hold secrets.  Once a
+    program has begun, no method raises AuditError: the record of its end is owed to the trail.
     """
 
     def __init__(self, log: AuditLog, plan: Plan) -> None:
@@ -46,7 +46,8 @@ class Clerk:
     def begin(
         self, code: str, language: str, execution_id: str, trace_id: str | None, **about: Any
     ) -> Noted:
-        """Record that a program is about to run; raises AuditError if that must be and cannot."""
+        """Record that a program is about to run; raises AuditError if the log is required and
+        cannot be written."""
         span = span_of(trace_id)
         source = code.encode()
         kept = self.log.record(
@@ -57,14 +58,14 @@ class Clerk:
         return Noted(span, kept)
 
     def note_session(self, session_id: str, action: str, why: str) -> None:
-        """Record that a session was opened, or how it ended, which is owed."""
+        """Record that a session opened or how it ended; the record is owed."""
         self.log.record(
             "session", action, target=why, sandbox_id=self.sandbox_id, session_id=session_id,
             owed=action != "opened",
         )  # fmt: skip
 
     def note_workspace(self, kept: KeptWorkspace, **about: Any) -> None:
-        """Record what became of a named workspace after a call or session, which is owed."""
+        """Record the state of a named workspace after a call or session; the record is owed."""
         refused = kept.state == "refused"
         self.log.record(
             "file", kept.state, target=kept.name, allowed=not refused, sandbox_id=self.sandbox_id,
@@ -73,7 +74,8 @@ class Clerk:
         )  # fmt: skip
 
     def end(self, result: SandboxResult, begun: Noted) -> bool:
-        """Record how it ended and what it attempted; tell whether start, attempts and end were kept."""
+        """Record how a program ended and its refused attempts; return whether all its records were
+        kept."""
         kept = [begun.kept]
         try:
             kept += [self._note_violation(result, begun, each) for each in result.violations]
@@ -82,7 +84,7 @@ class Clerk:
         return all(kept)
 
     def lose(self, execution_id: str, begun: Noted, why: BaseException) -> None:
-        """Record that what came of a program is not known."""
+        """Record that the outcome of a program is unknown."""
         self.log.record(
             "execution", "lost", target=str(why), sandbox_id=self.sandbox_id, span=begun.span,
             level=AuditLevel.ERROR, owed=begun.kept, execution_id=execution_id,

@@ -1,4 +1,4 @@
-"""The file that a trail grows in: only appended to, by one process at a time, whole lines only."""
+"""The file of a trail: append-only, written by one process at a time, in whole lines."""
 
 import contextlib
 import errno
@@ -15,23 +15,23 @@ from .verification import Link, rotated_name, rotations_of
 Durability = Literal["none", "batched", "every"]
 _BATCH_RECORDS = 256
 _BATCH_SECONDS = 1.0
-# O_NOFOLLOW: a link in its place leads to somebody else's file; O_NONBLOCK: a FIFO does not hang us.
+# O_NOFOLLOW: a link could lead to another user's file; O_NONBLOCK: a FIFO would block us.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class StaleFile(Exception):  # noqa: N818 - what happened
-    """The path leads to another file now, or somebody else wrote to it or cut it."""
+    """The path leads to another file now, or another program wrote to the file or truncated it."""
 
 
 class AuditFile:
-    """An open trail; `link` is the last record in it, `repair` what opening it had to put aside."""
+    """An open trail; `link` is its last record, `repair` describes what opening it put aside."""
 
     def __init__(
         self, path: Path, key: bytes | None, durability: Durability, after: Link | None = None
     ) -> None:
-        """Open or make the file; one without a record goes on after the record `after`.
+        """Open or create the file; an empty one continues after the record `after`.
 
-        Raises AuditError if it cannot be had, is no trail or is somebody else's.
+        Raises AuditError if the file cannot be opened, is not a trail, or belongs to another user.
         """
         self._path = path
         self._name = os.fspath(path)
@@ -60,9 +60,9 @@ class AuditFile:
             self._sync_directory()
 
     def append(self, line: bytes, link: Link) -> None:
-        """Write one line, which is the record `link`, whole or not at all.
+        """Write one line, the record `link`, whole or not at all.
 
-        Raises OSError if the disk does not take it, StaleFile if the file is not as we left it.
+        Raises OSError if the disk refuses it, StaleFile if the file changed since our last write.
         """
         if not self._is_as_we_left_it():
             raise StaleFile
@@ -71,7 +71,7 @@ class AuditFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._sync()
         except OSError:
-            # Should this fail too, the file is longer than we know, and the next record repairs it.
+            # If this fails too, the file is longer than recorded; the next record repairs that.
             with contextlib.suppress(OSError):
                 os.ftruncate(self.descriptor, self.size)
             raise
@@ -79,7 +79,7 @@ class AuditFile:
         self.link = link
 
     def rotate(self) -> "AuditFile":
-        """Put this file aside under the next number and return a new one, which goes on after it.
+        """Put this file aside under the next number and return a new one that continues it.
 
         Raises StaleFile, OSError and what opening raises.
         """
@@ -121,7 +121,7 @@ class AuditFile:
         self._synced_at = time.monotonic()
 
     def _sync_directory(self) -> None:
-        """Make the file's name last: fsync(2) of a file does not."""
+        """Make the file's name durable: fsync(2) of a file does not cover its name."""
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)

@@ -1,10 +1,10 @@
-"""How much a record matters.  Apart, because a configuration names it and nothing else of this."""
+"""`AuditLevel`: a module of its own, because a configuration imports nothing else of the trail."""
 
 import enum
 
 
 class AuditLevel(enum.IntEnum):
-    """How much a record matters."""
+    """The importance of a record."""
 
     DEBUG = 10
     INFO = 20

@@ -1,4 +1,4 @@
-"""`AuditLog`: events in, a bounded memory of them and an append-only file out."""
+"""`AuditLog`: takes events, keeps a bounded number in memory, and appends them to a file."""
 
 import collections
 import os
@@ -26,15 +26,16 @@ _NO_SPAN = Span()
 
 
 class AuditLog(Closing):
-    """Remembers the last `max_entries` events and, with `path`, appends every one to a file.
+    """Keeps the last `max_entries` events and, with `path`, appends every event to a file.
 
-    `on_entry` is called with each; what it raises, the caller gets.  `level` is the least that is
-    kept.  With `required`, what cannot be written raises AuditError, so that nothing runs unrecorded;
-    without, it is counted and said in the result, and recorded as a gap once writing works again.
-    `durability`: "none" leaves flushing to the kernel, "batched" flushes every 256 records or every
-    second that has one, "every" each.  `key` makes the chain one that only its holder can continue or
-    rewrite.  A file that grows past `rotate_bytes` is put aside under a number.  Safe from many
-    threads; one process at a time, and none that was forked from it.
+    `on_entry` is called with each event; its exceptions reach the caller.  Events below `level` are
+    dropped.  With `required`, an event that cannot be written raises AuditError, so that nothing
+    runs unrecorded; without it, the event is counted, reported in the result, and recorded as a gap
+    once writing works again.  `durability`: "none" leaves flushing to the kernel, "batched" flushes
+    every 256 records and every second that has one, "every" flushes each record.  With `key`, only
+    a holder of the key can continue or rewrite the chain.  A file that grows past `rotate_bytes` is
+    put aside under a number.  Safe from many threads; one process writes at a time, and no forked
+    child of it.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class AuditLog(Closing):
         key: bytes | None = None,
         rotate_bytes: int = 64 * _MIB,
     ) -> None:
-        """Open the trail; raises AuditError if it cannot be had, whether required or not."""
+        """Open the trail; raises AuditError if that fails, whether required or not."""
         if durability not in get_args(Durability):
             raise PolicyError(f"durability: {durability!r} is none of {get_args(Durability)}")
         if key is not None and (not isinstance(key, bytes) or not key):
@@ -68,7 +69,7 @@ class AuditLog(Closing):
 
     @property
     def head(self) -> tuple[int, str]:
-        """The last record's number and hash: kept elsewhere, it shows whether a tail was cut."""
+        """The last record's number and hash; saved elsewhere, it reveals a cut tail."""
         with self._lock:
             if self._trail is None:
                 return self._seq, ""
@@ -87,10 +88,10 @@ class AuditLog(Closing):
         owed: bool = False,
         **details: Any,
     ) -> bool:
-        """Append one event; tell whether it was kept.  Raises AuditError in a required log.
+        """Append one event; return whether it was kept.  Raises AuditError in a required log.
 
-        With `owed`, for the end of what was begun, it never does: what cannot be written now is
-        written before the next record, and until then the answer is False.
+        With `owed`, for the end of something begun, it never raises: an event that cannot be
+        written now is written before the next record, and until then the answer is False.
         """
         if level < self._level:
             return True
@@ -117,7 +118,8 @@ class AuditLog(Closing):
         sandbox_id: str | None = None,
         limit: int | None = None,
     ) -> list[AuditEntry]:
-        """Return the remembered entries of at least `level`, oldest first; the last `limit`."""
+        """Return the remembered entries of at least `level`, oldest first; at most the last
+        `limit`."""
         with self._lock:
             found = [
                 entry
@@ -129,7 +131,7 @@ class AuditLog(Closing):
         return found if limit is None else found[-limit:] if limit else []
 
     def get_denied_actions(self, sandbox_id: str | None = None) -> list[AuditEntry]:
-        """Return what was refused."""
+        """Return the remembered refusals."""
         return [entry for entry in self.get_entries(sandbox_id=sandbox_id) if not entry.allowed]
 
     def get_summary(self) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class AuditLog(Closing):
             self._entries.clear()
 
     def close(self) -> None:
-        """Write what is owed and close the file; a log with a file takes no record afterwards."""
+        """Write owed records and close the file; a log with a file takes no records afterwards."""
         with self._lock:
             if self._trail and not self._closed:
                 self._closed = True
@@ -177,7 +179,7 @@ class AuditLog(Closing):
             self._untold.append(entry)
 
     def _tell(self, on_entry: OnEntry) -> None:
-        """Call back without the lock, so that a callback may use the log from any thread."""
+        """Call `on_entry` outside the lock, so that it may use the log from any thread."""
         while True:
             try:
                 entry = self._untold.popleft()
@@ -187,7 +189,7 @@ class AuditLog(Closing):
 
 
 def summary_of(entries: Iterable[AuditEntry]) -> dict[str, Any]:
-    """Return how many entries there are, of which category and level, and how many were refused."""
+    """Return the number of entries, by category and level, and the number of refusals."""
     counts = collections.Counter(
         (entry.allowed, entry.level.name, entry.category, f"{entry.category}.{entry.action}")
         for entry in entries
@@ -210,5 +212,5 @@ def summary_of(entries: Iterable[AuditEntry]) -> dict[str, Any]:
 
 
 def summary_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the same of a trail on disk."""
+    """Return the same counts for a trail on disk."""
     return summary_of(read(path))

@@ -13,10 +13,10 @@ _HEXADECIMAL = set("0123456789abcdef")
 
 
 class OpenTelemetry:
-    """Ends one span an execution, with what was refused as its events, under the caller's span."""
+    """Ends one span for each execution, under the caller's span, with refusals as span events."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        """Use `provider`, or the global one."""
+        """Use `provider`; default: the global tracer provider."""
         self._tracer = trace.get_tracer("cellwright", tracer_provider=provider)
         self._open: dict[str, trace.Span] = {}
 
@@ -39,7 +39,7 @@ class OpenTelemetry:
 
 
 def _context(entry: AuditEntry) -> Context | None:
-    """Return the caller's span as the parent, where the caller gave one."""
+    """Return the caller's span as the parent, if the caller gave one."""
     if len(entry.trace_id) != 32 or not set(entry.trace_id + entry.parent_id) <= _HEXADECIMAL:
         return None
     parent = trace.SpanContext(

@@ -21,14 +21,14 @@ from msgspec.structs import replace
 from ..nesting import refuse_deep_json
 from .level import AuditLevel
 
-TEXT_LIMIT = 1024  # characters of one text; what is longer is cut and says so
+TEXT_LIMIT = 1024  # characters of one text; a longer one is cut, with a notice
 TRACE_ID_LIMIT = 128
 _NUMBERS, _LISTS = (bool, int, float), (list, tuple)
 _DETAILS_LIMIT = 64
 _FIELDS_LIMIT = 64 * 1024
 LONGEST_LINE = _FIELDS_LIMIT + 256  # with its two hashes and the newline
 GENESIS = b"0" * 64
-BEGINS = b'{"prev":"'  # every line
+BEGINS = b'{"prev":"'  # of every line
 WRONG_HASH = "its hash is not that of its words"
 _HASH_AT = -66  # where the hash of a line stands: before `"}`
 _BODY_ENDS = -75  # before `,"hash":"`
@@ -36,8 +36,8 @@ _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One event.  `time` is seconds since the epoch, `monotonic` those of a clock that never jumps;
-    `seq` 0 is what could not be written."""
+    """One event.  `time` is in seconds since the epoch, `monotonic` in seconds of a clock that
+    never jumps; `seq` 0 marks an event that could not be written."""
 
     seq: int
     time: float
@@ -55,7 +55,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain(text: object, limit: int = TEXT_LIMIT) -> str:
-    """Return `text` bounded, with every character that is not printable ASCII written out."""
+    """Return `text` bounded, with every character escaped that is not printable ASCII."""
     cut = text if type(text) is str else str(text)
     if len(cut) > limit:
         cut = cut[:limit] + "..."
@@ -67,7 +67,7 @@ def _written_out(match: re.Match[str]) -> str:
 
 
 def plain_details(details: dict[str, Any]) -> dict[str, Any]:
-    """Return `details` with every text plain, numbers as they are, and nothing nested."""
+    """Return `details` with plain texts, unchanged numbers, and without nesting."""
     kept = details.items() if len(details) <= _DETAILS_LIMIT else _first(details)
     return {_plain_name(name): _plain_value(value) for name, value in kept}
 
@@ -78,7 +78,7 @@ def _first(details: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _plain_name(name: str) -> str:
-    """Return the name of a detail, which is a word of ours as a rule."""
+    """Return a detail's name, bounded; normally one of cellwright's own words."""
     return plain(name, 64)
 
 
@@ -110,7 +110,7 @@ def digest(body: bytes, key: bytes | None) -> bytes:
 
 
 def why_broken(line: bytes, previous: bytes, seq: int, key: bytes | None) -> str:
-    """Say why `line`, without its newline, is not record `seq` after `previous`; empty if it is."""
+    """Return why `line`, without its newline, is not record `seq` after `previous`; "" if it is."""
     if not line.startswith(BEGINS + previous + b'","seq":%d,' % seq):
         return "it does not follow the record before it"
     if line[_BODY_ENDS:_HASH_AT] != b',"hash":"' or line[-2:] != b'"}':
@@ -130,7 +130,7 @@ _DECODER = msgspec.json.Decoder()
 
 
 def parse(line: bytes) -> AuditEntry:
-    """Return the entry of a line; raises msgspec.DecodeError for what is none."""
+    """Return the entry of a line; raises msgspec.DecodeError for an invalid line."""
     refuse_deep_json(line)
     fields = _DECODER.decode(line)
     if not isinstance(fields, dict):

@@ -1,7 +1,7 @@
-"""What is done with a file that does not end as we would have left it, and with what was running.
+"""Repair of a trail that does not end cleanly, and of records of programs that were running.
 
-The longest good beginning stays.  The rest is copied aside and synced before it is cut off, so that
-whatever it was can still be looked at; while there is no room for that, nothing is cut.
+The longest valid beginning stays.  The rest is copied aside and synced before it is cut off, so
+that it can be examined later; while there is no room for the copy, nothing is cut.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ from .verification import (
 )
 
 _SPAN = re.compile(rb'"span_id":"([0-9a-f]{16})"')
-# Quotes inside of a text are escaped, so that no guest can write these words.
+# Quotes inside a text are escaped, so that no guest can write these words.
 _EXECUTION = b'"category":"execution","action":"'
 _START = _EXECUTION + b'start"'
 
 
 class Repair(NamedTuple):
-    """What a damaged file came to."""
+    """The outcome of repairing a damaged file."""
 
     bytes_put_aside: int
     where: str
 
 
 def last_good(descriptor: int, path: Path, before: Link, key: bytes | None) -> tuple[Link, int]:
-    """Return the last record that holds and where it ends; `before` is where an empty file goes on.
+    """Return the last valid record and its end; `before` is the link that an empty file continues.
 
-    Raises AuditError for a file that never was a trail or was written with another key: nobody
-    wants those put aside.
+    Raises AuditError for a file that never was a trail, or that has another key: such files are not
+    put aside.
     """
     good, link = 0, before
     with _lines(descriptor) as lines:
@@ -65,7 +65,7 @@ def last_good(descriptor: int, path: Path, before: Link, key: bytes | None) -> t
 
 
 def _check_that_it_is_a_trail(line: bytes, path: Path) -> None:
-    """Take a torn first record for one, and NULs: what some file systems leave after a power cut."""
+    """Accept a torn first record, and NULs, which some file systems leave after a power cut."""
     start = line[: len(BEGINS)]
     if not BEGINS.startswith(start) and start.strip(b"\0"):
         hint = "give the path of a trail, or of a file that does not exist"
@@ -80,7 +80,7 @@ def _lines(descriptor: int) -> Iterator[Iterator[bytes]]:
 
 
 def end_of_rotated(path: Path) -> Link:
-    """Return the last record that was rotated out, after which a new file goes on."""
+    """Return the last record that was rotated out, which a new file continues."""
     numbers = rotations_of(path)
     if not numbers:
         return BEGINNING
@@ -91,7 +91,7 @@ def end_of_rotated(path: Path) -> Link:
 
 
 def put_aside(descriptor: int, path: Path, good: int) -> Repair | None:
-    """Cut off what follows the good beginning, once a copy of it is safe; None if nothing does.
+    """Cut off everything behind the valid beginning, once a copy is safe; None if there is nothing.
 
     Raises AuditError if there is no room for the copy.
     """
@@ -116,16 +116,16 @@ def _copy(descriptor: int, aside: Path, begin: int, end: int) -> None:
     with open(os.open(aside, flags, 0o600), "wb") as file:
         while begin < end:
             copied = os.sendfile(file.fileno(), descriptor, begin, end - begin)
-            if not copied:  # somebody cut it meanwhile
+            if not copied:  # another program truncated it meanwhile
                 return
             begin += copied
         os.fsync(file.fileno())
 
 
 def unfinished(descriptor: int, path: Path) -> list[AuditEntry]:
-    """Return the starts of executions that have no end: whoever wrote this was killed.
+    """Return the starts of executions without an end: their writer was killed.
 
-    Of the files that were rotated out the newest is read: no execution lasts longer.
+    Of the rotated files only the newest is read: no execution lasts longer.
     """
     open_: dict[bytes, bytes] = {}
     for number in rotations_of(path)[-1:]:
@@ -146,7 +146,7 @@ def _follow(lines: Iterator[bytes], open_: dict[bytes, bytes]) -> None:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Make us the only process that writes the file; raises AuditError if there is another."""
+    """Make this process the only writer of the file; raises AuditError if there is another."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

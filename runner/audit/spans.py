@@ -1,4 +1,4 @@
-"""Where an event belongs: W3C Trace Context (https://www.w3.org/TR/trace-context/)."""
+"""Spans: the place of an event by W3C Trace Context (https://www.w3.org/TR/trace-context/)."""
 
 import os
 import re
@@ -10,7 +10,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-
 
 
 class Span(NamedTuple):
-    """One thing that was done, in the trace that caused it, under the span that asked for it."""
+    """One action, in the trace that caused it, under the span that asked for it."""
 
     trace_id: str = ""
     span_id: str = ""
@@ -23,15 +23,15 @@ class Span(NamedTuple):
 
     @property
     def traceparent(self) -> str | None:
-        """The header by which to pass the trace on; None if the trace's id is not one of W3C's."""
+        """The header that passes the trace on; None if the trace's id is not a W3C id."""
         if not _W3C_ID.fullmatch(self.trace_id):
             return None
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
 
 def span_of(given: str | None) -> Span:
-    """Return the span of a request: in the trace that `given` names, as a traceparent or any text, or
-    in a new one."""
+    """Return a request's span: in the trace that `given` names, a traceparent or any text, or in a
+    new trace."""
     if not given:
         return Span(os.urandom(16).hex(), new_span_id())
     trace_id, parent_id, sampled = _parsed(given)
@@ -40,7 +40,7 @@ def span_of(given: str | None) -> Span:
 
 @lru_cache(maxsize=256)
 def _parsed(given: str) -> tuple[str, str, bool]:
-    """Return trace, parent and whether it is sampled: the same for every call of one execution."""
+    """Return trace, parent and the sampled flag, which all calls of an execution share."""
     match = _TRACEPARENT.fullmatch(given)
     if match and match[1].strip("0") and match[2].strip("0"):
         return match[1], match[2], bool(int(match[3], 16) & 1)

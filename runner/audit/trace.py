@@ -1,4 +1,4 @@
-"""The tree of one request, drawn from its records: what caused what."""
+"""The tree of one request, drawn from its records."""
 
 import html
 from collections.abc import Iterable, Iterator
@@ -36,10 +36,10 @@ def tree_of(entries: Iterable[AuditEntry], trace_id: str) -> list[Node]:
 
 
 def find_trace(entries: Iterable[AuditEntry], name: str) -> str:
-    """Return the id of the trace that `name` means, empty if none is meant.
+    """Return the id of the trace that `name` means, "" if there is none.
 
-    It is a trace, execution or session id, or how only one trace or execution id begins; empty it
-    means the last trace.  Raises ValueError if several begin so.
+    `name` is a trace, execution or session id, or the beginning of exactly one trace or execution
+    id; "" means the last trace.  Raises ValueError for a beginning of several ids.
     """
     last, begun = "", set()
     for entry in entries:
@@ -68,7 +68,7 @@ def as_text(roots: list[Node]) -> str:
 
 
 def as_svg(roots: list[Node]) -> str:
-    """Return the tree as a picture, a row a record, as wide as its longest row."""
+    """Return the tree as a picture with one row a record, as wide as its longest row."""
     began = _began(roots)
     rows = [(depth, entry, _line(entry, began)) for depth, entry in _walk(roots, 0)]
     marks = [_mark(number, *row) for number, row in enumerate(rows)]
@@ -81,7 +81,7 @@ def as_svg(roots: list[Node]) -> str:
 
 
 def as_html(roots: list[Node], trace_id: str) -> str:
-    """Return a page that shows the tree, long rows on several lines, and needs nothing else."""
+    """Return a self-contained page that shows the tree and wraps long rows."""
     title, began = html.escape(f"trace {trace_id}"), _began(roots)
     rows = (
         f'<p style="margin:0 0 4px {depth * _INDENT}px;color:{_COLOURS[entry.allowed]}">'
@@ -100,9 +100,9 @@ def _began(roots: list[Node]) -> float:
 
 
 def _walk(nodes: list[Node], depth: int) -> Iterator[tuple[int, AuditEntry]]:
-    """Yield the records of `nodes` and of what they caused, in the order in which they were written.
+    """Yield the records of `nodes` and of the spans that they caused, in the order of writing.
 
-    A record is indented beneath the first one of its span, a span beneath that of its cause.
+    A record is indented below the first record of its span, a span below that of its cause.
     """
     for node in nodes:
         first, *rest = node.entries

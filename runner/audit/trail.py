@@ -1,7 +1,8 @@
-"""What reaches the file, in which order, when the disk is full or somebody meddles with it.
+"""`Trail`: writes records into a file in order, when the disk is full or another program meddles
+too.
 
-A record that could not be written is either owed, and written before the next one, or lost, and
-counted in a record of the trail's own: nothing goes missing unsaid.
+A record that cannot be written is either owed, and written before the next one, or lost, and
+counted in a record of the trail itself: no record vanishes silently.
 """
 
 import collections
@@ -19,19 +20,19 @@ from .record import AuditEntry, line_of
 from .recovery import end_of_rotated, unfinished
 from .verification import Link
 
-Fields = dict[str, Any]  # those of an AuditEntry, but for its number
+Fields = dict[str, Any]  # of an AuditEntry, without its number
 _MOST_OWED = 1024
 _HINT = "make room or give another path; AuditLog(required=False) goes on without"
 
 
 class Trail:
-    """Writes records into one file, and into the one that takes its place.  Not safe from threads."""
+    """Writes records into one file and its successors.  Not thread-safe."""
 
     def __init__(
         self, path: Path, key: bytes | None, durability: Durability, rotate_bytes: int,
         on_written: Callable[[AuditEntry], None],
     ) -> None:  # fmt: skip
-        """Open the file; raises AuditError if it cannot be had."""
+        """Open the file; raises AuditError if that fails."""
         self._path = path
         self._key = key
         self._durability = durability
@@ -48,13 +49,13 @@ class Trail:
 
     @property
     def link(self) -> Link:
-        """The last record that was written."""
+        """The last written record."""
         return self._link
 
     def put(self, fields: Fields, *, owed: bool = False) -> AuditEntry:
-        """Write a record after those that are owed; raises AuditError if that fails.
+        """Write a record after the owed ones; raises AuditError if that fails.
 
-        It is then lost, or with `owed` written when the next one is.
+        A record that fails is lost or, with `owed`, written with the next one.
         """
         try:
             self._check_owner()
@@ -68,7 +69,7 @@ class Trail:
             raise AuditError(f"cannot write the audit trail {self._path}: {why}", hint) from None
 
     def close(self) -> None:
-        """Write what is owed, if that works now, and close the file."""
+        """Write owed records, if that works now, and close the file."""
         if os.getpid() == self._owner:
             self._pay()
         self._close_file()
@@ -90,7 +91,7 @@ class Trail:
             raise AuditError("somebody else keeps changing it") from None
 
     def _settle(self) -> None:
-        """Have a file to write to, and everything in it that comes before the next record."""
+        """Make sure that a file is open and that everything before the next record is in it."""
         if self._file is None:
             self._reopen()
         elif self._file.size > self._rotate_bytes:
@@ -117,7 +118,8 @@ class Trail:
         return entry
 
     def _reopen(self) -> None:
-        """Open what the path leads to now, and note how it differs from what we wrote last."""
+        """Open the file that the path leads to now, and note how it differs from the last written
+        state."""
         self._close_file()
         self._file = AuditFile(self._path, self._key, self._durability, self._link)
         found = self._file.link if self._file.size else end_of_rotated(self._path)
@@ -152,7 +154,7 @@ def _own(action: str, **details: Any) -> Fields:
 
 
 def _lost(start: AuditEntry) -> Fields:
-    """Return the end of an execution that nobody can tell the end of."""
+    """Return the end record of an execution whose end is unknown."""
     lost = _own("lost", execution_id=start.details.get("execution_id", ""))
     ours = {
         name: getattr(start, name) for name in ("sandbox_id", "trace_id", "span_id", "parent_id")

@@ -1,4 +1,4 @@
-"""Reading a trail and checking that its chain holds."""
+"""Verification: reading a trail and checking its chain of hashes."""
 
 import functools
 import os
@@ -26,10 +26,10 @@ BEGINNING = Link(0, GENESIS)
 
 
 class Verdict(NamedTuple):
-    """What `verify` found; `broken` names the first link that does not hold, and is empty if all do.
+    """The result of `verify`; `broken` names the first invalid link, and is empty if all are valid.
 
-    `first` is the number of the first record: more than 1 where the oldest files were removed, or
-    somebody cut the beginning.
+    `first` is the number of the first record: above 1 if the oldest files were removed or the
+    beginning was cut.
     """
 
     records: int
@@ -45,10 +45,10 @@ class Verdict(NamedTuple):
 def verify(
     path: str | os.PathLike[str], key: bytes | None = None, expect: tuple[int, str] | None = None
 ) -> Verdict:
-    """Check the trail at `path` with the files that were rotated out of it, oldest first.
+    """Check the trail at `path` with its rotated files, oldest first.
 
-    `expect` is a head that was seen before: a trail that does not have it was cut or rewritten.
-    Raises OSError if the trail cannot be read.
+    `expect` is a head that was saved before: a trail without it was cut or rewritten.  Raises
+    OSError if the trail cannot be read.
     """
     begins: Link | None = None
     link = BEGINNING
@@ -96,7 +96,7 @@ def link_before(line: bytes) -> Link:
 
 
 def link_of(line: bytes) -> Link | None:
-    """Return the link that a line says it is; None if it is torn or no record."""
+    """Return the link that a line claims; None if the line is torn or not a record."""
     ends = _ends(line)
     return Link(ends.seq, ends.hash.encode()) if ends else None
 
@@ -110,21 +110,21 @@ def _ends(line: bytes) -> _Ends | None:
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines with their newlines; what is too long for a record comes in pieces."""
+    """Yield lines with their newlines; a line too long for a record comes in pieces."""
     return iter(functools.partial(file.readline, LONGEST_LINE), b"")
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a trail, oldest first: those rotated out, then the one that grows.
+    """Return the files of a trail, oldest first: the rotated ones, then the growing one.
 
-    That one is missing where a process was killed while it rotated.
+    The last is missing if a process was killed while it rotated.
     """
     rotated = [rotated_name(path, number) for number in rotations_of(path)]
     return [*rotated, path] if path.exists() or not rotated else rotated
 
 
 def rotations_of(path: Path) -> list[int]:
-    """Return the numbers of the files that were rotated out, oldest first."""
+    """Return the numbers of the rotated files, oldest first."""
     begin = f"{path.name}."
     names = [name for name in os.listdir(path.parent) if name.startswith(begin)]
     numbers = [name.removeprefix(begin) for name in names]
@@ -136,14 +136,14 @@ def rotated_name(path: Path, number: int) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[AuditEntry]:
-    """Yield the entries of a trail, oldest first; what is no record is passed over."""
+    """Yield the entries of a trail, oldest first; invalid lines are skipped."""
     for file in files_of(Path(path)):
         with file.open("rb") as lines:
             yield from parsed(lines_of(lines))
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[AuditEntry]:
-    """Yield the entries of those lines that are records."""
+    """Yield the entries of the lines that are records."""
     for line in lines:
         try:
             yield parse(line)

@@ -1,1 +1,1 @@
-"""What this host has for cells: its kernel, interpreters and libraries; and the plans made for it."""
+"""The host's resources for cells: kernel features, interpreters, libraries; and the plans for it."""

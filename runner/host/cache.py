@@ -1,8 +1,8 @@
-"""Answers that are expensive to work out, kept on disk between processes.
+"""A cache on disk of answers that are expensive to compute.
 
-The cache is the user's own (0700); a file that anyone else could have written is not read, and
-without a home directory nothing is kept.  Answers change with policies, kernels and versions, so
-the oldest go when there are many.
+The cache is the user's own (0700).  A file that another user could have written is not read, and
+without a home directory nothing is kept.  Answers depend on policies, kernels and versions, so the
+oldest are removed when there are many.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from ..messages import decode
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
 _MOST = 256  # answers, of some 16 KiB each; half as many stay
-_NAME = re.compile("[0-9a-f]{64}([.].*)?")  # an answer, or one that is being written
+_NAME = re.compile("[0-9a-f]{64}([.].*)?")  # an answer, or a temporary file
 
 
 def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
-    """Return the answer kept under `key`, or `compute` and keep it."""
+    """Return the answer kept under `key`, or compute it and keep it."""
     directory = _directory()
     if directory is None:
         return compute()
@@ -60,12 +60,12 @@ def _read(file: Path, kind: type[T]) -> T | None:
             ours = _ours(os.fstat(opened.fileno()))
             kept: T | None = decode(opened.read(_MAX_BYTES), kind) if ours else None
             return kept
-    except (OSError, msgspec.DecodeError):  # a bad disk, cut short, or of an older version
+    except (OSError, msgspec.DecodeError):  # a bad disk, a truncated file, or an older version
         return None
 
 
 def _write(file: Path, value: object) -> None:
-    """Keep `value`; a full or read-only disk costs time later, nothing else."""
+    """Keep `value`; a full or read-only disk only costs time later."""
     temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     try:
         with open(temporary, "xb") as opened:
@@ -78,7 +78,7 @@ def _write(file: Path, value: object) -> None:
 
 
 def _make_room(directory: Path) -> None:
-    """Remove the oldest answers if there are many, and what was being written by who is gone."""
+    """Remove the oldest answers if there are many, and temporary files of processes that ended."""
     with os.scandir(directory) as entries:
         kept = [entry for entry in entries if _NAME.fullmatch(entry.name)]
     if len(kept) > _MOST:

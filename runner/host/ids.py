@@ -1,4 +1,4 @@
-"""The id that the cells of a root have on the host."""
+"""The host id of cells that root starts."""
 
 import hashlib
 import os
@@ -11,15 +11,15 @@ from ...policies.errors import LaunchError
 # and one for each living supervisor, so that no two of them share a uid's quotas.
 _FIRST = 0x70000000
 _ABOVE_PIDS = 1 << 22  # the largest pid_max of proc(5)
-_SHARED_OUT = 1024  # so many ids at the end of a container's range, below 65534, which is nobody's
+_SHARED_OUT = 1024  # ids at the end of a container's range, below 65534 (nobody)
 
 
 def id_for(user: int | str | None) -> int:
-    """Return the id for cells that this process starts as root: `user` itself, for a name one that is
-    the same in every process, else one of this process alone.
+    """Return the id for cells that this process starts as root: `user` itself if it is a number;
+    for a name, an id that is the same in every process; else an id of this process alone.
 
-    Raises LaunchError for an id that is not mapped here, and in a container whose root has no other id:
-    cells never run as root.
+    Raises LaunchError for an id that is not mapped here, and in a container whose root has no other
+    id: cells never run as root.
     """
     maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
     if user is None:
@@ -33,7 +33,7 @@ def id_for(user: int | str | None) -> int:
 
 
 def choose_id(pid: int, maps: Iterable[str]) -> int:
-    """Return an id that both maps have (user_namespaces(7)), distinct for processes if it can be."""
+    """Return an id that both maps have (user_namespaces(7)), distinct for each process if possible."""
     every = [_ids(text) for text in maps]
     wanted = [_FIRST + pid, *(last - 2 - pid % _SHARED_OUT for last in _ends(every)), *_ends(every)]
     for number in wanted:
@@ -50,6 +50,6 @@ def _ends(every: list[list[range]]) -> list[int]:
 
 
 def _ids(text: str) -> list[range]:
-    """Return the ids of a uid_map as seen inside: first, first outside, count in each line."""
+    """Return the ids of a uid_map, for each line: first inside, first outside, count."""
     lines = [[int(number) for number in line.split()] for line in text.splitlines()]
     return [range(first, first + count) for first, _, count in lines]

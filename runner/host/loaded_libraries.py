@@ -1,8 +1,8 @@
-"""Import every extension module of the standard library and print its place and the
-libraries that this mapped.
+"""A script that imports every extension module of the standard library and prints each module's
+path and the libraries that it mapped.
 
-Run by `runtime.py` in the interpreter in question (`python -I -S loaded_libraries.py`): the dynamic
-loader itself answers what it needs.  Imports nothing of cellwright.
+`runtime.py` runs it in the interpreter in question (`python -I -S loaded_libraries.py`): the
+dynamic loader itself reports what it needs.  Imports nothing of cellwright.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Shared libraries of the host that Python packages need besides those of the interpreter.
+"""Shared libraries of the host that Python packages need beyond the interpreter's own.
 
-A wheel brings most of its own, but not, say, libstdc++.
+A wheel brings most of its libraries, but not, for example, libstdc++.
 """
 
 import os
@@ -25,9 +25,10 @@ class _Needed(msgspec.Struct, frozen=True):
 
 
 def with_packages(runtime: Runtime, directories: tuple[str, ...]) -> Runtime:
-    """Return `runtime` with what the packages in `directories` need, and none of those hidden.
+    """Return `runtime` with the libraries of the packages in `directories`, and without hidden
+    ones.
 
-    Raises LaunchError if one of them is no directory.
+    Raises LaunchError if a directory does not exist.
     """
     if not directories:
         return runtime
@@ -61,13 +62,13 @@ def _ask(directory: str, runtime: Runtime) -> _Needed:
 
 
 def libraries_of(programs: list[str], runtime: Runtime) -> list[str]:
-    """Return the files that the dynamic loader would map for `programs`, without those themselves."""
+    """Return the files that the dynamic loader would map for `programs`, without the programs."""
     needed = {path for program in programs for path in _listed_by(runtime.loader, program)}
     return sorted({os.path.realpath(path) for path in needed})
 
 
 def _listed_by(loader: str, library: str) -> list[str]:
-    """Ask the dynamic loader what `library` needs, without executing anything of it (ld.so(8))."""
+    """Ask the dynamic loader what `library` needs, without executing its code (ld.so(8))."""
     done = subprocess.run(
         [loader, "--list", library],
         env={}, capture_output=True, text=True, timeout=_SECONDS, check=False,

@@ -1,9 +1,9 @@
-"""The one resolver of host paths that are shown in cells.
+"""The one resolver of host paths that cells are shown.
 
-A path is resolved once, when a policy meets the host.  From then on the launcher opens what came of it
-without following any link (openat2(2), RESOLVE_NO_SYMLINKS): a link that somebody puts in its place
-later is an error.  On the way only links count that no program in a cell can have made or moved: those
-of root, in a directory that root alone may change.
+A path is resolved once, when a policy meets the host.  From then on the launcher opens the resolved
+path without following links (openat2(2), RESOLVE_NO_SYMLINKS): a link that appears there later is
+an error.  Resolving follows only links that no program in a cell can have made or moved: links of
+root, in a directory that only root may change.
 """
 
 import errno
@@ -18,10 +18,10 @@ _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7))
 
 
 def sources_of(policy: Policy) -> dict[str, str]:
-    """Return where each path that `policy` shows lies on this host, links resolved.
+    """Return the resolved host path of each path that `policy` shows.
 
-    Raises PolicyError, naming the policy's field, for a path that does not exist, that we may not look
-    up, or that leads through a link which somebody else may have made.
+    Raises PolicyError, naming the policy's field, for a path that does not exist, that this user
+    may not look up, or that leads through a link which another user may have made.
     """
     return {path: resolve(where, path) for where, path in named_paths(policy)}
 
@@ -33,7 +33,7 @@ def resolve(where: str, path: str) -> str:
     done, rest = "/", _names(path)
     while rest:
         name = rest.pop(0)
-        if name == "..":  # of a link: a policy's own paths have none
+        if name == "..":  # from a link: a policy's paths have none
             done = os.path.dirname(done)
             continue
         here = os.path.join(done, name)
@@ -58,13 +58,13 @@ def resolve(where: str, path: str) -> str:
 
 
 def leads(path: str) -> str:
-    """Return where `path`, of our own interpreters and libraries, leads: who can change those links
-    decides already what we ourselves run."""
+    """Return the target of `path`, one of our own interpreters or libraries: a user who can change
+    those links already controls what we run."""
     return os.path.realpath(path)
 
 
 def lead_elsewhere(paths: Iterable[str]) -> dict[str, str]:
-    """Return those of `paths` that are reached through links, and where they lead."""
+    """Return the paths that are reached through links, with their targets."""
     return {path: real for path in paths if (real := leads(path)) != path}
 
 
@@ -85,7 +85,7 @@ def _status(where: str, path: str, here: str) -> os.stat_result:
 
 
 def _is_roots_own(directory: str, link: os.stat_result) -> bool:
-    """Tell whether a link is root's, and nobody else may put another in its place."""
+    """Return whether a link is root's and only root can replace it."""
     above = os.stat(directory)
     foreign = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
     if link.st_uid or above.st_uid or foreign:

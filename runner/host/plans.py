@@ -1,4 +1,4 @@
-"""Plans, compiled once per policy and host and then remembered on disk.
+"""Plans, compiled once for each policy and host, then cached on disk.
 
 Compiling imports libseccomp's binding, which alone costs more than starting a launcher.
 """
@@ -39,7 +39,8 @@ def _compile(policy: Policy, host: Host, learning: bool, program: "Program | Non
 
 
 def _compiler_identity() -> bytes:
-    """Return what changes whenever the compiler does: any module of the policies may be part of it."""
+    """Return a hash that changes with any module of policies, since each may be part of the
+    compiler."""
     folder = Path(__file__).parents[2] / "policies"
     files = sorted(str(file) for file in folder.iterdir() if file.suffix in (".py", ".toml"))
     spec = importlib.util.find_spec("pyseccomp")

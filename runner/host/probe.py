@@ -1,4 +1,4 @@
-"""What this host offers, found by asking the kernel."""
+"""Facts about this host, found by asking the kernel."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from ..kernel import landlock
 
 
 def probe_host(cgroups: dict[str, str]) -> Host:
-    """Return the facts that a policy is compiled against; `cgroups` as `CgroupTree.missing`."""
+    """Return the facts for the policy compiler; `cgroups` is `CgroupTree.missing`."""
     return Host(
         machine=os.uname().machine,
         user_namespaces=_why_no_user_namespaces(),
@@ -22,10 +22,10 @@ def probe_host(cgroups: dict[str, str]) -> Host:
 
 
 def _why_no_user_namespaces() -> str:
-    """Say what forbids user namespaces; where nothing does here, the launcher tries for real."""
+    """Return what forbids user namespaces; if nothing visible does, the launcher tries for real."""
     if _read("/proc/sys/user/max_user_namespaces") == "0":
         return "switched off: sysctl user.max_user_namespaces is 0"
-    # Root too makes its namespaces after it has become an ordinary user.
+    # Root too makes its namespaces after becoming an ordinary user.
     if _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
         return "switched off for users: sysctl kernel.unprivileged_userns_clone is 0"
     return ""

@@ -1,4 +1,4 @@
-"""Interpreters of the host for other languages: where they are, and what of the host they need."""
+"""The host's interpreters for other languages: their paths, and the host files that they need."""
 
 import glob
 import os
@@ -16,7 +16,7 @@ from .runtime import Runtime, sonames
 
 _PLACES = "/usr/local/bin:/usr/bin:/bin"
 _ASK_SECONDS = 60
-# What an interpreter loads besides its shared libraries, where it exists.
+# Files that an interpreter loads besides its shared libraries, if they exist.
 _BESIDES = {
     "ruby": ("/usr/lib/ruby", "/usr/lib/*/ruby", "/usr/local/lib/ruby"),
     "javascript": ("/etc/ssl/openssl.cnf", "/usr/lib/ssl/openssl.cnf", "/usr/share/nodejs"),
@@ -34,9 +34,9 @@ class Program(msgspec.Struct, frozen=True):
 
 
 def find_program(language: str, runtime: Runtime, interpreter: str = "") -> Program:
-    """Return the interpreter of `language`, which is at `interpreter` if that is given.
+    """Return the interpreter of `language`, at the path `interpreter` if that is given.
 
-    Raises LaunchError naming what to install, or what is needed of what was found.
+    Raises LaunchError that names the missing package or the unsupported version.
     """
     path = os.path.realpath(interpreter or _look_for(language))
     try:
@@ -69,8 +69,8 @@ def _ask(language: str, path: str, runtime: Runtime) -> Program:
 
 
 def _require_types_stripped(node: str) -> None:
-    """Raise LaunchError unless this node can take types out of a program."""
-    import subprocess  # only where nothing is remembered
+    """Raise LaunchError unless this node can strip types from a program."""
+    import subprocess  # only if nothing is cached
 
     script = "console.log(process.version, typeof require('module').stripTypeScriptTypes)"
     done = subprocess.run(

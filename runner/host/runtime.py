@@ -1,4 +1,4 @@
-"""What the interpreter needs on disk, and nothing else: its standard library and shared libraries."""
+"""The files that the interpreter needs: its standard library and shared libraries, nothing else."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ class Runtime(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
-    programs: tuple[str, ...]  # needed besides where other programs may be started
+    programs: tuple[str, ...]  # needed if a cell may start other programs
 
     @property
     def loader(self) -> str:
@@ -30,7 +30,7 @@ class Runtime(msgspec.Struct, frozen=True):
 
 
 def find_runtime(executable: str) -> Runtime:
-    """Return what `executable` needs; asked of the dynamic loader once and then remembered.
+    """Return the files that `executable` needs; the dynamic loader is asked once, then the cache.
 
     Raises LaunchError if it is missing or cannot load its own standard library.
     """
@@ -58,7 +58,7 @@ def _ask(executable: str) -> Runtime:
 
 
 def _stdlib_and_libraries(executable: str) -> list[str]:
-    import subprocess  # only where nothing is remembered
+    import subprocess  # only if nothing is cached
 
     script = str(Path(__file__).with_name("loaded_libraries.py"))
     done = subprocess.run(  # an environment would change what the loader finds
