@@ -28,8 +28,16 @@ def decoded_bytes(data: bytes | bytearray) -> int:
 
 def refuse_large_json(data: bytes | bytearray) -> None:
     """Raise msgspec.DecodeError if `data`, which need not be JSON, decodes to many times its size."""
-    if (size := decoded_bytes(data)) > _MOST_BESIDES + _MOST_TIMES * len(data):
-        raise msgspec.DecodeError(f"{len(data)} bytes that decode to some {size}")
+    refuse_expansion(len(data), decoded_bytes(data))
+
+
+def refuse_expansion(length: int, size: int) -> None:
+    """Raise msgspec.DecodeError if JSON of `length` bytes must not decode to `size` bytes.
+
+    Both are sums over its parts, so JSON that arrives in parts needs no copy.
+    """
+    if size > _MOST_BESIDES + _MOST_TIMES * length:
+        raise msgspec.DecodeError(f"{length} bytes that decode to some {size}")
 
 
 def refuse_deep_json(data: bytes) -> None:

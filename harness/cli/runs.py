@@ -177,9 +177,10 @@ def _sandbox(runs: Runs, options: argparse.Namespace) -> Iterator["Sandbox"]:
     from .marked_files import register_marked
 
     policy = policy_of(options)
-    if options.registry and not Path(options.registry).is_file():
-        raise PolicyError(f"--registry {options.registry}: no such file")
-    with Sandbox(policy=policy, pool=0) as ceiling, ToolRegistry(options.registry) as registry:
+    with (
+        Sandbox(policy=policy, pool=0) as ceiling,
+        ToolRegistry(options.registry, must_exist=options.registry is not None) as registry,
+    ):
         for file in options.tools:
             register_marked(registry, file)
         with (

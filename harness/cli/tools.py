@@ -27,7 +27,10 @@ Command = Callable[[ToolFactory, argparse.Namespace], object]
 
 def add_tools(tools: argparse.ArgumentParser, policy: argparse.ArgumentParser) -> None:
     """Add the commands about tools; `policy` has the options that say what their cells may do."""
-    policy.add_argument("--registry", metavar="FILE", help="where made tools are kept")
+    policy.add_argument(
+        "--registry", metavar="FILE",
+        help="where made tools are kept; `create` and `import` make a missing file",
+    )  # fmt: skip
     commands = tools.add_subparsers(required=True, metavar="WHAT")
 
     def add(name: str, summary: str, command: Command, *, of_one: bool = True) -> Any:
@@ -95,7 +98,7 @@ def carry_out(options: argparse.Namespace, policy: Policy) -> int:
     ceiling = Sandbox(policy=policy, pool=0, audit=False) if options.policy else None
     try:
         with (
-            ToolRegistry(options.registry or _usual_place()) as registry,
+            _registry(options) as registry,
             ToolFactory(
                 ceiling,
                 registry,
@@ -112,6 +115,15 @@ def carry_out(options: argparse.Namespace, policy: Policy) -> int:
     finally:
         if ceiling:
             ceiling.close()
+
+
+def _registry(options: argparse.Namespace) -> ToolRegistry:
+    """Open the registry; only a command that adds a tool makes a file that `--registry` names."""
+    if options.registry is None:
+        return ToolRegistry(_usual_place())
+    return ToolRegistry(
+        options.registry, must_exist=options.carry_out not in (_create, _import)
+    )
 
 
 def _usual_place() -> str:

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from ...policies.errors import PolicyError, ToolNotFound
 from ..schemas.spec import ToolSpec
 from .caller import Tool
-from .decorator import tool_of
+from .decorator import is_same, tool_of
 
 
 @runtime_checkable
@@ -25,10 +25,20 @@ class Catalogue(Protocol):
 
 
 class Offer:
-    """A fixed collection of tools, by name."""
+    """A fixed collection of tools, by name.
+
+    Raises PolicyError for two different tools of one name.
+    """
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools = {tool.spec.name: tool for tool in tools}
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            name = tool.spec.name
+            if not is_same(self._tools.setdefault(name, tool), tool):
+                raise PolicyError(
+                    f"tools: two different tools are named {name!r}",
+                    "give one of them another name, as in @tool(name=...)",
+                )
 
     def get(self, name: str) -> Tool:
         if name not in self._tools:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -59,6 +59,15 @@ def tool_of(function: Callable[..., Any] | Tool) -> Tool:
     return found if isinstance(found, Tool) else _tool(function)
 
 
+def is_same(one: Tool, other: Tool) -> bool:
+    """Tell whether two tools are the same function, or the same Tool, with the same description."""
+    return one.spec == other.spec and _function(one) == _function(other)
+
+
+def _function(tool: Tool) -> object:
+    return getattr(tool.perform, "__wrapped__", tool.perform)
+
+
 def is_marked(function: object) -> bool:
     """Tell whether `function` is marked with `@tool`."""
     return isinstance(getattr(function, _MARK, None), Tool)
@@ -100,6 +109,7 @@ def _perform_with(function: Callable[..., Any]) -> Perform:
         found = hints_of(function)
         return found, tuple(name for name, hint in found.items() if hint is Caller)
 
+    @wraps(function, assigned=(), updated=())
     def perform(arguments: dict[str, Any], caller: Caller) -> Any:
         types, callers = hints()
         given = {name: _typed(name, value, types) for name, value in arguments.items()}

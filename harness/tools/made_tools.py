@@ -19,8 +19,10 @@ class MadeTools(Closing):
     The methods raise RegistryError while the file is closed or damaged.
     """
 
-    def __init__(self, path: str | None, retired_after: int, quota: Quota) -> None:
-        self._store = ToolStore(path, quota)
+    def __init__(
+        self, path: str | None, retired_after: int, quota: Quota, *, must_exist: bool = False
+    ) -> None:  # fmt: skip
+        self._store = ToolStore(path, quota, must_exist=must_exist)
         self._counts = UsageCounts(self._store, retired_after)
         self._lock = threading.RLock()
         self._known: dict[tuple[str, int | None], ToolSpec] = {}

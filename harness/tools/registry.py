@@ -19,7 +19,7 @@ from ..schemas.tool_names import key_of, reference
 from ..search.model import Model, model_of
 from .caller import Tool
 from .counts import VersionKey
-from .decorator import tool_of
+from .decorator import is_same, tool_of
 from .made_tools import MadeTools
 from .similarity import most_alike, shape_of
 from .store import Quota, ToolUsage
@@ -60,12 +60,13 @@ class ToolRegistry(Closing):
     def __init__(
         self, path: str | None = None, *, retired_after: int = RETIRED_AFTER,
         maker_bytes: int = Quota().bytes, maker_versions: int = Quota().versions,
-        model: "Model | str | os.PathLike[str] | None" = None,
+        model: "Model | str | os.PathLike[str] | None" = None, must_exist: bool = False,
     ) -> None:  # fmt: skip
-        """Open or make the file at `path`; raises RegistryError."""
+        """Open or make the file at `path`; raises RegistryError, and with `must_exist` for a missing one
+        too."""
         self.model = model_of(model)
         quota = Quota(maker_bytes, maker_versions)
-        self._made = MadeTools(path, retired_after, quota)
+        self._made = MadeTools(path, retired_after, quota, must_exist=must_exist)
         self._lock = threading.Lock()
         self._developers: dict[str, Tool] = {}
         self._served: list[ServerTools] = []
@@ -80,7 +81,7 @@ class ToolRegistry(Closing):
         with self._lock:
             known = self._developers.setdefault(key_of(tool.spec.name), tool)
             self._revision += 1
-        if known.spec != tool.spec:
+        if not is_same(known, tool):
             raise _taken(tool.spec.name, known.spec.name, "which is the developer's")
         return tool.spec
 

@@ -54,10 +54,12 @@ class Quota(NamedTuple):
 class ToolStore:
     """Versions of tools by key.  Safe from many threads; not across a fork."""
 
-    def __init__(self, path: str | None = None, quota: Quota = Quota()) -> None:  # noqa: B008
+    def __init__(
+        self, path: str | None = None, quota: Quota = Quota(), *, must_exist: bool = False  # noqa: B008
+    ) -> None:  # fmt: skip
         """Open or make the file at `path`, or one in memory; raises RegistryError."""
         self._quota = quota
-        self._database = Database(path, "registry", _FORMAT, _SCHEMA)
+        self._database = Database(path, "registry", _FORMAT, _SCHEMA, must_exist=must_exist)
         self._reading, self._writing = self._database.reading, self._database.writing
         self.path = self._database.path
         with self._reading("prepare") as db:

@@ -179,7 +179,8 @@ assert os.path.isfile(sysconfig.get_path("include") + "/Python.h"), "python-prct
 WITH_A_TOOL = f"""
 from cellwright import Sandbox, SandboxConfig
 from cellwright.harness.tools.broker import Broker, Offer
-from cellwright.harness.schemas.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 
 record = {{"type": "object", "properties": {{"n": {{"type": "integer"}}}}, "required": ["n"]}}
 spec = ToolSpec(

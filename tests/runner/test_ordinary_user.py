@@ -83,7 +83,8 @@ def test_a_shell_calls_tools(readable: Path) -> None:
     told = as_user(
         readable,
         """
-from cellwright.harness.schemas.spec import Tool, ToolOwner, ToolSpec
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.caller import Tool
 policy = msgspec.structs.replace(load_policy("strict"), optional_layers=tuple(LOST))
 echo = Tool(ToolSpec(name="echo", owner=ToolOwner.DEVELOPER), lambda given, _: given)
 with Sandbox(policy=policy, tools=[echo], pool=0) as sandbox:

@@ -1,15 +1,18 @@
 """The protocol over HTTP: which requests are let in, and what is told of clients that go away."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+import msgspec
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import Response
 
+from ....runner.nesting import decoded_bytes, refuse_expansion
 from .clients import CLIENT, owner_id
 from .http_server import MOST_CONNECTIONS, App, Message, Receive, Scope, Send, let_in
 from .request_threads import GONE
@@ -63,7 +66,12 @@ class AccessMiddleware:
             gone = anyio.Event()
             scope.update({CLIENT: client, GONE: gone, "user": _user(client)})
             scope["headers"] = _without_own_origin(scope["headers"])
-            await self._app(scope, _heard(receive, gone), self._watched(scope, send))
+            try:
+                body = await _checked(scope, _heard(receive, gone))
+            except msgspec.DecodeError as error:
+                await Response(f"the body is not read: {error}\n", 400)(scope, receive, send)
+                return
+            await self._app(scope, body, self._watched(scope, send))
 
     def _watched(self, scope: Scope, send: Send) -> Send:
         """Have a conversation that its client has ended be forgotten here too."""
@@ -102,6 +110,28 @@ def _heard(receive: Receive, gone: anyio.Event) -> Receive:
     return hear
 
 
+async def _checked(scope: Scope, hear: Receive) -> Receive:
+    """Read a body ahead, and return what passes it on; raises msgspec.DecodeError if it decodes to many
+    times its size, as a line of stdin that does is refused too.
+
+    A body that is too long is passed on as it comes: the app refuses it.
+    """
+    read: deque[Message] = deque()
+    length = size = 0
+    reads = scope["method"] == "POST" and _content_length(scope) <= LINE_BYTES
+    while reads and length <= LINE_BYTES:
+        read.append(message := await hear())
+        piece = message.get("body", b"")
+        length, size = length + len(piece), size + decoded_bytes(piece)
+        reads = message.get("more_body", False)
+    refuse_expansion(length, size)
+
+    async def again() -> Message:
+        return read.popleft() if read else await hear()
+
+    return again
+
+
 def _without_own_origin(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Leave out an Origin that is the very host, and port, that the request was sent to.
 
@@ -129,10 +159,13 @@ def _header(scope: Scope, name: bytes) -> str:
 
 def _length(scope: Scope) -> int:
     """Return how long a body is; one that does not say may be as long as any."""
-    told = [value for key, value in scope["headers"] if key == b"content-length"]
     if any(key == b"transfer-encoding" for key, _ in scope["headers"]):  # that counts, with both
         return LINE_BYTES
-    return min(int(told[0]), LINE_BYTES) if told else 0  # a longer one is refused before it is read
+    return min(_content_length(scope), LINE_BYTES)  # a longer one is refused before it is read
+
+
+def _content_length(scope: Scope) -> int:
+    return int(next((value for key, value in scope["headers"] if key == b"content-length"), 0))
 
 
 def app_of(

@@ -141,6 +141,20 @@ def test_a_mistyped_file_is_not_made(
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    "what",
+    [["list"], ["search", "x"], ["show", "x"], ["call", "x"], ["remove", "x"], ["export", "x", "."]],
+    ids=lambda what: what[0],
+)
+def test_a_mistyped_registry_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str]
+) -> None:
+    path = tmp_path / "typo.db"
+    assert cli.main(["tools", *what, "--registry", str(path)]) == 70
+    assert "No such file" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_what_rules_make_of_a_call_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

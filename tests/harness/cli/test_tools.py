@@ -69,7 +69,7 @@ def test_a_tool_goes_from_one_registry_to_another_as_files(tools: Shell) -> None
     assert tools.says("import", "out/double", "--grant", *other) == "double@1 draft\n"
     refused = tools("call", "double", '{"n": 1}', *other)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "has to be approved" in refused.stderr
+    assert "double must be approved" in refused.stderr
 
 
 def test_a_retired_tool_is_listed_when_asked_for(tools: Shell) -> None:

@@ -12,6 +12,7 @@ import pytest
 from cellwright import (
     Broker,
     Caller,
+    PolicyError,
     ToolArgumentsInvalid,
     ToolFactory,
     ToolFailed,
@@ -50,6 +51,15 @@ def test_a_marked_function_stays_the_function_that_it_was(factory: ToolFactory) 
     assert move(Point(1)) == Point(2)
     spec = factory.registry.register(move)
     assert (spec.name, spec.description, spec.state) == ("move", "Move a point.", ToolState.TRUSTED)
+
+
+def test_two_different_functions_of_one_name_are_not_offered() -> None:
+    def named_move(point: Point) -> None:
+        """Do something else."""
+
+    with pytest.raises(PolicyError, match="two different tools are named 'move'"):
+        Broker([move, tool(name="move")(named_move)])
+    Broker([move, move, tool_of(move)])
 
 
 def test_arguments_come_as_their_types_and_results_leave_as_json(factory: ToolFactory) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,14 @@ def test_a_number_is_not_given_twice_even_if_the_tool_was_removed(registry: Tool
     assert registry.add(spec("double", "somebody else")).version == 2
 
 
+def picking(number: int) -> Callable[[], int]:
+    def pick() -> int:
+        """Pick a number."""
+        return number
+
+    return pick
+
+
 # whose they are
 
 
@@ -119,6 +127,17 @@ def test_two_functions_of_one_name_are_refused_and_the_same_one_is_not(
     other.__name__ = "greet"
     with pytest.raises(ToolExists):
         registry.register(other)
+
+
+def test_a_function_with_the_name_and_the_signature_of_another_is_refused(
+    registry: ToolRegistry,
+) -> None:
+    """Otherwise the first of them is called in its place."""
+    first, second = picking(1), picking(2)
+    registry.register(first)
+    registry.register(first)
+    with pytest.raises(ToolExists):
+        registry.register(second)
 
 
 def test_nobody_replaces_or_removes_what_another_made(registry: ToolRegistry) -> None:

@@ -181,6 +181,27 @@ def test_bodies_that_are_much_together_are_refused_before_they_are_read(
     assert soon(lambda: post(place, {"Authorization": BEARER}, json.dumps(HELLO).encode()) == 200)
 
 
+@userns
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_body_that_decodes_to_many_times_its_size_is_refused(
+    place: Place, in_pieces: bool
+) -> None:
+    """As a line of stdin is; one of the same length that does not is served."""
+    many = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":[' + b"{}," * 400_000 + b"1]}}"
+    long = json.dumps(HELLO).encode() + b" " * len(many)
+    connection = http.client.HTTPConnection(place.http.base.removeprefix("http://"), timeout=30)
+    headers = {"Authorization": BEARER, "Content-Type": "application/json",
+               "Accept": "application/json, text/event-stream"}  # fmt: skip
+    with contextlib.closing(connection):
+        for body, status in ((many, 400), (long, 200)):
+            pieces = [body[at : at + 50_000] for at in range(0, len(body), 50_000)]
+            connection.request("POST", "/mcp", iter(pieces) if in_pieces else body, headers)
+            answer = connection.getresponse()
+            told = answer.read()
+            assert answer.status == status
+            assert (b"that decode to some" in told) == (status == 400)
+
+
 GARBAGE = [b"", b"{", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"jsonrpc":"2.0"}', b"1" * 5000,
            b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\\ud800"}}']  # fmt: skip
 
