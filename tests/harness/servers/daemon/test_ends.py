@@ -47,9 +47,9 @@ def test_what_runs_may_end_before_the_daemon_does(tmp_path: Path, number: int) -
         handled(signal.SIGHUP, signal.SIG_DFL),
         serving(tmp_path / "s") as daemon,
         daemon.sandbox() as sandbox,
+        daemon.sandbox() as idle,
     ):
         run, pids = started(sandbox, 0.5), descendants(daemon.pid)
-        idle = daemon.sandbox()
         daemon.process.send_signal(number)
         assert soon(lambda: not daemon.path.exists() or not _answers(daemon))
         with pytest.raises((ClosedError, LaunchError)):
