@@ -121,9 +121,7 @@ def _registry(options: argparse.Namespace) -> ToolRegistry:
     """Open the registry; only a command that adds a tool makes a file that `--registry` names."""
     if options.registry is None:
         return ToolRegistry(_usual_place())
-    return ToolRegistry(
-        options.registry, must_exist=options.carry_out not in (_create, _import)
-    )
+    return ToolRegistry(options.registry, must_exist=options.carry_out not in (_create, _import))
 
 
 def _usual_place() -> str:

@@ -62,8 +62,10 @@ class ToolRegistry(Closing):
         maker_bytes: int = Quota().bytes, maker_versions: int = Quota().versions,
         model: "Model | str | os.PathLike[str] | None" = None, must_exist: bool = False,
     ) -> None:  # fmt: skip
-        """Open or make the file at `path`; raises RegistryError, and with `must_exist` for a missing one
-        too."""
+        """Open or make the file at `path`.
+
+        Raises RegistryError, with `must_exist` for a missing file too.
+        """
         self.model = model_of(model)
         quota = Quota(maker_bytes, maker_versions)
         self._made = MadeTools(path, retired_after, quota, must_exist=must_exist)

@@ -143,7 +143,14 @@ def test_a_mistyped_file_is_not_made(
 
 @pytest.mark.parametrize(
     "what",
-    [["list"], ["search", "x"], ["show", "x"], ["call", "x"], ["remove", "x"], ["export", "x", "."]],
+    [
+        ["list"],
+        ["search", "x"],
+        ["show", "x"],
+        ["call", "x"],
+        ["remove", "x"],
+        ["export", "x", "."],
+    ],
     ids=lambda what: what[0],
 )
 def test_a_mistyped_registry_is_not_made(

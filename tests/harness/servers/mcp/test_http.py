@@ -184,7 +184,7 @@ def test_bodies_that_are_much_together_are_refused_before_they_are_read(
 @userns
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_body_that_decodes_to_many_times_its_size_is_refused(
-    place: Place, in_pieces: bool
+    place: Served, in_pieces: bool
 ) -> None:
     """As a line of stdin is; one of the same length that does not is served."""
     many = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":[' + b"{}," * 400_000 + b"1]}}"
