@@ -97,6 +97,15 @@ def newer_node() -> str:
     return str(node) if os.access(node, os.X_OK) and node.is_file() else ""
 
 
+@functools.cache
+def _pyright() -> bool:
+    """Tell whether pyright runs: the package fetches it from npm the first time."""
+    if importlib.util.find_spec("pyright") is None:
+        return False
+    command = (sys.executable, "-m", "pyright", "--version")
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 NODE_MODULES = Path(sys.prefix, "node", "node_modules")  # scripts/setup installed it there
 INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 
@@ -116,6 +125,7 @@ _NEEDS = {
     "newer_node": lambda: bool(newer_node()),
     "inspector": lambda: bool(newer_node()) and INSPECTOR.is_file(),
     "tsc": (NODE_MODULES / "typescript" / "bin" / "tsc").is_file,
+    "pyright": _pyright,
     "ruby": lambda: shutil.which("ruby") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,
