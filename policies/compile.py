@@ -56,6 +56,7 @@ def compile_policy(
     rules = _granted(policy, layers, table.rules(groups))
     rules += (_hand_over(open_files),) if listened else ()
     locks = _answers_to_locks(table, is_heard=bool(listened), is_alone=_is_alone(policy, learning))
+    ignored = ((rule, 0) for group in groups for rule in table.ignored[group])
     return Plan(
         policy=policy.name,
         binds=_binds(policy),
@@ -71,7 +72,7 @@ def compile_policy(
         ),
         language=runs.language,
         program=runs.executables[0] if runs.executables else "",
-        guest_filter=compile_filter(rules, table, listened, locks.answered),
+        guest_filter=compile_filter(rules, table, listened, (*locks.answered, *ignored)),
         init_filter=compile_filter(table.init, table),
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},

@@ -29,6 +29,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
     """syscalls.toml, parsed."""
 
     groups: dict[str, tuple[Rule, ...]]
+    ignored: dict[str, tuple[Rule, ...]]  # by group: calls that succeed and are not made
     init: tuple[Rule, ...]
     locks: dict[str, tuple[Rule, ...]]  # by kind of lock: "record", "whole", "open_file"
     refused: dict[str, str]
@@ -60,6 +61,10 @@ def syscall_table() -> SyscallTable:
     refused = {call: reason for part in parts for call, reason in part["calls"].items()}
     return SyscallTable(
         groups={name: _rules(group) for name, group in data["groups"].items()},
+        ignored={
+            name: tuple(map(_conditional, group.get("ignored", ())))
+            for name, group in data["groups"].items()
+        },
         init=_rules(data["init"]),
         locks={
             kind: tuple(map(_conditional, data["locks"][kind]))

@@ -10,7 +10,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-_BYTES_EACH = 128 << 10  # net.ipv4.tcp_rmem: a receive buffer that nobody has read from
+# net.ipv4.tcp_rmem: a receive buffer that no process has read from.  SO_RCVBUF is ignored in cells.
+_BYTES_EACH = 128 << 10
 _MOST_LISTENING = 1024
 _TABLES = ("tcp", "tcp6")  # proc_net(5); the sockets that listen come first
 _LISTENS = b"0A"

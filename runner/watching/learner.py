@@ -79,7 +79,8 @@ def _grants() -> dict[int, list[tuple[str, Rule]]]:
     """Return, by call number, the rules of every group beyond plain computation."""
     table = syscall_table()
     found: dict[int, list[tuple[str, Rule]]] = {}
-    for group, rules in table.groups.items():
+    for group, allowed in table.groups.items():
+        rules = (*allowed, *table.ignored[group])
         for rule in rules if group != "base" else ():
             found.setdefault(number_of(rule.call, table), []).append((group, rule))
     return found

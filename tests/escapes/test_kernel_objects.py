@@ -4,6 +4,7 @@ memory.  What of it no cgroup counts has to be bounded by us."""
 import errno
 import fcntl
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,6 +383,23 @@ def test_connections_that_nobody_accepts_are_bounded(
     monkeypatch.setattr(backlogs.Backlogs, "are_too_long", lambda self: False)
     without = standard.execute(program.removesuffix("time.sleep(9)") + "len(kept)")
     assert without.value > 10, without.error
+
+
+def test_the_buffers_of_such_connections_cannot_be_made_larger(standard: Sandbox) -> None:
+    """A connection inherits the size from the socket that listens."""
+    program = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+before = listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, before // 4)
+[before, listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)]
+"""
+    before, after = standard.execute(program).value
+    assert before == after
+    with socket.socket() as without:
+        before = without.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        without.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, before // 4)
+        assert without.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) < before
 
 
 def test_connections_that_nobody_accepts_are_bounded_between_two_requests(

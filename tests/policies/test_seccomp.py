@@ -134,6 +134,10 @@ def expected(name: str, call: str, arguments: tuple[int, ...]) -> int:
         for rule in TABLE.locks[kind]:
             if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
                 return ERRNO | (0 if kind == "record" and name in ALONE else number)
+    for group in GROUPS[name]:
+        for rule in TABLE.ignored[group]:
+            if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
+                return ERRNO
     for rule in rules:
         if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
             return ALLOW
