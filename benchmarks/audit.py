@@ -11,7 +11,7 @@ from ..runner.audit.log import AuditLog
 from ..runner.audit.spans import Span, span_of
 from ..runner.audit.verification import verify
 from .measuring import quartile_columns, quartiles
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 _SANDBOX = "0" * 16
@@ -49,18 +49,18 @@ def measure(settings: Settings) -> Report:
         verdict = verify(Path(directory, "none"))
         rate = verdict.records / (time.perf_counter() - began)
         size = os.path.getsize(Path(directory, "none")) / max(1, verdict.records)
-    costs = Table(
+    costs = ReportTable(
         title="Two records of an execution, microseconds",
         columns=(Column("where"), *quartile_columns("us", 1)),
         rows=tuple(rows),
         note=f"Quartiles over batches of {_BATCH}, so that a batched flush is in each.",
     )
-    verifying = Table(
+    verifying = ReportTable(
         title="Verifying",
         columns=(Column("records a second", 0), Column("bytes a record", 0)),
         rows=((rate, size),),
     )
-    intact = Verdict("the trail verifies", verdict.ok, f"{verdict.records} records")
+    intact = Criterion("the trail verifies", verdict.ok, f"{verdict.records} records")
     return Report(
         name="audit",
         title="What the audit trail costs",

@@ -75,7 +75,7 @@ _ENDING = {
 _SHARES = {"python": 78, "bash": 8, "sh": 8, "javascript": 3, "ruby": 3}
 
 
-class Call(NamedTuple):
+class Probe(NamedTuple):
     """One that will be made."""
 
     kind: Kind
@@ -100,20 +100,20 @@ def languages() -> dict[str, int]:
     }
 
 
-def drawn(count: int, chance: random.Random) -> list[Call]:
+def drawn(count: int, chance: random.Random) -> list[Probe]:
     """Return so many calls, of every kind and in every language as often as their shares say."""
     kinds = chance.choices(KINDS, [kind.share for kind in KINDS], k=count)
     here = languages()
     spoken = chance.choices(list(here), list(here.values()), k=count)
-    return [Call(kind, language) for kind, language in zip(kinds, spoken, strict=True)]
+    return [Probe(kind, language) for kind, language in zip(kinds, spoken, strict=True)]
 
 
-def of_each() -> list[Call]:
+def of_each() -> list[Probe]:
     """Return one of every kind in every language."""
-    return [Call(kind, language) for language in languages() for kind in KINDS]
+    return [Probe(kind, language) for language in languages() for kind in KINDS]
 
 
-class Answer(NamedTuple):
+class ProbeResult(NamedTuple):
     """What came of a call: the nonce that it was given, what it said, and its result, if it has one;
     else what it `did`."""
 
@@ -123,14 +123,14 @@ class Answer(NamedTuple):
     did: str = "hung up"
 
 
-class Caller:
+class Prober:
     """Makes calls in one's own cells, and in those of the daemon that listens at `daemon`."""
 
     def __init__(self, own: Sandbox, daemon: Path) -> None:
         self._own = own
         self._daemon = daemon
 
-    def make(self, call: Call) -> Answer:
+    def make(self, call: Probe) -> ProbeResult:
         """Make one; raises what `Sandbox.execute` does."""
         nonce = os.urandom(8).hex()
         code = call.program(nonce)
@@ -138,27 +138,27 @@ class Caller:
             return self._hang_up(call, code, nonce)
         with self._sandbox_for(call) as sandbox:
             result = sandbox.execute(code, call.language, **call.kind.given)
-        return Answer(nonce, result.stdout.strip(), result)
+        return ProbeResult(nonce, result.stdout.strip(), result)
 
     @contextlib.contextmanager
-    def _sandbox_for(self, call: Call) -> Iterator[Sandbox]:
+    def _sandbox_for(self, call: Probe) -> Iterator[Sandbox]:
         if call.kind is not OF_A_DAEMON:
             yield self._own
             return
         with Sandbox(connect=self._daemon) as client:
             yield client
 
-    def _hang_up(self, call: Call, code: str, nonce: str) -> Answer:
+    def _hang_up(self, call: Probe, code: str, nonce: str) -> ProbeResult:
         """Be gone as soon as the program has said something."""
         with Sandbox(connect=self._daemon) as client:
             run = client.start(code, call.language)
             heard = next(run.output(), ("", b""))[1].strip().decode(errors="replace")
         with contextlib.suppress(ClosedError):
-            return Answer(nonce, heard, run.result())
-        return Answer(nonce, heard, None)
+            return ProbeResult(nonce, heard, run.result())
+        return ProbeResult(nonce, heard, None)
 
 
-def complaint_about(call: Call, answer: Answer) -> str:
+def complaint_about(call: Probe, answer: ProbeResult) -> str:
     """Say what is wrong with an answer where nothing should have gone wrong; empty if nothing is.
 
     Who runs out of time may have said nothing yet: an interpreter starts slowly beside 64 others.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ..runner.spawn import interpreter
 from .measuring import median
-from .report import Column, Table, Value
+from .report import Column, ReportTable, Value
 from .settings import Settings, sandbox
 
 # Every call is made from Python, whose own part is in all rows alike: differences are what to read.
@@ -46,7 +46,7 @@ print(json.dumps(found))
 _BARE, _UNWATCHED, _CELL = "no cell", "a cell that watches no opens", "a cell"
 
 
-def cost_of_calls(settings: Settings) -> Table:
+def cost_of_calls(settings: Settings) -> ReportTable:
     """Return nanoseconds a call, as the program itself counts them; contenders take turns."""
     found: dict[str, list[dict[str, float]]] = {_BARE: [], _UNWATCHED: [], _CELL: []}
     blind = replace(settings.policy, filesystem=replace(settings.policy.filesystem, watch=False))
@@ -70,12 +70,12 @@ def _bare() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _table(found: dict[str, list[dict[str, float]]]) -> Table:
+def _table(found: dict[str, list[dict[str, float]]]) -> ReportTable:
     rows: list[tuple[Value, ...]] = [
         (call, *(median([each[call] for each in times]) for times in found.values()))
         for call in found[_BARE][0]
     ]
-    return Table(
+    return ReportTable(
         title="System calls from Python, nanoseconds",
         columns=(Column("call"), *(Column(f"{name} ns", 0) for name in found)),
         rows=tuple(rows),

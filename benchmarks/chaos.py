@@ -21,12 +21,12 @@ from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
 from ..runner.pool import PoolSettings
 from . import checkpoints, faults
-from .callers import WELL, Answer, Call, Caller, drawn, languages
+from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
 from .census import Census
 from .checkpoints import Period
 from .conversations import Talk, with_programs, with_sessions
 from .daemon import daemon
-from .report import Report, Table, Value
+from .report import Report, ReportTable, Value
 from .settings import Settings, sandbox
 from .stretches import NOTES, Stretch, censuses, more, own_temporary_files, settled, whole
 
@@ -54,7 +54,7 @@ class Chaos:
         made: Sandbox,
         living: Sandbox,
         shared: Sandbox,
-        caller: Caller,
+        caller: Prober,
         hitting: faults.Faults,
     ) -> None:
         self._made = made
@@ -110,7 +110,7 @@ class Chaos:
         work any more, so each must, and of those that died while they were parked none is left."""
         parked = {"python": PoolSettings().size}
         calls = [
-            Call(WELL, language)
+            Probe(WELL, language)
             for language in languages()
             for _ in range(parked.get(language, OTHER_LANGUAGES_CELLS) + 1)
         ]
@@ -129,7 +129,7 @@ class Chaos:
         while not self._over.is_set():
             self._note(partial(self._caller.make, drawn(1, chance)[0]))
 
-    def _note(self, make: Callable[[], Answer]) -> None:
+    def _note(self, make: Callable[[], ProbeResult]) -> None:
         """Make a call, and note how it ended and whether it could end like that."""
         began = time.monotonic()
         try:
@@ -144,7 +144,7 @@ class Chaos:
                 self._wrong.append(complaint)
 
 
-def _why_not(cells: Sandbox, call: Call) -> str:
+def _why_not(cells: Sandbox, call: Probe) -> str:
     """Make a call that has to end well; say why it did not."""
     try:
         result = cells.execute(call.program("up"), call.language)
@@ -153,7 +153,7 @@ def _why_not(cells: Sandbox, call: Call) -> str:
     return "" if result.ok else f"{result.reason}, {result.error}"
 
 
-def _judged(answer: Answer) -> tuple[str, str]:
+def _judged(answer: ProbeResult) -> tuple[str, str]:
     """Return how a call ended, and what is wrong with it: whatever was done to its cell, it may have
     said less than it should, and nothing else."""
     well = answer.result is not None and answer.result.ok
@@ -176,7 +176,7 @@ def measure(settings: Settings) -> Report:
     )
 
 
-def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, Table]:
+def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, ReportTable]:
     """Have faults, and return what was seen and done; add a row for each checkpoint to `rows`."""
     minutes = settings.minutes or (_SMOKE_MINUTES if settings.smoke else _MINUTES)
     count = 1 if settings.smoke else _CHECKPOINTS
@@ -209,7 +209,7 @@ def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faul
         Sandbox(connect=path) as shared,
     ):
         hitting = faults.Faults(random.Random(_SEED), path)
-        yield Chaos(made, living, shared, Caller(made, path), hitting), hitting
+        yield Chaos(made, living, shared, Prober(made, path), hitting), hitting
 
 
 def _of_servers(settings: Settings) -> Settings:

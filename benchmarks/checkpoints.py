@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
-from .report import Column, Table, Value, Verdict
+from .report import Column, Criterion, ReportTable, Value
 
 # Who waits for a cell of a launcher that is stopped gives up after 20 s, for its end after 20 more; a
 # request of which nothing ran is made up to three times.
@@ -20,17 +20,17 @@ class Period(NamedTuple):
     left: dict[str, float]
 
 
-def verdicts(name: str, periods: list[Period]) -> tuple[Verdict, ...]:
+def verdicts(name: str, periods: list[Period]) -> tuple[Criterion, ...]:
     """Say whether nothing was left at any, and every call came back."""
     left = [period.left for period in periods if period.left]
     longest = max(period.longest for period in periods)
     return (
-        Verdict(
+        Criterion(
             f"{name}: nothing is left at any checkpoint",
             not left,
             f"at {len(left)} of {len(periods)}{''.join(f'; {each}' for each in left[:3])}",
         ),
-        Verdict(
+        Criterion(
             f"{name}: every call comes back within {_LONGEST_SECONDS:g} s",
             longest < _LONGEST_SECONDS,
             f"longest {longest:.1f} s",
@@ -45,10 +45,10 @@ def row(minutes: float, period: Period) -> tuple[Value, ...]:
     return (minutes, period.faults, ends, len(period.wrong), period.longest, left)
 
 
-def table(rows: list[tuple[Value, ...]]) -> Table:
+def table(rows: list[tuple[Value, ...]]) -> ReportTable:
     """Return what was seen at each checkpoint."""
     head = (
         Column("minutes", 1), Column("faults", 0), Column("calls, by how they ended"),
         Column("wrong", 0), Column("longest s", 1), Column("left"),
     )  # fmt: skip
-    return Table(title="At each checkpoint", columns=head, rows=tuple(rows))
+    return ReportTable(title="At each checkpoint", columns=head, rows=tuple(rows))

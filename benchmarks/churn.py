@@ -19,7 +19,7 @@ from ..runner.session import SessionSettings
 from .callers import said
 from .census import guests_of, private_bytes
 from .measuring import median
-from .report import Value, Verdict
+from .report import Criterion, Value
 from .settings import Settings, sandbox
 from .stretches import Stretch, settled
 
@@ -52,7 +52,7 @@ def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
     rows.append(("sessions", f"private MiB of an idle one, p50 of {len(memory)}", median(memory)))
     rows.append(("sessions", "private MiB of an idle one, the most", max(memory)))
     rows += [("sessions", f"ended because {why}", number) for why, number in sorted(ends.items())]
-    bounded = Verdict(
+    bounded = Criterion(
         f"sessions: an idle one has less than {_SESSION_MIB:g} MiB of its own",
         max(memory) < _SESSION_MIB,
         f"at most {max(memory):.1f} MiB after up to {_REQUESTS} requests",
@@ -154,12 +154,12 @@ def _burst(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
     rows.append(("burst", f"told BusyError after {_QUEUE_SECONDS:g} s", refused))
     rows.append(("burst", "next call, seconds after the last of them", recovered))
     told = (
-        Verdict(
+        Criterion(
             "burst: who cannot be served in time is told BusyError, and nobody anything else",
             bool(refused) and served + refused == callers,
             f"{served:,} served, {refused:,} refused",
         ),
-        Verdict(
+        Criterion(
             f"burst: the next call takes less than {_RECOVERS_SECONDS:g} s",
             recovered < _RECOVERS_SECONDS,
             f"{recovered:.3f} s",

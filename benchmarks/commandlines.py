@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..runner.host.runtime import Runtime, find_runtime
 from ..runner.spawn import interpreter
-from .programs import Program
+from .programs import SampleProgram
 
 CGROUP = "cellwright-bench"  # how the names begin of those that peers make
 
@@ -36,22 +36,22 @@ def bubblewrapped(*command: str) -> list[str] | None:
     return [program, *isolation, *shown, *links, *filesystems, *command]
 
 
-def firejail(place: Path, program: Program) -> list[str]:
+def firejail(place: Path, program: SampleProgram) -> list[str]:
     """Return it as closed as it gets for an interpreter that may lie in a home directory."""
     closed = ["--net=none", "--private-tmp", "--private-dev", "--read-only=/", "--caps.drop=all"]
     options = ["--quiet", "--noprofile", *closed, "--nonewprivs", "--seccomp"]
     return ["firejail", *options, *bare("-I", "-S", "-c", program.printing)]
 
 
-def runc(place: Path, program: Program) -> list[str]:
+def runc(place: Path, program: SampleProgram) -> list[str]:
     return _oci("runc", place, program)
 
 
-def crun(place: Path, program: Program) -> list[str]:
+def crun(place: Path, program: SampleProgram) -> list[str]:
     return _oci("crun", place, program)
 
 
-def podman(place: Path, program: Program) -> list[str]:
+def podman(place: Path, program: SampleProgram) -> list[str]:
     """Return it with a root made of the host's files: no image has to be fetched."""
     runtime = find_runtime(interpreter())
     shown = [part for path in shown_paths(runtime) for part in ("-v", f"{path}:{path}:ro")]
@@ -71,7 +71,7 @@ def podman(place: Path, program: Program) -> list[str]:
     return [*run, *bare("-I", "-S", "-c", program.printing)]
 
 
-def nspawn(place: Path, program: Program) -> list[str]:
+def nspawn(place: Path, program: SampleProgram) -> list[str]:
     """Return systemd-nspawn without registering a machine, as it runs where systemd does not."""
     runtime = find_runtime(interpreter())
     root = _root(place / "nspawn", runtime)
@@ -82,7 +82,7 @@ def nspawn(place: Path, program: Program) -> list[str]:
     return [*line, *bare("-I", "-S", "-c", program.printing)]
 
 
-def sandbox_runtime(cli: Path, place: Path, program: Program) -> list[str]:
+def sandbox_runtime(cli: Path, place: Path, program: SampleProgram) -> list[str]:
     """Return npm's @anthropic-ai/sandbox-runtime with nothing allowed."""
     settings = place / "srt.json"
     nothing: dict[str, dict[str, list[str]]] = {
@@ -122,7 +122,7 @@ def _root(root: Path, runtime: Runtime) -> Path:
     return root
 
 
-def _oci(engine: str, place: Path, program: Program) -> list[str]:
+def _oci(engine: str, place: Path, program: SampleProgram) -> list[str]:
     """Return an engine with a bundle that is ready: the same files, no capability, no network."""
     bundle = place / f"{engine}-{abs(hash(program.name))}"
     runtime = find_runtime(interpreter())
@@ -132,7 +132,7 @@ def _oci(engine: str, place: Path, program: Program) -> list[str]:
     return [engine, *state, "run", "--bundle", str(bundle), f"{CGROUP}-{bundle.name}"]
 
 
-def _bundle(runtime: Runtime, program: Program) -> dict[str, object]:
+def _bundle(runtime: Runtime, program: SampleProgram) -> dict[str, object]:
     """Return a configuration (opencontainers/runtime-spec, config.md)."""
     shown = [
         {"destination": path, "type": "bind", "source": path,

@@ -14,7 +14,7 @@ from ..policies.policy import MIB
 from ..runner.pool import PoolSettings
 from .callers import said
 from .measuring import median
-from .report import Value, Verdict
+from .report import Criterion, Value
 from .settings import Settings, sandbox
 from .stretches import Stretch, settled
 
@@ -55,7 +55,7 @@ def _woken(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
         ("idle", f"ms of the first after {2 * _IDLE_SECONDS:g} s, p50", median(first) * 1e3)
     )
     rows.append(("idle", "the longest", max(first) * 1e3))
-    verdict = Verdict(
+    verdict = Criterion(
         f"idle: the first call takes less than {_MANY_TIMES:g} times as long as the next",
         ratio < _MANY_TIMES,
         f"{ratio:.1f} times",

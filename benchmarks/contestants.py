@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from .programs import Program
+from .programs import SampleProgram
 
 _PATIENCE = 60
 
@@ -29,7 +29,7 @@ class Isolation(NamedTuple):
     python: str
 
 
-class Peer(Protocol):
+class Contestant(Protocol):
     """Runs programs, one a call."""
 
     name: str
@@ -38,7 +38,7 @@ class Peer(Protocol):
     def find(self, place: Path) -> str:
         """Make ready, with files below `place`; return the version.  Raises AbsentError."""
 
-    def run(self, program: Program) -> float:
+    def run(self, program: SampleProgram) -> float:
         """Run a program and return its seconds; raises AbsentError if what it printed is wrong."""
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Command:
         self,
         name: str,
         isolation: Isolation,
-        line: Callable[[Path, Program], list[str]],
+        line: Callable[[Path, SampleProgram], list[str]],
         version: Callable[[], str],
         remove: Callable[[], None] = lambda: None,
     ) -> None:
@@ -70,7 +70,7 @@ class Command:
         self._place = place
         return self._version()
 
-    def run(self, program: Program) -> float:
+    def run(self, program: SampleProgram) -> float:
         if program.name not in self._lines:
             self._lines[program.name] = self._tried(program)
         line = self._lines[program.name]
@@ -80,7 +80,7 @@ class Command:
         check(program, done)
         return seconds
 
-    def _tried(self, program: Program) -> list[str]:
+    def _tried(self, program: SampleProgram) -> list[str]:
         """Return the command line, once it was seen to work."""
         line = self._line(self._place, program)
         try:
@@ -103,7 +103,7 @@ def _run(line: list[str], place: Path) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def check(program: Program, done: "subprocess.CompletedProcess[str]") -> None:
+def check(program: SampleProgram, done: "subprocess.CompletedProcess[str]") -> None:
     """Raise AbsentError unless a program ended well and printed what it prints everywhere."""
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -111,7 +111,7 @@ def check(program: Program, done: "subprocess.CompletedProcess[str]") -> None:
     check_output(program, done.stdout)
 
 
-def check_output(program: Program, printed: str) -> None:
+def check_output(program: SampleProgram, printed: str) -> None:
     """Raise AbsentError unless the program printed what it prints everywhere."""
     if printed.strip() != program.prints:
         raise AbsentError(f"it cannot run this: printed {printed.strip()[:60]!r}")

@@ -11,13 +11,13 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
 from ..policies.errors import CellwrightError, InternalError
 from ..runner import channel
-from .callers import Answer
+from .callers import ProbeResult
 
 _REQUESTS = 20  # of one session, or one program, at most
 _ECHO = ("/bin/cat",)
 _SILENT_SECONDS = 30.0  # longer than anybody is stopped, or lives
 
-Make = Callable[[], Answer]  # raises CellwrightError
+Make = Callable[[], ProbeResult]  # raises CellwrightError
 Note = Callable[[Make], object]
 Talk = Callable[[Sandbox, threading.Event, Note], None]
 
@@ -43,12 +43,12 @@ def with_programs(made: Sandbox, over: threading.Event, note: Note) -> None:
                 note(partial(_sent_back, program, os.urandom(8).hex()))
 
 
-def _said_again(session: Session, nonce: str, number: int) -> Answer:
+def _said_again(session: Session, nonce: str, number: int) -> ProbeResult:
     result = session.execute("print(x)" if number else f"x = {nonce!r}; print(x)")
-    return Answer(nonce, result.stdout.strip(), result)
+    return ProbeResult(nonce, result.stdout.strip(), result)
 
 
-def _sent_back(program: Program, nonce: str) -> Answer:
+def _sent_back(program: Program, nonce: str) -> ProbeResult:
     """Send a line, and hear it; where the program has ended, tell how."""
     line = f"{nonce}\n".encode()
     with contextlib.suppress(BrokenPipeError):
@@ -59,6 +59,6 @@ def _sent_back(program: Program, nonce: str) -> Answer:
             raise InternalError("a program that should be gone says nothing")
         piece = os.read(program.stdout, len(line) - len(heard))
         if not piece:
-            return Answer(nonce, "", program.wait(_SILENT_SECONDS))
+            return ProbeResult(nonce, "", program.wait(_SILENT_SECONDS))
         heard += piece
-    return Answer(nonce, heard.decode(errors="replace").strip(), None, "sent back")
+    return ProbeResult(nonce, heard.decode(errors="replace").strip(), None, "sent back")

@@ -13,12 +13,12 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError
 from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
-from .callers import WELL, Call, Caller, complaint_about, drawn, of_each, said
+from .callers import WELL, Probe, Prober, complaint_about, drawn, of_each, said
 from .census import use_one_heap
 from .daemon import daemon
 from .measuring import median, percentile
 from .programs import MORE_NEIGHBOURS, NEIGHBOURS
-from .report import Column, Table, Value, Verdict
+from .report import Column, Criterion, ReportTable, Value
 from .settings import Settings, sandbox
 from .stretches import Stretch, settled
 
@@ -41,7 +41,7 @@ class Crowd:
     """Callers, each with a thread; remembers what it saw of those of Python that ended well: they stand
     in one queue and do the same."""
 
-    def __init__(self, made: Sandbox, shared: Sandbox, caller: Caller, size: int) -> None:
+    def __init__(self, made: Sandbox, shared: Sandbox, caller: Prober, size: int) -> None:
         self._made = made
         self._shared = shared
         self._caller = caller
@@ -53,7 +53,7 @@ class Crowd:
         self._made.settle()
         self._shared.settle()
 
-    def make(self, calls: list[Call], hostile: int) -> list[str]:
+    def make(self, calls: list[Probe], hostile: int) -> list[str]:
         """Make `calls`, shared among the threads but for `hostile` ones; return what was wrong."""
         self.waits.clear()
         self.times.clear()
@@ -69,15 +69,15 @@ class Crowd:
             told += [each.result() for each in unkind]
         return [complaint for share in told for complaint in share if complaint]
 
-    def _make_all(self, calls: list[Call]) -> list[str]:
+    def _make_all(self, calls: list[Probe]) -> list[str]:
         return [self._make(call) for call in calls]
 
-    def _make(self, call: Call) -> str:
+    def _make(self, call: Probe) -> str:
         try:
             answer = self._caller.make(call)
         except CellwrightError as error:  # nothing was done that would justify one
             return f"{call.kind.name}, {call.language}: {type(error).__name__}: {error}"
-        if answer.result and call == Call(WELL):
+        if answer.result and call == Probe(WELL):
             self.waits.append(answer.result.phases.lease)
             self.times.append(answer.result.execution_time)
         return complaint_about(call, answer)
@@ -124,24 +124,24 @@ def _crowd(settings: Settings) -> Iterator[tuple[Crowd, int]]:
         sandbox(settings._replace(policy=forking), _POOL) as made,
         Sandbox(connect=path) as shared,
     ):
-        yield Crowd(made, shared, Caller(made, path), size), size
+        yield Crowd(made, shared, Prober(made, path), size), size
 
 
-def _fair(name: str, crowd: Crowd) -> Verdict:
+def _fair(name: str, crowd: Crowd) -> Criterion:
     longest, mean = max(crowd.waits), sum(crowd.waits) / len(crowd.waits)
-    return Verdict(
+    return Criterion(
         f"{name}: nobody waits {_STARVED:g} times as long for a cell as the mean",
         longest < _STARVED * mean,
         f"longest {longest:.2f} s, mean {mean:.2f} s",
     )
 
 
-def _felt(tails: list[float]) -> tuple[Verdict, ...]:
+def _felt(tails: list[float]) -> tuple[Criterion, ...]:
     if len(tails) < 2:
         return ()
     ratio = tails[1] / tails[0]
     what = f"{_BESIDE}: p99 of the others is less than {_SLOWER:g} times that without"
-    return (Verdict(what, ratio < _SLOWER, f"{ratio:.2f} times"),)
+    return (Criterion(what, ratio < _SLOWER, f"{ratio:.2f} times"),)
 
 
 def _row(name: str, crowd: Crowd) -> tuple[Value, ...]:
@@ -150,10 +150,10 @@ def _row(name: str, crowd: Crowd) -> tuple[Value, ...]:
     return (name, len(crowd.times), mean, max(crowd.waits), *took)
 
 
-def table(rows: list[tuple[Value, ...]]) -> Table:
+def table(rows: list[tuple[Value, ...]]) -> ReportTable:
     """Return how long calls waited and took."""
     head = ("mean wait s", "longest wait s", "p50 s", "p90 s", "p99 s")
-    return Table(
+    return ReportTable(
         title="Calls of Python that ended well, of many callers at once",
         columns=(Column("callers"), Column("calls", 0), *(Column(name) for name in head)),
         rows=tuple(rows),

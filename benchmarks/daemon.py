@@ -18,7 +18,7 @@ from .measuring import (
     side_by_side,
 )
 from .programs import SUM
-from .report import Column, Lines, Report, Table, Verdict
+from .report import Column, Criterion, Curves, Report, ReportTable
 from .settings import Settings, sandbox
 
 _OWN, _SHARED = "own sandbox, a cell stood ready", "daemon, a cell stood ready"
@@ -86,12 +86,12 @@ def _report(times: dict[str, list[float]]) -> Report:
     rows = [
         (way, *percentile_row(seconds), median(seconds) / ready) for way, seconds in times.items()
     ]
-    table = Table(
+    table = ReportTable(
         title="`1+1`, in cells of one's own and in a daemon's",
         columns=(Column("cellwright"), *columns, Column("ratio", 2)),
         rows=tuple(rows),
     )
-    chart = Lines(
+    chart = Curves(
         title="One call: how many took how long",
         x="milliseconds",
         y="% of calls",
@@ -109,9 +109,9 @@ def _report(times: dict[str, list[float]]) -> Report:
     )
 
 
-def _verdict(times: dict[str, list[float]]) -> Verdict:
+def _verdict(times: dict[str, list[float]]) -> Criterion:
     ratio = median(times[_SHARED]) / median(times[_OWN])
-    return Verdict(
+    return Criterion(
         "a call through the daemon takes less than twice as long as one of one's own",
         ratio < 2,
         f"{ratio:.2f} times",

@@ -15,7 +15,7 @@ from ..runner.pool import PoolSettings
 from ..runner.session import SessionSettings
 from .census import guests_of, launcher_of, private_bytes
 from .measuring import Contender, median, percentile, side_by_side
-from .report import Column, Line, Lines, Report, Table, Value, Verdict
+from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _SIZES, _SMOKE_SIZES = (1, 10, 100, 300, 1000), (1, 16)
@@ -68,7 +68,7 @@ def _park(settings: Settings, size: int) -> Parked:
         )
 
 
-class Kept(NamedTuple):
+class SessionCosts(NamedTuple):
     """What a number of idle sessions was seen to take, and to cost others."""
 
     sessions: int
@@ -79,7 +79,7 @@ class Kept(NamedTuple):
     again: list[float]  # seconds of requests to the sessions, each in turn
 
 
-def _keep(settings: Settings, size: int) -> Kept:
+def _keep(settings: Settings, size: int) -> SessionCosts:
     """Open sessions that have a variable, and let them wait."""
     runs = settings.amount(200, 10)
     with sandbox(settings, sessions=SessionSettings(alive=size)) as made:
@@ -102,7 +102,9 @@ def _keep(settings: Settings, size: int) -> Kept:
         )
         # Those that used memory most are the sessions, beside cells that only stand ready.
         largest = sorted(private)[-size:] if len(private) >= size + parked else private
-        return Kept(size, seconds, largest, sorted(charged)[-size:], times["fresh"], times["again"])
+        return SessionCosts(
+            size, seconds, largest, sorted(charged)[-size:], times["fresh"], times["again"]
+        )
 
 
 def _of_launcher(made: Sandbox) -> float:
@@ -119,9 +121,9 @@ def _charged() -> list[float]:
     return [int(Path(file).read_text()) / _MIB for file in files]
 
 
-def _report(found: list[Parked], kept: list[Kept]) -> Report:
+def _report(found: list[Parked], kept: list[SessionCosts]) -> Report:
     titles = ("private p50 MiB", "private p99 MiB", "charged p50 MiB")
-    table = Table(
+    table = ReportTable(
         title="Cells that stand ready",
         columns=(
             Column("cells", 0), *(Column(title) for title in titles), Column("of this process, KiB", 0),
@@ -132,12 +134,12 @@ def _report(found: list[Parked], kept: list[Kept]) -> Report:
     )  # fmt: skip
     points = tuple((float(each.cells), sum(each.private)) for each in found)
     idle = tuple((float(each.sessions), sum(each.private)) for each in kept)
-    lines = (Line("cells that stand ready", points), Line("idle sessions", idle))
+    lines = (Curve("cells that stand ready", points), Curve("idle sessions", idle))
     return Report(
         name="density",
         title="Memory of cells that stand ready, and of sessions",
         tables=(table, _sessions(kept)),
-        charts=(Lines(title="Private memory", x="cells", y="MiB", lines=lines),),
+        charts=(Curves(title="Private memory", x="cells", y="MiB", lines=lines),),
         verdicts=_verdicts(found),
         notes=(
             "Private: Private_Clean and Private_Dirty of the guest's process, after its rehearsal.",
@@ -146,9 +148,9 @@ def _report(found: list[Parked], kept: list[Kept]) -> Report:
     )
 
 
-def _sessions(kept: list[Kept]) -> Table:
+def _sessions(kept: list[SessionCosts]) -> ReportTable:
     titles = ("private p50 MiB", "private p99 MiB", "charged p50 MiB", "open and first call s")
-    return Table(
+    return ReportTable(
         title="Idle sessions, and calls beside them",
         columns=(
             Column("sessions", 0), *(Column(title) for title in titles), Column("a fresh call p50 ms"),
@@ -179,10 +181,10 @@ def _row(each: Parked) -> tuple[Value, ...]:
     )
 
 
-def _verdicts(found: list[Parked]) -> tuple[Verdict, ...]:
+def _verdicts(found: list[Parked]) -> tuple[Criterion, ...]:
     first, last = median(found[0].private), median(found[-1].private)
     return (
-        Verdict(
+        Criterion(
             "a cell among many takes no more memory than one alone, within a quarter",
             last <= first * 1.25,
             f"{last / first:.2f} times",

@@ -14,7 +14,7 @@ from ..policies.policy import Processes
 from ..runner.pool import PoolSettings
 from .measuring import Contender, median, percentile, side_by_side
 from .programs import NEIGHBOURS, SUM
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _CALLERS = 16
@@ -62,8 +62,8 @@ def _order_of_queue(settings: Settings) -> list[int]:
     return sorted(ran, key=lambda number: ran[number])
 
 
-def _in_order(order: list[int]) -> Verdict:
-    return Verdict(
+def _in_order(order: list[int]) -> Criterion:
+    return Criterion(
         f"{_CALLERS} callers are served in the order in which they came",
         order == sorted(order),
         ", ".join(map(str, order)),
@@ -115,14 +115,14 @@ def _share(times: list[float]) -> float:
     return 0.99 if len(times) >= 200 else 0.9
 
 
-def _table(times: dict[str, list[float]]) -> Table:
+def _table(times: dict[str, list[float]]) -> ReportTable:
     quiet = times[_QUIET]
     rows: list[tuple[Value, ...]] = []
     for name, values in times.items():
         ratios = [percentile(values, s) / percentile(quiet, s) for s in (0.5, _share(values))]
         rows.append((name, *(percentile(values, s) * 1e3 for s in (0.5, 0.9, 0.99)), *ratios))
     head = ("p50 ms", "p90 ms", "p99 ms", "p50 ratio", "tail ratio")
-    return Table(
+    return ReportTable(
         title="`1+1` with a cell that stood ready, beside a neighbour that ...",
         columns=(Column("neighbour"), *(Column(name) for name in head)),
         rows=tuple(rows),
@@ -130,7 +130,7 @@ def _table(times: dict[str, list[float]]) -> Table:
     )
 
 
-def _felt(times: dict[str, list[float]], *, smoke: bool) -> list[Verdict]:
+def _felt(times: dict[str, list[float]], *, smoke: bool) -> list[Criterion]:
     """Judge the tail; in a smoke run only that nobody is starved."""
     limit = 25.0 if smoke else _TARGET
     verdicts = []
@@ -139,5 +139,5 @@ def _felt(times: dict[str, list[float]], *, smoke: bool) -> list[Verdict]:
         ratio = percentile(times[name], share) / percentile(times[_QUIET], share)
         what = f"beside a neighbour that {name}: p{share * 100:.0f} is less than {limit:g} times"
         middle = median(times[name]) / median(times[_QUIET])
-        verdicts.append(Verdict(what, ratio < limit, f"{ratio:.2f} times, median {middle:.2f}"))
+        verdicts.append(Criterion(what, ratio < limit, f"{ratio:.2f} times, median {middle:.2f}"))
     return verdicts

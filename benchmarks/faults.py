@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..runner import channel
 from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, roles_below
-from .report import Column, Table
+from .report import Column, ReportTable
 
 # Who is hit how often, of a hundred.
 _VICTIMS = {GUEST: 30, INIT: 15, LAUNCHER: 12, NURSERY: 6, KEEPER: 6, OTHER: 3}
@@ -108,12 +108,12 @@ class Faults:
         self.done[signal.SIGKILL.name, _CLIENT] += 1
 
 
-def table(done: Counter[tuple[str, str]]) -> Table:
+def table(done: Counter[tuple[str, str]]) -> ReportTable:
     """Return what was done to whom, and how often."""
     whom = (*_VICTIMS, *_OTHERS)
     what = dict.fromkeys(each for each, _ in done)
     titles = ("daemon" if role == OTHER else role for role in whom)
-    return Table(
+    return ReportTable(
         title="Faults",
         columns=(Column("what"), *(Column(title, 0) for title in titles)),
         rows=tuple((each, *(done[each, role] or None for role in whom)) for each in what),

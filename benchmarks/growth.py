@@ -17,7 +17,7 @@ from ..runner.spawn import interpreter
 from .census import launcher_of, private_bytes
 from .measuring import MS, Contender, median, percentile, seconds_of, side_by_side
 from .programs import SUM
-from .report import Column, Line, Lines, Report, Table, Value, Verdict
+from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _MIB = 1024 * 1024
@@ -108,16 +108,16 @@ def _burning(count: int) -> Iterator[None]:
 def _report(
     ages: list[Age], trails: dict[int, list[float]], loads: dict[int, list[float]]
 ) -> Report:
-    forks = Table(
+    forks = ReportTable(
         title="Age of a launcher, calls on demand",
         columns=(Column("forks", 0), *_PERCENTILES, Column("launcher MiB")),
         rows=tuple((age.forks, *_row(age.times), age.launcher_mib) for age in ages),
     )
     records = _table("Records in the audit trail, a cell stood ready", "records", trails)
     busy = _table("Other busy processes, a cell stood ready", "busy", loads)
-    by_age = (Line("p50", tuple((float(age.forks), median(age.times) * MS) for age in ages)),)
+    by_age = (Curve("p50", tuple((float(age.forks), median(age.times) * MS) for age in ages)),)
     by_load = tuple(
-        Line(name, tuple((float(n), percentile(times, share) * MS) for n, times in loads.items()))
+        Curve(name, tuple((float(n), percentile(times, share) * MS) for n, times in loads.items()))
         for name, share in (("p50", 0.5), ("p90", 0.9))
     )
     return Report(
@@ -125,8 +125,8 @@ def _report(
         title="What becomes slower",
         tables=(forks, records, busy),
         charts=(
-            Lines(title="A call on demand", x="forks before it", y="milliseconds", lines=by_age),
-            Lines(
+            Curves(title="A call on demand", x="forks before it", y="milliseconds", lines=by_age),
+            Curves(
                 title="A call on a busy host", x="busy processes", y="milliseconds", lines=by_load
             ),
         ),
@@ -141,21 +141,21 @@ def _row(times: list[float]) -> tuple[Value, ...]:
     return tuple(percentile(times, share) * MS for share in (0.5, 0.9, 0.99))
 
 
-def _table(title: str, of: str, found: dict[int, list[float]]) -> Table:
+def _table(title: str, of: str, found: dict[int, list[float]]) -> ReportTable:
     rows = tuple((number, *_row(times)) for number, times in found.items())
-    return Table(title=title, columns=(Column(of, 0), *_PERCENTILES), rows=rows)
+    return ReportTable(title=title, columns=(Column(of, 0), *_PERCENTILES), rows=rows)
 
 
-def _verdicts(ages: list[Age], trails: dict[int, list[float]]) -> tuple[Verdict, ...]:
+def _verdicts(ages: list[Age], trails: dict[int, list[float]]) -> tuple[Criterion, ...]:
     grown = ages[-1].launcher_mib - ages[0].launcher_mib
     shortest, longest = median(trails[min(trails)]), median(trails[max(trails)])
     return (
-        Verdict(
+        Criterion(
             "an old launcher is as light as a young one, within 5 MiB",
             grown <= 5,
             f"{grown:+.2f} MiB after {ages[-1].forks:,} forks",
         ),
-        Verdict(
+        Criterion(
             "a long trail does not make calls slower, within a half",
             longest <= 1.5 * shortest,
             f"{longest / shortest:.2f} times with {max(trails):,} records",

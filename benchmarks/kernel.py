@@ -14,7 +14,7 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.loading import load_policy
 from ..policies.policy import MIB, Policy
 from ..runner.result import SandboxResult
-from .report import Column, Report, Table, Verdict
+from .report import Column, Criterion, Report, ReportTable
 from .settings import Settings
 
 _SECONDS, _SMOKE_SECONDS = 5.0, 0.3
@@ -71,7 +71,7 @@ made + sum(int.from_bytes(os.read(read, 8), "little") for _ in range(children))
 """
 
 
-class Attempt(NamedTuple):
+class KernelItem(NamedTuple):
     """One kind of object: whether a cgroup counts it, what bounds it, and how it is made."""
 
     what: str
@@ -83,32 +83,32 @@ class Attempt(NamedTuple):
 
 _REFUSED = ("-", "-")
 ATTEMPTS = (
-    Attempt("record locks", _NO, _NO, "1,024 in a cell; none in a cell of one process", """
+    KernelItem("record locks", _NO, _NO, "1,024 in a cell; none in a cell of one process", """
     for number in range(400):
         fd = os.open(f"/tmp/{os.getpid()}-{number}", os.O_RDWR | os.O_CREAT)
         for place in range(500): lock(fd, 2 * place); yield 1
 """),
-    Attempt("locks of an open file (OFD)", _NO, _NO, "refused", """
+    KernelItem("locks of an open file (OFD)", _NO, _NO, "refused", """
     fd = os.open("/tmp/ofd", os.O_RDWR | os.O_CREAT)
     for place in range(1_000_000): lock(fd, 2 * place, 37); yield 1
 """),
-    Attempt("flock", _NO, _NO, "one for an open file: `open_files`, `processes`", """
+    KernelItem("flock", _NO, _NO, "one for an open file: `open_files`, `processes`", """
     kept = []
     while True:
         kept.append(os.open(f"/tmp/{os.getpid()}-{len(kept)}", os.O_RDWR | os.O_CREAT))
         fcntl.flock(kept[-1], fcntl.LOCK_EX); yield 1
 """),
-    Attempt("leases, directory notifications", *_REFUSED, "refused", """
+    KernelItem("leases, directory notifications", *_REFUSED, "refused", """
     fd = os.open(f"/tmp/{os.getpid()}", os.O_RDWR | os.O_CREAT)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); yield 1
 """),
-    Attempt("TCP buffers", "apart", _YES, "a quarter of `memory_bytes`, killed at half (v1)", """
+    KernelItem("TCP buffers", "apart", _YES, "a quarter of `memory_bytes`, killed at half (v1)", """
     kept, listener = [], socket.create_server(("127.0.0.1", 0), backlog=64)
     while True:
         kept += [socket.create_connection(listener.getsockname()), listener.accept()[0]]
         filled(*kept[-2:]); yield 2
 """),
-    Attempt("UDP buffers", "apart", _YES, "a quarter of `memory_bytes` (v1)", """
+    KernelItem("UDP buffers", "apart", _YES, "a quarter of `memory_bytes` (v1)", """
     kept = []
     while True:
         one, two = (socket.socket(type=socket.SOCK_DGRAM) for _ in "ab")
@@ -118,30 +118,30 @@ ATTEMPTS = (
             try: two.send(bytes(1000)); yield 1
             except BlockingIOError: break
 """),
-    Attempt("connections that nobody accepts", _NO, _NO, "one for 256 KiB of `memory_bytes`", """
+    KernelItem("connections that nobody accepts", _NO, _NO, "one for 256 KiB of `memory_bytes`", """
     kept = []
     while True:
         kept.append(socket.create_server(("127.0.0.1", 0), backlog=4096))
         for _ in range(4000):
             socket.create_connection(kept[-1].getsockname()).close(); yield 1
 """),
-    Attempt("connections in TIME_WAIT", _NO, _NO, "net.ipv4.tcp_max_tw_buckets of a cell", """
+    KernelItem("connections in TIME_WAIT", _NO, _NO, "net.ipv4.tcp_max_tw_buckets of a cell", """
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     while True:
         one = socket.create_connection(listener.getsockname()); two = listener.accept()[0]
         one.close(); two.close(); yield 1
 """),
-    Attempt("Unix sockets and their buffers", _YES, _YES, "`open_files`; net.core.wmem_default", """
+    KernelItem("Unix sockets and their buffers", _YES, _YES, "`open_files`; net.core.wmem_default", """
     kept = []
     while True:
         kept += socket.socketpair(); filled(*kept[-2:]); yield 2
 """),
-    Attempt("Unix sockets, a byte a message", _YES, _YES, "as above", """
+    KernelItem("Unix sockets, a byte a message", _YES, _YES, "as above", """
     kept = []
     while True:
         kept += socket.socketpair(); filled(*kept[-2:], size=1); yield 2
 """),
-    Attempt("descriptors in flight", _YES, _YES, "`open_files`, for all cells of an id", """
+    KernelItem("descriptors in flight", _YES, _YES, "`open_files`, for all cells of an id", """
     kept = []
     while True:
         one, two = socket.socketpair(); kept += [one, two]
@@ -150,49 +150,49 @@ ATTEMPTS = (
             try: socket.send_fds(one, [b"x"], [one.fileno()] * 200); yield 200
             except BlockingIOError: break
 """),
-    Attempt("pipes and their buffers", _YES, _YES, "`open_files`; fs.pipe-user-pages-soft", """
+    KernelItem("pipes and their buffers", _YES, _YES, "`open_files`; fs.pipe-user-pages-soft", """
     while True:
         read, write = os.pipe(); os.set_blocking(write, False); yield 1
         try:
             while True: os.write(write, bytes(65536))
         except BlockingIOError: pass
 """),
-    Attempt("epoll entries", _YES, _YES, "`open_files`; fs.epoll.max_user_watches", """
+    KernelItem("epoll entries", _YES, _YES, "`open_files`; fs.epoll.max_user_watches", """
     kept, events = [], [os.eventfd(0) for _ in range(400)]
     while True:
         kept.append(select.epoll())
         for event in events: kept[-1].register(event); yield 1
 """),
-    Attempt("eventfds, timerfds", _YES, _YES, "`open_files`, `processes`", """
+    KernelItem("eventfds, timerfds", _YES, _YES, "`open_files`, `processes`", """
     while True: os.eventfd(0); yield 1
 """),
-    Attempt("inotify watches", _YES, _YES, "refused but for `file_watching`; its quota", """
+    KernelItem("inotify watches", _YES, _YES, "refused but for `file_watching`; its quota", """
     fd = checked(C.inotify_init1(0))
     while True: checked(C.inotify_add_watch(fd, b"/tmp", 2)); yield 1
 """),
-    Attempt("POSIX timers", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
+    KernelItem("POSIX timers", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
     timer = ctypes.c_void_p()
     while True: checked(C.timer_create(1, None, ctypes.byref(timer))); yield 1
 """),
-    Attempt("signals queued", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
+    KernelItem("signals queued", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
     signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 65))
     while True: checked(C.sigqueue(os.getpid(), 40, ctypes.c_void_p(1))); yield 1
 """),
-    Attempt("memfds", _YES, _YES, "`memory_bytes`; refused without a memory cgroup", """
+    KernelItem("memfds", _YES, _YES, "`memory_bytes`; refused without a memory cgroup", """
     while True:
         fd = os.memfd_create("x"); yield 1
         for _ in range(8): os.write(fd, bytes(1 << 20))
 """),
-    Attempt("files on tmpfs, their names", _YES, _YES, "`workspace_inodes`, `workspace_bytes`", """
+    KernelItem("files on tmpfs, their names", _YES, _YES, "`workspace_inodes`, `workspace_bytes`", """
     for number in range(1_000_000):
         os.symlink("x" * 200, f"/workspace/{os.getpid()}-{number}"); yield 1
 """),
-    Attempt("user attributes of files", _YES, _YES, "255 bytes each; the room for inodes", """
+    KernelItem("user attributes of files", _YES, _YES, "255 bytes each; the room for inodes", """
     for number in range(1_000_000):
         path = f"/workspace/{os.getpid()}-{number}"; open(path, "w").close()
         for each in range(50): os.setxattr(path, f"user.{each}", bytes(255)); yield 1
 """),
-    Attempt("access lists of files", _NO, _NO, "255 bytes a file; `workspace_inodes`", """
+    KernelItem("access lists of files", _NO, _NO, "255 bytes a file; `workspace_inodes`", """
     entry = struct.Struct("<HHI").pack
     users = b"".join(entry(2, 7, 1000) for _ in range(1))
     acl = struct.pack("<I", 2) + entry(1, 7, 2**32 - 1) + users
@@ -201,56 +201,56 @@ ATTEMPTS = (
         path = f"/workspace/{os.getpid()}-{number}"; open(path, "w").close()
         os.setxattr(path, "system.posix_acl_access", acl); yield 1
 """),
-    Attempt("mappings", _YES, _YES, "vm.max_map_count a process", """
+    KernelItem("mappings", _YES, _YES, "vm.max_map_count a process", """
     kept = []
     while True:
         kept.append(mmap.mmap(-1, 4096, prot=1 + 2 * (len(kept) % 2))); yield 1
 """),
-    Attempt("page tables", _YES, _YES, "`memory_bytes`; RLIMIT_AS without a memory cgroup", """
+    KernelItem("page tables", _YES, _YES, "`memory_bytes`; RLIMIT_AS without a memory cgroup", """
     size = 1 << 40
     kept = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | 0x4000, prot=1)  # MAP_NORESERVE
     for place in range(0, size, 1 << 21): kept[place]; yield 1
 """),
-    Attempt("processes", _YES, _YES, "`processes`", """
+    KernelItem("processes", _YES, _YES, "`processes`", """
     while True:
         if os.fork() == 0: time.sleep(max(0, END - time.monotonic())); os._exit(0)
         yield 1
 """),
-    Attempt("threads", _YES, _YES, "`processes`", """
+    KernelItem("threads", _YES, _YES, "`processes`", """
     while True:
         threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); yield 1
 """),
-    Attempt("threads that wait for a lock or a futex", _YES, _YES, "`processes`", """
+    KernelItem("threads that wait for a lock or a futex", _YES, _YES, "`processes`", """
     fd, held = (os.open("/tmp/f", os.O_RDWR | os.O_CREAT) for _ in "ab")
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     while True:
         threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_EX), daemon=True).start(); yield 1
 """),
-    Attempt("System V shared memory, semaphores, queues", *_REFUSED, "refused", """
+    KernelItem("System V shared memory, semaphores, queues", *_REFUSED, "refused", """
     while True: checked(C.semget(0, 250, 0o1600)); yield 250
 """),
-    Attempt("POSIX message queues", *_REFUSED, "refused", """
+    KernelItem("POSIX message queues", *_REFUSED, "refused", """
     while True: checked(C.mq_open(b"/x", os.O_CREAT | os.O_RDWR, 0o600, None)); yield 1
 """),
-    Attempt("keys", *_REFUSED, "refused", """
+    KernelItem("keys", *_REFUSED, "refused", """
     while True: checked(C.syscall(248, b"user", b"x", b"x" * 1000, 1000, -3)); yield 1
 """),
-    Attempt("namespaces, and all that is in them", *_REFUSED, "refused", """
+    KernelItem("namespaces, and all that is in them", *_REFUSED, "refused", """
     while True: checked(C.unshare(0x50000000)); yield 1
 """),
-    Attempt("mounts", *_REFUSED, "refused", """
+    KernelItem("mounts", *_REFUSED, "refused", """
     while True: checked(C.mount(b"x", b"/tmp", b"tmpfs", 0, None)); yield 1
 """),
-    Attempt("seccomp filters, Landlock domains", *_REFUSED, "refused", """
+    KernelItem("seccomp filters, Landlock domains", *_REFUSED, "refused", """
     while True: checked(C.syscall(444, None, 0, 1)); yield 1
 """),
-    Attempt("rings of io_uring, asynchronous I/O, BPF", *_REFUSED, "refused", """
+    KernelItem("rings of io_uring, asynchronous I/O, BPF", *_REFUSED, "refused", """
     while True: checked(C.syscall(425, 64, bytes(120))); yield 1
 """),
 )  # fmt: skip
 
 
-class Seen(NamedTuple):
+class Consumption(NamedTuple):
     """What came of an attempt, and what the host missed meanwhile, in MiB."""
 
     result: SandboxResult
@@ -288,7 +288,7 @@ def _policy(asked: Policy) -> Policy:
     return msgspec.structs.replace(standard, optional_layers=asked.optional_layers, limits=limits)
 
 
-def _try(sandbox: Sandbox, attempt: Attempt, seconds: float) -> Seen:
+def _try(sandbox: Sandbox, attempt: KernelItem, seconds: float) -> Consumption:
     program = f"{_HEADER.format(seconds=seconds)}def make():{attempt.make}{_FOOTER}"
     before = _memory()
     most_slab, least_free = before["SUnreclaim"], before["MemAvailable"]
@@ -313,7 +313,7 @@ def _try(sandbox: Sandbox, attempt: Attempt, seconds: float) -> Seen:
     slab = (most_slab - before["SUnreclaim"]) / MIB
     taken = (before["MemAvailable"] - least_free) / MIB
     counted = found[0].usage.memory_peak_bytes / MIB
-    return Seen(found[0], slab, taken, max(0.0, slab - counted))
+    return Consumption(found[0], slab, taken, max(0.0, slab - counted))
 
 
 def _memory() -> dict[str, int]:
@@ -321,7 +321,7 @@ def _memory() -> dict[str, int]:
     return {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
 
 
-def _table(seen: dict[Attempt, Seen]) -> Table:
+def _table(seen: dict[KernelItem, Consumption]) -> ReportTable:
     columns = (
         "object",
         "counted by v1",
@@ -331,7 +331,7 @@ def _table(seen: dict[Attempt, Seen]) -> Table:
         "cell's peak MiB",
         "beyond MiB",
     )
-    return Table(
+    return ReportTable(
         title="What a cell can make of the kernel's memory",
         columns=tuple(Column(title, 0) for title in columns),
         rows=tuple(
@@ -350,7 +350,7 @@ def _made(result: SandboxResult) -> str:
     return f"ended: {result.reason}"
 
 
-def _verdicts(seen: dict[Attempt, Seen], policy: Policy) -> list[Verdict]:
+def _verdicts(seen: dict[KernelItem, Consumption], policy: Policy) -> list[Criterion]:
     """Judge what the host lost: slab beyond what is counted, with what v1 counts apart, and in all."""
     sockets = policy.limits.memory_bytes // 4 // MIB
     beyond = {each: of.beyond - (sockets if each.v1 == "apart" else 0) for each, of in seen.items()}
@@ -358,12 +358,12 @@ def _verdicts(seen: dict[Attempt, Seen], policy: Policy) -> list[Verdict]:
     cap = policy.limits.memory_bytes * 1.5 / MIB + _NOISE_MIB
     taken = max(seen, key=lambda each: seen[each].taken)
     return [
-        Verdict(
+        Criterion(
             f"no object takes more than {_SLAB_MIB} MiB of slab beyond what is counted and capped",
             beyond[most] <= _SLAB_MIB,
             f"at most {max(0.0, beyond[most]):.0f} MiB, of {most.what}",
         ),
-        Verdict(
+        Criterion(
             f"no object takes more than {cap:.0f} MiB of the host",
             seen[taken].taken <= cap,
             f"at most {seen[taken].taken:.0f} MiB, of {taken.what}",

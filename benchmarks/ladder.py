@@ -20,7 +20,7 @@ from .measuring import (
     side_by_side,
 )
 from .programs import SUM
-from .report import Bar, Bars, Column, Report, Table, Value, Verdict
+from .report import Bar, Bars, Column, Criterion, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _US = 1e6
@@ -111,7 +111,7 @@ def _names(climbs: Climbs) -> list[str]:
 
 
 def _report(
-    climbs: Climbs, supervisor: dict[str, list[float]], absent: dict[str, str], calls: Table
+    climbs: Climbs, supervisor: dict[str, list[float]], absent: dict[str, str], calls: ReportTable
 ) -> Report:
     steps = _steps(climbs, supervisor, absent)
     return Report(
@@ -138,7 +138,7 @@ def _report(
     )
 
 
-def _cumulative(steps: list[Step], absent: dict[str, str]) -> Table:
+def _cumulative(steps: list[Step], absent: dict[str, str]) -> ReportTable:
     rows: list[tuple[Value, ...]] = []
     total = 0.0
     for step in steps:
@@ -146,7 +146,7 @@ def _cumulative(steps: list[Step], absent: dict[str, str]) -> Table:
         rows.append((step.name, step.ready, step.gone, total, step.call))
     rows += [(f"{name}: absent, {why}", None, None, None, None) for name, why in absent.items()]
     columns = ("more us until it is on", "more us until all is gone", "sum us", "ns a getppid(2)")
-    return Table(
+    return ReportTable(
         title="Layers added up",
         columns=(Column("layer"), *(Column(title, 0) for title in columns)),
         rows=tuple(rows),
@@ -155,11 +155,11 @@ def _cumulative(steps: list[Step], absent: dict[str, str]) -> Table:
     )
 
 
-def _singly(climbs: Climbs) -> Table:
+def _singly(climbs: Climbs) -> ReportTable:
     rows: list[tuple[Value, ...]] = [
         (name, *quartiles(climb.gone, _US)) for name, climb in _of_namespaces(climbs).items()
     ]
-    return Table(
+    return ReportTable(
         title="Namespaces, each made for one fork and gone after it",
         columns=(Column("namespaces"), *quartile_columns("us", 0)),
         rows=tuple(rows),
@@ -181,26 +181,26 @@ def _bars_of_namespaces(climbs: Climbs) -> Bars:
     )
 
 
-def _calls_made(supervisor: dict[str, list[float]]) -> Table:
+def _calls_made(supervisor: dict[str, list[float]]) -> ReportTable:
     rows: list[tuple[Value, ...]] = [
         (name, *quartiles(times, _US)) for name, times in supervisor.items()
     ]
     columns = (Column("what"), *quartile_columns("us", 0))
-    return Table(title="Whole calls, `1+1`", columns=columns, rows=tuple(rows))
+    return ReportTable(title="Whole calls, `1+1`", columns=columns, rows=tuple(rows))
 
 
-def _verdicts(climbs: Climbs, supervisor: dict[str, list[float]]) -> tuple[Verdict, ...]:
+def _verdicts(climbs: Climbs, supervisor: dict[str, list[float]]) -> tuple[Criterion, ...]:
     top, whole = _cost(climbs["+ listener"].ready), _cost(climbs[WHOLE].ready)
     demand, ready = median(supervisor[_DEMAND]), median(supervisor[_READY])
     refused = {name: climb.refused for name, climb in climbs.items() if climb.refused}
     return (
-        Verdict("every rung could be climbed", not refused, str(refused or "yes")),
-        Verdict(
+        Criterion("every rung could be climbed", not refused, str(refused or "yes")),
+        Criterion(
             "the steps, added up, are what a cell does: within a third",
             2 / 3 < top / whole < 3 / 2,
             f"{top / whole:.2f} times",
         ),
-        Verdict(
+        Criterion(
             "a call that finds a cell ready costs less than one that does not",
             ready < demand,
             f"{demand / ready:.1f} times less",

@@ -19,7 +19,7 @@ from .measuring import (
     percentile_row,
     side_by_side,
 )
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _ONCE, _FIRST, _LATER = "a program of its own", "a session's first request", "a later one"
@@ -123,7 +123,7 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]], *, smoke: 
         for how, times in ways.items()
     ]
     columns = (*percentile_columns()[:3], Column("runs", 0))
-    table = Table(
+    table = ReportTable(
         title="A program that prints 2, milliseconds",
         columns=(Column("language"), Column("how"), *columns, Column("ratio")),
         rows=(*rows, *absent),
@@ -151,15 +151,15 @@ def _ratio(ways: Times, times: list[float]) -> float:
     return percentile(times, _QUARTER) / percentile(list(ways.values())[-1], _QUARTER)
 
 
-def _verdicts(found: dict[str, Times], *, smoke: bool) -> list[Verdict]:
+def _verdicts(found: dict[str, Times], *, smoke: bool) -> list[Criterion]:
     verdicts = []
     for language, ways in found.items():
         if _BWRAP in ways and language in _HELD:
             ratio = _ratio(ways, ways[_ONCE])
             limit = 2 * _TARGET if smoke else _TARGET
             what = f"{language}: takes at most {limit:g} times what bubblewrap takes"
-            verdicts.append(Verdict(what, ratio <= limit, f"{ratio:.2f} times"))
+            verdicts.append(Criterion(what, ratio <= limit, f"{ratio:.2f} times"))
         ratio = median(ways[_ONCE]) / median(ways[_LATER])
         what = f"{language}: a later request of a session is quicker than a program of its own"
-        verdicts.append(Verdict(what, ratio > 1, f"{ratio:.1f} times"))
+        verdicts.append(Criterion(what, ratio > 1, f"{ratio:.1f} times"))
     return verdicts

@@ -20,8 +20,8 @@ from .measuring import (
     seconds_of,
     side_by_side,
 )
-from .programs import EVERY, SUM, Program
-from .report import Column, Lines, Report, Table, Value, Verdict
+from .programs import EVERY, SUM, SampleProgram
+from .report import Column, Criterion, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _QUIET = 0.1  # what verdicts compare: a busy neighbour hits now the one, now the other
@@ -47,7 +47,7 @@ def measure(settings: Settings) -> Report:
     return _report(found, absent)
 
 
-def _ways(settings: Settings, program: Program, pooled: Sandbox, on_demand: Sandbox) -> Times:
+def _ways(settings: Settings, program: SampleProgram, pooled: Sandbox, on_demand: Sandbox) -> Times:
     def ready() -> None:
         if not pooled.execute(program.source).pool_hit:
             raise RuntimeError("no cell stood ready")
@@ -101,7 +101,7 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
         for program, ways in found.items()
         for way, times in ways.items()
     ]
-    table = Table(
+    table = ReportTable(
         title="One call, milliseconds",
         columns=(Column("program"), Column("how"), *percentile_columns()),
         rows=(*rows, *absent),
@@ -127,20 +127,20 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]]) -> Report:
     )
 
 
-def _headline(ways: Times) -> Table:
+def _headline(ways: Times) -> ReportTable:
     """Return the ways to call, each with the ratio to a cell that stood ready."""
     ready = median(ways[_READY])
     rows = [(way, *percentile_row(times)[:3], median(times) / ready) for way, times in ways.items()]
     columns = percentile_columns()[:3]
-    return Table(
+    return ReportTable(
         title="`1+1` through `Sandbox.execute`, every layer on, audited",
         columns=(Column("cellwright"), *columns, Column("ratio", 1)),
         rows=tuple(rows),
     )
 
 
-def _distributions(program: str, ways: Times) -> Lines:
-    return Lines(
+def _distributions(program: str, ways: Times) -> Curves:
+    return Curves(
         title=f"{program}: how many calls took how long",
         x="milliseconds",
         y="% of calls",
@@ -149,22 +149,22 @@ def _distributions(program: str, ways: Times) -> Lines:
     )
 
 
-def _verdicts(ways: Times) -> tuple[Verdict, ...]:
+def _verdicts(ways: Times) -> tuple[Criterion, ...]:
     ready, again, demand, cold = (
         percentile(ways[way], _QUIET) for way in (_READY, _SESSION, _DEMAND, _COLD)
     )
     return (
-        Verdict(
+        Criterion(
             "a session's next request is quicker than a cell that stood ready",
             ready > again,
             f"{ready / again:.1f} times",
         ),
-        Verdict(
+        Criterion(
             "a cell that stood ready is at least twice as quick as one made on demand",
             demand >= 2 * ready,
             f"{demand / ready:.1f} times",
         ),
-        Verdict(
+        Criterion(
             "one made on demand is at least twice as quick as a whole command",
             cold >= 2 * demand,
             f"{cold / demand:.1f} times",

@@ -10,7 +10,7 @@ from .callers import said
 from .census import launcher_of, private_bytes
 from .measuring import median, percentile, percentile_columns, percentile_row, seconds_of
 from .programs import SUM
-from .report import Column, Report, Table, Verdict
+from .report import Column, Criterion, Report, ReportTable
 from .settings import Settings, sandbox
 from .stretches import (
     MAY_GROW_MIB,
@@ -68,16 +68,16 @@ def _one_after_the_other(settings: Settings, times: dict[str, list[float]]) -> S
     return Stretch("one after the other", calls, wrong, before, after, further)
 
 
-def _steady(name: str, times: list[float]) -> Verdict:
+def _steady(name: str, times: list[float]) -> Criterion:
     tail = percentile(times, 0.99) / median(times)
     what = f"one after the other: p99 is less than {_TAIL:g} times the median, {name}"
     seen = f"{tail:.1f} times, median {median(times) * 1000:.2f} ms, {len(times):,} calls"
-    return Verdict(what, tail < _TAIL, seen)
+    return Criterion(what, tail < _TAIL, seen)
 
 
-def _calls(times: dict[str, list[float]]) -> Table:
+def _calls(times: dict[str, list[float]]) -> ReportTable:
     every = {"all": [each for one in times.values() for each in one], **times}
-    return Table(
+    return ReportTable(
         title="`print(1)`, one after the other",
         columns=(Column("calls"), *percentile_columns()),
         rows=tuple((name, *percentile_row(values)) for name, values in every.items() if values),
@@ -102,12 +102,12 @@ def _old_launcher(settings: Settings) -> Stretch:
         made.execute(SUM.source)
         recycled = launcher_of(made)[0] != old[0]
     verdicts = (
-        Verdict(
+        Criterion(
             f"an old launcher is within {MAY_GROW_MIB:g} MiB of a young one",
             ended - young <= MAY_GROW_MIB,
             f"{ended - young:+.2f} MiB after {forks:,} forks, median call {median(began) * 1e3:.1f} ms",
         ),
-        Verdict("one that has served its time is replaced", recycled, str(recycled)),
+        Criterion("one that has served its time is replaced", recycled, str(recycled)),
     )
     return Stretch("an old launcher", forks, wrong, before, after, verdicts)
 

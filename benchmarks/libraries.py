@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from .contestants import AbsentError, Isolation, check_output
-from .programs import Program
+from .programs import SampleProgram
 
 _PATIENCE = 120.0
 
@@ -119,7 +119,7 @@ class Library:
         )  # fmt: skip
         return str(self._hear()["version"])
 
-    def run(self, program: Program) -> float:
+    def run(self, program: SampleProgram) -> float:
         assert self._worker is not None
         assert self._worker.stdin is not None
         self._worker.stdin.write(json.dumps(program.printing) + "\n")

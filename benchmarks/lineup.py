@@ -11,9 +11,9 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..harness.version import installed_version
 from ..runner.pool import PoolSettings
 from . import commandlines, libraries
-from .contestants import AbsentError, Command, Isolation, Peer, check_output, version_of
+from .contestants import AbsentError, Command, Contestant, Isolation, check_output, version_of
 from .libraries import Library
-from .programs import Program
+from .programs import SampleProgram
 from .settings import Settings, sandbox
 
 READY, _DEMAND = "cellwright, a cell stood ready", "cellwright, made on demand"
@@ -49,7 +49,7 @@ class Ours:
         self._sandbox = self._stack.enter_context(sandbox(self._settings, self._pool))
         return installed_version()
 
-    def run(self, program: Program) -> float:
+    def run(self, program: SampleProgram) -> float:
         assert self._sandbox is not None
         self._sandbox.settle()
         began = time.perf_counter()
@@ -64,7 +64,7 @@ class Ours:
         self._stack.close()
 
 
-def every_peer(settings: Settings) -> list[Peer]:
+def every_peer(settings: Settings) -> list[Contestant]:
     """Return all that we know of, found or not."""
     return [
         Ours(READY, settings, PoolSettings().size),
@@ -75,7 +75,7 @@ def every_peer(settings: Settings) -> list[Peer]:
     ]
 
 
-def _interpreters() -> list[Peer]:
+def _interpreters() -> list[Contestant]:
     of_this = partial(str, ".".join(map(str, sys.version_info[:3])))
     return [
         Command(f"python3 {' '.join(flags)}", _NONE, partial(_bare, flags), of_this)
@@ -83,18 +83,18 @@ def _interpreters() -> list[Peer]:
     ]
 
 
-def _bare(flags: tuple[str, ...], place: Path, program: Program) -> list[str]:
+def _bare(flags: tuple[str, ...], place: Path, program: SampleProgram) -> list[str]:
     return commandlines.bare(*flags, "-c", program.printing)
 
 
-def _bubblewrap(place: Path, program: Program) -> list[str]:
+def _bubblewrap(place: Path, program: SampleProgram) -> list[str]:
     line = commandlines.bubblewrap("-I", "-S", "-c", program.printing)
     if line is None:
         raise AbsentError("bwrap is not installed")
     return line
 
 
-def _containers() -> list[Peer]:
+def _containers() -> list[Contestant]:
     namespaces = "pid, mount, net, ipc, uts, user, cgroup"
     bwrap = _CONTAINER._replace(namespaces=namespaces, caps="none")
     jail = bwrap._replace(
@@ -115,7 +115,7 @@ def _containers() -> list[Peer]:
     ]
 
 
-def _elsewhere(peers: Path | None) -> list[Peer]:
+def _elsewhere(peers: Path | None) -> list[Contestant]:
     """Return what peers-setup installs."""
     where = (
         f"it is not in {peers}" if peers else "without --peers; benchmarks/peers-setup installs it"
@@ -142,7 +142,7 @@ def _elsewhere(peers: Path | None) -> list[Peer]:
     ]
 
 
-def _sandbox_runtime(peers: Path | None, where: str) -> Peer:
+def _sandbox_runtime(peers: Path | None, where: str) -> Contestant:
     kept = Isolation(
         "process, its namespaces", "pid, mount, net", "Unix sockets", "all, read-only",
         "none, by a proxy", "none", _HOST, _CPYTHON,

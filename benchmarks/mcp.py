@@ -23,7 +23,7 @@ from .measuring import (
     side_by_side,
 )
 from .programs import SUM
-from .report import Column, Report, Table, Verdict
+from .report import Column, Criterion, Report, ReportTable
 from .settings import Settings, sandbox
 
 _ECHO = "a tool that gives back what it got, of the SDK alone"
@@ -58,7 +58,7 @@ _DOUBLE = "def double(n: int) -> int:\n    return n * 2"
 _PROGRAM = "import tools\ntools.double(21)"
 
 
-class Peer:
+class StdioClient:
     """A server behind a pipe, and the least that one has to say to it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -95,13 +95,13 @@ class Peer:
 
 
 @contextlib.contextmanager
-def served(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Peer]:
+def served(*command: str, env: Mapping[str, str] | None = None) -> Iterator[StdioClient]:
     """Give a server that has been greeted, and end it after; `env` are further variables."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
     )
     try:
-        peer = Peer(process)
+        peer = StdioClient(process)
         peer.greet()
         yield peer
     finally:
@@ -136,7 +136,7 @@ def measure(settings: Settings) -> Report:
 
 def _report(times: dict[str, list[float]]) -> Report:
     bare, quiet = median(times[_ECHO]), _quiet(times[_ECHO])
-    table = Table(
+    table = ReportTable(
         title="One call over a pipe",
         columns=(
             Column("what"), Column("p10 ms", 2), Column("ratio", 2), *percentile_columns(),
@@ -162,9 +162,9 @@ def _report(times: dict[str, list[float]]) -> Report:
     )
 
 
-def _verdict(times: dict[str, list[float]]) -> Verdict:
+def _verdict(times: dict[str, list[float]]) -> Criterion:
     ratio = _quiet(times[_RUN]) / _quiet(times[_ECHO])
-    return Verdict(
+    return Criterion(
         "in a quiet moment a program in a fresh cell takes less than six times as long as a tool "
         "that does nothing",
         ratio < 6,

@@ -11,12 +11,12 @@ from ..harness.search.encoder import Encoder, VectorIndex
 from ..harness.search.search import SearchIndex
 from .catalogues import Questions
 from .measuring import median
-from .report import Column, Table, Value
+from .report import Column, ReportTable, Value
 
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 
-def cost_of_meaning(model: Path, asked: Questions, queries: int) -> Table:
+def cost_of_meaning(model: Path, asked: Questions, queries: int) -> ReportTable:
     """Return seconds of the processor, of all threads of the process."""
     with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
         cache = Path(directory, "vectors.db")
@@ -37,7 +37,7 @@ def cost_of_meaning(model: Path, asked: Questions, queries: int) -> Table:
             ),
         )
     threads = os.environ.get(_THREADS, "as many as it likes")
-    return Table(
+    return ReportTable(
         title=f"Meaning, with these threads of the linear algebra ({_THREADS}): {threads}",
         columns=(Column("what"), Column("processor, s", 3)),
         rows=rows,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .report import Bar, Column, Line, Value
+from .report import Bar, Column, Curve, Value
 
 MS = 1000.0  # in a second
 
@@ -97,6 +97,6 @@ def percentile_row(seconds: Sequence[float]) -> tuple[Value, ...]:
 _SHARES = (*(n / 100 for n in range(100)), 0.992, 0.994, 0.996, 0.998, 0.999)
 
 
-def distribution(label: str, seconds: Sequence[float]) -> Line:
+def distribution(label: str, seconds: Sequence[float]) -> Curve:
     """Return the share of runs, in percent, over the milliseconds that they did not exceed."""
-    return Line(label, tuple((percentile(seconds, share) * MS, share * 100) for share in _SHARES))
+    return Curve(label, tuple((percentile(seconds, share) * MS, share * 100) for share in _SHARES))

@@ -3,7 +3,7 @@
 import html
 
 from .pictures import draw
-from .report import Report, Table
+from .report import Report, ReportTable
 from .tables import cells, is_numeric
 
 _STYLE = """
@@ -42,7 +42,7 @@ def _section(report: Report) -> list[str]:
     ]
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     kinds = [" class=number" * is_numeric(table, number) for number in range(len(table.columns))]
     head = _row("th", kinds, [column.title for column in table.columns])
     rows = "\n".join(_row("td", kinds, words) for words in cells(table))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .contestants import AbsentError, Isolation, Peer
+from .contestants import AbsentError, Contestant, Isolation
 from .lineup import BUBBLEWRAP, READY, every_peer
 from .measuring import (
     MS,
@@ -20,16 +20,16 @@ from .measuring import (
     quartiles,
     side_by_side,
 )
-from .programs import SUM, TEXT, Program
-from .report import Bars, Column, Report, Table, Value, Verdict
+from .programs import SUM, TEXT, SampleProgram
+from .report import Bars, Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
 _PROGRAMS = (SUM, TEXT)
 
 
-class Found(NamedTuple):
-    peer: Peer
+class PeerTimes(NamedTuple):
+    peer: Contestant
     version: str
     times: dict[str, list[float]]  # program -> seconds
     refusals: dict[str, str]  # program -> why it has none
@@ -40,12 +40,12 @@ def measure(settings: Settings) -> Report:
     """Return the times of every peer that is here, and why the others are not."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-peers-")))
-        found: list[Found] = []
+        found: list[PeerTimes] = []
         absent: dict[str, str] = {}
         for peer in every_peer(settings):
             stack.callback(peer.close)
             try:
-                found.append(Found(peer, peer.find(place), {}, {}, []))
+                found.append(PeerTimes(peer, peer.find(place), {}, {}, []))
             except AbsentError as why:
                 absent[peer.name] = str(why)
         for program in _PROGRAMS:
@@ -53,7 +53,7 @@ def measure(settings: Settings) -> Report:
     return _report(found, absent)
 
 
-def _measure(settings: Settings, program: Program, found: list[Found]) -> None:
+def _measure(settings: Settings, program: SampleProgram, found: list[PeerTimes]) -> None:
     contenders = []
     for each in found:
         try:
@@ -70,7 +70,7 @@ def _measure(settings: Settings, program: Program, found: list[Found]) -> None:
             each.times[program.name] = good
 
 
-def _clocked(each: Found, program: Program) -> float:
+def _clocked(each: PeerTimes, program: SampleProgram) -> float:
     """Return the seconds of a run, or that there are none: a single failure is counted."""
     try:
         return each.peer.run(program)
@@ -82,14 +82,14 @@ def _clocked(each: Found, program: Program) -> float:
 # What is said of it
 
 
-def _report(found: list[Found], absent: dict[str, str]) -> Report:
+def _report(found: list[PeerTimes], absent: dict[str, str]) -> Report:
     here = [each for each in found if each.times]
     absent = absent | {
         each.peer.name: "; ".join(dict.fromkeys(each.refusals.values()))
         for each in found
         if not each.times
     }
-    missing = Table(
+    missing = ReportTable(
         title="Not here",
         columns=(Column("peer"), Column("why")),
         rows=tuple(absent.items()),
@@ -115,7 +115,7 @@ def _report(found: list[Found], absent: dict[str, str]) -> Report:
     )
 
 
-def _times(program: Program, here: list[Found]) -> Table:
+def _times(program: SampleProgram, here: list[PeerTimes]) -> ReportTable:
     ours = next(each for each in here if each.peer.name == READY)
     refusals = [
         f"{each.peer.name}: {each.refusals[program.name]}."
@@ -127,7 +127,7 @@ def _times(program: Program, here: list[Found]) -> Table:
         for each in here
         if each.failures
     ]
-    return Table(
+    return ReportTable(
         title=f"`{program.name}`",
         columns=(
             Column("peer"), Column("version"), *quartile_columns("ms"),
@@ -138,7 +138,7 @@ def _times(program: Program, here: list[Found]) -> Table:
     )  # fmt: skip
 
 
-def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
+def _row(program: SampleProgram, each: PeerTimes, ours: PeerTimes) -> tuple[Value, ...]:
     head = (each.peer.name, each.version)
     words = (each.peer.isolation.fresh, each.peer.isolation.python)
     times = each.times.get(program.name)
@@ -148,8 +148,8 @@ def _row(program: Program, each: Found, ours: Found) -> tuple[Value, ...]:
     return (*head, *quartiles(times, MS), ratio, len(times), *words)
 
 
-def _isolation(here: list[Found]) -> Table:
-    return Table(
+def _isolation(here: list[PeerTimes]) -> ReportTable:
+    return ReportTable(
         title="What stands between the program and the machine",
         columns=(Column("peer"), *(Column(name) for name in Isolation._fields)),
         rows=tuple((each.peer.name, *each.peer.isolation) for each in here),
@@ -157,7 +157,7 @@ def _isolation(here: list[Found]) -> Table:
     )
 
 
-def _bars(program: Program, here: list[Found]) -> Bars:
+def _bars(program: SampleProgram, here: list[PeerTimes]) -> Bars:
     bars = [
         quartile_bar(each.peer.name, each.times[program.name], MS)
         for each in here
@@ -171,7 +171,7 @@ def _bars(program: Program, here: list[Found]) -> Bars:
     )
 
 
-def _verdicts(here: list[Found]) -> tuple[Verdict, ...]:
+def _verdicts(here: list[PeerTimes]) -> tuple[Criterion, ...]:
     medians = {
         each.peer.name: median(each.times[SUM.name]) for each in here if SUM.name in each.times
     }
@@ -179,7 +179,7 @@ def _verdicts(here: list[Found]) -> tuple[Verdict, ...]:
         return ()
     ratio = medians[BUBBLEWRAP] / medians[READY]
     return (
-        Verdict(
+        Criterion(
             "a cell that stood ready is at least twice as quick as bubblewrap",
             ratio >= 2,
             f"{ratio:.1f} times",

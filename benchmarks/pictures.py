@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from .report import Bar, Bars, Chart, Line, Lines
+from .report import Bar, Bars, Chart, Curve, Curves
 
 _WIDTH, _LABELS, _NUMBERS, _ROW, _HEAD = 860, 300, 150, 26, 44
 _PLOT = _WIDTH - _LABELS - _NUMBERS
@@ -123,7 +123,7 @@ def _scale(highest: float, lowest: float | None, length: float) -> Callable[[flo
 # Curves
 
 
-def _lines(chart: Lines) -> str:
+def _lines(chart: Curves) -> str:
     points = [point for line in chart.lines for point in line.points]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     low_x = min((x for x in xs if x > 0), default=0.1) if chart.logarithmic else None
@@ -143,7 +143,7 @@ def _lines(chart: Lines) -> str:
 Place = Callable[[float, float], tuple[float, float]]
 
 
-def _axes(chart: Lines, xs: Sequence[float], ys: Sequence[float], place: Place) -> list[str]:
+def _axes(chart: Curves, xs: Sequence[float], ys: Sequence[float], place: Place) -> list[str]:
     bottom = _HEIGHT - _BOTTOM
     parts = [_text(0, 36, chart.y, "soft")]
     for y in ticks(0, max([*ys, 1e-9]) * 1.002):  # 99.9 % has a 100 above it
@@ -175,7 +175,7 @@ def decades(values: Sequence[float]) -> list[float]:
     return [value for value in every if low <= value <= high] or [low, high]
 
 
-def _curve(line: Line, number: int, place: Place) -> list[str]:
+def _curve(line: Curve, number: int, place: Place) -> list[str]:
     colour = f"var(--c{number % _COLOURS})"
     spots = [place(x, y) for x, y in line.points]
     path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in spots)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ..policies.policy import MIB
 
 
-class Program(NamedTuple):
+class SampleProgram(NamedTuple):
     name: str
     source: str
     printing: str  # the same for those who have no value of a last expression: it prints
@@ -40,9 +40,9 @@ matrix = numpy.arange(10_000.0).reshape(100, 100)
 print(int((matrix @ matrix.T).trace()))
 """.strip()
 
-SUM = Program("1+1", "1+1", "print(1+1)", "2")
-TEXT = Program("20 lines of json and re", _TEXT, _TEXT, "bob 93 391")
-NUMPY = Program("numpy, 100 x 100", _NUMPY, _NUMPY, "333283335000")
+SUM = SampleProgram("1+1", "1+1", "print(1+1)", "2")
+TEXT = SampleProgram("20 lines of json and re", _TEXT, _TEXT, "bob 93 391")
+NUMPY = SampleProgram("numpy, 100 x 100", _NUMPY, _NUMPY, "333283335000")
 EVERY = (SUM, TEXT, NUMPY)
 
 # What an unkind neighbour does for as long as it may, each within its caps.

@@ -26,7 +26,7 @@ from ..harness.tools.caller import Caller, Tool
 from ..policies.errors import InternalError
 from ..runner.result import SandboxStatus
 from .callers import languages
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 _ASYNC = "import asyncio, tools\n{}\nasync def main():\n    {}\nsorted(asyncio.run(main()))"
@@ -133,10 +133,10 @@ def measure(settings: Settings) -> Report:
         title="Runs with parallel calls",
         tables=(_table(outcomes),),
         verdicts=(
-            Verdict(
+            Criterion(
                 "no call is made twice, and no run diverges", not bad, ", ".join(bad) or "none"
             ),
-            Verdict("every run is finished", not unfinished, ", ".join(unfinished) or "all"),
+            Criterion("every run is finished", not unfinished, ", ".join(unfinished) or "all"),
         ),
         notes=(
             "`send` needs approval, `note` does not; neither may be repeated.",
@@ -204,7 +204,7 @@ def work(form: str, rounds: int, folder: str) -> None:
     with Runs(str(Path(folder, "runs.db"))) as runs:
         broker = Broker(Offer([_tool("send", effects), _tool("note", effects)]), approve=runs.ask)
         with Sandbox(policy="strict", pool=_LANES, tools=broker) as sandbox:
-            working = Work(form, rounds, runs, sandbox, Path(folder), notes)
+            working = Workload(form, rounds, runs, sandbox, Path(folder), notes)
             print("begun", flush=True)
             lanes = [threading.Thread(target=working.go_on) for _ in range(_LANES)]
             for lane in lanes:
@@ -214,7 +214,7 @@ def work(form: str, rounds: int, folder: str) -> None:
     os._exit(1 if working.failed else 0)
 
 
-class Work:
+class Workload:
     """The runs of one form, as several threads of one process bring them to their end."""
 
     def __init__(
@@ -318,11 +318,11 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _table(outcomes: list[Outcome]) -> Table:
+def _table(outcomes: list[Outcome]) -> ReportTable:
     rows: list[tuple[Value, ...]] = [tuple(each) for each in outcomes]
     titles = (
         "form", "runs", "completed", "made twice", "wrong", "diverged", "unknown calls", "kills",
         "pauses", "seconds",
     )  # fmt: skip
     columns = tuple(Column(title, 0) for title in titles)
-    return Table(title="Runs by the form of their calls", columns=columns, rows=tuple(rows))
+    return ReportTable(title="Runs by the form of their calls", columns=columns, rows=tuple(rows))

@@ -12,7 +12,7 @@ class Column(msgspec.Struct, frozen=True):
     digits: int = 2
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -38,25 +38,25 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True, tag="bars"):
     logarithmic: bool = False
 
 
-class Line(msgspec.Struct, frozen=True):
+class Curve(msgspec.Struct, frozen=True):
     label: str
     points: tuple[tuple[float, float], ...]
 
 
-class Lines(msgspec.Struct, frozen=True, kw_only=True, tag="lines"):
+class Curves(msgspec.Struct, frozen=True, kw_only=True, tag="lines"):
     """Curves over one axis; with `logarithmic`, the axis below them is."""
 
     title: str
     x: str
     y: str
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
     logarithmic: bool = False
 
 
-Chart = Bars | Lines
+Chart = Bars | Curves
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Criterion(msgspec.Struct, frozen=True):
     """What had to hold, and what was seen."""
 
     what: str
@@ -76,10 +76,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     machine: str = ""
-    tables: tuple[Table, ...] = ()
-    headlines: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
+    headlines: tuple[ReportTable, ...] = ()
     charts: tuple[Chart, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Criterion, ...] = ()
     notes: tuple[str, ...] = ()
     samples: dict[str, tuple[float, ...]] = {}
 

@@ -23,7 +23,7 @@ from .measuring import (
     percentile_row,
     side_by_side,
 )
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 Finder = Callable[[str, int], Sequence[str]]  # query and count to ids
@@ -66,9 +66,11 @@ def _notes(settings: Settings) -> tuple[str, ...]:
 # How much is found
 
 
-def _found(asked: Questions, settings: Settings) -> tuple[tuple[Table, ...], tuple[Verdict, ...]]:
+def _found(
+    asked: Questions, settings: Settings
+) -> tuple[tuple[ReportTable, ...], tuple[Criterion, ...]]:
     rows: list[tuple[Value, ...]] = []
-    verdicts: list[Verdict] = []
+    verdicts: list[Criterion] = []
     with _fts5(asked.documents) as fts5:
         rows.append(("FTS5", *_shares(fts5, asked)))
     for name, meaning, least in _ways(settings):
@@ -77,8 +79,8 @@ def _found(asked: Questions, settings: Settings) -> tuple[tuple[Table, ...], tup
         seen = " ".join(f"{share:.3f}" for share in shares)
         wanted = " ".join(f"{share:.2f}" for share in least)
         holds = all(share >= bar for share, bar in zip(shares, least, strict=True))
-        verdicts.append(Verdict(f"{name}: first, among five, ten at least {wanted}", holds, seen))
-    table = Table(
+        verdicts.append(Criterion(f"{name}: first, among five, ten at least {wanted}", holds, seen))
+    table = ReportTable(
         title=f"Answers to {len(asked.questions):,} questions among {len(asked.documents)} functions",
         columns=(Column("by"), *(Column(f"among {count}", 3) for count in _COUNTS)),
         rows=tuple(rows),
@@ -113,7 +115,7 @@ def _finder(index: SearchIndex) -> Finder:
 
 def _times(
     index: SearchIndex, documents: Sequence[Document], asked: Questions | None, settings: Settings
-) -> tuple[Table, tuple[Verdict, ...]]:
+) -> tuple[ReportTable, tuple[Criterion, ...]]:
     rounds = settings.amount(2000, 100)
     kinds = {"some words of a name": [_keywords(each) for each in documents[:: _stride(documents)]]}
     kinds["the first sentence of a description"] = [
@@ -129,7 +131,7 @@ def _times(
                  _contender(f"{kind}, FTS5", fts5, queries)], rounds,
             )  # fmt: skip
             times |= found
-    table = Table(
+    table = ReportTable(
         title=f"A query over {len(documents):,} tools, five results, ms of processor time",
         columns=(Column("query"), *percentile_columns()),
         rows=tuple((name, *percentile_row(each)) for name, each in times.items()),
@@ -139,18 +141,18 @@ def _times(
 
 def _quick(
     ours: list[list[float]], times: dict[str, list[float]], settings: Settings
-) -> tuple[Verdict, ...]:
+) -> tuple[Criterion, ...]:
     theirs = [each for name, each in times.items() if "FTS5" in name]
     ratios = [median(other) / median(own) for own, other in zip(ours, theirs, strict=True)]
     seen = ", ".join(f"{ratio:.1f} times" for ratio in ratios)
-    slower = Verdict("no query takes longer than with FTS5", min(ratios) >= 1, seen)
+    slower = Criterion("no query takes longer than with FTS5", min(ratios) >= 1, seen)
     if settings.smoke:
         return (slower,)
     seen = ", ".join(
         f"{median(each) * 1e3:.2f} (p99 {percentile(each, 0.99) * 1e3:.2f})" for each in ours
     )
     holds = all(median(each) <= _MILLISECOND for each in ours)
-    return slower, Verdict("a query takes at most a millisecond, p50", holds, seen)
+    return slower, Criterion("a query takes at most a millisecond, p50", holds, seen)
 
 
 def _contender(name: str, find: Finder, queries: Sequence[str]) -> Contender:
@@ -167,11 +169,11 @@ def _processor_seconds(work: Callable[[], object]) -> float:
 
 def _change(
     index: SearchIndex, documents: Sequence[Document], building: float, settings: Settings
-) -> Table:
+) -> ReportTable:
     chosen = documents[:: _stride(documents)][: settings.amount(500, 50)]
     removing = [_processor_seconds(lambda each=each: index.remove(each.id)) for each in chosen]  # type: ignore[misc]
     adding = [_processor_seconds(lambda each=each: index.add(each)) for each in chosen]  # type: ignore[misc]
-    return Table(
+    return ReportTable(
         title=f"An index of {len(documents):,} tools, processor time",
         columns=(Column("made, s"), Column("one more, us, p50", 0), Column("one less, us, p50", 0)),
         rows=((building, median(adding) * 1e6, median(removing) * 1e6),),
@@ -189,15 +191,17 @@ def _stride(documents: Sequence[Document]) -> int:
 # What must hold of every catalogue
 
 
-def _sound(index: SearchIndex, documents: Sequence[Document]) -> tuple[Verdict, ...]:
+def _sound(index: SearchIndex, documents: Sequence[Document]) -> tuple[Criterion, ...]:
     chosen = documents[:: _stride(documents)]
     first = sum(
         index.search(each.full_name, limit=1).matches[0].document.id == each.id for each in chosen
     )
     nothing = sum(not index.search(query).matches for query in _UNKNOWN)
     return (
-        Verdict("a tool stands first for its name", first == len(chosen), f"{first} of {len(chosen)}"),
-        Verdict(
+        Criterion(
+            "a tool stands first for its name", first == len(chosen), f"{first} of {len(chosen)}"
+        ),
+        Criterion(
             "what shares no word with a tool finds nothing", nothing == len(_UNKNOWN),
             f"{nothing} of {len(_UNKNOWN)}",
         ),

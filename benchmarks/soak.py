@@ -3,7 +3,7 @@
 from itertools import chain
 
 from . import churn, constancy, crowd
-from .report import Column, Report, Table, Value
+from .report import Column, Report, ReportTable, Value
 from .settings import Settings
 from .stretches import NOTES, censuses, own_temporary_files, told_at_once
 
@@ -29,7 +29,7 @@ def measure(settings: Settings) -> Report:
     )
 
 
-def _table(rows: list[tuple[Value, ...]]) -> Table:
+def _table(rows: list[tuple[Value, ...]]) -> ReportTable:
     """Return what else was seen."""
     columns = (Column("of"), Column("what"), Column("seen"))
-    return Table(title="What else was seen", columns=columns, rows=tuple(rows))
+    return ReportTable(title="What else was seen", columns=columns, rows=tuple(rows))

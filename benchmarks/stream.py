@@ -10,7 +10,7 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
 from ..runner.spawn import interpreter
 from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side
-from .report import Bars, Column, Report, Table, Value, Verdict
+from .report import Bars, Column, Criterion, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _CHUNK = 64 * 1024  # what a pipe holds, and what is read at once
@@ -82,13 +82,13 @@ def _rates(seconds: list[float], amount: int) -> list[float]:
     return [amount / MIB / each for each in seconds]
 
 
-def _table(times: dict[str, list[float]], amount: int) -> Table:
+def _table(times: dict[str, list[float]], amount: int) -> ReportTable:
     pipe = median(_rates(times[_PIPE], amount))
     rows: list[tuple[Value, ...]] = []
     for name, seconds in times.items():
         rates = quartiles(_rates(seconds, amount))
         rows.append((name, *rates, rates[1] / pipe, len(seconds)))
-    return Table(
+    return ReportTable(
         title="A stream of output, MiB a second",
         columns=(
             Column("how"), *quartile_columns("MiB/s", 0), Column("of a pipe"), Column("runs", 0),
@@ -102,9 +102,9 @@ def _chart(times: dict[str, list[float]], amount: int) -> Bars:
     return Bars(title="A stream of output", unit="MiB/s", bars=bars)
 
 
-def _verdict(times: dict[str, list[float]]) -> Verdict:
+def _verdict(times: dict[str, list[float]]) -> Criterion:
     ratio = median(times[_PIPE]) / median(times[_CALLED])
-    return Verdict(
+    return Criterion(
         f"output through on_output is more than {_TARGET:.0%} of what a pipe brings",
         ratio > _TARGET,
         f"{ratio:.2f}",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..runner.audit.verification import read, verify
 from .census import Census, count
-from .report import Column, Table, Value, Verdict
+from .report import Column, Criterion, ReportTable, Value
 
 _PATIENCE = 20.0
 _SAME = 5  # censuses in a row
@@ -38,18 +38,18 @@ class Stretch(NamedTuple):
     wrong: list[str]
     before: Census
     after: Census
-    further: tuple[Verdict, ...] = ()
+    further: tuple[Criterion, ...] = ()
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Criterion, ...]:
         left = more(self.before, self.after)
         examples = "".join(f"; {complaint}" for complaint in self.wrong[:3])
         return (
-            Verdict(
+            Criterion(
                 f"{self.name}: every result is right",
                 not self.wrong,
                 f"{len(self.wrong)} of {self.calls:,} wrong{examples}",
             ),
-            Verdict(f"{self.name}: nothing is left", not left, str(left or "nothing")),
+            Criterion(f"{self.name}: nothing is left", not left, str(left or "nothing")),
             *self.further,
         )
 
@@ -102,7 +102,7 @@ def told_at_once(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
     return tuple(made)
 
 
-def whole(name: str, trail: Path) -> Verdict:
+def whole(name: str, trail: Path) -> Criterion:
     """Say whether the chain of a trail holds, and every execution that began has one end."""
     began: Counter[str] = Counter()
     ended: Counter[str] = Counter()
@@ -111,18 +111,20 @@ def whole(name: str, trail: Path) -> Verdict:
             (began if entry.action == "start" else ended)[str(entry.details["execution_id"])] += 1
     verdict = verify(trail)
     odd = sum(((began - ended) + (ended - began)).values())
-    return Verdict(
+    return Criterion(
         f"{name}: the trail holds, and every execution in it ends once",
         verdict.ok and not odd,
         f"{verdict.records:,} records, {verdict.broken or 'none broken'}, {odd} executions otherwise",
     )
 
 
-def censuses(stretches: Iterable[Stretch]) -> Table:
+def censuses(stretches: Iterable[Stretch]) -> ReportTable:
     """Return what there was before and after each."""
     rows: list[tuple[Value, ...]] = []
     for each in stretches:
         rows.append((each.name, "before", *each.before))
         rows.append((f"{each.calls:,} calls", "after", *each.after))
     names = (Column(name.replace("_", " "), 1) for name in Census._fields)
-    return Table(title="Census", columns=(Column("what"), Column("when"), *names), rows=tuple(rows))
+    return ReportTable(
+        title="Census", columns=(Column("what"), Column("when"), *names), rows=tuple(rows)
+    )

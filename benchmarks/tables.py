@@ -4,7 +4,7 @@ import importlib.util
 import sys
 import textwrap
 
-from .report import Report, Table, shown
+from .report import Report, ReportTable, shown
 
 _WIDTH = 100
 
@@ -23,7 +23,7 @@ def show(report: Report, *, plain: bool = False) -> None:
         print(verdict)
 
 
-def as_text(table: Table) -> str:
+def as_text(table: ReportTable) -> str:
     """Return a table in columns; numbers stand to the right."""
     head = [column.title for column in table.columns]
     rows = cells(table)
@@ -40,7 +40,7 @@ def as_text(table: Table) -> str:
     return "\n".join([table.title, "", *lines]) + note + "\n"
 
 
-def as_markdown(table: Table) -> str:
+def as_markdown(table: ReportTable) -> str:
     """Return a table as a document has it."""
     head = [column.title for column in table.columns]
     rule = ["--:" if is_numeric(table, number) else "---" for number in range(len(head))]
@@ -48,20 +48,20 @@ def as_markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *escaped))
 
 
-def cells(table: Table) -> list[list[str]]:
+def cells(table: ReportTable) -> list[list[str]]:
     return [
         [shown(value, column.digits) for value, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
 
 
-def is_numeric(table: Table, column: int) -> bool:
+def is_numeric(table: ReportTable, column: int) -> bool:
     """Tell whether a column holds numbers, as far as it holds anything."""
     values = [row[column] for row in table.rows if row[column] is not None]
     return bool(values) and all(isinstance(value, int | float) for value in values)
 
 
-def _print_with_rich(table: Table) -> None:
+def _print_with_rich(table: ReportTable) -> None:
     import rich.box
     import rich.console
     import rich.table

@@ -17,7 +17,7 @@ from .census import cpu_seconds, launcher_of
 from .commandlines import bubblewrap
 from .measuring import median, quartile_columns, quartiles
 from .programs import SUM
-from .report import Column, Line, Lines, Report, Table, Value, Verdict
+from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _CLIENTS = (1, 2, 4, 8)
@@ -31,14 +31,14 @@ class Rival(NamedTuple):
     cpu: Callable[[], float] | None  # seconds so far of everything that it uses, if that is known
 
 
-class Turn(NamedTuple):
+class Round(NamedTuple):
     """What a moment of calling gave."""
 
     rate: float  # calls a second
     cpu_ms: float | None  # a call
 
 
-Turns = dict[tuple[str, int], list[Turn]]
+Turns = dict[tuple[str, int], list[Round]]
 
 
 def measure(settings: Settings) -> Report:
@@ -86,7 +86,7 @@ def _cpu_of_children() -> float:
     return sum(each.ru_utime + each.ru_stime for each in usage)
 
 
-def _turn(rival: Rival, clients: int, seconds: float) -> Turn:
+def _turn(rival: Rival, clients: int, seconds: float) -> Round:
     rival.call()
     before = rival.cpu() if rival.cpu else 0.0
     began = time.perf_counter()
@@ -103,11 +103,11 @@ def _turn(rival: Rival, clients: int, seconds: float) -> Turn:
         calls = sum(pool.map(client, range(clients)))
     elapsed = time.perf_counter() - began
     used = (rival.cpu() - before) / calls * 1000 if rival.cpu else None
-    return Turn(calls / elapsed, used)
+    return Round(calls / elapsed, used)
 
 
 def _report(turns: Turns) -> Report:
-    table = Table(
+    table = ReportTable(
         title="`1+1`, fresh cells a second",
         columns=(
             Column("contender"), Column("clients", 0), *quartile_columns("runs/s", 0),
@@ -118,7 +118,7 @@ def _report(turns: Turns) -> Report:
     )  # fmt: skip
     names = dict.fromkeys(name for name, _ in turns)
     curves = [
-        Line(name, tuple((float(n), median(_rates(turns[name, n]))) for n in _CLIENTS))
+        Curve(name, tuple((float(n), median(_rates(turns[name, n]))) for n in _CLIENTS))
         for name in names
     ]
     return Report(
@@ -127,7 +127,7 @@ def _report(turns: Turns) -> Report:
         tables=(table,),
         headlines=(_headline(turns),),
         charts=(
-            Lines(
+            Curves(
                 title="1+1, each in a fresh cell or process",
                 x="clients",
                 y="runs a second",
@@ -143,30 +143,30 @@ def _report(turns: Turns) -> Report:
     )
 
 
-def _headline(turns: Turns) -> Table:
+def _headline(turns: Turns) -> ReportTable:
     rows: list[tuple[Value, ...]] = [
         (name, *(median(_rates(turns[name, clients])) for clients in _CLIENTS))
         for name in dict.fromkeys(name for name, _ in turns)
     ]
     columns = (Column(f"{clients} client{'s' * (clients > 1)}", 0) for clients in _CLIENTS)
-    return Table(
+    return ReportTable(
         title="Runs a second, each in a fresh cell or process",
         columns=(Column("contender"), *columns),
         rows=tuple(rows),
     )
 
 
-def _rates(turns: list[Turn]) -> list[float]:
+def _rates(turns: list[Round]) -> list[float]:
     return [turn.rate for turn in turns]
 
 
-def _row(name: str, clients: int, turns: list[Turn]) -> tuple[Value, ...]:
+def _row(name: str, clients: int, turns: list[Round]) -> tuple[Value, ...]:
     rates = quartiles(_rates(turns))
     cpu = [turn.cpu_ms for turn in turns if turn.cpu_ms is not None]
     return (name, clients, *rates, median(cpu) if cpu else None)
 
 
-def _verdicts(turns: Turns) -> tuple[Verdict, ...]:
+def _verdicts(turns: Turns) -> tuple[Criterion, ...]:
     if (_BUBBLEWRAP, 1) not in turns:
         return ()
     ours, theirs = (
@@ -174,7 +174,7 @@ def _verdicts(turns: Turns) -> tuple[Verdict, ...]:
         for name in (_POOLED, _BUBBLEWRAP)
     )
     return (
-        Verdict(
+        Criterion(
             "more cells a second than bubblewrap starts interpreters",
             ours > theirs,
             f"{ours / theirs:.1f} times",

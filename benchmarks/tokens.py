@@ -17,7 +17,7 @@ from ..harness.stubs.tree import paths, python_tree
 from ..harness.tools.caller import Tool
 from .catalogues import tool_specs
 from .measuring import Contender, median, percentile_columns, percentile_row, side_by_side
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 _MODULES = Path(sys.prefix, "node", "node_modules")  # as scripts/setup installs them
@@ -47,7 +47,7 @@ def measure(settings: Settings) -> Report:
     )  # fmt: skip
 
 
-def _tokens(specs: Sequence[ToolSpec], *, real: bool) -> tuple[Table, tuple[Verdict, ...]]:
+def _tokens(specs: Sequence[ToolSpec], *, real: bool) -> tuple[ReportTable, tuple[Criterion, ...]]:
     where = paths(specs)
     levels: tuple[Level, ...] = (
         ("JSON", _as_json),
@@ -63,7 +63,7 @@ def _tokens(specs: Sequence[ToolSpec], *, real: bool) -> tuple[Table, tuple[Verd
         (name, sum(each), sum(each) / whole * 100, median(each), max(each))
         for name, each in counts.items()
     ]
-    table = Table(
+    table = ReportTable(
         title=f"Tokens of {len(specs)} tools, {tokenizer()}",
         columns=(Column("rendering"), Column("tokens", 0), Column("% of JSON"),
                  Column("a tool, p50", 0), Column("the longest", 0)),
@@ -75,7 +75,7 @@ def _tokens(specs: Sequence[ToolSpec], *, real: bool) -> tuple[Table, tuple[Verd
         "names": _NAMES if real else 100.0,
     }
     return table, tuple(
-        Verdict(f"{name}: at most {most:g} %", share[name] <= most, f"{share[name]:.1f} %")
+        Criterion(f"{name}: at most {most:g} %", share[name] <= most, f"{share[name]:.1f} %")
         for name, most in limits.items()
     )
 
@@ -112,7 +112,7 @@ def _tokenizer() -> str:
 # What it costs
 
 
-def _rendering(specs: Sequence[ToolSpec]) -> Table:
+def _rendering(specs: Sequence[ToolSpec]) -> ReportTable:
     rows: list[tuple[Value, ...]] = []
     for name in ("the first time", "again"):
         began = time.thread_time()
@@ -120,13 +120,13 @@ def _rendering(specs: Sequence[ToolSpec]) -> Table:
         rows.append(
             (name, (time.thread_time() - began) * 1e3, sum(map(len, files.values())) // 1024)
         )
-    return Table(
+    return ReportTable(
         title=f"Stubs of {len(specs)} tools, processor time",
         columns=(Column("rendered"), Column("ms", 0), Column("KiB", 0)), rows=tuple(rows),
     )  # fmt: skip
 
 
-def _costs(specs: Sequence[ToolSpec], settings: Settings) -> tuple[Table, Verdict]:
+def _costs(specs: Sequence[ToolSpec], settings: Settings) -> tuple[ReportTable, Criterion]:
     offers = {"no tools": 0, f"{_FEW} tools": _FEW, f"{len(specs)} tools": len(specs)}
     with contextlib.ExitStack() as stack:
         contenders = [
@@ -134,14 +134,16 @@ def _costs(specs: Sequence[ToolSpec], settings: Settings) -> tuple[Table, Verdic
             for name, count in offers.items()
         ]
         times = side_by_side(contenders, settings.amount(300, 10))
-    table = Table(
+    table = ReportTable(
         title="`1+1` in a cell that stood ready, by what its sandbox offers",
         columns=(Column("offered"), *percentile_columns()),
         rows=tuple((name, *percentile_row(each)) for name, each in times.items()),
     )
     few, many = (median(times[name]) for name in list(offers)[1:])
     seen = f"{few * 1e3:.2f} ms and {many * 1e3:.2f} ms"
-    return table, Verdict("many tools cost a request no more than twice few", many <= 2 * few, seen)
+    return table, Criterion(
+        "many tools cost a request no more than twice few", many <= 2 * few, seen
+    )
 
 
 def _contender(name: str, box: Sandbox) -> Contender:

@@ -23,7 +23,7 @@ from .measuring import (
     seconds_of,
     side_by_side,
 )
-from .report import Column, Report, Table, Verdict
+from .report import Column, Criterion, Report, ReportTable
 from .settings import Settings, sandbox
 
 _SOURCE = "def double(n: int) -> int:\n    return n * 2"
@@ -161,7 +161,7 @@ def _report(
     shelf: list[tuple[str, float]],
 ) -> Report:
     bare = median(times[_EXECUTE])
-    calls = Table(
+    calls = ReportTable(
         title="One call",
         columns=(Column("what"), *percentile_columns(3), Column("ratio", 2)),
         rows=tuple(
@@ -170,12 +170,14 @@ def _report(
         ),
         note="Calls from a cell are counted by the program itself, many in one cell.",
     )
-    many = Table(
+    many = ReportTable(
         title="Calls a second",
         columns=(Column("callers", 0), Column(_MADE, 0), Column(_HOST, 0)),
         rows=tuple(rates),
     )
-    kept = Table(title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(shelf))
+    kept = ReportTable(
+        title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(shelf)
+    )
     return Report(
         name="tools",
         title="What a call of a tool costs",
@@ -188,12 +190,16 @@ def _report(
     )
 
 
-def _verdicts(times: dict[str, list[float]], shelf: list[tuple[str, float]]) -> tuple[Verdict, ...]:
+def _verdicts(
+    times: dict[str, list[float]], shelf: list[tuple[str, float]]
+) -> tuple[Criterion, ...]:
     ratio = median(times[_MADE]) / median(times[_EXECUTE])
     loading = shelf[0][1]
     return (
-        Verdict(
+        Criterion(
             "a made tool takes less than twice as long as `1+1`", ratio < 2, f"{ratio:.2f} times"
         ),
-        Verdict("ten thousand tools load in less than a second", loading < MS, f"{loading:.0f} ms"),
+        Criterion(
+            "ten thousand tools load in less than a second", loading < MS, f"{loading:.0f} ms"
+        ),
     )

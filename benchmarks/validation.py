@@ -8,7 +8,7 @@ from functools import partial
 
 from ..policies.source.check import MAX_CHARACTERS, check
 from .measuring import median, seconds_of
-from .report import Column, Report, Table, Value, Verdict
+from .report import Column, Criterion, Report, ReportTable, Value
 from .settings import Settings
 
 _PROGRAM = """import json
@@ -53,12 +53,12 @@ def measure(settings: Settings) -> Report:
     """Return the medians for ordinary programs and for the longest and worst there are."""
     runs = settings.amount(1000, 50)
     rows = [_row(name, source, runs) for name, source in _SOURCES.items()]
-    table = Table(
+    table = ReportTable(
         title="One check, microseconds",
         columns=(Column("source"), Column("first p50 us", 0), Column("second p50 us", 1)),
         rows=tuple(rows),
     )
-    known = Verdict(
+    known = Criterion(
         "a known source costs less than a tenth of a new one",
         all(float(first or 0) > 10 * float(second or 0) for _, first, second in rows),
         ", ".join(

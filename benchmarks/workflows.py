@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .chores import CHORES, Chore
-from .mcp import Peer, served
-from .report import Column, Report, Table, Value, Verdict
+from .mcp import StdioClient, served
+from .report import Column, Criterion, Report, ReportTable, Value
 from .servers import configured, installed, open_up
 from .settings import Settings
 from .tokens import count_tokens, tokenizer
@@ -35,7 +35,7 @@ class Context:
     def __init__(self, *known: str) -> None:
         self.turns: list[list[str]] = [list(known)]
 
-    def call(self, peer: Peer, name: str, arguments: Mapping[str, Any]) -> Any:
+    def call(self, peer: StdioClient, name: str, arguments: Mapping[str, Any]) -> Any:
         """Make a call as a model does; its words and those of the answer are in the context then."""
         said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         result = peer.ask("tools/call", {"name": name, "arguments": arguments})
@@ -106,12 +106,12 @@ def _by_program(chore: Chore, folder: Path) -> tuple[Context, Any]:
 
 
 @contextlib.contextmanager
-def _started(server: dict[str, Any]) -> Iterator[Peer]:
+def _started(server: dict[str, Any]) -> Iterator[StdioClient]:
     with served(server["command"], *server["args"], env=server.get("env")) as peer:
         yield peer
 
 
-def _definitions(peer: Peer) -> str:
+def _definitions(peer: StdioClient) -> str:
     """Return what a client shows a model of a server's tools."""
     tools = peer.ask("tools/list", {})["tools"]
     shown = ("name", "description", "inputSchema")
@@ -131,7 +131,7 @@ def _report(done: tuple[tuple[Chore, Cost, Cost], ...], notes: tuple[str, ...]) 
          program.turns, _fewer(calls.read, program.read))
         for chore, calls, program in done
     ]  # fmt: skip
-    table = Table(
+    table = ReportTable(
         title=f"Tokens that pass through a model, {tokenizer()}",
         columns=(Column("work"), Column("by calls", 0), Column("by a program", 0),
                  Column("% fewer", 1), Column("calls", 0), Column("calls around a program", 0),
@@ -149,10 +149,10 @@ def _fewer(before: int, after: int) -> float:
     return (1 - after / before) * 100
 
 
-def _verdict(done: Sequence[tuple[Chore, Cost, Cost]]) -> Verdict:
+def _verdict(done: Sequence[tuple[Chore, Cost, Cost]]) -> Criterion:
     """Ask it of five: work whose calls say little is in the table beside them."""
     fewer = sorted((_fewer(calls.once, program.once) for _, calls, program in done), reverse=True)
-    return Verdict(
+    return Criterion(
         f"{_LEAST:g} % fewer tokens by a program, in {min(_PIECES, len(done))} pieces of work",
         all(each >= _LEAST for each in fewer[:_PIECES]),
         ", ".join(f"{each:.1f} %" for each in fewer),

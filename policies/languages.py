@@ -1,6 +1,7 @@
 """The languages that cells run besides Python, each by the interpreter that the host has."""
 
 import json
+import os
 from typing import NamedTuple
 
 
@@ -27,6 +28,7 @@ class Language(NamedTuple):
 
 
 PYTHON = "python"
+SHEBANG_BYTES = 256  # BINPRM_BUF_SIZE of linux/binfmts.h
 TOOL_CLIENT = (
     "/dev/bin/cellwright-call"  # the cell's own, for shells; no policy shows a path in /dev
 )
@@ -102,11 +104,20 @@ def language_of_file(name: str) -> str | None:
     return next((key for key, each in LANGUAGES.items() if each.suffix == suffix), None)
 
 
-def language_of_first_line(line: str) -> str | None:
-    """Return the language whose interpreter a `#!` line names, None if it names none that cells run."""
-    if not line.startswith("#!"):
-        return None
-    words = line[2:].split()
+def shebang_of(source: bytes) -> list[str]:
+    """Return the words of the `#!` line with which a script begins: its interpreter, then arguments.
+
+    Without such a line, or with an empty one, the list is empty.  Only the first 256 bytes count, as
+    for execve(2).
+    """
+    line = source[:SHEBANG_BYTES].partition(b"\n")[0]
+    return [os.fsdecode(word) for word in line[2:].split()] if line.startswith(b"#!") else []
+
+
+def language_of_script(source: bytes) -> str | None:
+    """Return the language whose interpreter the `#!` line names; None for another interpreter or if
+    there is no such line."""
+    words = shebang_of(source)
     if words and words[0].endswith("/env"):
         words = [word for word in words[1:] if not word.startswith("-")]
     name = words[0].rpartition("/")[2] if words else ""

@@ -244,10 +244,10 @@ LINES = sorted(
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_that_is_shown_is_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
-    assert callable(commands._parser(words[0]).parse_args(words).command)
+    assert callable(commands.parser_of(words[0]).parse_args(words).command)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_that_prose_names_is_one(name: str) -> None:
-    (known,) = (each.choices for each in commands._parser()._actions if each.metavar == "COMMAND")
+    (known,) = (each.choices for each in commands.parser_of()._actions if each.metavar == "COMMAND")
     assert set(re.findall(r"`cellwright ([a-z]+)", text_of(name))) <= set(known or ())

@@ -155,7 +155,7 @@ def test_every_status_and_reason_is_described() -> None:
 def test_every_command_and_option_is_described() -> None:
     described = text_of("harness/README.md")
     (choices,) = (
-        action.choices for action in commands._parser()._actions
+        action.choices for action in commands.parser_of()._actions
         if isinstance(action, argparse._SubParsersAction)
     )  # fmt: skip
     for command, parser in choices.items():
@@ -166,7 +166,9 @@ def test_every_command_and_option_is_described() -> None:
 
 def test_every_exit_status_is_described() -> None:
     rows = {row[0] for row in rows_of("harness/README.md")}
-    statuses = (options.RAN, options.GUEST_FAILED, options.USAGE, options.OURS)
+    statuses = (
+        options.SUCCEEDED, options.FAILED, options.USAGE_ERROR, options.SANDBOX_FAILED,
+    )  # fmt: skip
     assert {str(status) for status in statuses} <= rows
 
 
@@ -194,7 +196,7 @@ def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
 
 def test_every_option_of_the_daemon_is_described() -> None:
     (choices,) = (
-        action.choices for action in commands._parser("serve")._actions
+        action.choices for action in commands.parser_of("serve")._actions
         if isinstance(action, argparse._SubParsersAction)
     )  # fmt: skip
     options = {each for action in choices["serve"]._actions for each in action.option_strings}

@@ -1,1 +1,1 @@
-"""The command `cellwright`: what it reads, what it prints, and what it asks a person."""
+"""The command `cellwright`: one module for each command, and what the commands share."""

@@ -1,6 +1,6 @@
-"""Completion for shells, written from the parser: commands, options, and the words that some take.
+"""`cellwright completion`: prints a script that completes commands, options and their known values.
 
-Where nothing fits, a shell completes names of files.
+The script is generated from the parser.  Where nothing else matches, the shell completes file names.
 """
 
 import argparse
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from ...policies.languages import language_names
 from ...policies.loading import profile_names
 from ...policies.policy import CGROUP, OPTIONAL_LAYERS
+from .commands import complete_parser
+from .options import SUCCEEDED
 from .parsing import commands_of
 
 SHELLS = ("bash", "zsh", "fish")
@@ -56,8 +58,17 @@ if [[ $funcstack[1] == _cellwright ]]; then _cellwright "$@"; else compdef _cell
 """
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def run(options: argparse.Namespace) -> int:
+    print(completion(options.shell, complete_parser()), end="")
+    return SUCCEEDED
+
+
 def completion(shell: str, parser: argparse.ArgumentParser) -> str:
-    """Return the script for one of SHELLS; `parser` knows every option of every command."""
+    """Return the script for one of SHELLS; `parser` has the arguments of every command."""
     places = dict(_places(parser, ()))
     if shell == "fish":
         return "\n".join(_fish(places)) + "\n"

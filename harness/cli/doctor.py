@@ -1,30 +1,76 @@
-"""`cellwright doctor`: every layer is proved by trying the forbidden thing in a throwaway cell."""
+"""`cellwright doctor`: tests each layer by trying, in a throwaway cell, what the layer forbids."""
 
-import json
+import argparse
 import os
 import platform
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import psutil
 
 from ...policies.errors import CellwrightError, PolicyError, Unenforceable
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
+from ...runner.spawn import interpreter
 from ..sandbox.sandbox import Sandbox
 from ..text.terminal import coloured
-from .repairs import MOUNT_PROC, repair_of_launch, repair_of_layer
-from .verdicts import Finding
+from .options import (
+    SANDBOX_FAILED,
+    SUCCEEDED,
+    add_json,
+    add_policy,
+    policy_of,
+    print_json,
+)
+from .repairs import MOUNT_PROC, apparmor_profile, repair_of_launch, repair_of_layer
+
+if TYPE_CHECKING:
+    from ..mcp.config import ServerConfig
 
 _MIB = 1024 * 1024
-Judge = Callable[[SandboxResult], bool]
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_REPORT = "please report this"
+IsExpected = Callable[[SandboxResult], bool]
 
 
-def _value_is(expected: object) -> Judge:
+class Check(NamedTuple):
+    """The result of one check; `repair` is empty if there is nothing to repair."""
+
+    layer: str
+    verdict: Literal["PASS", "WARN", "FAIL"]
+    proof: str
+    repair: str
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_policy(parser)
+    add_json(parser)
+    parser.add_argument("--servers", metavar="FILE", help="check these MCP servers too")
+    parser.add_argument(
+        "--apparmor", action="store_true",
+        help="only print an AppArmor profile that permits user namespaces to this Python",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.apparmor:
+        print(apparmor_profile(interpreter()), end="")
+        return SUCCEEDED
+    *checks, verdict = examine(policy_of(options))
+    if options.servers:
+        checks += check_servers(options.servers)
+    checks.append(verdict)
+    report(checks, as_json=options.json)
+    return SANDBOX_FAILED if any(check.verdict == "FAIL" for check in checks) else SUCCEEDED
+
+
+def _value_is(expected: object) -> IsExpected:
     return lambda result: bool(result.value == expected)
 
 
-def _reason_is(*expected: str) -> Judge:
+def _reason_is(*expected: str) -> IsExpected:
     return lambda result: result.reason in expected
 
 
@@ -69,9 +115,9 @@ held
 """
 _CGROUPS = repair_of_layer("cgroup_memory")
 
-# layer, what is tried, the program, what must come of it
-_ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
-    ("user_ns", "its only id is nobody's on the host", _IDS_AND_PEERS, _value_is(True)),
+# layer, what is tried, the program, the test of its result
+_ATTEMPTS: tuple[tuple[str, str, str, IsExpected], ...] = (
+    ("user_ns", "its only id is an unprivileged one of the host", _IDS_AND_PEERS, _value_is(True)),
     ("mount_ns", "opening /etc/shadow answers ENOENT", _errno_of("open('/etc/shadow')"), _value_is(2)),
     ("pid_ns", "it sees two processes, init and itself", "import os; len([p for p in os.listdir('/proc') if p.isdigit()])", _value_is(2)),
     ("net_ns", "connecting to the host's loopback fails", _errno_of("import socket; socket.socket().connect(('127.0.0.1', 1))"), lambda r: bool(r.value)),
@@ -82,7 +128,7 @@ _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
     ("no_new_privs", "NoNewPrivs is 1", _status("NoNewPrivs"), _value_is("1")),
     ("rlimits", "no core file can be written", _CORE, _value_is(1)),
     ("seccomp", "unshare(CLONE_NEWUSER) answers EPERM", "import ctypes; c = ctypes.CDLL(None, use_errno=True); c.unshare(0x10000000); ctypes.get_errno()", _value_is(1)),
-    ("listener", "a refused ptrace is told by the kernel", "import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)", lambda r: [v.syscall for v in r.violations] == ["ptrace"]),
+    ("listener", "the kernel reports a refused ptrace", "import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)", lambda r: [v.syscall for v in r.violations] == ["ptrace"]),
     ("landlock", "writing to /dev/urandom answers EACCES, which mode and mount would allow", _errno_of("os.open('/dev/urandom', os.O_WRONLY)"), _value_is(13)),
     ("cgroup_memory", "a program that needs twice its cap is killed", f"x = bytearray({256 * _MIB})", _reason_is("memory")),
     ("cgroup_pids", "forking stops at the cap", _FORKS, lambda r: isinstance(r.value, int) and 0 < r.value < 32),
@@ -90,12 +136,12 @@ _ATTEMPTS: tuple[tuple[str, str, str, Judge], ...] = (
 )  # fmt: skip
 
 
-def examine(wanted: Policy = Policy(name="strict")) -> list[Finding]:  # noqa: B008 - a constant
-    """Try every layer; a launch that fails is itself a finding, with its repair.
+def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B008 - a constant
+    """Check every layer; if no launcher starts, that is one failed check with its repair.
 
-    The last finding is the verdict: whether a program runs on this host under the policy `wanted`.
+    The last check is the verdict: whether a program runs on this host under the policy `wanted`.
     """
-    findings = [_python(), _kernel(), _machine()]
+    checks = [_python(), _kernel(), _machine()]
     policy = Policy(
         name="doctor",
         optional_layers=OPTIONAL_LAYERS,
@@ -104,30 +150,32 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Finding]:  # noqa: B
     )
     try:
         with Sandbox(policy=policy, pool=0) as sandbox:
-            findings.append(Finding("launcher", "PASS", "it built the root and forks cells", ""))
+            checks.append(Check("launcher", "PASS", "it builds the root and forks cells", ""))
             lacking = _why_lacking() if set(OPTIONAL_LAYERS) - set(sandbox.layers) else {}
-            findings += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
-        findings.append(_sockets())
-        findings += [_language(name) for name in _HELLO]
-        findings.append(_daemon())
+            checks += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
+        checks.append(_sockets())
+        checks += [_language(name) for name in _HELLO]
+        checks.append(_daemon())
     except CellwrightError as error:
         message = _in_one_line(error)
-        findings.append(Finding("launcher", "FAIL", message, repair_of_launch(message)))
-    return [*findings, _verdict(wanted)]
+        checks.append(Check("launcher", "FAIL", message, repair_of_launch(message)))
+    return [*checks, _verdict(wanted)]
 
 
-def _verdict(wanted: Policy) -> Finding:
-    """Tell whether a program runs here, by running one as `cellwright run` does."""
+def _verdict(wanted: Policy) -> Check:
+    """Check that a program runs here, by running one as `cellwright run` does."""
     try:
         with Sandbox(policy=wanted, pool=0) as sandbox:
             result = sandbox.execute("1 + 1")
     except CellwrightError as error:
-        why = f"no program runs here under the policy {wanted.name}: {_in_one_line(error)}"
-        return Finding("verdict", "FAIL", why, error.hint.partition("; ")[2] or "see above")
+        why = f"no program runs on this host under the policy {wanted.name}: {_in_one_line(error)}"
+        return Check("verdict", "FAIL", why, error.hint.partition("; ")[2] or "see above")
     if result.value == 2:
-        return Finding("verdict", "PASS", f"programs run here, under the policy {wanted.name}", "")
+        return Check(
+            "verdict", "PASS", f"programs run on this host under the policy {wanted.name}", ""
+        )
     why = f"1 + 1 under the policy {wanted.name}: {result.reason}, {result.error}"
-    return Finding("verdict", "FAIL", why, "please report this")
+    return Check("verdict", "FAIL", why, _REPORT)
 
 
 def _in_one_line(error: CellwrightError) -> str:
@@ -137,7 +185,8 @@ def _in_one_line(error: CellwrightError) -> str:
 
 
 def _why_lacking() -> dict[str, str]:
-    """Return what this host lacks, with the reason: what a policy that needs all is refused with."""
+    """Return the layers that this host lacks, with reasons: the gaps that a policy without optional
+    layers is refused for."""
     try:
         Sandbox(policy=Policy(name="doctor"), pool=0).close()
     except Unenforceable as refusal:
@@ -146,33 +195,38 @@ def _why_lacking() -> dict[str, str]:
 
 
 def _try(
-    sandbox: Sandbox, lacking: dict[str, str], layer: str, proof: str, program: str, judge: Judge
-) -> Finding:
+    sandbox: Sandbox,
+    lacking: dict[str, str],
+    layer: str,
+    proof: str,
+    program: str,
+    is_expected: IsExpected,
+) -> Check:
     if layer not in sandbox.layers:
-        why = f"this host does not have it: {lacking.get(layer, 'no reason is known')}"
-        return Finding(layer, "WARN", why, repair_of_layer(layer))
+        why = f"this host lacks it: {lacking.get(layer, 'unknown reason')}"
+        return Check(layer, "WARN", why, repair_of_layer(layer))
     result = sandbox.execute(program)
-    if judge(result):
-        return Finding(layer, "PASS", proof, "")
-    seen = f"{proof}: no, {result.reason}, {result.value!r}, {result.error}"
-    return Finding(layer, "FAIL", seen, repair_of_layer(layer) or "please report this")
+    if is_expected(result):
+        return Check(layer, "PASS", proof, "")
+    seen = f"not so: {proof}; got {result.reason}, {result.value!r}, {result.error}"
+    return Check(layer, "FAIL", seen, repair_of_layer(layer) or _REPORT)
 
 
-def _python() -> Finding:
+def _python() -> Check:
     version = platform.python_version()
-    return Finding("python", "PASS", version, "")
+    return Check("python", "PASS", version, "")
 
 
-def _kernel() -> Finding:
+def _kernel() -> Check:
     release = os.uname().release
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if numbers < (5, 19):
-        return Finding("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
-    return Finding("kernel", "PASS", f"Linux {release}", "")
+        return Check("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
+    return Check("kernel", "PASS", f"Linux {release}", "")
 
 
-def _sockets() -> Finding:
-    """Tell whether what TCP and UDP hold is counted, and as what."""
+def _sockets() -> Check:
+    """Check whether the memory of TCP and UDP sockets is counted, and against which cap."""
     policy = Policy(
         name="doctor",
         optional_layers=OPTIONAL_LAYERS,
@@ -181,32 +235,33 @@ def _sockets() -> Finding:
     )
     with Sandbox(policy=policy, pool=0) as sandbox:
         if "cgroup_sockets" not in sandbox.layers:
-            return Finding(
-                "cgroup_sockets", "WARN", "nothing counts what TCP and UDP hold", _CGROUPS
+            return Check(
+                "cgroup_sockets", "WARN", "the memory of TCP and UDP sockets has no cap", _CGROUPS
             )
         result = sandbox.execute(_DATAGRAMS)
     if result.reason == "memory":
-        proof = "what TCP and UDP hold counts as the cell's memory"
-        return Finding("cgroup_sockets", "PASS", proof, "")
+        proof = "the memory of TCP and UDP sockets counts as the cell's"
+        return Check("cgroup_sockets", "PASS", proof, "")
     if isinstance(result.value, int) and result.value < 16 * _MIB:
         proof = (
-            "what TCP and UDP hold is counted apart, up to a quarter of the memory cap (cgroup v1)"
+            "the memory of TCP and UDP sockets has a cap of its own, a quarter of the memory cap "
+            "(cgroup v1)"
         )
-        return Finding("cgroup_sockets", "PASS", proof, "")
-    seen = f"a cell that may have 64 MiB: {result.reason}, {result.value!r} bytes held by UDP"
-    return Finding("cgroup_sockets", "FAIL", seen, "please report this")
+        return Check("cgroup_sockets", "PASS", proof, "")
+    seen = f"a cell with a cap of 64 MiB: {result.reason}, {result.value!r} bytes in UDP sockets"
+    return Check("cgroup_sockets", "FAIL", seen, _REPORT)
 
 
-def _language(name: str) -> Finding:
-    """Tell whether the interpreter of another language is there, and runs in a cell."""
+def _language(name: str) -> Check:
+    """Check that the interpreter of another language is installed and runs in a cell."""
     try:
         with Sandbox(policy=Policy(name="doctor", optional_layers=OPTIONAL_LAYERS), pool=0) as box:
             result = box.execute(_HELLO[name], name)
     except CellwrightError as error:
-        return Finding(name, "WARN", str(error).partition("\n")[0], error.hint)
+        return Check(name, "WARN", str(error).partition("\n")[0], error.hint)
     if result.stdout == "hello\n":
-        return Finding(name, "PASS", "its interpreter starts in a cell", "")
-    return Finding(name, "FAIL", f"{result.reason}: {result.stderr[-200:]}", "please report this")
+        return Check(name, "PASS", "its interpreter starts in a cell", "")
+    return Check(name, "FAIL", f"{result.reason}: {result.stderr[-200:]}", _REPORT)
 
 
 _HELLO = {
@@ -215,43 +270,70 @@ _HELLO = {
 }  # fmt: skip
 
 
-def _daemon() -> Finding:
-    """Tell whether a daemon answers at the default path; nothing needs one."""
+def _daemon() -> Check:
+    """Check whether a daemon answers at the default path; cellwright works without one."""
     from ..sandbox.remote.address import default_path
 
     try:
         path = default_path()
         if not path.exists():
-            return Finding("daemon", "PASS", f"none listens at {path}; nothing needs one", "")
+            return Check("daemon", "PASS", f"none at {path}; cellwright works without one", "")
         with Sandbox(connect=path) as sandbox:
-            proof = f"one answers at {path}, with the policy {sandbox.policy.name}"
-            return Finding("daemon", "PASS", proof, "")
+            proof = f"one answers at {path} with the policy {sandbox.policy.name}"
+            return Check("daemon", "PASS", proof, "")
     except PolicyError as error:
-        return Finding("daemon", "PASS", f"none: {_in_one_line(error)}", "")
+        return Check("daemon", "PASS", f"none: {_in_one_line(error)}", "")
     except CellwrightError as error:
-        repair = 'start it again with "cellwright serve", which removes what a killed one left'
-        return Finding("daemon", "WARN", _in_one_line(error), repair)
+        repair = 'restart it with "cellwright serve", which removes the socket of a daemon that was killed'
+        return Check("daemon", "WARN", _in_one_line(error), repair)
 
 
-def _machine() -> Finding:
+def _machine() -> Check:
     try:
         memory = psutil.virtual_memory()
     except OSError as error:
-        return Finding("machine", "FAIL", f"{error.filename}: {error.strerror}", MOUNT_PROC)
+        return Check("machine", "FAIL", f"{error.filename}: {error.strerror}", MOUNT_PROC)
     gib = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
-    return Finding("machine", "PASS", f"{psutil.cpu_count()} CPUs, {gib}", "")
+    return Check("machine", "PASS", f"{psutil.cpu_count()} CPUs, {gib}", "")
+
+
+def check_servers(path: str) -> list[Check]:
+    """Check the configuration of MCP servers without starting any; raises PolicyError."""
+    from ..mcp.config import read_servers
+
+    return [_server(config) for config in read_servers(path)]
+
+
+def _server(config: "ServerConfig") -> Check:
+    name = f"server {config.name}"
+    if config.disabled:
+        return Check(name, "PASS", "it is disabled", "")
+    if config.url:
+        return _remote_server(name, config)
+    if config.sandboxed:
+        return Check(name, "PASS", "it runs in a cell", "")
+    proof = "sandboxed is false: it runs on the host with all rights of this user"
+    return Check(name, "WARN", proof, "remove sandboxed, and list in read what it needs")
+
+
+def _remote_server(name: str, config: "ServerConfig") -> Check:
+    address = urlsplit(config.url)
+    if address.scheme == "https" or address.hostname in _LOOPBACK:
+        return Check(name, "PASS", f"it runs elsewhere: {address.hostname}", "")
+    proof = f"its connection is not encrypted: {address.hostname}"
+    return Check(name, "WARN", proof, "use https, or others on the network can read its headers")
 
 
 _VERDICTS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-def report(findings: list[Finding], *, as_json: bool) -> None:
-    """Print the findings: a table, or one JSON array."""
+def report(checks: list[Check], *, as_json: bool) -> None:
+    """Print the checks as a table or as one JSON array."""
     if as_json:
-        print(json.dumps([finding._asdict() for finding in findings]))
+        print_json([check._asdict() for check in checks])
         return
-    for finding in findings:
-        verdict = coloured(finding.verdict, _VERDICTS[finding.verdict], sys.stdout)
-        print(f"{verdict}  {finding.layer:14} {finding.proof}")
-        if finding.repair:
-            print(f"      {'':14} repair: {finding.repair}")
+    for check in checks:
+        verdict = coloured(check.verdict, _VERDICTS[check.verdict], sys.stdout)
+        print(f"{verdict}  {check.layer:14} {check.proof}")
+        if check.repair:
+            print(f"      {'':14} repair: {check.repair}")

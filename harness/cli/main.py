@@ -1,8 +1,8 @@
-"""The entry point of the command line: `cellwright run`, `repl`, `doctor` and their kin.
+"""The entry point of the command `cellwright`: runs one command and turns its end into an exit status.
 
 stdout carries the program's own output or JSON; everything else goes to stderr.  Exit status: 0 the
-program ran well, 1 it failed, 2 wrong usage, 70 the sandbox failed, 130 interrupted by Ctrl-C, 141
-nobody reads the output any more.
+program succeeded, 1 it failed, 2 wrong usage, 70 the sandbox failed, 130 interrupted by Ctrl-C, 141
+the reader of the output has closed it.
 """
 
 import os
@@ -13,34 +13,35 @@ from ...runner.spawn import Spawned, interpreter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; prints no traceback but that of a bug of ours.
+    """Run one command and return its exit status; print a traceback only for a bug of cellwright.
 
-    As the command of its process (without `arguments`) it ends by SIGINT after Ctrl-C, so that a
-    shell's loop around it ends too.
+    Without `arguments` it runs as the command of this process: after Ctrl-C it ends this process by
+    SIGINT, so that a shell's loop around the command ends too.
     """
     try:
         _open_standard_streams()
-        status = _carry_out(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # here, where a failure is caught, and not when the interpreter ends
+        status = _run_command(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # a failure is caught here, and not when the interpreter ends
     except BaseException as failure:  # noqa: BLE001 - the outermost caller
-        from .endings import status_of
+        from .exit_status import status_of
 
         return status_of(failure, is_command=arguments is None)
     return status
 
 
-def _carry_out(arguments: Sequence[str]) -> int:
-    # First of all: a launcher imports as long as we do, so let it begin.
-    elsewhere = any(each.startswith("--con") for each in arguments)
-    alone = arguments[:1] in (["run"], ["repl"]) and not elsewhere
-    spawned = Spawned(interpreter()) if alone else None
-    from .commands import carry_out
+def _run_command(arguments: Sequence[str]) -> int:
+    # Start the launcher first: its imports take as long as those of this process.
+    is_remote = any(each.startswith("--con") for each in arguments)  # argparse accepts beginnings
+    needs_launcher = arguments[:1] in (["run"], ["repl"]) and not is_remote
+    spawned = Spawned(interpreter()) if needs_launcher else None
+    from .commands import run_command
 
-    return carry_out(arguments, spawned)
+    return run_command(arguments, spawned)
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null where the caller closed a standard stream: a file of ours would get its number."""
+    """Open /dev/null for each standard stream that the caller closed; else the next file that this
+    process opens would get its number, and output would go there."""
     if None not in (sys.stdin, sys.stdout, sys.stderr):
         return
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:

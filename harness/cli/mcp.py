@@ -1,4 +1,4 @@
-"""`cellwright mcp`: its arguments, and the server from start to end."""
+"""`cellwright mcp`: starts an MCP server on standard input and output or over HTTP."""
 
 import argparse
 import contextlib
@@ -20,78 +20,90 @@ from ..servers.mcp.tokens import tokens_of
 from ..text.terminal import harmless
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
-from .marked_files import register_marked
-from .options import RAN, audit_of
-from .servers import add_file, opened, require_sdk
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_of
+from .servers import add_configuration, opened, require_sdk
+from .tool_files import register_marked
 
-_PLACE = "127.0.0.1:8808"
-_HERE = ("127.0.0.1", "::1", "localhost")
+_ADDRESS = "127.0.0.1:8808"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _LAST_PORT = 65_535
 
 
-def add_mcp(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `cellwright mcp` but for policies."""
+def add(parser: argparse.ArgumentParser) -> None:
+    add_policy(parser)
     parser.add_argument(
-        "--http", nargs="?", const=_PLACE, metavar="HOST:PORT",
-        help=f"serve over HTTP there, {_PLACE} unless told, instead of stdin and stdout",
+        "--http", nargs="?", const=_ADDRESS, metavar="HOST:PORT",
+        help=f"serve over HTTP on this address, default {_ADDRESS}, instead of stdin and stdout",
     )  # fmt: skip
     parser.add_argument(
         "--token-file", metavar="FILE",
-        help="a line for each client over HTTP, TOKEN or NAME TOKEN; else one of "
-        "CELLWRIGHT_MCP_TOKEN, else a new one, which is told on stderr",
+        help="the tokens of HTTP clients, a line each: TOKEN or NAME TOKEN; default the token in "
+        "CELLWRIGHT_MCP_TOKEN, else a new one that is printed to stderr",
     )  # fmt: skip
     parser.add_argument(
         "--remote", action="append", default=[], metavar="NAME",
-        help="listen elsewhere than on the loopback too, where clients call this host NAME",
+        help="accept clients from other hosts that call this host NAME; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--origin", action="append", default=[], metavar="URL",
-        help="a web page from there may connect; none may unless told",
+        help="accept web pages from this origin; may be repeated; default none",
     )  # fmt: skip
     parser.add_argument(
-        "--registry", metavar="FILE", help="where made tools are kept; else until the server ends"
+        "--registry",
+        metavar="FILE",
+        help="the file of created tools; default none: they are lost when the server ends",
     )
     parser.add_argument(
         "--tools", action="append", default=[], metavar="FILE",
-        help="Python of yours, which runs on the host: its functions marked @tool are offered",
+        help="offer the functions that this Python file marks @tool; it runs on the host; may be "
+        "repeated",
     )  # fmt: skip
     parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
-    add_file(parser)
+    add_configuration(parser)
     parser.add_argument(
-        "--redact", action="store_true", help="take what looks like a secret out of tools' results"
+        "--redact",
+        action="store_true",
+        help="redact what looks like a secret in the results of tools",
     )
-    usual = SessionLimits()
+    defaults = SessionLimits()
     parser.add_argument(
-        "--sessions", type=int, default=usual.of_all, metavar="N", help="that are open at once"
+        "--sessions",
+        type=int,
+        default=defaults.of_all,
+        metavar="N",
+        help="open sessions at most; default %(default)s",
     )
     parser.add_argument(
-        "--session-idle", type=float, default=usual.idle_seconds, metavar="S",
-        help="how long one may be idle",
+        "--session-idle", type=float, default=defaults.idle_seconds, metavar="S",
+        help="seconds after which an idle session is closed; default %(default)g",
     )  # fmt: skip
-    parser.add_argument("--audit", metavar="FILE", help="append what happens to this trail")
+    parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
 
 
-def serve(options: argparse.Namespace, policy: Policy) -> int:
-    """Serve until the client closes its end, or a signal; raises PolicyError."""
+def run(options: argparse.Namespace) -> int:
+    """Serve until the client closes its end or until a signal."""
+    policy = policy_of(options)
     require_sdk()
     check_limit("--sessions", options.sessions, whole=True)
     check_limit("--session-idle", options.session_idle)
     limits = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
-    place = _place_of(options) or claim()  # before any file of --tools runs: it may print
+    place = _place_of(options) or claim()  # first, because a file of --tools may print
     _log_to_stderr()
-    spawned = Spawned(interpreter())  # a launcher imports as long as we do: let it begin
-    from ..servers.mcp.lifecycle import run
+    spawned = Spawned(
+        interpreter()
+    )  # started early: its imports take as long as those of this process
+    from ..servers.mcp.lifecycle import run as serve
 
     with _services(options, policy, limits, spawned) as (services, runs):
-        run(services, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
-    return RAN
+        serve(services, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
+    return SUCCEEDED
 
 
 @contextlib.contextmanager
 def _services(
     options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned
 ) -> Iterator[tuple[ServicesByClient, Runs]]:
-    """Give what stands behind the server, and end it after."""
+    """Open the cells, the tools and the runs behind the server, and close them after it."""
     from ..servers.mcp.approvals import approver
 
     with (
@@ -111,26 +123,29 @@ def _services(
 def _upstream(
     options: argparse.Namespace, registry: ToolRegistry
 ) -> contextlib.AbstractContextManager[object]:
-    """Offer the tools of other servers, if any are named."""
+    """Offer the tools of the servers that --servers names, if any."""
     return opened(options, registry) if options.servers else contextlib.nullcontext()
 
 
 def _place_of(options: argparse.Namespace) -> HttpSettings | None:
-    """Return where to listen, and who may come; None for stdin and stdout.  Raises PolicyError."""
+    """Return the address, the tokens and the allowed origins; None for stdin and stdout.
+
+    Raises PolicyError.
+    """
     if options.http is None:
         _refuse_without_http(options)
         return None
     host, _, port = options.http.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdigit() or int(port) > _LAST_PORT:
-        raise PolicyError(f"--http: {options.http!r} is not HOST:PORT")
-    if host not in _HERE and not options.remote:
+        raise PolicyError(f"--http: must be HOST:PORT, got {options.http!r}")
+    if host not in _LOOPBACK and not options.remote:
         raise PolicyError(
-            f"--http: {host} is not the loopback: others could connect",
-            "say --remote NAME, the name by which they call this host",
+            f"--http: {host} is not a loopback address: other hosts could connect",
+            "to allow that add --remote NAME, the name by which they call this host",
         )
     tokens, made = tokens_of(options.token_file)
-    here = ["127.0.0.1", "localhost", "[::1]"] if host in _HERE else []
+    here = ["127.0.0.1", "localhost", "[::1]"] if host in _LOOPBACK else []
     return HttpSettings(
         host, int(port), tokens, made, (*here, *options.remote), tuple(options.origin)
     )
@@ -139,11 +154,11 @@ def _place_of(options: argparse.Namespace) -> HttpSettings | None:
 def _refuse_without_http(options: argparse.Namespace) -> None:
     for name in ("token_file", "remote", "origin"):
         if getattr(options, name):
-            raise PolicyError(f"--{name.replace('_', '-')}: only with --http")
+            raise PolicyError(f"--{name.replace('_', '-')}: requires --http")
 
 
-class _Harmless(logging.Formatter):
-    """Writes out what would move a cursor: some of it is what clients sent."""
+class _HarmlessFormatter(logging.Formatter):
+    """Escapes hidden characters: a record may contain text of clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
@@ -151,5 +166,5 @@ class _Harmless(logging.Formatter):
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Harmless("cellwright: %(message)s"))
+    handler.setFormatter(_HarmlessFormatter("cellwright: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

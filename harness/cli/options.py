@@ -1,9 +1,11 @@
-"""What commands have in common: exit statuses, and the options that say what a cell may do."""
+"""Exit statuses, options and output that several commands share."""
 
 import argparse
 import contextlib
+import json
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,30 +14,48 @@ from ...policies.policy import OPTIONAL_LAYERS, Policy, named_layers
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
-# Those that are shipped; a test compares, since to list the folder takes time at every start.
+# A copy of the names of the shipped profiles: listing their folder at every start takes time.
 PROFILES = ("server", "standard", "strict", "tool", "trusted-read")
-RAN, GUEST_FAILED, USAGE, OURS = 0, 1, 2, 70
+# 70 is EX_SOFTWARE of sysexits.h.
+SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
+AUDIT_HELP = "append a record of each event to this audit trail"
 
 
 def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    once = f"a TOML file, or a profile: {', '.join(PROFILES)}; default strict"
+    """Add --policy, with `several` repeatable, and --optional."""
+    text = f"a TOML file, or a profile: {', '.join(PROFILES)}; default strict"
     if several:
-        more = f"{once}; may be repeated: clients choose by name, and get the first by default"
-        parser.add_argument("--policy", action="append", metavar="P", help=more)
+        text += "; may be repeated: clients choose by name, and the first is their default"
+        parser.add_argument("--policy", action="append", metavar="P", help=text)
     else:
-        parser.add_argument("--policy", metavar="P", help=once)
+        parser.add_argument("--policy", metavar="P", help=text)
     layers = ", ".join(OPTIONAL_LAYERS)
-    optional = (
-        f"go on without this layer where the host lacks it: {layers}, or cgroup for the last three"
-    )
-    parser.add_argument("--optional", action="append", default=[], metavar="LAYER", help=optional)
+    parser.add_argument(
+        "--optional", action="append", default=[], metavar="LAYER",
+        help="continue without this layer if the host lacks it; may be repeated: "
+        f"{layers}, or cgroup for the last three",
+    )  # fmt: skip
+
+
+def add_subcommands(
+    parser: argparse.ArgumentParser,
+) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    """Let `parser` have commands of its own; each sets `action`, the function that runs it."""
+    return parser.add_subparsers(required=True, metavar="COMMAND")
+
+
+def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:
+    """Add --json; `kind` names the JSON value that is printed."""
+    parser.add_argument("--json", action="store_true", help=f"print one JSON {kind}")
 
 
 def policy_of(options: argparse.Namespace) -> Policy:
+    """Return the policy that the options of `add_policy` name; raises PolicyError."""
     return policy_named(options.policy, options)
 
 
 def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
+    """Return the policy `name`, default strict, with the layers that --optional names."""
     policy = Policy(name="strict")
     if name:
         from ...policies.loading import load_policy
@@ -47,9 +67,10 @@ def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
 
 @contextlib.contextmanager
 def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
-    """Open the trail that was asked for; without one nothing of it is imported.
+    """Open the trail that --audit names; without it import nothing of the audit package.
 
-    It is in its file alone: nobody could ask a command for what it remembers, up to 20 MiB in a daemon.
+    The log keeps no entries in memory: a command has no way to ask for them, and a daemon would keep
+    up to 20 MiB of them.
     """
     if options.audit is None:
         yield None
@@ -58,3 +79,12 @@ def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
 
     with AuditLog(path=options.audit, max_entries=0) as log:
         yield log
+
+
+def print_json(value: Any, indent: int = 0) -> None:
+    """Print `value` as JSON; hidden characters, which could deceive a person, are escaped."""
+    from ..text.hidden import replace_hidden
+
+    encoded = msgspec.json.encode(value)
+    text = msgspec.json.format(encoded, indent=indent).decode() if indent else encoded.decode()
+    sys.stdout.write(replace_hidden(text, lambda character: json.dumps(character)[1:-1]) + "\n")

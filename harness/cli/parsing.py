@@ -1,4 +1,4 @@
-"""The parser of the command line: argparse's, with short errors that name what may have been meant."""
+"""The argument parser: argparse with short errors that suggest the command or option meant."""
 
 import argparse
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"invalid choice: '(.*?)'")
-_COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # of difflib: as near as a typing error in a word so long
+_COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # cutoffs of difflib: near enough for a typing error
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with status 2 on wrong usage, and says in two lines what is wrong and where help is."""
+    """Exits with status 2 on wrong usage, and prints the error in one line and a hint in another."""
 
     _given: Sequence[str] = ()
 
@@ -28,25 +28,26 @@ class Parser(argparse.ArgumentParser):
         )
         hint = f"did you mean {meant}? " if meant else ""
         first = self._given[0] if self._given and self._given[0] in known else ""
-        prog = f"{self.prog} {first}".strip()  # what is unknown to a command is told to us
-        self.exit(2, f'{prog}: {message}\nhint: {hint}"{prog} --help" has all there is\n')
+        # argparse reports the unknown option of a command here, to its parent
+        prog = f"{self.prog} {first}".strip()
+        self.exit(2, f'{prog}: {message}\nhint: {hint}"{prog} --help" lists everything\n')
 
     def _meant_option(self) -> str:
-        """Return the option that one of the words given is like, and is not."""
+        """Return the known option that resembles an unknown one of the command line."""
         known = list(self._every_option())
         words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
         unknown = (word for word in words if not any(each.startswith(word) for each in known))
         return next(filter(None, (_like(word, known, _OPTIONS_LIKE) for word in unknown)), "")
 
     def _every_option(self) -> Iterator[str]:
-        """Yield the options of this command and of those below it, of which one may have been used."""
+        """Yield the options of this command and of its subcommands."""
         yield from (option for action in self._actions for option in action.option_strings)
         for _, below in commands_of(self):
             yield from below._every_option()
 
 
 def _like(word: str, known: list[str], cutoff: float) -> str:
-    import difflib  # only where something is wrong
+    import difflib  # only for errors
 
     return next(iter(difflib.get_close_matches(word, known, 1, cutoff)), "")
 
@@ -62,7 +63,7 @@ def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, Parser]]:
 
 
 def summary_of(parser: argparse.ArgumentParser, name: str) -> str:
-    """Return the words with which a command of `parser` stands in its help."""
+    """Return the summary of a command in the help of `parser`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return next(

@@ -1,12 +1,13 @@
-"""Repairs: the commands by which a layer that is missing can be had, as doctor prints them."""
+"""Repairs: the commands that doctor prints for a layer or a launcher that fails on this host."""
 
 import os
+import re
 from pathlib import Path
 
 from ...policies.policy import CGROUP
 from ...runner.cgroups.detect import hierarchies
 
-_WITHOUT = "or go on with weaker caps: --optional cgroup"
+_WITHOUT = "or continue with weaker caps: --optional cgroup"
 _DELEGATED = (
     "on a systemd host: pip install 'cellwright[systemd]' in a login session, or after loginctl "
     "enable-linger USER, so that systemd delegates a cgroup; elsewhere run as root, or in a container "
@@ -21,7 +22,7 @@ REPAIRS = {
 
 
 def repair_of_layer(layer: str) -> str:
-    """Return what to do about a layer that this host lacks; empty if nothing is known."""
+    """Return the repair of a layer that this host lacks; empty if none is known."""
     return _repair_of_cgroups() if layer.startswith(CGROUP) else REPAIRS.get(layer, "")
 
 
@@ -37,48 +38,70 @@ def _repair_of_cgroups() -> str:
     )
 
 
-# What a launcher that could not be set up said, what to do.
+# A part of the message of a launcher that cannot start, and the repair.
 _LAUNCH = (
     (
         "becoming uid",
         (
-            "this root may not become another user, and cells never run as root: docker run "
+            "root may not change its uid here, and cells never run as root: docker run "
             "--user 1000, or --cap-add SETUID --cap-add SETGID --cap-add KILL"
         ),
     ),
     (
         "may not signal",
-        "cells are another user's than root: docker run --cap-add KILL, or --user 1000",
+        "root may not signal its cells here: docker run --cap-add KILL, or --user 1000",
     ),
     (
         "unshare: No space left",  # unshare(2), ENOSPC
         (
-            "user namespaces are used up, or switched off from outside (bwrap --disable-userns): "
-            "raise sysctl user.max_user_namespaces there"
+            "the limit of user namespaces is reached, or zero outside this sandbox (bwrap "
+            "--disable-userns): raise sysctl user.max_user_namespaces there"
         ),
     ),
     ("libseccomp", "apt-get install libseccomp2"),
     ("package prctl", "apt-get install libcap-dev gcc python3-dev; pip install python-prctl"),
 )
 _APPARMOR = (
-    "AppArmor restricts user namespaces here (Ubuntu 23.10 and later): give this Python a profile "
-    "that permits them, cellwright doctor --apparmor | sudo tee /etc/apparmor.d/cellwright && "
+    "AppArmor restricts user namespaces here (Ubuntu 23.10 and later): install a profile that "
+    "permits them to this Python: "
+    "cellwright doctor --apparmor | sudo tee /etc/apparmor.d/cellwright && "
     "sudo apparmor_parser -r /etc/apparmor.d/cellwright"
 )
 _LABEL = "/proc/self/attr/apparmor/current"
+_APPARMOR_PROFILE = """\
+# Printed by `cellwright doctor --apparmor`, for AppArmor 4 and newer.  It confines nothing: every
+# program of this Python may make user namespaces, and has in them the powers that come with those.
+abi <abi/4.0>,
+include <tunables/global>
+
+profile cellwright "{path}" flags=(unconfined) {{
+  userns,
+
+  include if exists <local/cellwright>
+}}
+"""
 _CHROOT = (
-    "the kernel makes no user namespace in a chroot (unshare(2)): start it outside, or enter with "
-    "bwrap or systemd-nspawn, which pivot"
+    "the kernel makes no user namespace in a chroot (unshare(2)): start cellwright outside, or enter "
+    "with bwrap or systemd-nspawn, which call pivot_root"
 )
 
 
+def apparmor_profile(interpreter: str) -> str:
+    """Return an AppArmor profile that permits user namespaces to `interpreter`, which launchers run,
+    for hosts that refuse them to unconfined programs (Ubuntu 24.04).
+
+    AppArmor matches the file that is executed, not the link by which it was called.
+    """
+    return _APPARMOR_PROFILE.format(path=re.sub(r'[\\"*?\[\]{}^]', r"\\\g<0>", interpreter))
+
+
 def repair_of_launch(message: str) -> str:
-    """Return the exact repair for a launcher that could not be set up."""
+    """Return the repair of a launcher that failed to start with `message`."""
     if not Path("/proc/self").exists():
         return MOUNT_PROC
     if _is("/proc/sys/user/max_user_namespaces", "0"):
         return "sysctl -w user.max_user_namespaces=15000 (and a file in /etc/sysctl.d to keep it)"
-    # The next two hold for root as well, which makes its namespaces after it became another user.
+    # The next two hold for root as well: it changes its uid before it makes namespaces.
     if _is("/proc/sys/kernel/unprivileged_userns_clone", "0"):
         return "sysctl -w kernel.unprivileged_userns_clone=1"
     if _is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") and _is(
@@ -90,7 +113,7 @@ def repair_of_launch(message: str) -> str:
 
 
 def _repair_of_refusal(message: str) -> str:
-    """Return what a container has to be told not to forbid: all of it at once."""
+    """Return every option that the container needs, in one command."""
     forbidden = (
         ("seccomp=unconfined", _filtered()),
         ("apparmor=unconfined", _profile()),
@@ -100,7 +123,7 @@ def _repair_of_refusal(message: str) -> str:
     if not options:
         return _CHROOT if "unshare: Operation not permitted" in message else "please report this"
     masks = (
-        "; a masked /proc allows no new one (podman: --security-opt unmask=ALL, Kubernetes: "
+        "; a masked /proc prevents a new mount of it (podman: --security-opt unmask=ALL, Kubernetes: "
         "procMount: Unmasked)"
     )
     by = f", by AppArmor's profile {_profile()}" if _profile() else ""
@@ -108,19 +131,19 @@ def _repair_of_refusal(message: str) -> str:
 
 
 def _filtered() -> bool:
-    """Tell whether we were started under a seccomp filter (proc(5), Seccomp)."""
+    """Tell whether this process runs under a seccomp filter (proc(5), Seccomp)."""
     return "\nSeccomp:\t2\n" in _read("/proc/self/status")
 
 
 def _profile() -> str:
-    """Return the AppArmor profile that confines us; without AppArmor none does."""
+    """Return the AppArmor profile that confines this process; empty if none does."""
     label = _read(_LABEL).strip()
     return "" if label == "unconfined" or label.endswith("(unconfined)") else label
 
 
 def _proc_is_covered() -> bool:
-    """Tell whether something is mounted inside /proc: the kernel then allows no new one
-    (fs/namespace.c, mount_too_revealing), but for what is mounted on a directory made for it."""
+    """Tell whether a mount covers a part of /proc: the kernel then refuses a new mount of proc
+    (fs/namespace.c, mount_too_revealing).  A mount on a directory made for it covers nothing."""
     places = {line.split()[4] for line in _read(_MOUNTS).splitlines()}
     return any(place.startswith("/proc/") for place in places - {"/proc/sys/fs/binfmt_misc"})
 

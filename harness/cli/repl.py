@@ -1,8 +1,9 @@
-"""`cellwright repl`: a session to type into.
+"""`cellwright repl`: a session whose programs are typed at a prompt or read from a pipe.
 
-What a guest says is escaped for a terminal as everywhere; what we say goes to stderr.
+Output of the guest is escaped for a terminal; messages of the command go to stderr.
 """
 
+import argparse
 import contextlib
 import inspect
 import os
@@ -20,45 +21,76 @@ from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
 from ..sandbox.session import Session
+from ..state import state_directory
 from ..text.terminal import StreamPrinter, harmless, result_line, violation_lines
-from .keepsakes import images, keep
-from .typed import Lines, Typed
+from .artifacts import without_text_forms, write_artifacts
+from .options import FAILED, SUCCEEDED
+from .prompt import ProgramBuffer, PromptReader, reader_of_stdin
+from .sandbox import OUTPUT, add_language, add_sandbox, check_language, sandbox_of
 
 HELP = """\
-:help                 this
-:files                what lies below /workspace
-:upload HOST [PATH]   put a file of the host there
-:download PATH [HOST] bring a file to the host
-:usage                what the last call used, and all of them
-:reset                a new session: variables and files are gone
-:quit                 leave, as Ctrl-D does
+:help                 print this list
+:files                list the files of /workspace
+:upload HOST [PATH]   copy a file of the host to /workspace
+:download PATH [HOST] copy a file of /workspace to the host
+:usage                print the resources that the last call and all calls used
+:reset                start a new session without variables and files
+:quit                 end the session, as Ctrl-D does
 Ctrl-C interrupts the program and keeps its state."""
 
-_LEAVE = ("exit", "exit()", "quit", "quit()")  # typed at a prompt: of a person who wants to leave
-_SHOW = "print(repr(_)[:20_000])"  # of Python a value as JSON has it is not what people expect
+_LEAVE = ("exit", "exit()", "quit", "quit()")  # end the command when typed at a prompt
+_SHOW = "print(repr(_)[:20_000])"  # Python programmers expect the repr of a value, not its JSON
 _NOTABLE_SECONDS = 1.0
 _INTERRUPTED = 128 + signal.SIGINT
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    add_language(parser, PYTHON)
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        default=OUTPUT,
+        help=f"the directory for pictures; default {OUTPUT}",
+    )
+    add_sandbox(parser, "wall-clock limit of a call")
+
+
+def run(options: argparse.Namespace) -> int:
+    language = check_language(options.language or PYTHON)
+    reader = reader_of_stdin(state_directory() / "history")
+    with contextlib.closing(reader), sandbox_of(options, language) as sandbox:
+        open_session = partial(sandbox.session, language=language, workspace=options.workspace)
+        repl = Repl(reader, open_session, language, options.output, options.timeout)
+        with contextlib.closing(repl):
+            if reader.is_interactive:
+                print(
+                    f"cellwright: {language} session under {sandbox.policy.name}; "
+                    ":help lists the commands",
+                    file=sys.stderr,
+                )
+            status = repl.converse()
+    return status or (FAILED if repl.has_failed and not reader.is_interactive else SUCCEEDED)
+
+
 class Repl:
-    """Reads programs, runs them in a session, and shows what came of them."""
+    """Reads programs, runs them in a session, and prints their results."""
 
     def __init__(
-        self, lines: Lines, open_session: Callable[[], Session], language: str, output: str,
+        self, reader: PromptReader, open_session: Callable[[], Session], language: str, output: str,
         timeout: float | None = None,
     ) -> None:  # fmt: skip
-        self._lines = lines
+        self._reader = reader
         self._open_session = open_session
         self._output = output
         self._timeout = timeout
         self._python = language == PYTHON
         self._prompts = (">>> ", "... ") if self._python else (f"{language}> ", "... ")
-        self._typed = Typed(language)
+        self._buffer = ProgramBuffer(language)
         self._printer = StreamPrinter()
         self._session = open_session()
         self._last: SandboxResult | None = None
         self._seconds, self._calls = 0.0, 0
-        self.failed = False  # some program did not end well
+        self.has_failed = False  # a program or a command failed
         self._commands: dict[str, Callable[..., object]] = {
             "help": lambda: _say(HELP),
             "files": self._files,
@@ -70,33 +102,34 @@ class Repl:
         }
 
     def converse(self) -> int:
-        """Go on until there is nothing more to read; return 130 if a script was interrupted."""
+        """Read and run programs until the input ends; return 130 if a script was interrupted."""
         while True:
             try:
-                line = self._lines.read(self._prompts[self._typed.pending])
-                if not self._typed.pending and self._lines.interactive and line.strip() in _LEAVE:
+                line = self._reader.read(self._prompts[self._buffer.is_pending])
+                is_first = not self._buffer.is_pending
+                if is_first and self._reader.is_interactive and line.strip() in _LEAVE:
                     return 0
-                if not self._typed.pending and line.startswith(":") and line[1:2].isalpha():
-                    if self._obey(line[1:]) == "quit":
+                if is_first and line.startswith(":") and line[1:2].isalpha():
+                    if self._run_command(line[1:]) == "quit":
                         return 0
                     continue
-                self._run_all(self._typed.add(line))
+                self._run_all(self._buffer.add(line))
             except EOFError:
-                self._run_all(self._typed.finish())
+                self._run_all(self._buffer.finish())
                 return 0
             except KeyboardInterrupt:
-                self._typed.clear()
+                self._buffer.clear()
                 print(file=sys.stderr)
-                if not self._lines.interactive:
+                if not self._reader.is_interactive:
                     return _INTERRUPTED
 
     def close(self) -> None:
-        """End the session; raises WorkspaceError if its workspace is refused."""
+        """End the session; raises WorkspaceError if its workspace cannot be saved."""
         self._session.close()
 
     def _run_all(self, programs: list[str]) -> None:
         for program in programs:
-            with self._telling():
+            with self._printing_errors():
                 self._show(self._execute(program))
 
     def _execute(self, program: str) -> SandboxResult:
@@ -112,46 +145,46 @@ class Repl:
         return result
 
     def _show(self, result: SandboxResult) -> None:
-        if self._printer.mid_line and self._lines.interactive:
+        if self._printer.mid_line and self._reader.is_interactive:
             print(flush=True)
         if result.value is not None and not self._python:
             text = msgspec.json.encode(result.value).decode()
-            print(harmless(text) if self._lines.interactive else text, flush=True)
+            print(harmless(text) if self._reader.is_interactive else text, flush=True)
         for line in violation_lines(result):
             print(line, file=sys.stderr, flush=True)
-        self._keep(images(result.artifacts))
+        self._write_artifacts(without_text_forms(result.artifacts))
         _say_end(result)
-        self.failed = self.failed or not result.ok
+        self.has_failed = self.has_failed or not result.ok
         if result.session_lost:
-            self._open_another()
+            self._open_new_session()
 
-    def _keep(self, artifacts: tuple[Artifact, ...]) -> None:
-        for path in keep(artifacts, self._output):
+    def _write_artifacts(self, artifacts: tuple[Artifact, ...]) -> None:
+        for path in write_artifacts(artifacts, self._output):
             _say(f"wrote {path}")
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Say what went wrong instead of ending; a session that is gone is followed by another."""
+    def _printing_errors(self) -> Iterator[None]:
+        """Print errors instead of raising them; open a new session if the last one is lost."""
         try:
             yield
         except SessionLost as error:
-            self.failed = True
+            self.has_failed = True
             _say(str(error).partition("\n")[0])
-            self._open_another()
+            self._open_new_session()
         except CellwrightError as error:
-            self.failed = True
+            self.has_failed = True
             _say(str(error))
 
-    def _open_another(self) -> None:
+    def _open_new_session(self) -> None:
         self._session = self._open_session()
-        _say("a new session begins: variables and files are gone")
+        _say("started a new session; variables and files are lost")
 
     # commands
 
-    def _obey(self, text: str) -> str:
-        """Carry out a command and return its name, if it is one."""
+    def _run_command(self, text: str) -> str:
+        """Run a command and return its name; empty if it is unknown."""
         name = ""
-        with self._telling():
+        with self._printing_errors():
             name, command = self._command(text)
             try:
                 command()
@@ -160,16 +193,18 @@ class Repl:
         return name
 
     def _command(self, text: str) -> tuple[str, Callable[[], object]]:
-        """Return a command's name, and what it does; raises PolicyError if it is none."""
+        """Return the name and the function of a command; raises PolicyError for an unknown one."""
         try:
             name, *arguments = shlex.split(text)
-            does = self._commands[name]
-            inspect.signature(does).bind(*arguments)
+            function = self._commands[name]
+            inspect.signature(function).bind(*arguments)
         except KeyError as error:
-            raise PolicyError(f"there is no command :{error.args[0]}", ":help") from None
+            raise PolicyError(
+                f"unknown command :{error.args[0]}", ":help lists the commands"
+            ) from None
         except (ValueError, TypeError) as error:
-            raise PolicyError(f":{text}: {error}", ":help") from None
-        return name, partial(does, *arguments)
+            raise PolicyError(f":{text}: {error}", ":help lists the commands") from None
+        return name, partial(function, *arguments)
 
     def _files(self) -> None:
         for file in self._session.files():
@@ -185,7 +220,7 @@ class Repl:
                 file.write(content)
             _say(f"wrote {host}")
         else:
-            self._keep((Artifact(path, "", content),))
+            self._write_artifacts((Artifact(path, "", content),))
 
     def _usage(self) -> None:
         if self._last:
@@ -194,15 +229,15 @@ class Repl:
 
     def _reset(self) -> None:
         self._session.close()
-        self._open_another()
+        self._open_new_session()
 
 
-def _say(text: str, who: str = "cellwright: ") -> None:
-    print("\n".join(map(harmless, f"{who}{text}".split("\n"))), file=sys.stderr, flush=True)
+def _say(text: str, prefix: str = "cellwright: ") -> None:
+    print("\n".join(map(harmless, f"{prefix}{text}".split("\n"))), file=sys.stderr, flush=True)
 
 
 def _say_end(result: SandboxResult) -> None:
-    """Say how it ended, if nothing has yet: an uncaught exception has, by its traceback."""
+    """Print how the program ended, unless its traceback has; after success only notable usage."""
     if not result.ok and result.reason != "exception":
         line = result_line(msgspec.structs.replace(result, value=None))
         print(line, file=sys.stderr, flush=True)
@@ -223,10 +258,10 @@ def _used(result: SandboxResult) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[int]:
-    """Give a descriptor that Ctrl-C makes readable, instead of raising KeyboardInterrupt here.
+    """Yield a descriptor that Ctrl-C makes readable, and raise no KeyboardInterrupt meanwhile.
 
-    The interpreter's own handler writes to it, at once: one of ours would run after the system call
-    that it came just before, which waits for the program.
+    The interpreter's C handler writes to it at once.  A Python handler would run late if the signal
+    came just before the system call that waits for the program: only after that call.
     """
     cancel, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.signal(signal.SIGINT, lambda number, frame: None)

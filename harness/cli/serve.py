@@ -1,4 +1,4 @@
-"""`cellwright serve`: its arguments, and the daemon from its first word to its last."""
+"""`cellwright serve`: starts a daemon that shares pools of cells among processes, until a signal."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ from ..servers.daemon.server import Server
 from ..servers.daemon.service import Service
 from ..servers.daemon.units import write_units
 from ..servers.descriptors import allow_descriptors
-from .options import audit_of
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_named
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
@@ -30,53 +30,60 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `cellwright serve` but for policies."""
+def add(parser: argparse.ArgumentParser) -> None:
+    add_policy(parser, several=True)
     parser.set_defaults(parser=parser)
     parser.add_argument(
         "--socket",
         type=Path,
         metavar="PATH",
-        help="where to listen; default /run/cellwright.sock, or that name in $XDG_RUNTIME_DIR",
+        help="the socket to listen on; default /run/cellwright.sock, for an ordinary user that name "
+        "in $XDG_RUNTIME_DIR",
     )
     parser.add_argument(
         "--pool", type=int, default=PoolSettings().size, metavar="N",
-        help="cells that wait ready, of each policy; default %(default)s",
+        help="ready cells of each policy; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--sessions", type=int, default=SessionSettings().alive, metavar="N",
-        help="sessions that live at once, of each policy; default %(default)s",
+        help="open sessions at most, of each policy; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--session-idle", type=float, default=SessionSettings().idle_seconds, metavar="S",
-        help="seconds that a session may be idle; default %(default)s",
+        help="seconds after which an idle session is closed; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--audit", metavar="FILE", help="append what happens to this audit trail")
+    parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     parser.add_argument(
         "--drain", type=float, default=10.0, metavar="S",
-        help="seconds that running programs may go on once the daemon is to end; default %(default)s",
+        help="seconds that running programs get to complete after SIGTERM; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--delegated", action="store_true",
-        help="make cgroups in the daemon's own, which systemd delegated (Delegate=yes), as units do",
+        help="make cgroups below the daemon's own, which systemd delegated (Delegate=yes)",
     )  # fmt: skip
-    parser.add_argument(
-        "--units", type=Path, metavar="DIR", help="write systemd units into DIR, and serve nothing"
-    )
+    parser.add_argument("--units", type=Path, metavar="DIR", help="only write systemd units to DIR")
+
+
+def run(options: argparse.Namespace) -> int:
+    serve(options, [policy_named(name, options) for name in options.policy or [None]])
+    return SUCCEEDED
 
 
 def serve(
     options: argparse.Namespace, policies: list[Policy],
     limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
 ) -> None:  # fmt: skip
-    """Serve until SIGTERM or SIGINT; raises PolicyError, BusyError if a daemon is there already."""
+    """Serve until SIGTERM, SIGINT or SIGHUP.
+
+    Raises PolicyError, and BusyError if a daemon listens on the socket already.
+    """
     if options.units:
         print(
             *write_units(options.units, _repeated(options), options.socket, options.drain), sep="\n"
         )
         return
     check_limit("--drain", options.drain)
-    for number in _signals():  # until there is something to drain: give back what there is
+    for number in _signals():  # before the server drains: clean up and exit
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     allow_descriptors()
     with _listener(options) as (listener, place), audit_of(options) as audit:
@@ -90,7 +97,7 @@ def serve(
 
 @contextlib.contextmanager
 def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]]:
-    """Give the socket of systemd, or one of our own, and its name."""
+    """Open the socket that systemd passed, or a new one; yield it and its name."""
     passed = passed_by_systemd(os.environ)
     if passed:
         with passed:
@@ -104,10 +111,13 @@ def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]
 def _services(
     options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None"
 ) -> dict[str, Service]:
-    """Return a sandbox for each policy, all of them made or none."""
+    """Return a service for each policy; if one fails, close the others."""
     names = tuple(policy.name for policy in policies)
     if len(set(names)) < len(names):
-        raise PolicyError(f"--policy: two of one name: {', '.join(names)}", "name each its own")
+        raise PolicyError(
+            f"--policy: names must differ, got {', '.join(names)}",
+            "change `name` in the TOML files",
+        )
     root = take_delegation() if options.delegated else None
     sessions = SessionSettings(alive=options.sessions, idle_seconds=options.session_idle)
     with contextlib.ExitStack() as made:
@@ -127,8 +137,8 @@ def _services(
 def _stopping_on_signals(server: Server) -> Iterator[None]:
     """Drain at the first signal, cancel at the second.
 
-    The interpreter itself wakes the server: what comes just before the server waits would else be
-    handled when the wait is over.
+    The interpreter's C handler wakes the server by its descriptor: a signal that comes just before the
+    server waits would else be handled only after the wait.
     """
     for number in _signals():
         signal.signal(number, lambda *_: server.stop())
@@ -140,15 +150,15 @@ def _stopping_on_signals(server: Server) -> Iterator[None]:
 
 
 def _signals() -> tuple[signal.Signals, ...]:
-    """Return those that end the daemon: not SIGHUP where nohup(1) had it ignored."""
+    """Return the signals that end the daemon; SIGHUP is not one if nohup(1) made it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
 
 
 def _repeated(options: argparse.Namespace) -> list[str]:
-    """Return the options that were given, for a unit: all but where to listen, which systemd does.
+    """Return the given options, for a unit; without --socket, on which systemd listens.
 
-    Files are named by their whole path: systemd starts the daemon in the root directory.
+    Paths become absolute: systemd starts the daemon in the root directory.
     """
     words = []
     for action in options.parser._actions:

@@ -1,11 +1,10 @@
-"""`cellwright servers`: a look at MCP servers and their tools, calls of them, and what is pinned.
+"""`cellwright servers`: lists MCP servers and their tools, calls tools, and compares and pins them.
 
-The SDK is imported by commands that need a server, when they do.
+The MCP SDK is imported only when a server is started.
 """
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,54 +16,71 @@ from ...policies.errors import PolicyError, ToolError
 from ..schemas.spec import ToolSpec
 from ..text.terminal import harmless
 from ..tools.approval import Approve, ask_terminal, refuse_approval
+from .options import FAILED, SUCCEEDED, add_json, add_subcommands, print_json
 
 if TYPE_CHECKING:
     from ..mcp.servers import McpServers
     from ..mcp.status import ServerStatus
     from ..tools.registry import ToolRegistry
 
-_WELL, _FAILED, _DIFFERS = 0, 1, 1
-Command = Callable[["McpServers", argparse.Namespace], int]
+Action = Callable[["McpServers", argparse.Namespace], int]
 
 
-def add_servers(servers: argparse.ArgumentParser) -> None:
-    """Add the commands about servers."""
-    commands = servers.add_subparsers(required=True, metavar="WHAT")
-
-    def add(name: str, summary: str, command: Command) -> argparse.ArgumentParser:
-        parser = commands.add_parser(name, help=summary)
-        add_file(parser, required=True)
-        parser.set_defaults(command=_carry_out, carry_out=command)
-        return parser
-
-    listed = add("list", "the servers, without starting any", _list)
-    tools = add("tools", "their tools, as they are now", _tools)
-    check = add("check", "start each and ask for its tools", _check)
-    call = add("call", "call a tool, as a program would", _call)
-    call.add_argument("name", metavar="NAME", help="server.tool")
-    call.add_argument("arguments", nargs="?", default="{}", metavar="JSON", help="an object")
-    call.add_argument("--yes", action="store_true", help="approve the call, if it has to be")
-    diff = add("diff", "how tools differ from those that are pinned", _diff)
-    pin = add("pin", "believe a server's tools as they are now", _pin)
-    pin.add_argument("server", metavar="SERVER")
-    for parser in (tools, check, diff):
-        parser.add_argument("server", nargs="?", metavar="SERVER", help="this one alone")
-    for parser in (listed, tools, check):
-        parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
+def add(parser: argparse.ArgumentParser) -> None:
+    commands = add_subcommands(parser)
+    listed = _add(commands, "list", "list the servers without starting any", _list)
+    tools = _add(commands, "tools", "list the tools that the servers offer now", _tools)
+    check = _add(commands, "check", "start each server and list its tools", _check)
+    call = _add(commands, "call", "call a tool as a program would", _call)
+    call.add_argument("name", metavar="NAME", help="the tool, as server.tool")
+    call.add_argument(
+        "arguments", nargs="?", default="{}", metavar="JSON", help="its arguments, a JSON object"
+    )
+    call.add_argument("--yes", action="store_true", help="approve the call if it needs approval")
+    diff = _add(commands, "diff", "compare the tools with their pins", _diff)
+    pin = _add(commands, "pin", "pin the tools that a server offers now", _pin)
+    pin.add_argument("server", metavar="SERVER", help="the server")
+    for each in (tools, check, diff):
+        each.add_argument(
+            "server", nargs="?", metavar="SERVER", help="the server; default all servers"
+        )
+    for each in (listed, tools, check):
+        add_json(each)
 
 
-def add_file(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add what says which servers there are."""
+def run(options: argparse.Namespace) -> int:
+    with opened(options) as servers:
+        try:
+            return int(options.action(servers, options))
+        except ToolError as error:
+            print(f"cellwright: {harmless(str(error))}", file=sys.stderr)
+            return FAILED
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    summary: str,
+    action: Action,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=summary)
+    add_configuration(parser, required=True)
+    parser.set_defaults(action=action)
+    return parser
+
+
+def add_configuration(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add --servers and --pins."""
     parser.add_argument(
-        "--servers", metavar="FILE", required=required, help="MCP servers: JSON or TOML"
+        "--servers", metavar="FILE", required=required, help="MCP servers, in JSON or TOML"
     )
     parser.add_argument(
-        "--pins", metavar="FILE", help="where their tools are pinned, if not with the user's state"
+        "--pins", metavar="FILE", help="the pins of their tools; default in the user's state"
     )
 
 
 def require_sdk() -> None:
-    """Raise PolicyError if the protocol's SDK is not installed."""
+    """Raise PolicyError if the MCP SDK is not installed."""
     if importlib.util.find_spec("mcp") is None:
         raise PolicyError("the extra `mcp` is not installed", "pip install 'cellwright[mcp]'")
 
@@ -73,9 +89,9 @@ def require_sdk() -> None:
 def opened(
     options: argparse.Namespace, registry: "ToolRegistry | None" = None
 ) -> Iterator["McpServers"]:
-    """Give the servers that the options name, whose tools are then among those of `registry` too.
+    """Open the servers that the options name; `registry` then has their tools, too.
 
-    Raises PolicyError if the SDK is not installed.
+    Raises PolicyError if the MCP SDK is not installed.
     """
     require_sdk()
     from ..mcp.servers import McpServers
@@ -84,18 +100,9 @@ def opened(
         yield servers
 
 
-def asking() -> Approve:
-    """Return who is asked about risky calls: the terminal, if there is one."""
+def approver() -> Approve:
+    """Return the approver of risky calls: the person at the terminal; without one all are refused."""
     return ask_terminal if sys.stdin is not None and sys.stdin.isatty() else refuse_approval
-
-
-def _carry_out(options: argparse.Namespace) -> int:
-    with opened(options) as servers:
-        try:
-            return int(options.carry_out(servers, options))
-        except ToolError as error:
-            print(f"cellwright: {harmless(str(error))}", file=sys.stderr)
-            return _FAILED
 
 
 def _list(servers: "McpServers", options: argparse.Namespace) -> int:
@@ -109,37 +116,41 @@ def _check(servers: "McpServers", options: argparse.Namespace) -> int:
         servers.list_tools()
     found = [each for each in servers.status() if options.server in (None, each.name)]
     bad = [each for each in found if each.state == "failed" or any(each.drift)]
-    return _show_status(found, options) or (_FAILED if bad else _WELL)
+    return _show_status(found, options) or (FAILED if bad else SUCCEEDED)
 
 
 def _show_status(found: list["ServerStatus"], options: argparse.Namespace) -> int:
     if options.json:
-        _write([each._asdict() | {"drift": each.drift._asdict()} for each in found])
-        return _WELL
+        print_json([each._asdict() | {"drift": each.drift._asdict()} for each in found])
+        return SUCCEEDED
     for each in found:
         where = "in a cell" if each.sandboxed else "elsewhere" if each.remote else "on the host"
         print(f"{each.name}  {each.state}, {where}: {harmless(each.place)}, {each.tools} tools")
-        for line in (each.error, *(f"left out: {why}" for why in each.dropped), str(each.drift)):
+        for line in (
+            each.error,
+            *(f"tool not offered: {why}" for why in each.dropped),
+            str(each.drift),
+        ):
             if line:
                 print(f"    {harmless(line)}")
-    return _WELL
+    return SUCCEEDED
 
 
 def _tools(servers: "McpServers", options: argparse.Namespace) -> int:
     specs = servers.list_tools(options.server)
     if options.json:
-        _write([_told(spec) for spec in specs])
+        print_json([_summary(spec) for spec in specs])
     else:
         for spec in specs:
-            risk = "  [has to be approved]" if spec.risky else ""
+            risk = "  [needs approval]" if spec.risky else ""
             print(f"{spec.name}{risk}  {harmless(spec.description.partition(chr(10))[0][:120])}")
     failed = [each for each in servers.status() if each.state == "failed"]
     for each in failed:
         print(f"cellwright: {each.name}: {harmless(each.error)}", file=sys.stderr)
-    return _FAILED if failed else _WELL
+    return FAILED if failed else SUCCEEDED
 
 
-def _told(spec: ToolSpec) -> dict[str, Any]:
+def _summary(spec: ToolSpec) -> dict[str, Any]:
     return {
         "name": spec.name, "wire_name": spec.function, "server": spec.server,
         "description": spec.description, "parameters": spec.parameters,
@@ -153,29 +164,24 @@ def _call(servers: "McpServers", options: argparse.Namespace) -> int:
     try:
         arguments = msgspec.json.decode(options.arguments, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise PolicyError(f"arguments: {error}") from None
-    broker = Broker(servers, approve=_approved if options.yes else asking())
-    _write(broker.call(options.name, arguments))
-    return _WELL
+        raise PolicyError(f"JSON: {error}", "give the arguments as a JSON object") from None
+    broker = Broker(servers, approve=_approve_all if options.yes else approver())
+    print_json(broker.call(options.name, arguments))
+    return SUCCEEDED
 
 
-def _approved(_: object) -> bool:
+def _approve_all(_: object) -> bool:
     return True
 
 
 def _diff(servers: "McpServers", options: argparse.Namespace) -> int:
     names = [options.server] if options.server else sorted(servers.configs)
-    told = [servers.difference(name) for name in names if not servers.configs[name].disabled]
-    sys.stdout.write("".join(told))
-    return _DIFFERS if any(told) else _WELL
+    changes = [servers.difference(name) for name in names if not servers.configs[name].disabled]
+    sys.stdout.write("".join(changes))
+    return FAILED if any(changes) else SUCCEEDED
 
 
 def _pin(servers: "McpServers", options: argparse.Namespace) -> int:
     drift = servers.pin(options.server)
-    print(harmless(str(drift)) or "as it was")
-    return _WELL
-
-
-def _write(value: Any) -> None:
-    """Write JSON in ASCII: on a terminal nothing in it hides or moves a cursor."""
-    sys.stdout.write(json.dumps(msgspec.to_builtins(value)) + "\n")
+    print(harmless(str(drift)) or "unchanged")
+    return SUCCEEDED

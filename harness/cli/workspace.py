@@ -1,4 +1,4 @@
-"""`cellwright workspace`: looking at named workspaces, and changing them from the host."""
+"""`cellwright workspace`: lists named workspaces, and reads and changes their files from the host."""
 
 import argparse
 import os
@@ -6,45 +6,53 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from ...policies.errors import PolicyError
 from ..sandbox.workspaces.store import Workspaces
 from ..text.terminal import StreamPrinter, harmless, print_header
+from .options import SUCCEEDED, add_json, add_subcommands, print_json
 
-_DONE = 0
-Command = Callable[[argparse.Namespace, Workspaces], int]
+Action = Callable[[argparse.Namespace, Workspaces], int]
 
 
-def add_workspace(workspace: argparse.ArgumentParser) -> None:
-    """Add the five commands about workspaces."""
-    commands = workspace.add_subparsers(required=True, metavar="WHAT")
-    _add(commands, "list", "their names and sizes", _list, "--json")
-    show = _add(commands, "show", "the files of one", _show, "--json")
-    get = _add(commands, "get", "bring a file to the host, or print it", _get)
-    put = _add(commands, "put", "put a file of the host there", _put)
-    remove = _add(commands, "remove", "remove a file, or all", _remove)
+def add(parser: argparse.ArgumentParser) -> None:
+    commands = add_subcommands(parser)
+    listed = _add(commands, "list", "list the workspaces with their sizes", _list)
+    show = _add(commands, "show", "list the files of a workspace", _show)
+    get = _add(commands, "get", "print a file of a workspace, or copy it to the host", _get)
+    put = _add(commands, "put", "copy a file of the host to a workspace", _put)
+    remove = _add(commands, "remove", "remove a workspace, or one of its files", _remove)
+    for each in (listed, show):
+        add_json(each)
     for each in (show, get, put, remove):
         each.add_argument("name", metavar="NAME", help="the workspace")
-    get.add_argument("path", metavar="PATH", help="below /workspace")
-    get.add_argument("--output", metavar="FILE", help="where to write it, else stdout")
-    get.add_argument("--overwrite", action="store_true", help="a file that exists too")
-    put.add_argument("file", metavar="HOST[:PATH]", help="the file, and where to put it")
-    remove.add_argument("path", metavar="PATH", nargs="?", help="only this file")
+    get.add_argument("path", metavar="PATH", help="the file, relative to /workspace")
+    get.add_argument("--output", metavar="FILE", help="the file to write; default standard output")
+    get.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    put.add_argument(
+        "file", metavar="HOST[:PATH]", help="the file, and its new path; default its own name"
+    )
+    remove.add_argument(
+        "path", metavar="PATH", nargs="?", help="the file; default the whole workspace"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    return int(options.action(options, workspaces_at(options.directory)))
 
 
 def _add(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     name: str,
     summary: str,
-    command: Command,
-    *flags: str,
+    action: Action,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(command=lambda options: command(options, workspaces_at(options.directory)))
-    parser.add_argument("--directory", metavar="DIR", help="where they are, else in your state")
-    for flag in flags:
-        parser.add_argument(flag, action="store_true", help="one JSON array on stdout")
+    parser.set_defaults(action=action)
+    parser.add_argument(
+        "--directory",
+        metavar="DIR",
+        help="the directory of workspaces; default in the user's state",
+    )
     return parser
 
 
@@ -55,39 +63,36 @@ def _list(options: argparse.Namespace, store: Workspaces) -> int:
         for name, files in found
     ]
     if options.json:
-        return _print_json(rows)
+        print_json(rows)
+        return SUCCEEDED
     print_header(f"{'BYTES':>12}  {'FILES':>12}  NAME")
     for row in rows:
         print(f"{row['size_bytes']:>12,}  {row['files']:>6,} files  {row['name']}")
-    return _DONE
+    return SUCCEEDED
 
 
 def _show(options: argparse.Namespace, store: Workspaces) -> int:
     files = store.files(options.name)
     if options.json:
-        return _print_json([{"path": each.path, "size_bytes": each.size_bytes} for each in files])
+        print_json([{"path": each.path, "size_bytes": each.size_bytes} for each in files])
+        return SUCCEEDED
     print_header(f"{'BYTES':>12}  PATH")
     for each in files:
         print(f"{each.size_bytes:>12,}  {harmless(each.path)}")
-    return _DONE
-
-
-def _print_json(value: object) -> int:
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    return _DONE
+    return SUCCEEDED
 
 
 def _get(options: argparse.Namespace, store: Workspaces) -> int:
     content = store.read(options.name, options.path)
     if options.output is None:
         StreamPrinter()("stdout", content)
-        return _DONE
+        return SUCCEEDED
     try:
         with open(options.output, "wb" if options.overwrite else "xb") as file:
             file.write(content)
     except OSError as error:
         raise PolicyError(f"cannot write {options.output}: {error.strerror}") from None
-    return _DONE
+    return SUCCEEDED
 
 
 def _put(options: argparse.Namespace, store: Workspaces) -> int:
@@ -97,21 +102,21 @@ def _put(options: argparse.Namespace, store: Workspaces) -> int:
     except OSError as error:
         raise PolicyError(f"cannot read {host}: {error.strerror}") from None
     store.write(options.name, path or os.path.basename(host), content)
-    return _DONE
+    return SUCCEEDED
 
 
 def _remove(options: argparse.Namespace, store: Workspaces) -> int:
     store.remove(options.name, options.path)
-    return _DONE
+    return SUCCEEDED
 
 
 def workspaces_at(directory: str | None) -> Workspaces:
-    """Return the workspaces of a directory, default the user's; they say so where one has to be waited
-    for."""
+    """Return the store in `directory`, default the user's; before it waits for a lock it
+    prints a notice."""
 
-    def tell(name: str) -> None:
-        most = f"waiting up to {workspaces.wait_seconds:g} s"
-        print(f"cellwright: workspace {name!r} is in use; {most}", file=sys.stderr)
+    def notify(name: str) -> None:
+        limit = f"{workspaces.wait_seconds:g} s"
+        print(f"cellwright: workspace {name!r} is in use; waiting up to {limit}", file=sys.stderr)
 
-    workspaces = Workspaces(directory, on_wait=tell)
+    workspaces = Workspaces(directory, on_wait=notify)
     return workspaces

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ...policies.errors import PolicyError
+from ...policies.languages import SHEBANG_BYTES, shebang_of
 from ...policies.permissions import (
     FilePermission,
     NetworkPermission,
@@ -33,7 +34,6 @@ _SHELLS = (
     "tcsh",
     "busybox",
 )
-_LINE_BYTES = 256
 _OWN_TASKS = 1  # the program's own process
 
 
@@ -153,9 +153,9 @@ def _chain(path: str) -> list[str]:
     if not os.path.isfile(real):
         return [path]
     with open(real, "rb") as file:
-        words = file.readline(_LINE_BYTES).split()
+        words = shebang_of(file.read(SHEBANG_BYTES))
     chain = [path, real] if os.path.islink(path) else [real]
-    if words[:1] and words[0].startswith(b"#!") and (words[0][2:] or words[1:]):
-        interpreter = os.fsdecode(words[0][2:] or words[1])
+    if words:
+        interpreter = words[0]
         return chain if interpreter == path else [*chain, *_chain(interpreter)]
     return chain

@@ -2,6 +2,7 @@
 
 import os
 
+from ...policies.languages import SHEBANG_BYTES, shebang_of
 from ...policies.learning import Lessons
 from ...policies.plan import Plan
 from ...policies.seccomp import number_of
@@ -14,7 +15,6 @@ from .shown import Shown
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _EXECUTES = ("execve", "execveat")
-_LINE_BYTES = 256  # of a script's first line the kernel reads as many (execve(2))
 
 
 class Learner(Listener):
@@ -63,10 +63,8 @@ def _with_interpreter(program: str) -> list[str]:
         return []
     real = os.path.realpath(program)
     with open(real, "rb") as file:
-        words = file.readline(_LINE_BYTES).split()
-    if words[:1] and words[0].startswith(b"#!"):
-        return [real, *_with_interpreter(os.fsdecode(words[0][2:] or words[1]))]
-    return [real]
+        words = shebang_of(file.read(SHEBANG_BYTES))
+    return [real, *_with_interpreter(words[0])] if words else [real]
 
 
 def _holds(rule: Rule, notification: Notification) -> bool:

@@ -13,17 +13,17 @@ from cellwright.benchmarks.report import (
     Bars,
     Chart,
     Column,
-    Line,
-    Lines,
+    Criterion,
+    Curve,
+    Curves,
     Report,
-    Table,
-    Verdict,
+    ReportTable,
 )
 from cellwright.harness.cli import main as cli
 from tests.conftest import ROOT
 
 HOSTILE = "<script>alert(1)</script>"
-TABLE = Table(
+TABLE = ReportTable(
     title="a table",
     columns=(Column("name"), Column("ms", 1), Column("runs", 0)),
     rows=(("a | b", 1.26, 1000), (HOSTILE, None, 2)),
@@ -32,8 +32,8 @@ TABLE = Table(
 BARS = Bars(title="bars", unit="ms", bars=(Bar("one", 1.0, 0.5, 2.0), Bar(HOSTILE, 30.0)))
 STACK = Bars(title="stack", unit="us", bars=(Bar("a", 3.0), Bar("b", -1.0)), stacked=True)
 WIDE = Bars(title="wide", unit="ms", bars=(Bar("a", 0.2), Bar("b", 900.0)), logarithmic=True)
-LINES = Lines(title="lines", x="n", y="ms", lines=(Line("l", ((1.0, 2.0), (8.0, 3.0))),))
-CURVES = Lines(
+LINES = Curves(title="lines", x="n", y="ms", lines=(Curve("l", ((1.0, 2.0), (8.0, 3.0))),))
+CURVES = Curves(
     title="c", x="ms", y="%", lines=(measuring.distribution("d", [0.001, 0.02]),),
     logarithmic=True,
 )  # fmt: skip
@@ -45,7 +45,7 @@ REPORT = Report(
     tables=(TABLE,),
     headlines=(TABLE,),
     charts=CHARTS,
-    verdicts=(Verdict("it holds", True, "1.0 times"),),
+    verdicts=(Criterion("it holds", True, "1.0 times"),),
     notes=("something",),
 )
 
@@ -180,7 +180,7 @@ def test_results_can_be_shown_again_from_their_file(
 
 
 def test_a_verdict_that_does_not_hold_fails_the_command(tmp_path: "pytest.TempPathFactory") -> None:
-    failed = msgspec.structs.replace(REPORT, verdicts=(Verdict("it holds", False, "0.5 times"),))
+    failed = msgspec.structs.replace(REPORT, verdicts=(Criterion("it holds", False, "0.5 times"),))
     source = f"{tmp_path}/results.json"
     with open(source, "wb") as file:
         file.write(msgspec.json.encode([failed]))

@@ -33,7 +33,7 @@ from cellwright.benchmarks.census import (
 )
 from cellwright.benchmarks.contestants import AbsentError, Command, Isolation
 from cellwright.benchmarks.faults import Faults
-from cellwright.benchmarks.programs import SUM, TEXT, Program
+from cellwright.benchmarks.programs import SUM, TEXT, SampleProgram
 from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
 from cellwright.runner import channel
@@ -70,7 +70,7 @@ def test_a_benchmark_returns_a_report_that_says_something(name: str) -> None:
 def test_a_peer_that_is_not_here_says_so_and_one_that_lies_is_not_believed(tmp_path: "os.PathLike[str]") -> None:  # fmt: skip
     nothing = Isolation(*["none"] * len(Isolation._fields))
 
-    def line(place: object, program: Program) -> list[str]:
+    def line(place: object, program: SampleProgram) -> list[str]:
         return ["/nowhere/python3"] if program is TEXT else ["/bin/echo", "3"]
 
     peer = Command("liar", nothing, line, lambda: "1")
@@ -148,17 +148,17 @@ def test_every_process_of_a_sandbox_has_its_role() -> None:
 @pytest.mark.parametrize("kind", [each for each in callers.KINDS if each not in OF_DAEMONS])
 def test_a_call_ends_as_its_kind_says_in_every_language(kind: callers.Kind, language: str) -> None:
     with sandbox(SETTINGS, pool=0) as made:
-        caller, call = callers.Caller(made, Path("/nowhere")), callers.Call(kind, language)
+        caller, call = callers.Prober(made, Path("/nowhere")), callers.Probe(kind, language)
         assert callers.complaint_about(call, caller.make(call)) == ""
 
 
 def test_a_wrong_answer_is_told() -> None:
-    call = callers.Call(callers.WELL)
+    call = callers.Probe(callers.WELL)
     with sandbox(SETTINGS, pool=0) as made:
-        answer = callers.Caller(made, Path("/nowhere")).make(call)
+        answer = callers.Prober(made, Path("/nowhere")).make(call)
     assert callers.complaint_about(call, answer) == ""
     assert "wanted other" in callers.complaint_about(call, answer._replace(nonce="other"))
-    assert "exit" in callers.complaint_about(callers.Call(callers.KINDS[0]), answer)
+    assert "exit" in callers.complaint_about(callers.Probe(callers.KINDS[0]), answer)
     assert chaos._judged(answer) == ("exit", "")
     assert chaos._judged(answer._replace(heard="of another"))[0] == "wrong"
     assert chaos._judged(answer._replace(heard=""))[0] == "wrong"  # it ended well

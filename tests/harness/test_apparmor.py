@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cellwright.harness.cli.apparmor import profile
+from cellwright.harness.cli.repairs import apparmor_profile
 from cellwright.runner.spawn import interpreter
 from tests.conftest import ROOT
 
@@ -16,12 +16,12 @@ def test_the_command_prints_it_for_the_python_that_launchers_run() -> None:
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == profile(interpreter())
+    assert done.stdout == apparmor_profile(interpreter())
     assert f'profile cellwright "{interpreter()}" flags=(unconfined) {{\n  userns,\n' in done.stdout
 
 
 def test_what_means_something_to_apparmor_means_itself_in_a_path() -> None:
-    assert r'cellwright "/a b\[c\]\{d\}\*\?\^\"" flags' in profile('/a b[c]{d}*?^"')
+    assert r'cellwright "/a b\[c\]\{d\}\*\?\^\"" flags' in apparmor_profile('/a b[c]{d}*?^"')
 
 
 @pytest.mark.needs("apparmor")
@@ -31,5 +31,5 @@ def test_apparmors_own_parser_takes_it(path: str) -> None:
         command = ("apparmor_parser", "--skip-kernel-load", "--skip-cache", "--names")
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
-    assert parsed(profile(path)).stdout == "cellwright\n"
-    assert parsed(profile(path).replace("userns", "usernz")).returncode != 0
+    assert parsed(apparmor_profile(path)).stdout == "cellwright\n"
+    assert parsed(apparmor_profile(path).replace("userns", "usernz")).returncode != 0

@@ -249,11 +249,16 @@ def test_doctor_ends_with_a_verdict_that_is_what_run_does(tmp_path: Path) -> Non
     status, out, _ = told("doctor")
     assert (status, told("run", "-c", "1")[0]) == (70, 70)
     *_, verdict, repair = out.splitlines()
-    assert verdict.startswith("FAIL  verdict        no program runs here under the policy strict: ")
+    assert verdict.startswith(
+        "FAIL  verdict        no program runs on this host under the policy strict: "
+    )
     assert "--optional cgroup" in repair
     status, out, _ = told("doctor", "--optional", "cgroup")
     assert (status, told("run", "--optional", "cgroup", "-c", "1")[0]) == (0, 0)
-    assert out.splitlines()[-1] == "PASS  verdict        programs run here, under the policy strict"
+    assert (
+        out.splitlines()[-1]
+        == "PASS  verdict        programs run on this host under the policy strict"
+    )
 
 
 def test_a_refusal_names_the_flag_and_the_field_that_go_on_without(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """How the command line explains itself: help, mistakes, completion, the manual page, colours."""
 
+import importlib
+import inspect
 import os
 import pty
 import shutil
@@ -30,8 +32,30 @@ def cellwright(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def test_a_bare_command_and_help_list_every_command(arguments: list[str]) -> None:
     done = cellwright(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    for name, _ in commands_of(commands._parser()):
+    for name, _ in commands_of(commands.parser_of()):
         assert f"    {name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_command_is_a_module_with_its_arguments_and_its_function(name: str) -> None:
+    module = importlib.import_module(f"{commands.__package__}.{commands.COMMANDS[name][0]}")
+    assert (module.__doc__ or "").startswith(f"`cellwright {name}`: ")
+    for function, parameters in (module.add, ["parser"]), (module.run, ["options"]):
+        assert [
+            each.strip("_") or "options" for each in inspect.signature(function).parameters
+        ] == parameters
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys; from cellwright.harness.cli.commands import COMMANDS, parser_of; parser_of('run'); "
+        "print(*(name for name, (module, _) in COMMANDS.items() "
+        "if f'cellwright.harness.cli.{module}' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "run\n"
 
 
 def test_help_of_a_command_is_what_its_own_option_prints() -> None:
@@ -94,7 +118,7 @@ def test_bash_completes_commands_options_and_their_words(words: list[str], found
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_completion_script_names_every_option_and_parses(shell: str) -> None:
     script = cellwright("completion", shell).stdout
-    for name, parser in commands_of(commands._parser(every=True)):
+    for name, parser in commands_of(commands.complete_parser()):
         assert name in script
         for action in parser._actions:
             for option in action.option_strings:
@@ -105,7 +129,7 @@ def test_a_completion_script_names_every_option_and_parses(shell: str) -> None:
 
 def test_the_manual_page_has_every_command_and_option() -> None:
     page = cellwright("man").stdout
-    for _, parser in commands_of(commands._parser(every=True)):
+    for _, parser in commands_of(commands.complete_parser()):
         assert f".SS {parser.prog}\n" in page
         for action in parser._actions:
             for option in action.option_strings:

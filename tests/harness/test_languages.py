@@ -1,6 +1,7 @@
 """Other languages, each by a real interpreter in a cell."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from cellwright.policies.languages import (
     LANGUAGES,
     language_called,
     language_of_file,
-    language_of_first_line,
+    language_of_script,
 )
 from cellwright.runner.host import programs
 from tests.conftest import OPTIONAL, ROOT, newer_node, policy_named
@@ -406,7 +407,7 @@ def test_names_of_languages_and_files() -> None:
         "#!",
         "1",
     )
-    assert [language_of_first_line(each) for each in first] == [
+    assert [language_of_script(each.encode()) for each in first] == [
         "sh", "javascript", "python", None, None, None,
     ]  # fmt: skip
     assert all(each.package for each in LANGUAGES.values())
@@ -428,6 +429,20 @@ def test_the_command_runs_a_file_by_its_name(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
     assert json.loads(done.stdout)["stdout"] == "hello from /tmp/cell.sh\n"
+
+
+def test_the_command_reads_a_pipe_once() -> None:
+    """As `cellwright run <(...)` has it: the first line of the source tells the language."""
+    optional = [part for layer in OPTIONAL for part in ("--optional", layer)]
+    reading, writing = os.pipe()
+    os.write(writing, b"#!/bin/sh\necho hello from sh")
+    os.close(writing)
+    with open(reading) as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "cellwright", "run", *optional, f"/dev/fd/{reading}"], cwd=ROOT,
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, pass_fds=[pipe.fileno()],
+        )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("hello from sh\n", "")
 
 
 def test_the_shells_of_the_host_are_there() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cellwright import PolicyError, Sandbox
-from cellwright.harness.cli.learning import learn
+from cellwright.harness.cli.learn import learn
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Python
 from tests.conftest import OPTIONAL, policy_named

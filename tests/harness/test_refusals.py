@@ -105,7 +105,7 @@ def test_the_doctor_warns_of_each_cap_and_passes_the_rest() -> None:
     assert cellwright("doctor", "--optional", "cgroup").returncode == 0
     for layer in CAPS:
         assert findings[layer]["verdict"] == "WARN"
-        assert findings[layer]["proof"].startswith("this host does not have it: ")
+        assert findings[layer]["proof"].startswith("this host lacks it: ")
         assert "no reason" not in findings[layer]["proof"]
         assert "--optional cgroup" in findings[layer]["repair"]
 

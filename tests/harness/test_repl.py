@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.cli.typed import Typed
+from cellwright.harness.cli.prompt import ProgramBuffer
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -248,9 +248,9 @@ def test_a_language_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
 
 
 def programs(language: str, *lines: str) -> list[str]:
-    typed = Typed(language)
-    found = [program for line in lines for program in typed.add(line)]
-    return [*found, *typed.finish()]
+    buffer = ProgramBuffer(language)
+    found = [program for line in lines for program in buffer.add(line)]
+    return [*found, *buffer.finish()]
 
 
 @pytest.mark.parametrize(

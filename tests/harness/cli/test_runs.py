@@ -8,7 +8,7 @@ import pytest
 
 from cellwright import Broker, Runs, Sandbox, ToolFactory
 from cellwright.harness.cli import main as cli
-from cellwright.harness.cli.marked_files import register_marked
+from cellwright.harness.cli.tool_files import register_marked
 from cellwright.harness.runs.store import NewCall
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest

@@ -442,7 +442,7 @@ def test_what_was_closed_says_so(serve: Serve) -> None:
     "code",
     [
         "import cellwright; cellwright.Sandbox; cellwright.Broker",
-        "import cellwright.harness.cli.commands as c; c._parser('servers'); c._parser('run')",
+        "import cellwright.harness.cli.commands as c; c.parser_of('servers'); c.parser_of('run')",
         "import cellwright.harness.mcp.config, cellwright.harness.mcp.pins",
     ],
 )

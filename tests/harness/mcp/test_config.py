@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellwright import Vault
-from cellwright.harness.cli.server_findings import findings_of
+from cellwright.harness.cli.doctor import check_servers
 from cellwright.harness.mcp.config import ServerConfig, read_servers, servers_of
 from cellwright.harness.mcp.names import server_name, tool_names
 from cellwright.harness.mcp.variables import expand, from_vault
@@ -153,7 +153,7 @@ def test_doctor_shows_what_nothing_confines(tmp_path: Path) -> None:
         "plain": {"url": "http://a.org"}, "here": {"url": "http://localhost:1/mcp"},
     }  # fmt: skip
     path.write_text(json.dumps({"mcpServers": servers}))
-    found = {each.layer: each.verdict for each in findings_of(str(path))}
+    found = {each.layer: each.verdict for each in check_servers(str(path))}
     assert [name for name, verdict in found.items() if verdict != "PASS"] == [
         "server host", "server plain",
     ]  # fmt: skip

@@ -69,7 +69,7 @@ def test_only_what_calls_tools_reaches_the_servers_of_others() -> None:
     [
         "import cellwright",
         "from cellwright import Sandbox, ToolFactory, Broker, Runs",
-        "from cellwright.harness.cli.commands import _parser; _parser('run'); _parser('serve'); _parser('tools')",
+        "from cellwright.harness.cli.commands import parser_of; parser_of('run'); parser_of('serve'); parser_of('tools')",
     ],
 )
 def test_nothing_else_imports_the_sdk(code: str) -> None:
@@ -83,7 +83,7 @@ def test_nothing_else_imports_the_sdk(code: str) -> None:
 
 def test_the_arguments_of_the_command_are_known_without_the_sdk() -> None:
     code = (
-        "import sys; from cellwright.harness.cli.commands import _parser; _parser('mcp'); "
+        "import sys; from cellwright.harness.cli.commands import parser_of; parser_of('mcp'); "
         "print('mcp' in sys.modules)"
     )
     done = subprocess.run(

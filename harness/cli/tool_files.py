@@ -1,4 +1,4 @@
-"""Files of tools: a developer's Python, run on the host, whose functions marked `@tool` are offered."""
+"""Files of tools (`--tools FILE`): Python that runs on the host and marks functions with `@tool`."""
 
 import runpy
 
@@ -8,14 +8,15 @@ from ..tools.registry import ToolRegistry
 
 
 def register_marked(registry: ToolRegistry, file: str) -> None:
-    """Run `file` and register its functions that are marked as tools; raises PolicyError for a file
-    that fails or marks none."""
+    """Run `file` and register the functions that it marks; raises PolicyError if there are none, or
+    if the file fails."""
     try:
         names = runpy.run_path(file, run_name="cellwright_tools")
     except Exception as error:
         raise PolicyError(f"--tools {file}: {type(error).__name__}: {error}") from error
     marked = [each for each in names.values() if is_marked(each)]
     if not marked:
-        raise PolicyError(f"--tools {file}: no function in it is marked @tool")
+        hint = "write @tool above a function"
+        raise PolicyError(f"--tools {file}: no function is marked @tool", hint)
     for function in marked:
         registry.register(function)

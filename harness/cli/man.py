@@ -1,34 +1,45 @@
-"""The manual page, written from the parser (man(7))."""
+"""`cellwright man`: prints the manual page (man(7)), which is generated from the parser."""
 
 import argparse
 from collections.abc import Iterator
 
 from ..version import installed_version
+from .commands import complete_parser
+from .options import SUCCEEDED
 from .parsing import commands_of, summary_of
 
 _END = """\
 .SH EXIT STATUS
-0: the program ran well.
-1: it failed.
+0: the program succeeded.
+1: the program failed.
 2: wrong usage.
 70: the sandbox failed, or the output cannot be written.
-130: Ctrl\\-C.
-141: nobody reads the output any more.
+130: interrupted by Ctrl\\-C.
+141: the reader of the output has closed it.
 .SH ENVIRONMENT
 .TP
 CELLWRIGHT_CGROUP_ROOT
-a directory in which to make control groups
+the directory in which control groups are made
 .TP
 NO_COLOR
-if set, nothing is coloured on a terminal
+if set, output to a terminal has no colours
 .TP
 XDG_STATE_HOME, XDG_CACHE_HOME, XDG_RUNTIME_DIR
-where workspaces and history, compiled plans, and the socket of the daemon lie
+the directories of workspaces and history, of compiled plans, and of the daemon's socket
 """
 
 
-def manual(parser: argparse.ArgumentParser) -> str:
-    """Return the page; `parser` knows every option of every command."""
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the command has no arguments."""
+
+
+def run(_: argparse.Namespace) -> int:
+    print(manual_page(complete_parser()), end="")
+    return SUCCEEDED
+
+
+def manual_page(parser: argparse.ArgumentParser) -> str:
+    """Return the page; `parser` has the arguments of every command."""
     version = installed_version() or ""
     return "\n".join((
         f'.TH CELLWRIGHT 1 "" "cellwright {version}"',
@@ -66,6 +77,6 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Return text of which roff takes nothing as its own."""
+    """Return `text` escaped for roff, which then takes none of it as a request."""
     text = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{text}" if text[:1] in (".", "'") else text

@@ -1,6 +1,8 @@
-"""`cellwright learn`: run a program that may do nearly anything, and write the policy that it needs."""
+"""`cellwright learn`: runs a program under a wide policy, and writes the policy that it needs."""
 
+import argparse
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,8 @@ from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ..sandbox.request import make_request
+from ..text.terminal import result_line
+from .options import FAILED, SUCCEEDED, add_policy, policy_of
 
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
 _OWN = {"passwd", "group", "hosts", "nsswitch.conf"}
@@ -30,12 +34,33 @@ _EXECUTABLE = (
 )
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help="a Python program that you trust to read files of this host"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="TOML", help="the file for the policy; default standard output"
+    )
+    add_policy(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    text, result = learn(Path(options.file), policy_of(options))
+    print(result_line(result), file=sys.stderr)
+    if options.output:
+        Path(options.output).write_text(text)
+    else:
+        sys.stdout.write(text)
+    return SUCCEEDED if result.ok else FAILED
+
+
 def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
     """Run `program` under a policy that shows the host read-only; return the policy it needs, as
-    TOML, and what came of the run.
+    TOML, and the result of the run.
 
-    The program is isolated as ever but for what it may read and start, so learn only from programs
-    that you trust with that.  `policy` gives limits and optional layers.
+    The program may read nearly every file and start nearly every program of the host; every other
+    isolation holds.  So learn only from programs that you trust to read.  `policy` gives the limits
+    and the optional layers.
     """
     lessons = Lessons()
     supervisor = Supervisor(_wide(policy, program), Spawned(interpreter()), lessons=lessons)
@@ -70,13 +95,13 @@ def _directories() -> list[str]:
 
 
 def _settings() -> list[str]:
-    """Return what stands in /etc, which itself is the cell's own."""
+    """Return the entries of /etc; the directory itself is the cell's own."""
     paths = [f"/etc/{name}" for name in sorted(os.listdir("/etc")) if name not in _OWN]
     return [path for path in paths if _can_be_read(path)]
 
 
 def _can_be_read(path: str) -> bool:
-    """Tell whether a cell may read `path`: root's cells are nobody in particular."""
+    """Tell whether a cell may read `path`; the cells that root starts read as any other user."""
     if os.path.islink(path):
         return False
     needed = 0o5 if os.path.isdir(path) else 0o4
@@ -86,6 +111,6 @@ def _can_be_read(path: str) -> bool:
 
 
 def _beside(program: Path) -> tuple[str, ...]:
-    """Return the program's directory where that is below the host's /tmp, which is not shown."""
+    """Return the program's directory if it is below the host's /tmp, which a cell does not see."""
     directory = str(program.resolve().parent)
     return (directory,) if directory.startswith("/tmp/") else ()  # noqa: S108 - the host's

@@ -1,4 +1,4 @@
-"""The exit status, and the one line on stderr, of a command that an exception ended."""
+"""The exit status and the message on stderr of a command that ends with an exception."""
 
 import contextlib
 import errno
@@ -9,19 +9,19 @@ import sys
 import traceback
 
 from ...policies.errors import CellwrightError, PolicyError
-from .options import OURS, USAGE
+from .options import SANDBOX_FAILED, USAGE_ERROR
 
 _INTERRUPTED = 128 + signal.SIGINT
-_NO_READER = 128 + signal.SIGPIPE
-# What the caller can mend by naming another file; anything else is a failure of the machine.
-_OF_THE_NAME = frozenset((
+_OUTPUT_CLOSED = 128 + signal.SIGPIPE
+# Errors that the caller can avoid by naming another file; all others are failures of the machine.
+_WRONG_FILE = frozenset((
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS,
     errno.ELOOP, errno.ENAMETOOLONG,
 ))  # fmt: skip
 
 
 def status_of(failure: BaseException, *, is_command: bool) -> int:
-    """Say on stderr what `failure` means, and return the exit status.
+    """Print what `failure` means to stderr, and return the exit status.
 
     With `is_command` a KeyboardInterrupt ends this process by SIGINT.
     """
@@ -31,10 +31,10 @@ def status_of(failure: BaseException, *, is_command: bool) -> int:
         sys.stdout.flush()
     except OSError as error:
         failure = failure if isinstance(failure, OSError) else error
-    if isinstance(failure, BrokenPipeError) and _has_lost_its_reader():
+    if isinstance(failure, BrokenPipeError) and _is_output_closed():
         _discard_output()
-        return _NO_READER
-    status, text = _told(failure)
+        return _OUTPUT_CLOSED
+    status, text = _message_of(failure)
     with contextlib.suppress(OSError):  # stderr may be the stream that cannot be written
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -42,45 +42,48 @@ def status_of(failure: BaseException, *, is_command: bool) -> int:
     return status
 
 
-def _told(failure: BaseException) -> tuple[int, str]:
-    """Return the exit status and what stderr says."""
-    if isinstance(failure, SystemExit):  # argparse has printed its own words
+def _message_of(failure: BaseException) -> tuple[int, str]:
+    """Return the exit status and the text for stderr."""
+    if isinstance(failure, SystemExit):  # argparse has printed its message
         return (failure.code if isinstance(failure.code, int) else int(bool(failure.code))), ""
     if isinstance(failure, CellwrightError):
-        status = USAGE if isinstance(failure, PolicyError) else OURS
+        status = USAGE_ERROR if isinstance(failure, PolicyError) else SANDBOX_FAILED
         return status, f"cellwright: {failure}\n"
     if isinstance(failure, OSError):
         what = f"{failure.filename}: " if failure.filename else ""
-        status = USAGE if what and failure.errno in _OF_THE_NAME else OURS
+        status = USAGE_ERROR if what and failure.errno in _WRONG_FILE else SANDBOX_FAILED
         return (
             status,
             f"cellwright: {what or 'cannot write the output: '}{failure.strerror or failure}\n",
         )
     if isinstance(failure, MemoryError):
-        return OURS, "cellwright: this process has no memory left\n"
-    return OURS, "".join(
+        return SANDBOX_FAILED, "cellwright: out of memory\n"
+    return SANDBOX_FAILED, "".join(
         traceback.format_exception(failure)
-    ) + "cellwright: this is a bug of ours\n"
+    ) + "cellwright: this is a bug in cellwright, please report it\n"
 
 
 def _interrupted(*, is_command: bool) -> int:
     _discard_output()
     if is_command:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)  # wait(2) then tells a shell, which ends its loop
+        os.kill(
+            os.getpid(), signal.SIGINT
+        )  # wait(2) then reports it to a shell, which ends its loop
     return _INTERRUPTED
 
 
-def _has_lost_its_reader() -> bool:
-    """Tell whether stdout or stderr is a pipe that nobody reads: another broken pipe is a bug."""
+def _is_output_closed() -> bool:
+    """Tell whether stdout or stderr is a pipe without a reader: a broken pipe elsewhere is a bug."""
     streams = select.poll()
     for descriptor in (1, 2):
-        streams.register(descriptor, 0)  # POLLERR is always told (poll(2))
+        streams.register(descriptor, 0)  # POLLERR needs no request (poll(2))
     return any(events & select.POLLERR for _, events in streams.poll(0))
 
 
 def _discard_output() -> None:
-    """Send what is still buffered to /dev/null: the interpreter would complain of it as it ends."""
+    """Send buffered output to /dev/null if it cannot be written: else the interpreter reports an error
+    as it ends."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         return

@@ -90,8 +90,8 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_a_bug_of_ours_is_never_taken_for_the_programs_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(entry, "_carry_out", lambda arguments: 1 // 0)
+    monkeypatch.setattr(entry, "_run_command", lambda arguments: 1 // 0)
     assert entry.main([]) == 70
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said
-    assert said.endswith("cellwright: this is a bug of ours\n")
+    assert said.endswith("cellwright: this is a bug in cellwright, please report it\n")

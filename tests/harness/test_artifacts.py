@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cellwright import Artifact, PolicyError
-from cellwright.harness.cli.keepsakes import keep
+from cellwright.harness.cli.artifacts import write_artifacts
 
 
 def written(name: str, directory: Path, data: bytes = b"data", *, overwrite: bool = False) -> str:
-    (path,) = keep([Artifact(name, "", data)], str(directory), overwrite=overwrite)
+    (path,) = write_artifacts([Artifact(name, "", data)], str(directory), overwrite=overwrite)
     assert Path(path).read_bytes() == data
     return os.path.relpath(path, directory)
 
@@ -55,7 +55,7 @@ def test_a_link_is_never_followed(tmp_path: Path, overwrite: bool) -> None:
     (directory / "d").symlink_to(tmp_path)
     written("a", directory, overwrite=overwrite)
     assert outside.read_text() == "mine"
-    with pytest.raises(PolicyError, match="cannot write what the program made"):
+    with pytest.raises(PolicyError, match="cannot write artifacts"):
         written("d/precious", directory, overwrite=overwrite)
     assert outside.read_text() == "mine"
 
@@ -75,6 +75,6 @@ def test_names_that_become_one_are_numbered_without_looking_for_each_number_agai
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "_____-2").touch()
     monkeypatch.setattr(os, "open", count)
-    paths = list(keep(artifacts, str(tmp_path)))
+    paths = list(write_artifacts(artifacts, str(tmp_path)))
     assert len(set(paths)) == 300
     assert len(opened) <= 4 * 300

@@ -1,4 +1,4 @@
-"""What is typed, line by line, put together to programs; and where the lines come from."""
+"""Lines typed at a prompt or read from a pipe, and the programs that they make up."""
 
 import codeop
 import contextlib
@@ -13,37 +13,41 @@ from ...policies.languages import PYTHON
 
 _HISTORY_LINES = 1000
 _SHELLS = ("bash", "sh")
-_NO_PROGRAM = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
+_COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
-class Lines(Protocol):
-    """Where lines come from.  `read` raises EOFError when there are no more."""
+class PromptReader(Protocol):
+    """A source of lines; `is_interactive` if a person types them."""
 
-    interactive: bool
+    is_interactive: bool
 
-    def read(self, prompt: str) -> str: ...
+    def read(self, prompt: str) -> str:
+        """Return the next line; raises EOFError after the last."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Save the history, if there is one."""
 
 
-def lines_of_stdin(history: Path) -> Lines:
-    """Return lines that a person types, with a history, or those of a pipe or file."""
+def reader_of_stdin(history: Path) -> PromptReader:
+    """Return a reader with editing and the history file `history` on a terminal, else a plain one."""
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _Typist(history)
-    return _Script()
+        return _TerminalReader(history)
+    return _PipeReader()
 
 
-class _Typist:
-    interactive = True
+class _TerminalReader:
+    is_interactive = True
 
     def __init__(self, history: Path) -> None:
         import readline
 
         self._readline = readline
         self._history = history
-        readline.parse_and_bind("tab: tab-insert")  # else it completes names of the host's files
+        readline.parse_and_bind(
+            "tab: tab-insert"
+        )  # by default it completes names of the host's files
         readline.set_history_length(_HISTORY_LINES)
-        with contextlib.suppress(OSError):  # a history is not worth a failure
+        with contextlib.suppress(OSError):  # a prompt works without a history
             history.parent.mkdir(0o700, parents=True, exist_ok=True)
             os.close(os.open(history, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
             readline.read_history_file(history)
@@ -57,8 +61,8 @@ class _Typist:
             os.chmod(self._history, 0o600)
 
 
-class _Script:
-    interactive = False
+class _PipeReader:
+    is_interactive = False
 
     def read(self, prompt: str) -> str:
         line = sys.stdin.buffer.readline()
@@ -70,11 +74,11 @@ class _Script:
         return
 
 
-class Typed:
+class ProgramBuffer:
     """The lines of a program that is not complete yet.
 
-    Python goes on after a line that cannot end it, and after a block until an empty line or one that
-    cannot belong to it; other languages go on after a line that ends in a backslash.
+    A Python program continues after a line that cannot end it, and after a block until an empty line
+    or a line that cannot belong to it.  Other languages continue after a line that ends in a backslash.
     """
 
     def __init__(self, language: str) -> None:
@@ -82,21 +86,21 @@ class Typed:
         self._lines: list[str] = []
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._lines)
 
     def clear(self) -> None:
         self._lines = []
 
     def add(self, text: str) -> list[str]:
-        """Return the programs that are complete with this line, or these: a paste may have many."""
+        """Add one line, or the lines of a paste; return the programs that they complete."""
         if "\n" in text and not self._lines and self._language == PYTHON and _is_program(text):
             return [text]
         add = self._add_python if self._language == PYTHON else self._add_other
         return [program for line in text.split("\n") for program in add(line)]
 
     def finish(self) -> list[str]:
-        """Return what is there, complete or not."""
+        """Return the rest, complete or not, unless it is blank."""
         whole, self._lines = "\n".join(self._lines), []
         return [whole] if whole.strip() else []
 
@@ -109,27 +113,27 @@ class Typed:
         return [] if _is_wrong(whole) is None else self.finish()
 
     def _add_other(self, line: str) -> list[str]:
-        goes_on = line.endswith("\\")
-        kept = line[:-1] if goes_on and self._language not in _SHELLS else line
+        continues = line.endswith("\\")
+        kept = line[:-1] if continues and self._language not in _SHELLS else line
         self._lines.append(kept)
-        return [] if goes_on else self.finish()
+        return [] if continues else self.finish()
 
 
 def _is_program(source: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the cell will say it
+        warnings.simplefilter("ignore")  # the cell will print it
         try:
             compile(source, "", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        except _NO_PROGRAM:
+        except _COMPILE_ERRORS:
             return False
     return True
 
 
 def _is_wrong(source: str) -> bool | None:
-    """Tell whether a person who typed this made a mistake; None if it can go on."""
+    """Tell whether `source` has a syntax error; None if more lines could complete it."""
     compiler = codeop.CommandCompiler()
     compiler.compiler.flags |= PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         return None if compiler(source, "", "single") is None else False
-    except _NO_PROGRAM:
+    except _COMPILE_ERRORS:
         return True

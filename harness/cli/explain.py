@@ -1,0 +1,40 @@
+"""`cellwright explain`: prints what a policy enforces on this host, or how two policies differ."""
+
+import argparse
+
+from ...policies.explain import explain
+from ...policies.loading import load_policy
+from ...policies.narrowing import exceeds
+from ...policies.policy import Policy
+from ..sandbox.sandbox import Sandbox
+from .options import SUCCEEDED, add_json, add_policy, policy_of, print_json
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_policy(parser)
+    parser.add_argument(
+        "--diff", metavar="P", help="print only what this policy allows more (+) or less (-)"
+    )
+    add_json(parser, "value")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.diff:
+        return _diff(policy_of(options), options)
+    with Sandbox(policy=policy_of(options), pool=0) as sandbox:
+        lines = explain(sandbox.plan, sandbox.policy.limits)
+    if options.json:
+        print_json(lines)
+    else:
+        print("\n".join(lines))
+    return SUCCEEDED
+
+
+def _diff(policy: Policy, options: argparse.Namespace) -> int:
+    other = load_policy(options.diff)
+    more, less = exceeds(other, policy), exceeds(policy, other)
+    if options.json:
+        print_json({"more": more, "less": less})
+    else:
+        print(*(f"+ {line}" for line in more), *(f"- {line}" for line in less), sep="\n")
+    return SUCCEEDED

@@ -1,0 +1,121 @@
+"""The sandbox of `cellwright run` and `cellwright repl`, and the options that both have for it."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ...policies.languages import language_called, language_names
+from ...policies.policy import MIB, Limits
+from ..sandbox.config import with_memory, with_timeout
+from ..sandbox.sandbox import Sandbox
+from .options import AUDIT_HELP, add_policy, audit_of, policy_of
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
+    from ..sandbox.workspaces.store import Workspaces
+    from ..tools.broker import Broker
+
+OUTPUT = "cellwright-output"  # in the working directory; made for the first file
+
+
+def add_language(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add --language; `default` says which language a program has without it."""
+    names = ", ".join(language_names())
+    parser.add_argument("--language", metavar="L", help=f"one of {names}; default {default}")
+
+
+def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
+    """Add the limits, --workspace, --audit, --connect and --policy; `wall_time` names what --timeout
+    limits."""
+    limits, default = Limits(), "at most the policy's limit, which is the default"
+    seconds, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
+    parser.add_argument(
+        "--timeout", type=float, metavar="S",
+        help=f"{wall_time} in seconds; {default}: {seconds} under strict",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=float, metavar="MB",
+        help=f"memory limit in MiB; {default}: {mib} under strict",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workspace",
+        metavar="NAME",
+        help="restore /workspace from this workspace, and save it after",
+    )
+    parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+    parser.add_argument(
+        "--connect", metavar="PATH",
+        help="use the daemon that listens on this socket; --policy then names one of its policies",
+    )  # fmt: skip
+    add_policy(parser)
+
+
+def check_language(name: str) -> str:
+    """Return the language that `name` means; raises PolicyError for an unknown one."""
+    if found := language_called(name):
+        return found
+    names = ", ".join(language_names())
+    raise PolicyError(f"--language: unknown language {name!r}", f"use one of {names}")
+
+
+@contextlib.contextmanager
+def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
+    """Open a local sandbox for `language`, or with --connect one of a daemon."""
+    if options.connect is not None:
+        _refuse_with_connect(options)
+        with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
+            yield sandbox
+        return
+    policy = policy_of(options)
+    limits = with_timeout(policy.limits, options.timeout, "--timeout")
+    limits = with_memory(limits, options.memory, "--memory")
+    policy = msgspec.structs.replace(policy, limits=limits)
+    with (
+        audit_of(options) as audit,
+        _tools(options, audit) as tools,
+        Sandbox(
+            policy=policy,
+            spawned=options.spawned,
+            pool=0,
+            audit=audit or False,
+            tools=tools,
+            language=language,  # starts no launcher for another language
+            workspaces=_workspaces(options),
+        ) as sandbox,
+    ):
+        yield sandbox
+
+
+def _refuse_with_connect(options: argparse.Namespace) -> None:
+    for name in ("memory", "optional", "audit", "servers"):
+        if getattr(options, name, None):
+            raise PolicyError(
+                f"--{name} cannot be combined with --connect: the daemon decides it",
+                f"give --{name} to cellwright serve" if name in ("optional", "audit") else "",
+            )
+
+
+def _workspaces(options: argparse.Namespace) -> "Workspaces | None":
+    """Return the store of named workspaces if --workspace names one."""
+    if options.workspace is None:
+        return None
+    from .workspace import workspaces_at
+
+    return workspaces_at(None)
+
+
+@contextlib.contextmanager
+def _tools(options: argparse.Namespace, audit: "AuditLog | None") -> Iterator["Broker | None"]:
+    """Open a broker for the tools of MCP servers if --servers names any; else import nothing of it."""
+    if getattr(options, "servers", None) is None:
+        yield None
+        return
+    from ..tools.broker import Broker
+    from .servers import approver, opened
+
+    with opened(options) as servers:
+        yield Broker(servers, audit=audit, approve=approver())
