@@ -309,7 +309,7 @@ def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> 
     ran = run("-c", code)
     assert (ran.returncode, ran.stderr) == (
         0,
-        "cellwright: 2 attempts were refused; -v shows which\n",
+        "cellwright: 2 attempts were refused; use -v to list\n",
     )
     assert run("-v", "-c", code).stderr.count("cellwright: refused: openat") == 2
 
@@ -317,7 +317,7 @@ def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("notes.txt", "its name tells no language"),
+        ("notes.txt", "the suffix of its name"),
         ("program.py", ""),
         ("program", ""),
         ("script.txt", ""),

@@ -45,7 +45,7 @@ def test_a_person_decides_on_the_command_line(
             (waiting,) = json.loads(told("pending", path, "--json")[1])
             assert told("reject", path, waiting["approval"], "not him")[0] == 0
             assert "not him" in str(runs.resume(sandbox, attempt.run).result.error)
-    assert told("expire", path) == (0, "0\n")
+    assert told("expire", path) == (0, "rejected 0 calls\n")
 
 
 TOOLS = """
@@ -76,7 +76,7 @@ def test_a_run_is_shown_approved_resumed_and_forgotten_on_the_command_line(
     status, shown, _ = told("show", path, run)
     assert status == 0
     assert "waiting  send: 1 arguments: to" in shown
-    assert shown.splitlines()[-1] == "can be done: approve, reject, resume, forget"
+    assert shown.splitlines()[-1] == "possible actions: approve, reject, resume, forget"
     (waiting,) = json.loads(told("pending", path, "--json")[1])
     status, said, _ = told("approve", path, waiting["approval"])
     assert (status, said.splitlines()[:2]) == (
@@ -87,11 +87,11 @@ def test_a_run_is_shown_approved_resumed_and_forgotten_on_the_command_line(
     assert status == 1
     assert '"bob"' in said
     (waiting,) = json.loads(told("show", path, run, "--json")[1])["approvals"]
-    assert "nothing else waits" in told("approve", path, waiting["approval"])[1]
+    assert "no other call waits" in told("approve", path, waiting["approval"])[1]
     status, said, line = told(*again)
     assert (status, said) == (0, "hello\n")
     assert "sent to bob" in line
-    assert told("forget", path, run)[:2] == (0, "forgot 1 runs\n")
+    assert told("forget", path, run)[:2] == (0, "deleted 1 runs\n")
     status, _, said = told("resume", path, run)
     assert status != 0
     assert "no run" in said

@@ -545,15 +545,15 @@ class Options(NamedTuple):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (Options("0.0.0.0:1"), "not the loopback"),
-        (Options("192.0.2.1:1"), "not the loopback"),
-        (Options("[::]:1"), "not the loopback"),
-        (Options("8808"), "not HOST:PORT"),
-        (Options("localhost:x"), "not HOST:PORT"),
-        (Options("localhost:70000"), "not HOST:PORT"),
-        (Options(None, remote=("x",)), "only with --http"),
-        (Options(None, token_file="x"), "only with --http"),
-        (Options(None, origin=("x",)), "only with --http"),
+        (Options("0.0.0.0:1"), "not a loopback"),
+        (Options("192.0.2.1:1"), "not a loopback"),
+        (Options("[::]:1"), "not a loopback"),
+        (Options("8808"), "must be HOST:PORT"),
+        (Options("localhost:x"), "must be HOST:PORT"),
+        (Options("localhost:70000"), "must be HOST:PORT"),
+        (Options(None, remote=("x",)), "requires --http"),
+        (Options(None, token_file="x"), "requires --http"),
+        (Options(None, origin=("x",)), "requires --http"),
     ],
 )
 def test_a_place_that_makes_no_sense_is_refused(options: Any, words: str) -> None:
