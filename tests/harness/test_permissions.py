@@ -1,9 +1,10 @@
 """The permission model: what it says, the kernel enforces."""
 
+import dataclasses
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from cellwright import (
     Sandbox,
 )
 from cellwright.harness.sandbox.permissions import policy_of
+from cellwright.policies.policy import Filesystem, Policy
 from tests.conftest import OPTIONAL
 from tests.escapes.without import errno_of
 
@@ -67,6 +69,52 @@ def test_files_are_read_as_allowed_and_not_as_denied(data: Path) -> None:
         }  # fmt: skip
         assert sandbox.execute(read(data / "out")).value == errno.ENOENT
         assert sandbox.execute(errno_of(f"open('{data}/new', 'w')")).value == errno.EROFS
+
+
+def _shown_by_base(data: Path) -> Policy:
+    return Policy(name="base", filesystem=Filesystem(read=(str(data),)))
+
+
+def _shown_by_a_base_that_hides(data: Path) -> Policy:
+    return Policy(
+        name="base", filesystem=Filesystem(read=(str(data),), hidden=(f"{data}/secrets",))
+    )
+
+
+ALL = FilePermission(allowed_paths=["DATA"], allow_hidden=True)
+SECRETS = FilePermission(allowed_paths=["DATA/secrets"], allow_hidden=True)
+DENIED_ELSEWHERE: dict[str, tuple[list[FilePermission], Callable[[Path], Policy] | None]] = {
+    "another permission": ([ALL, FilePermission(denied_paths=["DATA/secrets"])], None),
+    "another, of what that shows by name": ([SECRETS, FilePermission(denied_paths=["DATA/secrets"])], None),
+    "another, by a glob": ([SECRETS, FilePermission(denied_paths=["DATA/s*"])], None),
+    "one that comes before": ([FilePermission(denied_paths=["DATA/secrets"]), ALL], None),
+    "level NONE": ([ALL, FilePermission(level=PermissionLevel.NONE, allowed_paths=["DATA/secrets"])], None),
+    "what a base reads": ([FilePermission(denied_paths=["DATA/secrets"])], _shown_by_base),
+    "level NONE, of what a base reads": (
+        [FilePermission(level=PermissionLevel.NONE, allowed_paths=["DATA/secrets"])], _shown_by_base),
+    "a base": ([SECRETS], _shown_by_a_base_that_hides),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", DENIED_ELSEWHERE)
+def test_what_is_denied_anywhere_is_not_shown_by_any_other(data: Path, who: str) -> None:
+    given, base = DENIED_ELSEWHERE[who]
+
+    def here(paths: Sequence[str]) -> list[str]:
+        return [path.replace("DATA", str(data)) for path in paths]
+
+    files = [
+        dataclasses.replace(
+            each, allowed_paths=here(each.allowed_paths), denied_paths=here(each.denied_paths)
+        )
+        for each in given
+    ]  # fmt: skip
+    policy = policy_of(PermissionSet(files), base(data) if base else None)
+    policy = msgspec.structs.replace(policy, optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        assert sandbox.execute(read(data / "secrets/key")).value == errno.ENOENT
+        shown = 0 if ALL in given or base else errno.ENOENT
+        assert sandbox.execute(read(data / "a.csv")).value == shown
 
 
 def test_hidden_names_are_shown_where_that_is_allowed(data: Path) -> None:
