@@ -1,4 +1,4 @@
-"""One stream of a guest's output: its head and its tail are kept, the middle is counted."""
+"""One stream of a guest's output: keeps its head and its tail, counts the middle."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ OnOutput = Callable[[str, bytes], None]
 
 
 class Capture:
-    """Reads a pipe until its end, keeping at most `limit` bytes of it."""
+    """Reads a pipe until its end, keeping at most `limit` bytes."""
 
     def __init__(self, name: str, pipe: int, limit: int, on_output: OnOutput | None) -> None:
         self.name = name

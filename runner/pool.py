@@ -22,16 +22,16 @@ _QUIET_SECONDS = 0.003  # after it, calls do not come in quick succession
 
 
 class PoolSettings(NamedTuple):
-    """How many cells wait, how many may run, and how long a call may wait for its turn."""
+    """How many cells wait, how many may run, and how long a call waits for its turn."""
 
     size: int = 8  # parked cells; 0: a call makes its own and takes it down before it returns
-    low_water: int = 1  # parked cells that stay once nothing was asked for `idle_seconds`
+    low_water: int = 1  # parked cells that stay after `idle_seconds` without a call
     idle_seconds: float = 60.0
     memory_bytes: int = 256 * 1024 * 1024  # that parked cells hold together, as their cgroups count
-    running: int = 64  # cells in use at once, but for those of sessions and of programs that live
-    programs: int = 32  # programs that live at once
-    queue_seconds: float = 30.0  # how long a call waits to be one of them
-    # The cells of one launcher have address layout and hash seed in common: so many, then a new one.
+    running: int = 64  # cells in use at once, without those of sessions and long-lived programs
+    programs: int = 32  # long-lived programs at once
+    queue_seconds: float = 30.0  # how long a call waits for its turn
+    # The cells of one launcher share address layout and hash seed: after so many a new one starts.
     cells_per_launcher: int = 10_000
 
 
@@ -45,9 +45,9 @@ class Pool:
         self._parked: deque[Custody] = deque()
         self._served: deque[Custody] = deque()
         self._at_work = 0  # cells that a thread is making or taking down
-        self._failed = False  # the last cell could not be made: wait until somebody asks for one
+        self._failed = False  # the last cell could not be made: wait for the next call
         self._asked_at = 0.0
-        self._cell_bytes = 0  # what the last one held once it was parked
+        self._cell_bytes = 0  # the last cell's memory once it was parked
         self._closed = False
         self._threads: list[threading.Thread] = []
         if settings.size:
@@ -64,23 +64,23 @@ class Pool:
             self._asked_at = time.monotonic()
             self._failed = False
             leased = self._pop_living()
-            # The threads are told when the call ends: it goes first.  But it may take long.
+            # The threads are woken when the call ends, so that it goes first; but it may take long.
             if 1 < self._settings.size > 2 * len(self._parked):
                 self._changed.notify_all()
             return leased
 
     def give_back(self, custody: Custody) -> None:
-        """Take down a cell that has served, after the call returned if the backlog allows."""
+        """Take down a used cell, after the call has returned if the backlog allows."""
         with self._changed:
             later = not self._closed and len(self._served) < self._settings.size
             if later:
                 self._served.append(custody)
             self._changed.notify_all()
-        if not later:  # who uses cells faster than they can be taken down takes part in it
+        if not later:  # a caller that uses cells faster than they are taken down helps
             custody.dispose()
 
     def settle(self) -> None:
-        """Wait until every cell that served is gone and the pool is as full as it gets."""
+        """Wait until every used cell is gone and the pool is as full as it gets."""
         with self._changed:
             self._asked_at = time.monotonic() - _QUIET_SECONDS
             self._changed.notify_all()
@@ -104,7 +104,7 @@ class Pool:
             custody = self._parked.popleft()
             if custody.is_current():
                 return custody
-            self._served.append(custody)  # its launcher died, or shows what is not so any more
+            self._served.append(custody)  # its launcher died, or shows outdated paths
         return None
 
     def _target(self) -> int:
@@ -120,14 +120,14 @@ class Pool:
     # the two threads
 
     def _fill(self) -> bool:
-        """Make a cell once one is wanted; False once the pool is closed."""
+        """Make a cell once one is wanted; return False once the pool is closed."""
         if not self._wait_until(self._wants_cell):
             return False
         made: Custody | None = None
         try:
             made = self._make()
             self._cell_bytes = made.memory_bytes()
-        finally:  # what kept it from being made the next caller meets himself
+        finally:  # the next caller will see the same error
             with self._changed:
                 self._failed = made is None
                 if made is not None:
@@ -153,7 +153,7 @@ class Pool:
         return time.monotonic() - self._asked_at >= _QUIET_SECONDS
 
     def _clear(self) -> bool:
-        """Take down a cell once one has served; False once the pool is closed."""
+        """Take down a used cell once there is one; return False once the pool is closed."""
         if not self._wait_until(self._wants_clearing):
             return False
         try:
@@ -165,7 +165,7 @@ class Pool:
         return True
 
     def _wait_until(self, wanted: Callable[[], bool]) -> bool:
-        """Wait for work; False once the pool is closed."""
+        """Wait for work; return False once the pool is closed."""
         with self._changed:
             while not self._closed and not wanted():
                 idle = self._is_quiet()
@@ -180,8 +180,9 @@ class Pool:
 
 
 def _go_on(work: Callable[[], bool]) -> None:
-    """Work until that is over.  What fails once may do so for as long as memory is short; a thread that
-    ended for it would be waited for by `settle`, and no cell be parked or taken down any more."""
+    """Repeat `work` until it returns False.  An error may last as long as memory is short; if the
+    thread ended because of it, `settle` would wait for it forever and no cell would be parked or
+    taken down."""
     while True:
         try:
             if not work():

@@ -1,4 +1,4 @@
-"""Cells that live across requests, each with its interpreter's state and its files."""
+"""Session cells: each lives across requests, with its interpreter's state and its files."""
 
 import contextlib
 import math
@@ -22,25 +22,25 @@ from .result import SandboxResult
 from .turns import Turns
 from .workspace import Listing
 
-_WAIT_SECONDS = 30.0  # for the request before to end
-# Between two looks at the CPU time of a session at the least: what is used in this time is the most
-# that threads and children can use beyond the limit while no request runs.
+_WAIT_SECONDS = 30.0  # for the running request to end
+# At least so long between two looks at a session's CPU time: threads and children can exceed the
+# limit by what they use in this time while no request runs.
 _CPU_LOOK_SECONDS = 0.1
 _MEMORY_LOOK_SECONDS = 0.25  # and at its memory, where the kernel may give more than the cap
 
 
 class SessionSettings(NamedTuple):
-    """How many sessions live, and how long.  What else bounds one is its policy's limits: memory and
-    CPU time of all its requests together, wall time of each."""
+    """How many sessions live, and how long.  The policy's limits bound each: memory and CPU time
+    over all its requests together, wall time for each request."""
 
-    alive: int = 32  # one more, and the one that was idle longest goes
+    alive: int = 32  # one more evicts the session that was idle longest
     idle_seconds: float = 1800.0
     lifetime_seconds: float = 86_400.0
     requests: int = 1_000_000
 
 
 class SessionCell:
-    """A cell and the requests to it, which are served one after the other in order of arrival."""
+    """A cell and its requests, which are served one after the other in order of arrival."""
 
     def __init__(
         self, custody: Custody, layers: tuple[str, ...], limits: Limits, settings: SessionSettings,
@@ -56,7 +56,7 @@ class SessionCell:
         self._requests = self._last_exit_code = 0
         self._listing: Listing = {}
         self._owner = os.getpid()
-        self._lock = threading.Lock()  # of the two that follow
+        self._lock = threading.Lock()  # guards the next two
         self._holders = 0
         self._born_at = self.used_at = time.monotonic()
         self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
@@ -69,10 +69,10 @@ class SessionCell:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
-        """Keep the cell's descriptors open meanwhile, and tell that of /workspace.
+        """Keep the cell's descriptors open for a while, and return that of /workspace.
 
-        Were they closed under who uses them, their numbers would soon be another cell's.  Raises
-        SessionLost, and ClosedError in a process that was forked from ours.
+        If they were closed while a thread uses them, another cell could get their numbers.  Raises
+        SessionLost, and ClosedError in a forked child of the owner.
         """
         self._require_owner()
         with self._lock:
@@ -88,9 +88,10 @@ class SessionCell:
                 self._dispose()
 
     def execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
-        """Run `request` with the state that those before it left.
+        """Run `request` with the state that earlier requests left.
 
-        Raises SessionLost if the cell was gone already, BusyError if the one before does not end.
+        Raises SessionLost if the cell was already gone, BusyError if the running request does not
+        end.
         """
         self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
@@ -112,8 +113,8 @@ class SessionCell:
     def _execute_to_the_end(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
-        """Execute, and end the session if we leave before the guest has: it would go on, and its
-        answer would be taken for one to the next request."""
+        """Execute, and end the session if an exception interrupts this before the guest's answer:
+        the program would go on, and its answer would be taken for the next request's."""
         try:
             return self._execute(request, asked_at, on_output, cancel)
         except LauncherLost as error:
@@ -151,8 +152,8 @@ class SessionCell:
         return result
 
     def _perform(self, request: Request, on_output: OnOutput | None, cancel: int) -> Performed:
-        """Have it performed, in another language than Python after starting that's interpreter once:
-        what this attempts and is refused is not the program's, and forgotten."""
+        """Perform the request; in a language other than Python start the interpreter first, once.
+        Refusals during that start are not the program's, and are dropped."""
         turn = Turn(self._requests, self.language, self._last_exit_code)
         if self._requests == 1 and self.language != PYTHON:
             started = perform(self._custody, request, None, cancel, turn._replace(number=0))
@@ -180,7 +181,7 @@ class SessionCell:
 
     def at_rest(self, look: Callable[[int], None]) -> None:
         """Call `look` with a descriptor of /workspace while no request runs; raises SessionLost,
-        BusyError if the one that runs does not end."""
+        and BusyError if the running request does not end."""
         self._require_owner()
         self._turns.take()
         try:
@@ -194,14 +195,16 @@ class SessionCell:
             raise ClosedError("the session was opened before this process was forked")
 
     def due_at(self) -> float:
-        """Return the moment, by time.monotonic, at which `look` may find a reason to end it."""
+        """Return the moment, by time.monotonic, at which `look` may find a reason to end the
+        session."""
         return min(self._expires_at(), self._cpu_look_at, self._memory_look_at)
 
     def look(self) -> None:
-        """End it if it was idle or lived for too long, or if its CPU time or its memory is used up.
+        """End the session if it was idle or lived too long, or if its CPU time or memory is used
+        up.
 
-        While a request runs its supervision looks at the CPU time; threads and children that the
-        request left go on computing between two requests, when nobody else looks.
+        Supervision checks these while a request runs; threads and children that a request left go
+        on between requests, when only this method looks.
         """
         now = time.monotonic()
         if self._expires_at() <= now:
@@ -238,7 +241,7 @@ class SessionCell:
         return min(self.used_at + settings.idle_seconds, self._born_at + settings.lifetime_seconds)
 
     def try_to_evict(self, why: str, action: str = "evicted") -> bool:
-        """End it unless a request runs; tell whether it is gone."""
+        """End the session unless a request runs; return whether it is gone."""
         if not self._turns.try_take():
             return bool(self.lost)
         try:
@@ -248,10 +251,10 @@ class SessionCell:
         return True
 
     def end(self, why: str, action: str = "lost") -> None:
-        """End it, once; `action` is what the trail calls it.
+        """End the session, once; the trail calls it `action`.
 
-        What runs in it is killed; its cell is taken down now, or by the last who uses it.  In a
-        process that was forked from ours nothing happens.
+        Its processes are killed; the cell is taken down now, or by the last thread that uses it.
+        In a forked child of the owner this does nothing.
         """
         if os.getpid() != self._owner:
             return
@@ -276,7 +279,7 @@ class SessionCell:
 
 
 def _difference(now: Usage, before: Usage) -> Usage:
-    """Return what was used since `before`; peaks are of the whole session."""
+    """Return the usage since `before`; peaks are of the whole session."""
 
     user = (now.cpu_user_seconds or 0.0) - (before.cpu_user_seconds or 0.0)
     system = (now.cpu_system_seconds or 0.0) - (before.cpu_system_seconds or 0.0)

@@ -1,4 +1,4 @@
-"""The sessions of one sandbox: how many live, and which goes when there are too many."""
+"""`Sessions`: the sessions of one sandbox, their number and their eviction."""
 
 import contextlib
 import threading
@@ -14,12 +14,12 @@ from .threads import begin
 
 _DAY = 86_400.0
 _CLOSED = "the sandbox was closed"
-_BREATH_SECONDS = 0.05  # between two looks at a session that is due, but busy
+_BREATH_SECONDS = 0.05  # between two looks at a session that is due but busy
 
 
 class Sessions:
-    """Those of one sandbox: counted, and taken down when they have been idle or lived too long, or
-    have used up their CPU time."""
+    """Counts the sessions of one sandbox, and ends those that were idle or lived too long, or have
+    used up their CPU time."""
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Sessions:
     ) -> SessionCell:  # fmt: skip
         try:
             session = SessionCell(custody, layers, limits, self._settings, give_back, language)
-        except BaseException:  # nobody else knows of the cell
+        except BaseException:  # no caller would end the cell
             give_back(custody)
             raise
         with self._changed:
@@ -80,7 +80,7 @@ class Sessions:
                 now = time.monotonic()
                 for session in self._alive:
                     if session.due_at() <= now:
-                        # It is gone in any case; a thread that ended here would end no other.
+                        # The session is gone in any case; this thread has to go on for the others.
                         with contextlib.suppress(Exception):
                             session.look()
                 self._forget_the_lost()

@@ -1,4 +1,4 @@
-"""A supervisor for each language in use: its own launcher, and a pool of its own."""
+"""`Supervisors`: one supervisor for each language in use, with a launcher and a pool of its own."""
 
 import threading
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from .supervisor import Supervisor
 
 
 class Supervisors:
-    """Those of one sandbox: the first, and others made when their language is first asked for; safe
-    from many threads."""
+    """The supervisors of one sandbox: the first, and others made when their language is first used;
+    safe from many threads."""
 
     def __init__(
         self, language: str, first: Supervisor, make: Callable[[str], Supervisor],
@@ -27,7 +27,7 @@ class Supervisors:
         self._closed = False
 
     def of(self, language: str) -> Supervisor:
-        """Return the one of `language`; raises LaunchError naming the package if it is missing."""
+        """Return the supervisor of `language`; raises LaunchError that names a missing package."""
         if language == self._language:
             return self.first
         with self._lock:
@@ -38,8 +38,8 @@ class Supervisors:
             return self._others[language]
 
     def open_session(self, language: str) -> SessionCell:
-        """Return a cell that lives across requests; raises BusyError if too many of them do, in
-        whatever language, and LaunchError."""
+        """Return a session cell; raises BusyError if too many sessions of all languages live, and
+        LaunchError."""
         supervisor = self.of(language)
         with self._lock:
             if self._closed:
@@ -53,7 +53,7 @@ class Supervisors:
             supervisor.settle()
 
     def close(self) -> None:
-        """End every cell and launcher.  Closing twice is fine."""
+        """End every cell and launcher.  May be called twice."""
         with self._lock:
             self._closed = True
         if self._sessions:

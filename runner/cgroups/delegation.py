@@ -1,4 +1,4 @@
-"""The cgroup of a systemd service with Delegate=yes, ours to divide (systemd.resource-control(5))."""
+"""The cgroup that systemd delegates to a service with Delegate=yes (systemd.resource-control(5))."""
 
 import contextlib
 from pathlib import Path
@@ -10,10 +10,11 @@ _SUBGROUP = "daemon"
 
 
 def take_delegation(mount: Path = _MOUNT) -> str | None:
-    """Make the service's own cgroup ready for cells and return its directory; None if we are in none
-    that lets us.  To be called only where the unit delegates it: its other processes move too.
+    """Prepare the service's own cgroup for cells and return its directory; None if this process is
+    in no delegated service.  Call it only where the unit delegates its cgroup: its other processes
+    move too.
 
-    This process moves into a group below it: cgroup v2 gives controllers only to the children of a
+    This process moves into a child group: cgroup v2 gives controllers only to the children of a
     group without processes (cgroup-v2.rst, "No Internal Process Constraint").
     """
     directory = _service(mount)
@@ -32,7 +33,7 @@ def take_delegation(mount: Path = _MOUNT) -> str | None:
 
 
 def _service(mount: Path) -> Path | None:
-    """Return the v2 directory of the service that we are, or are below with DelegateSubgroup=."""
+    """Return the v2 directory of the service of this process, also with DelegateSubgroup=."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, _, place = line.split(":", 2)
         if number == "0":

@@ -1,4 +1,4 @@
-"""Which control groups this process may use, and where."""
+"""Detection of the control groups that this process may use."""
 
 import contextlib
 import itertools
@@ -24,12 +24,12 @@ _counter = itertools.count()
 def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     """Return the tree for a new supervisor whose launcher's keeper is the process `keeper`.
 
-    `root`, or else CELLWRIGHT_CGROUP_ROOT, names a directory to use: a delegated v2 cgroup; a
-    directory of one v1 hierarchy, which stands for those at the same place in the others; or one that
-    holds a directory of each v1 controller, as /sys/fs/cgroup does.
+    `root`, else CELLWRIGHT_CGROUP_ROOT, names a directory to use: a delegated v2 cgroup; a
+    directory of one v1 hierarchy, which stands for its namesakes in the others; or one that holds a
+    directory for each v1 controller, as /sys/fs/cgroup does.
 
-    Without it: the v1 hierarchies that have the controllers, if we may write
-    there; else a v2 scope that systemd delegates to us; else the top of v2, if it is not systemd's.
+    Default: the v1 hierarchies that have the controllers, if this process may write there; else a
+    v2 scope that systemd delegates; else the top of v2, if systemd does not own it.
     """
     root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT")
     try:
@@ -55,8 +55,8 @@ def _command_line() -> str:
 
 
 def not_counted(command_line: str) -> str:
-    """Say that the kernel was told not to count its own memory, or that of sockets, by the option
-    `cgroup.memory=nokmem,nosocket` of its command line; empty if it counts them."""
+    """Return why the kernel does not count its own memory or that of sockets, "" if it does: the
+    command line option `cgroup.memory=nokmem,nosocket` switches that off."""
     for word in command_line.split():
         name, _, value = word.partition("=")
         if name == "cgroup.memory" and {"nokmem", "nosocket"} & set(value.split(",")):
@@ -79,8 +79,8 @@ def _at(root: Path) -> CgroupTree:
 
 
 def _namesakes(root: Path) -> dict[str, Path]:
-    """Return controller -> the directory that is at the same place in its v1 hierarchy as `root` is in
-    one of them: /sys/fs/cgroup/pids/mine for /sys/fs/cgroup/memory/mine."""
+    """Return controller -> the directory at the same place in its v1 hierarchy as `root` has in one
+    of them: /sys/fs/cgroup/pids/mine for /sys/fs/cgroup/memory/mine."""
     tops = hierarchies(mountinfo())
     place = next((root.relative_to(top) for top in tops.values() if root.is_relative_to(top)), None)
     if place is None:
@@ -108,10 +108,10 @@ def _v2(keeper: int) -> CgroupTree:
 
 
 def _enable_at(top: Path) -> None:
-    """Switch the controllers on below the top of the tree we see.
+    """Enable the controllers below the top of the visible tree.
 
-    In a container the top is not the real root and holds our own processes; the kernel then says
-    EBUSY, and the operator has to give us a directory instead (CELLWRIGHT_CGROUP_ROOT).
+    In a container the top is not the real root and holds our own processes; the kernel then answers
+    EBUSY, and the operator has to provide a directory (CELLWRIGHT_CGROUP_ROOT).
     """
     available = (top / "cgroup.controllers").read_text().split()
     wanted = [f"+{name}" for name in _WANTED if name in available]
@@ -130,7 +130,7 @@ def _start_time(pid: int) -> str:
 
 
 def sweep(parents: Iterable[Path]) -> None:
-    """Remove what a supervisor that was killed left behind; never what a living one uses."""
+    """Remove what a killed supervisor left behind; never a living supervisor's cgroups."""
     remove_given_up()
     for parent in parents:
         for left in parent.glob(f"{_PREFIX}-*-*-*"):

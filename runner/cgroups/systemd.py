@@ -1,4 +1,4 @@
-"""Ask systemd for a delegated scope.  The only module that imports pystemd (extra `systemd`)."""
+"""Delegated scopes of systemd.  The only module that imports pystemd (extra `systemd`)."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ _LOOK_MILLISECONDS = 2
 
 
 def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
-    """Return (the cgroup directory of a new scope that holds `pid`, ""), or (None, why not).
+    """Return (the cgroup directory of a new scope that holds `pid`, ""), or (None, the reason).
 
-    The manager asked is the system's for root and the user's own for anyone else; the scope goes
-    with its last process (systemd.scope(5), "Delegate=" in systemd.resource-control(5)).
+    Root asks the system's manager, other users ask their own.  The scope ends with its last process
+    (systemd.scope(5), "Delegate=" in systemd.resource-control(5)).
     """
     if not Path("/run/systemd/system").is_dir():
         return None, "is not running"
@@ -38,7 +38,9 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
 
 
 def _words(error: Exception) -> str:
-    if os.geteuid() and not os.environ.get("XDG_RUNTIME_DIR"):  # where a user's manager listens
+    if os.geteuid() and not os.environ.get(
+        "XDG_RUNTIME_DIR"
+    ):  # the directory of the user manager's socket
         return "has no session of this user (log in, or loginctl enable-linger USER)"
     return f"refused a delegated scope: {str(error).partition(chr(10))[0]}"
 
@@ -65,16 +67,16 @@ def _start_scope(manager: Any, pid: int, unit: str) -> None:
 def _let_go(manager: Any, unit: str) -> None:
     """Stop a scope that did not get its process.
 
-    The kernel takes a process that is ending for moved, and moves nothing (cgroup_migrate_add_task):
-    the scope would stand for ever, because systemd hears of cgroups that become empty, and this one
-    was never anything else.
+    The kernel reports an ending process as moved and moves nothing (cgroup_migrate_add_task).  The
+    scope would stay forever: systemd notices cgroups that become empty, and this one never had a
+    process.
     """
     with contextlib.suppress(Exception):  # systemd did not make it, or has removed it
         manager.StopUnit(unit.encode(), b"replace")
 
 
 def _wait_until_moved(pid: int, unit: str) -> tuple[Path | None, str]:
-    """Wait until the manager has moved `pid`: its answer to the call only promises to."""
+    """Wait until the manager has moved `pid`: its answer to the call is only a promise."""
     end = time.monotonic() + _ANSWER_SECONDS
     died = select.poll()
     pidfd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""What the rest of the runner sees of control groups, whatever their version."""
+"""`Cgroup` and `CgroupTree`: the interface of control groups, for both versions."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class Caps(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a cell used, as its cgroup counted it; None where nothing counted."""
+    """A cell's usage as its cgroup counted it; None where nothing counts."""
 
     cpu_user_seconds: float | None = None
     cpu_system_seconds: float | None = None
@@ -33,10 +33,10 @@ class Cgroup(Protocol):
     into_cgroup: bool  # the last descriptor is a v2 directory to be born in
 
     def close_descriptors(self) -> None:
-        """Close what was sent to the launcher."""
+        """Close the descriptors that were sent to the launcher."""
 
     def cpu_seconds(self) -> float | None:
-        """Return the CPU time used so far, None if nobody counts."""
+        """Return the CPU time used so far, None if nothing counts it."""
 
     def usage(self) -> Usage: ...
 
@@ -45,13 +45,14 @@ class Cgroup(Protocol):
 
     @property
     def can_exceed(self) -> bool:
-        """Tell whether the kernel may give it more than its caps, so that somebody has to look."""
+        """Return whether the kernel may grant more than the caps, so that the supervisor has to
+        check."""
 
     def has_exceeded(self) -> bool:
-        """Tell whether it has by far more than its caps, and is to be killed."""
+        """Return whether the cell exceeds its caps by far and has to be killed."""
 
     def kill(self) -> None:
-        """Kill every process in it, and those that they fork meanwhile."""
+        """Kill every process in it, and processes forked meanwhile."""
 
     def remove(self) -> bool:
         """Remove it; False while something still runs in it."""
@@ -60,19 +61,20 @@ class Cgroup(Protocol):
 class CgroupTree(Protocol):
     """Makes cgroups for the cells of one supervisor."""
 
-    missing: dict[str, str]  # controller -> why the host does not give it; "" where it does
+    missing: dict[str, str]  # controller -> why the host lacks it; "" if it has it
 
     def create(self, name: str, caps: Caps) -> Cgroup: ...
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Let those who make cells, `pids` that run as `uid`, put them into cgroups of this tree."""
+        """Let the processes that make cells, `pids` with the id `uid`, put cells into cgroups of
+        this tree."""
 
     def close(self) -> None:
         """Remove what is left of the tree."""
 
 
 class NoCgroup:
-    """The cgroup of a cell that has none."""
+    """The cgroup of a cell without one."""
 
     descriptors: tuple[int, ...] = ()
     into_cgroup = False
@@ -101,7 +103,7 @@ class NoCgroup:
 
 
 class NoCgroups:
-    """The tree of a host that has none, or gives none to this user."""
+    """The tree of a host without usable control groups."""
 
     def __init__(self, reason: str) -> None:
         self.missing = dict.fromkeys(CONTROLLERS, reason)
@@ -117,7 +119,7 @@ class NoCgroups:
 
 
 def write(path: Path | str, text: str) -> None:
-    """Write one cgroup file with one write(2), as the kernel wants it; OSError names the file."""
+    """Write one cgroup file with one write(2), as the kernel requires; OSError names the file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -128,7 +130,7 @@ def write(path: Path | str, text: str) -> None:
 
 
 def open_all(paths: Iterable[Path], flags: int) -> tuple[int, ...]:
-    """Open every file or none."""
+    """Open all files or none."""
     opened: list[int] = []
     try:
         for path in paths:
@@ -141,11 +143,11 @@ def open_all(paths: Iterable[Path], flags: int) -> tuple[int, ...]:
 
 
 class Counters:
-    """Files of one cgroup that are read when a call ends, opened when it is made: opening one costs
-    twenty times as much as reading it (measured)."""
+    """Counter files of one cgroup, opened when it is made and read when a call ends: opening a file
+    costs twenty times as much as reading it (measured)."""
 
     def __init__(self, files: dict[str, Path]) -> None:
-        """Raises OSError if one that is there cannot be opened: a cap would go uncounted."""
+        """Raises OSError if an existing file cannot be opened: a cap would not be counted."""
         self._descriptors: dict[str, int] = {}
         try:
             for name, path in files.items():
@@ -156,14 +158,14 @@ class Counters:
             raise
 
     def number(self, name: str) -> int | None:
-        """Return what a file that holds one number says, None if it is not there."""
+        """Return the number in a file, None if there is no such file."""
         try:
             return int(self._read(name))
         except ValueError:
             return None
 
     def fields(self, name: str) -> dict[str, int]:
-        """Return what a flat keyed file says, such as cpu.stat."""
+        """Return the fields of a flat keyed file, such as cpu.stat."""
         pairs = (line.split() for line in self._read(name).splitlines())
         return {key.decode(): int(value) for key, value in pairs}
 
@@ -172,7 +174,7 @@ class Counters:
             return b""
         try:
             return os.pread(self._descriptors[name], 4096, 0)
-        except OSError:  # the cgroup was removed under us
+        except OSError:  # the cgroup was removed meanwhile
             return b""
 
     def close(self) -> None:
@@ -198,7 +200,7 @@ def processes_in(directory: Path) -> list[int]:
 
 
 def remove(directories: Iterable[Path]) -> bool:
-    """Remove cgroups that are empty; False if one is still busy."""
+    """Remove empty cgroups; return False if one is still busy."""
     gone = True
     for directory in directories:
         try:
@@ -211,9 +213,9 @@ def remove(directories: Iterable[Path]) -> bool:
 
 
 def remove_with_cells(directory: Path) -> bool:
-    """Remove the cgroup of a supervisor and what is left below it; False if one is still busy.
+    """Remove the cgroup of a supervisor and its cells' cgroups; return False if one is still busy.
 
-    Others may do the same meanwhile.
+    Other processes may do the same at the same time.
     """
     return remove([*_below(directory), directory])
 
@@ -222,8 +224,8 @@ _BUSY: set[Path] = set()  # given up, and not removed yet
 
 
 def give_up(directory: Path) -> None:
-    """Remove the cgroup of a supervisor that is done.  What is busy still, the next sweep of this
-    process removes, or that of another one after its end."""
+    """Remove the cgroup of a supervisor that is done.  The next sweep of this process removes what
+    is still busy, or another process does after its end."""
     if remove_with_cells(directory):
         _BUSY.discard(directory)
     elif directory not in _BUSY:
@@ -233,14 +235,14 @@ def give_up(directory: Path) -> None:
 
 
 def remove_given_up() -> None:
-    """Remove what was busy when its supervisor was done, and is no more."""
+    """Remove cgroups that were busy when their supervisors were done."""
     for directory in tuple(_BUSY):
         if remove_with_cells(directory):
             _BUSY.discard(directory)
 
 
 def remove_cells(directory: Path) -> bool:
-    """Remove what is left below the cgroup of a supervisor; False if one is still busy."""
+    """Remove the cells' cgroups of a supervisor; return False if one is still busy."""
     return remove(_below(directory))
 
 

@@ -56,7 +56,7 @@ class CgroupV1:
                     if controller in directories and (name != "sockets" or self._socket_bytes)
                 }
             )
-        except BaseException:  # no memory, Ctrl-C: nobody else knows of it
+        except BaseException:  # no memory, Ctrl-C: no caller would remove it
             self.close_descriptors()
             remove(unique)
             raise
@@ -109,7 +109,7 @@ class CgroupV1:
         return used is not None and used > 2 * self._socket_bytes
 
     def kill(self) -> None:
-        """v1 has no cgroup.kill: let no new process be made, then kill all there are."""
+        """v1 has no cgroup.kill: forbid new processes, then kill the existing ones."""
         if pids := self._directories.get("pids"):
             with contextlib.suppress(OSError):
                 write(pids / "pids.max", "0")
@@ -124,7 +124,7 @@ class CgroupV1:
 
 
 class CgroupTreeV1:
-    """A directory of this supervisor's in the hierarchy of each controller."""
+    """A directory of this supervisor in each controller's hierarchy."""
 
     def __init__(self, hierarchies: dict[str, Path], name: str) -> None:
         """`hierarchies`: controller -> the directory under which to make ours."""
@@ -143,9 +143,10 @@ class CgroupTreeV1:
         return CgroupV1({key: path / name for key, path in self._directories.items()}, caps)
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Move who makes cells beside them: /proc/1/cgroup in a cell tells the way to where its init
-        is, which must not lead through groups of the host.  The cells join through descriptors
-        that we opened (CVE-2021-4197's fix made the opener's rights count)."""
+        """Move the processes that make cells into groups beside them: /proc/1/cgroup in a cell
+        shows the way to its init's group, which must not lead through the host's groups.  Cells
+        join through descriptors that the supervisor opened (since the fix of CVE-2021-4197 the
+        opener's rights count)."""
         for directory in self._unique():
             launcher = directory / "launcher"
             launcher.mkdir(exist_ok=True)
@@ -158,7 +159,7 @@ class CgroupTreeV1:
 
 
 def _kill_in(directory: Path, pid: int) -> None:
-    """Kill a process of this cgroup, and none that has its number by now."""
+    """Kill a process of this cgroup, but no process that reuses its number."""
     pidfd = os.pidfd_open(pid)
     try:
         if pid in processes_in(directory):

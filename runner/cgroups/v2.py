@@ -1,4 +1,4 @@
-"""cgroup v2: one tree, in a directory that is ours or was delegated to us (cgroup-v2.rst)."""
+"""cgroup v2: one tree, in a directory that this user owns or was delegated (cgroup-v2.rst)."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ class CgroupV2:
             _give(directory, owner)
             self.descriptors = open_all([directory], os.O_RDONLY)
             self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
-        except BaseException:  # no memory, Ctrl-C: nobody else knows of it
+        except BaseException:  # no memory, Ctrl-C: no caller would remove it
             self.close_descriptors()
             remove([directory])
             raise
@@ -98,17 +98,17 @@ def _seconds(fields: dict[str, int], name: str) -> float | None:
 
 
 def _give(directory: Path, owner: int) -> None:
-    """Let `owner` move processes into `directory`, and nothing else of it (cgroup-v2.rst,
-    "Delegation Containment"): being born there asks for the same right."""
+    """Let `owner` move processes into `directory`, and nothing else (cgroup-v2.rst, "Delegation
+    Containment"): being born there needs the same right."""
     if os.geteuid() == 0 and owner != 0:
         os.chown(directory / "cgroup.procs", owner, -1)
 
 
 class CgroupTreeV2:
-    """A directory of this supervisor's: the launcher in one child, every cell in one of its own."""
+    """A supervisor's directory: the launcher in one child, each cell in a child of its own."""
 
     def __init__(self, directory: Path, *, create: bool) -> None:
-        """Use `directory`, which holds no process of anyone else's; with `create`, make it."""
+        """Use `directory`, which must hold no foreign process; with `create`, make it."""
         if create:
             directory.mkdir()
         self._directory = directory
@@ -123,8 +123,8 @@ class CgroupTreeV2:
         }
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Move who makes cells out of the way of the "no internal processes" rule and switch the
-        controllers on for the cells beside it."""
+        """Move the processes that make cells into a child, because of the "no internal processes"
+        rule, and enable the controllers for the cells beside it."""
         self._owner = uid
         self._launcher_directory.mkdir(exist_ok=True)
         for pid in pids:

@@ -1,8 +1,7 @@
-"""What a refused call was about, in words: for the record, never for a decision on what a guest may.
+"""A description of a refused call, in words: for the record, never for a decision about the guest.
 
-
-The memory of the caller is read while it waits, but others who share that memory may change it, and
-everything in it is the guest's choice.
+The caller's memory is read while it waits, but threads that share the memory may change it, and its
+whole content is the guest's choice.
 """
 
 import os
@@ -31,7 +30,7 @@ Words = Callable[[int, int], str]  # (thread, argument) -> text
 
 
 def describe(call: str, notification: Notification) -> tuple[str, ...]:
-    """Return the arguments of `call` in words where it is known, else as numbers."""
+    """Return the arguments of `call` in words if the call is known, else as numbers."""
     arguments = notification.arguments
     if call in ("connect", "bind"):
         address = sockaddr(notification.thread, arguments[1], arguments[2])
@@ -43,7 +42,7 @@ def describe(call: str, notification: Notification) -> tuple[str, ...]:
 
 
 def who(thread: int) -> str:
-    """Return name and pid, as the cell numbers it, of the process that made the call."""
+    """Return name and pid, in the cell's numbering, of the calling process."""
     try:
         with open(f"/proc/{thread}/status", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
@@ -54,13 +53,13 @@ def who(thread: int) -> str:
 
 
 def quoted(data: bytes) -> str:
-    """Return a guest's bytes as one line of ASCII that cannot be taken for anything else."""
+    """Return a guest's bytes as one line of unambiguous ASCII."""
     mark = "..." if len(data) >= TEXT_BYTES else ""
     return ascii(data.decode("utf-8", "surrogateescape")) + mark
 
 
 class OpenAttempt(NamedTuple):
-    """An open as it was asked for: the name given, and where that leads by name alone."""
+    """An attempt to open: the given name, and the path that it means by name alone."""
 
     name: bytes
     path: str
@@ -68,7 +67,7 @@ class OpenAttempt(NamedTuple):
 
 
 def open_attempt(call: str, notification: Notification) -> OpenAttempt:
-    """Read what one of open(2)'s four forms is asked for."""
+    """Read the request of one of open(2)'s four forms."""
     arguments = notification.arguments
     at = _int32(arguments[0]) if call in ("openat", "openat2") else _AT_FDCWD
     name_at, flags = arguments[:2] if call in ("open", "creat") else arguments[1:3]
@@ -81,7 +80,8 @@ def open_attempt(call: str, notification: Notification) -> OpenAttempt:
 
 
 def _absolute(thread: int, directory: int, name: str) -> str:
-    """Return `name` from the root; one that does not climb is beneath what the cell shows already."""
+    """Return `name` from the root; a relative name without `..` lies beneath what the cell shows
+    already."""
     if name.startswith("/"):
         return name
     if ".." not in name:

@@ -1,7 +1,7 @@
-"""Reading the memory of a thread that waits in a system call.
+"""Reads the memory of a thread that waits in a system call.
 
-Whatever is read is the guest's choice, and another thread may change it meanwhile: good for the
-record, never for a decision about what the guest may (doors.py asks only what it wants).  A host that
+The content is the guest's choice, and another thread may change it meanwhile: it serves the record,
+never a decision about the guest (doors.py grants only what the guest may ask for).  A host that
 forbids it (no ptrace right over the guest) reads nothing.
 """
 
@@ -12,7 +12,7 @@ _PAGE = 4096
 
 
 def text_at(thread: int, address: int) -> bytes:
-    """Read a C string of at most TEXT_BYTES; empty where there is none."""
+    """Read a C string of at most TEXT_BYTES; "" if there is none."""
     first = min(TEXT_BYTES, _PAGE - address % _PAGE)  # the next page may not be mapped
     data = bytes_at(thread, address, first)
     if len(data) == first < TEXT_BYTES and b"\0" not in data:
@@ -21,7 +21,7 @@ def text_at(thread: int, address: int) -> bytes:
 
 
 def bytes_at(thread: int, address: int, length: int) -> bytes:
-    """Read at most `length` bytes; empty where they cannot be read."""
+    """Read at most `length` bytes; empty if they cannot be read."""
     if not 0 < address < 2**63:
         return b""
     try:

@@ -1,4 +1,4 @@
-"""A listener that lets a program go on and takes down what it needs."""
+"""A listener that lets a program go on and records what it needs."""
 
 import os
 
@@ -18,7 +18,7 @@ _EXECUTES = ("execve", "execveat")
 
 
 class Learner(Listener):
-    """Grants what some policy could grant; refuses the rest, as always."""
+    """Allows what some policy could allow; refuses the rest, as always."""
 
     def __init__(self, descriptor: int, plan: Plan, shown: Shown, lessons: Lessons) -> None:
         """`shown` is what the smallest cell shows anyway; `lessons` is added to."""
@@ -58,7 +58,7 @@ class Learner(Listener):
 
 
 def _with_interpreter(program: str) -> list[str]:
-    """Return the file that `program` names and, if it is a script, the program that reads it."""
+    """Return the file that `program` names and, for a script, its interpreter."""
     if not (os.path.isabs(program) and os.path.isfile(program)):
         return []
     real = os.path.realpath(program)

@@ -41,7 +41,7 @@ _Place = tuple[int, int]  # (process, descriptor in it)
 
 
 class _Parked(NamedTuple):
-    """An flock(2) that waits for another's lock, with our descriptor of its file."""
+    """An flock(2) that waits for another process's lock, with our descriptor of its file."""
 
     notification: Notification
     file: int
@@ -62,7 +62,7 @@ class Locks:
         self._parked: list[_Parked] = []
 
     def takes(self, notification: Notification) -> bool:
-        """Tell whether `notification` is a call that sets a lock."""
+        """Return whether `notification` is a call that sets a lock."""
         call = self._calls.get(notification.number)
         return call == "flock" or (
             call == "fcntl" and _int32(notification.arguments[1]) in _SET_RECORD_LOCKS
@@ -81,12 +81,12 @@ class Locks:
 
     @property
     def needs_look(self) -> bool:
-        """Tell whether `look_again` has something to do."""
+        """Return whether `look_again` has something to do."""
         return bool(self._parked or self._doubted_until)
 
     def look_again(self) -> str:
-        """Answer calls that waited and now can be; return how the cell tricked us, empty if it did
-        not."""
+        """Answer waiting calls that can be answered now; return how the cell tricked us, "" if it
+        did not."""
         waiting, self._parked = self._parked, []
         for parked in waiting:
             self._try_flock(parked)
@@ -99,7 +99,7 @@ class Locks:
         return ""
 
     def close(self) -> None:
-        """Close the files of calls that wait; closing twice is fine."""
+        """Close the files of waiting calls; may be called twice."""
         for parked in self._parked:
             os.close(parked.file)
         self._parked.clear()
@@ -119,10 +119,10 @@ class Locks:
         return notifications.let_go_on(self._listener, notification)
 
     def _has_room(self) -> bool:
-        """Tell whether one more call keeps the cell within its ranges.
+        """Return whether one more call keeps the cell within its ranges.
 
-        What the calls may have added is summed up; only when that is too much is it counted what there
-        is, which takes some milliseconds, and not again for a while.
+        Adds up what the calls may have added; only if that sum is too large are the locks counted,
+        which takes some milliseconds and is not repeated for a while.
         """
         self._calls_since_count += 1
         most = _MOST_RANGES - _ADDED_BY_A_CALL
@@ -162,7 +162,8 @@ class Locks:
             notifications.succeed(self._listener, notification)
 
     def _try_flock(self, parked: _Parked) -> None:
-        """Lock and answer, or park a call that may wait: nobody is told when a lock is freed."""
+        """Lock and answer, or park a call that may wait: the kernel does not report that a lock was
+        freed."""
         if not notifications.is_waiting(self._listener, parked.notification):
             os.close(parked.file)  # the caller has died, or a signal took it out of the call
             return
@@ -193,7 +194,7 @@ def _path(task: int, descriptor: int) -> str:
 
 
 def _process_of(thread: int) -> tuple[int, bool]:
-    """Return the process of a thread, and whether that is its only one."""
+    """Return the process of a thread, and whether it has only one thread."""
     if os.stat(f"/proc/{thread}/task").st_nlink == 3:  # ".", "..", and one entry
         return thread, True
     with open(f"/proc/{thread}/status", "rb") as file:
@@ -210,8 +211,8 @@ def _copied(process: int, descriptor: int) -> int:
 
 
 def _is_read_only(file: str | int) -> bool:
-    """Tell whether a file may not be written by way of its mount.  Devices count as such: they are the
-    host's, whatever their mount says."""
+    """Return whether the mount of a file is read-only.  Devices count as read-only: they belong to
+    the host, whatever their mount says."""
     if os.statvfs(file).f_flag & os.ST_RDONLY:
         return True
     return stat.S_ISCHR(os.stat(file).st_mode)
@@ -234,8 +235,8 @@ def _is_locked_though_read_only(place: _Place) -> bool:
 
 
 def _tasks(process: int) -> list[int]:
-    """Return the threads of a process, by any of which its descriptors are seen: a main thread that
-    ended by itself shows none, while the others live on with them."""
+    """Return the threads of a process: any living one shows its descriptors; a main thread that
+    ended shows none while the others live on."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return sorted(map(int, os.listdir(f"/proc/{process}/task")))
     return []

@@ -1,4 +1,4 @@
-"""What a cell shows of the file system, by name, to tell an open that leads outside."""
+"""The paths that a cell shows, by name, to recognise an open that leads outside."""
 
 import os
 import stat
@@ -33,8 +33,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Shown:
-    """Judges paths by the names given: a link that leads elsewhere is not followed, and what comes
-    of the open is decided by the cell's mounts and Landlock alone."""
+    """Judges paths by name: links are not followed, and the cell's mounts and Landlock alone decide
+    the outcome of the open."""
 
     def __init__(self, boot: Boot) -> None:
         shown = [bind.path for bind in boot.plan.binds] + list(boot.files)
@@ -48,7 +48,7 @@ class Shown:
         self._host = _HostPermissions(boot) if os.geteuid() == 0 else None
 
     def why_not(self, path: str, flags: int) -> str:
-        """Say why an open of the absolute `path` leads nowhere; empty if it may lead somewhere."""
+        """Return why an open of the absolute `path` leads nowhere; "" if it may lead somewhere."""
         path = os.path.normpath(path)
         if not self._is_shown(path):
             return "" if self._is_looked_for(path) else "mount_ns: not shown"
@@ -69,7 +69,7 @@ class Shown:
         return path in FILES or path.startswith(TREES) or self._is_library_search(path)
 
     def _is_library_search(self, path: str) -> bool:
-        """Tell whether the dynamic loader looks for a library where others of them are shown."""
+        """Return whether the dynamic loader searches for a library where other libraries are shown."""
         directory, _, name = path.rpartition("/")
         while directory.rpartition("/")[2] in _VARIANTS:
             directory = directory.rpartition("/")[0]
@@ -77,8 +77,8 @@ class Shown:
 
 
 class _HostPermissions:
-    """Judges opens of what a policy shows by the host's modes, for an id that owns nothing there but
-    what cells made themselves: else a program of root's cell meets a bare EACCES."""
+    """Judges opens of shown paths by the host's modes, for an id that owns only what cells made:
+    otherwise a program of root's cell meets a bare EACCES."""
 
     def __init__(self, boot: Boot) -> None:
         sources = dict(boot.sources)
@@ -91,7 +91,8 @@ class _HostPermissions:
         self._id = boot.host_uid
 
     def refuse(self, path: str, flags: int) -> bool:
-        """Tell whether the kernel refuses to open `path` for the modes of what lies there now."""
+        """Return whether the kernel refuses to open `path` because of the modes of what lies there
+        now."""
         above = next((each for each in self._shown if lies_in(path, (each,))), None)
         if above is None:
             return False
@@ -117,7 +118,7 @@ class _HostPermissions:
 
 
 def _parents(paths: list[str]) -> frozenset[str]:
-    """Return every directory above `paths`: they exist, to hold what is shown."""
+    """Return every directory above `paths`: these exist, to hold shown paths."""
     found: set[str] = set()
     for path in paths:
         while (path := os.path.dirname(path)) not in found and path != "/":

@@ -1,4 +1,4 @@
-"""Watching one execution: one poll loop over everything that can happen to it."""
+"""`Supervision`: one poll loop that watches one execution."""
 
 import select
 import time
@@ -20,36 +20,35 @@ from .listener import REST_SECONDS, Listener
 from .locks import LOOK_SECONDS
 from .timers import Timers
 
-# A program of a session is asked to yield, and has this long to do so.  A signal that comes between
-# CPython's last look and the call in which it sleeps is not noticed there (one in 1,500, measured), so
-# it is asked again.
+# A session's program has this long to yield.  CPython misses a signal that comes between its last
+# check and the system call in which it sleeps (1 in 1,500, measured), so it is asked again.
 _GRACE_SECONDS = 1.0
 _TIMES_ASKED = 2
 _MEMORY_CHECK_SECONDS = 0.05
-_CPU_CHECK_SECONDS = 0.001  # between two looks at the least
+_CPU_CHECK_SECONDS = 0.001  # at least, between two checks
 _IN = select.POLLIN
 
 
 class Work(NamedTuple):
-    """What a cell is to do, and within which bounds."""
+    """The work of a cell, and its bounds."""
 
     program: bytes  # for the control channel, in the guest's words (wording.py); may be empty
     stdin: bytes
     limits: Limits
     captures: tuple[Capture, ...]
-    cancel: int  # a descriptor that ends it once it is readable, or negative
-    stays: bool = False  # a request of a session: the cell is to outlive it
-    on_call: OnCall | None = None  # answers its calls of tools, in a thread of its own
-    orphans: Orphans | None = None  # counts those that outlive it
-    ending: bytes = b""  # a shell's, which reads requests from stdin: how each ends there
-    nonce: str = ""  # of a request of a session: its last word must repeat it
+    cancel: int  # a descriptor whose readability ends the execution, or negative
+    stays: bool = False  # a request of a session, which the cell outlives
+    on_call: OnCall | None = None  # answers its tool calls, each in a thread of its own
+    orphans: Orphans | None = None  # counts tool calls that outlive it
+    ending: bytes = b""  # for a shell, which reads requests from stdin: the line that ends each
+    nonce: str = ""  # of a session's request: the Finished frame must repeat it
 
 
 class Observation(NamedTuple):
-    """What was seen of an execution, all of it from outside the guest but `finished`."""
+    """What was observed of an execution; all of it from outside the guest except `finished`."""
 
     cause: Reason | None  # why we ended it; None if it ended by itself
-    wait_status: int | None  # of the guest's main process; None if nobody waited for that
+    wait_status: int | None  # of the guest's main process; None if nothing waited for it
     finished: Finished | None
     complaint: str | None  # how the guest broke the control protocol, or flooded the listener
     violations: tuple[Violation, ...] = ()
@@ -58,7 +57,7 @@ class Observation(NamedTuple):
 
 
 class Supervision:
-    """Sends the program, reads what comes, enforces deadlines, and ends with the program."""
+    """Sends the program, reads its output, enforces deadlines, and ends with the program."""
 
     def __init__(self, custody: Custody, work: Work) -> None:
         self._custody = custody
@@ -101,12 +100,12 @@ class Supervision:
             self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def run(self) -> Observation:
-        """Have the program run and watch until it has ended.
+        """Run the program and watch it until it has ended.
 
-        It has ended when the guest says that it ended well, when its process has ended, or when we
-        have killed it; what still runs in the cell then is for whoever disposes of it.  In a session
-        it has ended when the guest says so, and one that takes too long is first asked to yield.
-        Raises LauncherLost.
+        It has ended when the guest reports a good end, when its process has ended, or when we have
+        killed it; the caller disposes of what still runs in the cell.  In a session it has ended
+        when the guest says so; a program that takes too long is first asked to yield.  Raises
+        LauncherLost.
         """
         try:
             return self._run()
@@ -137,7 +136,7 @@ class Supervision:
         )  # fmt: skip
 
     def _start(self) -> None:
-        """Every layer is on and the program goes: the clock starts."""
+        """Send the program and start the clock: every layer is on."""
         self._custody.begin()
         now = time.monotonic()
         self._timers.at(now + self._limits.wall_seconds, self._on_wall_time)
@@ -204,8 +203,8 @@ class Supervision:
             self.unwatch(self._cell.control.fileno())
 
     def _hear_the_last(self) -> None:
-        """Hear a last word that came together with the end; one that makes no sense is no word, and
-        after a breach there is none: it may be of the request before."""
+        """Take a last frame that came together with the end.  An invalid frame is dropped, and
+        after a breach every frame is: it may belong to the earlier request."""
         if self._complaint:
             return
         try:
@@ -263,7 +262,8 @@ class Supervision:
         self._end_or_interrupt("wall_time")
 
     def _check_cpu(self) -> None:
-        """End the cell if its CPU time is used up, else look again when it can be at the earliest."""
+        """End the cell if its CPU time is used up, else check again at the earliest possible
+        moment."""
         used = self._cell.cgroup.cpu_seconds()
         if used is None:
             return
@@ -275,14 +275,14 @@ class Supervision:
             self._timers.at(time.monotonic() + wait, self._check_cpu)
 
     def _check_memory(self) -> None:
-        """End the cell if it has more memory than its cgroup should have let it, else look again."""
+        """End the cell if it has more memory than its cgroup should grant, else check again later."""
         if self._cell.has_exceeded():
             self._end("memory")
         else:
             self._timers.at(time.monotonic() + _MEMORY_CHECK_SECONDS, self._check_memory)
 
     def _end_or_interrupt(self, cause: Reason) -> None:
-        """End the cell, but in a session first ask the program to yield, so that its state is kept."""
+        """End the cell; in a session first ask the program to yield, so that its state is kept."""
         if not self._stays or self._asked == _TIMES_ASKED:
             self._end(self._interrupted or cause)
         elif not self._has_ended():
@@ -292,10 +292,11 @@ class Supervision:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Ask the program to yield; if it did not the first time, its foreground children as well.
+        """Ask the program to yield; the second time its foreground children as well.
 
-        A shell waits for those whatever it is told, so they are asked at once; those that run in the
-        background ignore it.  It may drop what it has read ahead, so it is told again how to end.
+        A shell always waits for its children, so they are asked at once; background children ignore
+        it.  The shell may drop input that it has read ahead, so the end of the request is sent
+        again.
         """
         self._cell.interrupt(group=self._asked > 1 or bool(self._ending))
         if self._ending:
