@@ -1,4 +1,4 @@
-"""What keeps denied paths from a launcher's cells, looked at before every call."""
+"""`Covers`: checks, before every call, that denied paths stay hidden from a launcher's cells."""
 
 import mmap
 import os
@@ -8,10 +8,10 @@ from .messages import Cover, Views, decode
 
 
 class Covers:
-    """The root of a launcher, the covers in it, and the host directories that it shows entry by entry.
+    """A launcher's root, the covers in it, and the host directories that it shows entry by entry.
 
-    A cover is gone once what it lies on was replaced or removed from outside (rename(2)).  Safe from
-    many threads.
+    A cover vanishes when its mount point is replaced or removed from outside (rename(2)).  Safe
+    from many threads.
     """
 
     def __init__(self, root: int, memory: int) -> None:
@@ -25,7 +25,7 @@ class Covers:
             os.close(memory)
 
     def uncovered(self) -> str:
-        """Return the first denied path whose cover is gone; empty if all are there."""
+        """Return the first denied path whose cover is gone; "" if all covers are there."""
         with self._lock:
             if self._root < 0:
                 return ""
@@ -35,7 +35,8 @@ class Covers:
         return ""
 
     def is_current(self) -> bool:
-        """Tell whether every cover is there, and what is shown entry by entry is unchanged."""
+        """Return whether every cover is there and every directory shown entry by entry is
+        unchanged."""
         if self.uncovered():
             return False
         for each in self._views.snapshots:
@@ -56,7 +57,7 @@ class Covers:
         return (status.st_dev, status.st_ino) == (cover.device, cover.inode)
 
     def close(self) -> None:
-        """Forget the launcher's root; twice is fine."""
+        """Release the launcher's root; may be called twice."""
         with self._lock:
             root, self._root = self._root, -1
         if root >= 0:

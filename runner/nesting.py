@@ -1,7 +1,7 @@
-"""How deep JSON nests and how much it decodes to, counted before it is decoded.
+"""Limits on JSON before it is decoded: its depth, and the size of the decoded value.
 
-Decoders recurse, and on the small stack of an embedder's thread, or without a recursion limit, they
-crash (msgspec#1033).  And `[[],[],...` becomes twenty times its size.
+Decoders recurse: on the small stack of an embedding thread, or without a recursion limit, they
+crash (msgspec#1033).  And `[[],[],...` decodes to twenty times its size.
 """
 
 import re
@@ -9,19 +9,20 @@ import re
 import msgspec
 
 _MAX_DEPTH = 64
-# A text that has no end is one all the same: otherwise each quote in it would be tried as the beginning
-# of another, and 32 KiB would take four seconds.
+# An unterminated text matches too: otherwise each quote in it would be tried as the start of another
+# text, and 32 KiB would take four seconds.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = re.compile(rb"[^][{}]++")
 
-# What a part takes once decoded, in bytes: the object and its place in what holds it (measured, 3.11).
+# The size of one decoded part, in bytes: the object and its place in its container (measured, 3.11).
 _ARRAY_BYTES, _OBJECT_BYTES, _MEMBER_BYTES = 64, 232, 40
 _MOST_TIMES = 16  # the size of the JSON
 _MOST_BESIDES = 8 * 1024 * 1024
 
 
 def decoded_bytes(data: bytes | bytearray) -> int:
-    """Return about how much memory the parts of JSON take at most once decoded, but for its texts."""
+    """Return an upper estimate of the memory that the parts of JSON take once decoded, without
+    texts."""
     arrays, objects = data.count(b"["), data.count(b"{")
     return arrays * _ARRAY_BYTES + objects * _OBJECT_BYTES + data.count(b",") * _MEMBER_BYTES
 

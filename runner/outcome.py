@@ -1,4 +1,4 @@
-"""From what was observed to a result.  Pure."""
+"""`conclude`: turns observations into a result.  Pure."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .watching.supervision import Observation
 from .workspace import Artifact
 
-# What our own side of a guest says is shorter (1,000 and 50,000 bytes); a guest that speaks for itself
-# could fill its whole last word.
+# Our own code in a guest sends less (1,000 and 50,000 bytes); a guest that forges its last frame could
+# fill the whole frame.
 _ERROR_CHARACTERS, _TRACEBACK_CHARACTERS = 4_000, 64_000
 _STATUS_OF_CAUSE = {
     "wall_time": SandboxStatus.TIMEOUT,
@@ -26,7 +26,7 @@ _MORE_MEMORY = "needed more than {} bytes"
 
 
 class Count(NamedTuple):
-    """What the cell's cgroup counted."""
+    """The counters of the cell's cgroup."""
 
     usage: CgroupUsage
     oom_kills: int
@@ -42,7 +42,7 @@ def conclude(
     seen: Observation, counted: Count, captures: tuple[Capture, ...], limits: Limits,
     *, execution_time: float, artifacts: tuple[Artifact, ...] = (), **facts: Any,
 ) -> SandboxResult:  # fmt: skip
-    """Return the result of an execution.  `facts` are passed on to it unchanged."""
+    """Return the result of an execution; `facts` become fields of it unchanged."""
     usage = _usage(counted.usage, captures, execution_time)
     end = _end(seen, counted.oom_kills, usage, limits)
     finished = seen.finished or Finished(None, None, None, None)
@@ -51,7 +51,7 @@ def conclude(
     return SandboxResult(
         status=end.status,
         reason=end.reason,
-        stdout=texts.get("stdout", ""),  # none of a program whose streams were given away
+        stdout=texts.get("stdout", ""),  # empty for a program whose streams were given away
         stderr=texts["stderr"],
         value=_value(finished, limits.value_bytes),
         exit_code=exit_code,
@@ -68,7 +68,7 @@ def conclude(
 
 
 def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _End:
-    """Say how it ended: what we did comes first, then what the kernel did, then the program."""
+    """Return how it ended: our own reasons come first, then the kernel's, then the program's."""
     if seen.cause:
         status = _STATUS_OF_CAUSE.get(seen.cause, SandboxStatus.KILLED)
         return _End(status, seen.cause, _explain(seen, limits))
@@ -88,7 +88,8 @@ def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _En
 
 
 def _by_its_own_word(finished: Finished) -> _End:
-    """Say how a request of a session ended: no process has, so there is nobody else to ask."""
+    """Return how a request of a session ended, as the guest says: no process ends with a request,
+    so there is no other source."""
     if finished.ends_well:
         return _End(SandboxStatus.COMPLETED, "exit")
     reason: Reason = "exit" if finished.traceback is None else "exception"
@@ -109,7 +110,7 @@ def _explain(seen: Observation, limits: Limits) -> str:
 
 
 def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
-    """Tell the kernel's caps from other signals: who was OOM-killed and who ran out of CPU time."""
+    """Tell the kernel's caps from other signals: OOM kills and used-up CPU time."""
     cpu_seconds = usage.cpu_user_seconds + usage.cpu_system_seconds
     if oom_kills and number == signal.SIGKILL:
         return _End(SandboxStatus.KILLED, "memory", _MORE_MEMORY.format(limits.memory_bytes))
@@ -132,13 +133,13 @@ def _signal_name(number: int) -> str:
 def _exit_of(seen: Observation) -> tuple[int | None, int | None]:
     """Return (exit code, signal) of the guest's main process, one of them None.
 
-    Of one that ends well nobody waits for the end: it has asked to be ended.
+    After a good end the supervisor does not wait for the process: the guest asked to be ended.
     """
     if seen.wait_status is not None:
         code = os.waitstatus_to_exitcode(seen.wait_status)
         return (code, None) if code >= 0 else (None, -code)
     if seen.finished and seen.finished.ends_well and not seen.cause:
-        return 0, None  # in a session too: as a program that ends there would
+        return 0, None  # in a session too, as for a program that ends
     if seen.finished and seen.stays and not seen.cause:
         return seen.finished.exit_code or 1, None
     return None, None
@@ -154,8 +155,7 @@ _SUFFIXES = {
 
 
 def _pictures(finished: Finished) -> tuple[Artifact, ...]:
-    """Return what the guest drew, under names of ours; what is empty, or none of the known types,
-    is dropped."""
+    """Return the guest's pictures under names of ours; empty ones and unknown types are dropped."""
     return tuple(
         Artifact(f"picture-{number}.{_SUFFIXES[mime]}", mime, content)
         for number, (mime, content) in enumerate(finished.pictures, 1)
@@ -164,9 +164,9 @@ def _pictures(finished: Finished) -> tuple[Artifact, ...]:
 
 
 def _value(finished: Finished, limit: int) -> Any:
-    """Return the value in the guest's words; what is not JSON after all is taken as text.
+    """Return the value as the guest sent it; invalid JSON becomes text.
 
-    A guest that forges its last word may say more than it was allowed to: that is cut.
+    A guest that forges its last frame may send more than its limits: that is cut.
     """
     if finished.value is None:
         return _cut(finished.representation, limit)

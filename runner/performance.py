@@ -1,4 +1,4 @@
-"""One request, carried out in a cell that stands ready."""
+"""`perform`: one request, executed in a ready cell."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ from .workspace import (
     list_files,
 )
 
-_MOST_REASONS = 100  # why files were not listed
+_MOST_REASONS = 100  # of reasons why files were not listed
 
 
 def new_execution_id() -> str:
@@ -38,8 +38,8 @@ def new_execution_id() -> str:
 
 
 class Streams(NamedTuple):
-    """What a program that lives speaks through: two descriptors, the receiver's to close, and what
-    tells what it has written to standard error so far."""
+    """The streams of a long-lived program: two descriptors, which the receiver closes, and a
+    function that returns its standard error so far."""
 
     stdin: int
     stdout: int
@@ -47,14 +47,15 @@ class Streams(NamedTuple):
 
 
 class Living(NamedTuple):
-    """A program instead of source code: what to become, and who is given its streams, once."""
+    """A long-lived program instead of source code: the command, and the function that receives its
+    streams, once."""
 
     frame: Become
     on_streams: Callable[[Streams], None]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution, checked: what to run and what to give it."""
+    """One execution, checked: the program and its inputs."""
 
     code: str
     inputs: bytes = b"{}"  # a JSON object
@@ -64,22 +65,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     trace_id: str | None = None
     collect: tuple[str, ...] = ()  # globs of files below /workspace
-    tools: dict[str, tuple[str, ...]] = {}  # that it may call: name -> names of its parameters
-    on_call: OnCall | None = None  # answers its calls
+    tools: dict[str, tuple[str, ...]] = {}  # callable tools: name -> names of parameters
+    on_call: OnCall | None = None  # answers tool calls
     orphans: Orphans | None = None  # counts the calls that outlive their programs
-    program: Living | None = None  # takes the place of `code`, which then only describes it
-    plain: bool = False  # the value of a Python program is to be JSON
+    program: Living | None = None  # replaces `code`, which then only describes it
+    plain: bool = False  # the value of a Python program must be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
 class Performed(NamedTuple):
     seen: Observation
-    captures: tuple[Capture, ...]  # of standard output, unless that was given away, and error
+    captures: tuple[Capture, ...]  # of standard output, unless given away, and of standard error
 
 
 class Turn(NamedTuple):
-    """Where in a session a request stands: its number, from 1, and how the one before it ended.  That
-    of number 0 starts the interpreter."""
+    """The place of a request in a session: its number, from 1, and the exit code of the one
+    before.  Number 0 starts the interpreter."""
 
     number: int
     language: str
@@ -109,7 +110,7 @@ def perform(
 def _captures(
     custody: Custody, request: Request, on_output: OnOutput | None
 ) -> tuple[Capture, ...]:
-    """Return what is read of the cell's output; streams that are given away are not."""
+    """Return the captures of the cell's output; streams that were given away are not captured."""
     cell, limit = custody.cell, request.limits.output_bytes
     stderr = Capture("stderr", cell.stderr, limit, on_output)
     if request.program is None:
@@ -145,7 +146,7 @@ def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> Sa
 
 
 class Made(NamedTuple):
-    """What a program left in /workspace."""
+    """The files that a program left in /workspace."""
 
     listing: Listing
     files: tuple[WorkspaceFile, ...]
@@ -154,8 +155,8 @@ class Made(NamedTuple):
 
 
 def look_at_files(workspace: int, request: Request, before: Listing, cancel: int) -> Made:
-    """See what changed since `before`, but for what `request` itself put there, and collect, which ends
-    once `cancel` is readable."""
+    """Return the changes since `before`, without the input files of `request`, and collect;
+    collecting ends once `cancel` is readable."""
     if not before and is_empty(workspace):
         return Made({}, (), ())
     unlisted: list[str] = []
@@ -173,5 +174,5 @@ def look_at_files(workspace: int, request: Request, before: Listing, cancel: int
 
 
 def phases(moments: tuple[float, ...]) -> Phases:
-    """Return the times between moments of one call, of time.monotonic."""
+    """Return the durations between moments of one call, by time.monotonic."""
     return Phases(*(later - earlier for earlier, later in itertools.pairwise(moments)))

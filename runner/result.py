@@ -1,4 +1,4 @@
-"""What came of an execution."""
+"""`SandboxResult`: the outcome of an execution."""
 
 import enum
 from typing import Any, Literal
@@ -31,7 +31,7 @@ class SandboxStatus(enum.Enum):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the cell used, as the kernel counted it.  0 where this host does not count."""
+    """The cell's usage as the kernel counted it; 0 where this host does not count."""
 
     wall_seconds: float = 0.0
     cpu_user_seconds: float = 0.0
@@ -42,7 +42,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """Something forbidden that the guest attempted, seen from outside it."""
+    """A forbidden attempt of the guest, seen from outside."""
 
     syscall: str
     arguments: tuple[str, ...]
@@ -52,10 +52,10 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Phases(msgspec.Struct, frozen=True):
-    """Where the time of a call went, in seconds.  `lease`: until a cell was at hand, waiting for a turn
-    and building one on demand included; `send`: handing the program over; `run`: until the last word
-    of it; `reply`: counting what it used; `teardown`: as far as the caller waited for it, which
-    with a pool he does not."""
+    """The time of a call by phase, in seconds.  `lease`: until a cell was ready, including waiting
+    for a turn and building one on demand; `send`: handing the program over; `run`: until its last
+    frame; `reply`: counting its usage; `teardown`: the part of it that the caller waited for, none
+    with a pool."""
 
     lease: float = 0.0
     send: float = 0.0
@@ -67,11 +67,11 @@ class Phases(msgspec.Struct, frozen=True):
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one execution.
 
-    `value`, `error` and `traceback` are the guest's own words; everything else was observed from
+    `value`, `error` and `traceback` come from the guest; everything else was observed from
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `files` are those below /workspace that it made or changed, `artifacts` what was collected of
     them, `uncollected` what `collect` asked for and could not be brought; `truncated` counts the
-    bytes dropped per stream; `layers` are those really in force.
+    bytes dropped per stream; `layers` are the layers in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.  `workspace`: what became of the named one that it was given.
@@ -111,7 +111,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.status is SandboxStatus.COMPLETED
 
     def __repr__(self) -> str:
-        """Return on one line how it ended, how what it said begins, and how much else there is."""
+        """Return one line: how it ended, the beginning of its output, and what else there is."""
         said = {name: getattr(self, name) for name in ("value", "error", "stdout", "stderr")}
         made = {
             name: len(getattr(self, name))
@@ -134,15 +134,15 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         return f"SandboxResult({', '.join(parts)}, {self.execution_time * 1000:.1f} ms)"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values that any JSON encoder takes."""
+        """Return the result as plain values for any JSON encoder."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain | {"ok": self.ok}
 
 
 def _beginning(value: Any) -> str:
-    """Return what `repr` gives, of a long one the beginning and the length.
+    """Return `repr`, for a long one its beginning and length.
 
-    Only the beginning of a long text is looked at: it may have megabytes.
+    Reads only the beginning of a long text, which may have megabytes.
     """
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:_SHOWN]!r}... ({len(value):,} characters)"

@@ -1,7 +1,7 @@
-"""Starting a launcher process, and nothing more.
+"""Starts a launcher process, and does nothing else.
 
-Kept free of imports so that a command can start one first and import everything else meanwhile:
-the launcher needs as long for its own imports.
+This module avoids imports, so that a command can start a launcher first and import everything else
+meanwhile: the launcher needs as long for its own imports.
 """
 
 import _socket
@@ -25,7 +25,7 @@ _LAUNCHER = "cellwright.runner.launcher.main"
 
 
 class Spawned:
-    """A launcher process that imports, and waits to be told where from and what for."""
+    """A launcher process that imports, and waits for import paths and its Boot frame."""
 
     def __init__(self, executable: str, module: str = _LAUNCHER) -> None:
         """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed."""
@@ -55,7 +55,7 @@ def _cannot_start(executable: str, error: OSError) -> LaunchError:
 
 
 def interpreter() -> str:
-    """Return the interpreter that runs us, below any virtual environment."""
+    """Return the interpreter that runs this process, outside any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 

@@ -1,10 +1,10 @@
-"""How a request is put to a guest, in a form that its interpreter can read.
+"""The wording of a request: the form in which each language's interpreter can read it.
 
-Python reads a Run frame, and so does the process that is to become another interpreter, which is how
-a program that runs once comes to it.  In a session Node and Ruby have no decoder for that: they are
-sent JSON on the control channel, and after it the bytes that JSON cannot hold.  A shell cannot read
-packets: it reads lines from its standard input, which we write, and says how a request ended by a line
-that we write, too.
+Python reads a Run frame, and so does the guest's process before it becomes another interpreter:
+that is how a program that runs once arrives.  In a session Node and Ruby have no decoder for
+frames: they get JSON on the control channel, followed by the bytes that JSON cannot hold.  A shell
+cannot read packets: the supervisor writes lines to its standard input, the last of which makes the
+shell report how the request ended.
 """
 
 import json
@@ -19,27 +19,27 @@ _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
 _STDIN = "/tmp/cell.stdin"  # noqa: S108 - the cell's own
 _LINE_BYTES = 8192  # of a file's content: a shell holds a line in memory
 # Prompts would be printed; history would be read and written; `!` would be expanded.  Descriptor 8 is
-# stderr: what a shell without a terminal complains of at its start is not the program's.
+# stderr: a shell without a terminal complains at its start, and that is not the program's output.
 _GREETING = (
     b"_cell=0 PS1= PS2= PROMPT_COMMAND=PS1=; unset HISTFILE MAILPATH MAILCHECK; "
     b'[ "${BASH_VERSION-}" ] && set +H +o history && history -c; exec 2>&8 8>&-\n'
 )
-# A Finished frame as msgpack has it (messages.py), in one write(2): octal digits of the status are made
-# by arithmetic, since a policy may allow no subshell.  It is said once: `_cell` is the request's.  The
-# nonce stands behind the byte that tells its length.
+# A Finished frame in msgpack (messages.py), in one write(2): arithmetic makes the octal digits of the
+# status, since a policy may forbid subshells.  It is printed once: `_cell` is the request's.  The nonce
+# follows the byte of its length.
 _ENDING = (
     '{{ case $_cell in {0}|{0}x) printf "\\\\0\\\\231\\\\250Finished\\\\300\\\\300\\\\300\\\\300'
     '\\\\30$((3-($?!=0)))\\\\220\\\\{1:o}{2}\\\\314\\\\$(($?/64))$(($?%64/8))$(($?%8))" >&9;; '
     "esac; }} 2>/dev/null; _cell=\n"
 )
 _SHORT_TEXT = 0xA0  # msgpack: plus the length, of a text of less than 32 bytes
-_NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ and what is not ASCII
+_NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ and non-ASCII bytes
 _FIRST = 0  # starting the interpreter counts as a request
 
 
 class Words(NamedTuple):
-    """What goes to the control channel; what goes to standard input, and what is said there again if
-    the program is interrupted."""
+    """The bytes for the control channel, the bytes for standard input, and the line that is sent
+    there again if the program is interrupted."""
 
     program: bytes = b""
     stdin: bytes = b""
@@ -47,7 +47,8 @@ class Words(NamedTuple):
 
 
 def words(run: Run, language: str, last_exit_code: int) -> Words:
-    """Put a request of a session in `language`, after one that ended with `last_exit_code`."""
+    """Return the wording of a session's request in `language`, after one that ended with
+    `last_exit_code`."""
     if language == PYTHON:
         return Words(encode(run))
     if not LANGUAGES[language].is_shell:
@@ -57,9 +58,10 @@ def words(run: Run, language: str, last_exit_code: int) -> Words:
 
 
 def first_words(files: tuple[InputFile, ...], language: str) -> Words:
-    """Have the interpreter of a session start; it answers as it answers a request.
+    """Return the wording that starts a session's interpreter; it answers as to a request.
 
-    Files are there before it is, and so are written without it: a shell may have no mkdir(1).
+    The guest's process writes the files before it becomes the interpreter: a shell may have no
+    mkdir(1).
     """
     start = encode(Start(files))
     if not LANGUAGES[language].is_shell:
@@ -90,11 +92,11 @@ def _as_json(run: Run) -> bytes:
 
 
 def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
-    """Return the lines that give a shell what it is given, and then have it run the program.
+    """Return the lines that give a shell its inputs and make it run the program.
 
-    By `.` and not by eval: a message then has a line of the program.  `command` keeps an error that is
-    fatal to a script, a syntax error or a read-only variable, from being more than its status: dash
-    would drop what it has read ahead.
+    By `.` and not by eval: messages then carry the line of the program.  `command` turns an error
+    that is fatal to a script, such as a syntax error or a read-only variable, into a status:
+    otherwise dash would drop the input that it has read ahead.
     """
     source = _SOURCE + LANGUAGES[language].suffix
     variables = {**run.environment, **as_environment(run.inputs)}
@@ -109,7 +111,7 @@ def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
         _write(source, run.code.encode()),
         "".join(exports).encode(),
         f"command . {TOOL_CLIENT}\n".encode() if run.tools else b"",
-        # $? is what the program before left.
+        # $? is the status of the program before.
         f"_cell() {{ return {last_exit_code}; }}\n".encode() if last_exit_code else b"",
         f"case $_cell in *x) false;; *) {'_cell; ' if last_exit_code else ''}".encode(),
         f"command . {source} < {stdin};; esac\n".encode(),
@@ -132,9 +134,9 @@ def _make_executable(path: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> bytes:
-    """Return lines that write a file, octal escapes for what is not plain; `set -C` is overruled.
+    """Return lines that write a file, with octal escapes for special bytes; `set -C` is overruled.
 
-    A name that is a FIFO's is left alone: to open it would wait for a reader.
+    If the name is a FIFO's, nothing is written: opening it would wait for a reader.
     """
     target = shlex.quote(path).encode()
     pieces = [data[start : start + _LINE_BYTES] for start in range(0, len(data), _LINE_BYTES)]

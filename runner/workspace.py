@@ -1,8 +1,8 @@
-"""The files of a cell, seen from outside through the held descriptor of its /workspace.
+"""The files of a cell, seen from outside through a held descriptor of its /workspace.
 
-Whatever is in there a guest made, and may be changing at this moment: no link is followed, nothing but
-a regular file is opened, and entries, depth, bytes and time are bounded.  Sparse files count as
-they say they do, not as they are stored.
+A guest made the content and may be changing it at this moment: no link is followed, only regular
+files are opened, and entries, depth, bytes and time are bounded.  Sparse files count with their
+apparent size.
 """
 
 import fnmatch
@@ -23,19 +23,21 @@ _CHUNK = 1024 * 1024
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 MOST_LEVELS = 32  # of directories
 _ENTRIES = 20_000
-# Of a path below /workspace.  By its whole path a file is put into the next cell: with /workspace/ and
-# a NUL this is PATH_MAX (limits.h).  A program makes longer ones by chdir(2).
+# Of a path below /workspace.  The next cell opens a file by its whole path: with /workspace/ and a NUL
+# this is PATH_MAX (limits.h).  A program can make longer paths with chdir(2).
 MOST_PATH_BYTES = 4096 - len("/workspace/") - 1
-_PATH_CHARACTERS = 4 * 1024 * 1024  # of all paths together: each may have 4,095, and is kept here
+_PATH_CHARACTERS = (
+    4 * 1024 * 1024
+)  # of all paths together: each may have 4,095, and is kept in memory
 _SECONDS = 5.0
-_MOST_UNCOLLECTED = 100  # are told one by one
+_MOST_UNCOLLECTED = 100  # listed one by one
 _COLLECT_SECONDS = 5.0
 _TESTS_PER_STEP = 100  # of a character against a part of a glob: 5 ns each
-_HASHED_BYTES = 64 * 1024 * 1024  # of one look; what is beyond has no hash
+_HASHED_BYTES = 64 * 1024 * 1024  # of one look; files beyond have no hash
 
 
 class WorkspaceFile(msgspec.Struct, frozen=True):
-    """A regular file below /workspace.  `sha256` is empty where it was not worked out."""
+    """A regular file below /workspace.  `sha256` is empty if it was not computed."""
 
     path: str
     size_bytes: int
@@ -43,7 +45,7 @@ class WorkspaceFile(msgspec.Struct, frozen=True):
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """Something that a program made: a file that was collected, or a value with a picture of itself."""
+    """A product of a program: a collected file, or a value with a picture of itself."""
 
     name: str
     mime: str
@@ -51,9 +53,9 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class Uncollected(msgspec.Struct, frozen=True):
-    """A file that `collect` asked for and that is not among the artifacts, and `why`.
+    """A file that `collect` matched and that is not among the artifacts, and `why`.
 
-    `path` is empty where files cannot be named: they were not listed, or are more than are told.
+    `path` is empty for files that cannot be named: they were not listed, or there are too many.
     """
 
     path: str
@@ -66,8 +68,8 @@ class Executable(bytes):
 
 
 class KeptWorkspace(msgspec.Struct, frozen=True):
-    """What became of a named workspace: it was `saved`, was as it was before (`unchanged`), was
-    `removed`, or is what it was before because saving was `refused`, and `why`."""
+    """The fate of a named workspace: `saved`, `unchanged`, `removed`, or unchanged because saving
+    was `refused`, and `why`."""
 
     name: str
     state: Literal["saved", "unchanged", "removed", "refused"]
@@ -77,7 +79,7 @@ class KeptWorkspace(msgspec.Struct, frozen=True):
 
 
 class Seen(NamedTuple):
-    """What tells that a file has changed."""
+    """The attributes that tell that a file has changed."""
 
     size_bytes: int
     modified_ns: int
@@ -89,13 +91,14 @@ Listing = dict[str, Seen]
 
 
 def list_files(workspace: int, leave_out: Callable[[str], None] = lambda why: None) -> Listing:
-    """Return the regular files, as many as the bounds allow, by path; none whose name is not UTF-8.
-    `leave_out` is told why there are more than these."""
+    """Return the regular files by path, as many as the bounds allow; files with names that are not
+    UTF-8 are left out.  `leave_out` is called with the reason for each omission."""
     return dict(_walk(workspace, time.monotonic() + _SECONDS, leave_out))
 
 
 def list_all_files(workspace: int) -> Listing:
-    """Return every regular file by path; raises WorkspaceError where `list_files` leaves one out."""
+    """Return every regular file by path; raises WorkspaceError where `list_files` would leave one
+    out."""
 
     def refuse(why: str) -> None:
         raise WorkspaceError(f"cannot tell all files: {why}")
@@ -104,15 +107,14 @@ def list_all_files(workspace: int) -> Listing:
 
 
 def content_of(workspace: int, path: str, seen: Seen) -> bytes:
-    """Return the content of a file that was listed, as an Executable if it is one; raises
-    WorkspaceError."""
+    """Return the content of a listed file, as an Executable if it is one; raises WorkspaceError."""
     content = read_file(workspace, path, seen.size_bytes)
     return Executable(content) if seen.executable else content
 
 
 def is_empty(workspace: int) -> bool:
-    """Tell whether nothing lies at the top; much cheaper than a look (tmpfs counts entries in the size
-    of a directory, BOGO_DIRENT_SIZE in mm/shmem.c)."""
+    """Return whether the top directory is empty; much cheaper than a listing (tmpfs counts entries
+    in the size of a directory, BOGO_DIRENT_SIZE in mm/shmem.c)."""
     return os.fstat(workspace).st_size <= 2 * _ENTRY_SIZE
 
 
@@ -120,14 +122,14 @@ _ENTRY_SIZE = 20
 
 
 def room(workspace: int) -> int:
-    """Return how many bytes the workspace holds at most, in the kernel's word: files that claim more
-    together are sparse, or one by many names."""
+    """Return how many bytes the workspace can hold, as the kernel says: files that together claim
+    more are sparse, or are one file with many names."""
     held = os.fstatvfs(workspace)
     return held.f_frsize * held.f_blocks
 
 
 def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceFile, ...]:
-    """Return the files of `after` that are not as they were, with their hashes."""
+    """Return the files of `after` that differ from `before`, with their hashes."""
     budget = _HASHED_BYTES
     found = []
     for path, seen in sorted(after.items()):
@@ -141,9 +143,10 @@ def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceF
 def collect(
     workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int, budget: Budget
 ) -> tuple[tuple[Artifact, ...], tuple[Uncollected, ...]]:
-    """Return the files whose path matches one of `patterns`, together at most `limit_bytes`, and those
-    that match too and are not brought; once the budget is used up, as one, all that was not matched."""
-    import mimetypes  # 5 ms, and seldom wanted
+    """Return the files whose path matches one of `patterns`, together at most `limit_bytes`, and
+    the matching files that are not returned; once the budget is used up, one entry for all
+    unmatched files."""
+    import mimetypes  # takes 5 ms, and is rarely needed
 
     artifacts: list[Artifact] = []
     left_out: list[Uncollected] = []
@@ -159,11 +162,11 @@ def collect(
             why = f"limits.artifact_bytes is {limit_bytes}, of which {room} are left"
             left_out.append(Uncollected(path, seen.size_bytes, why))
             continue
-        # As an absolute path: what looks like a data: URL (RFC 2397) would tell its own type.
+        # As an absolute path: a name that looks like a data: URL (RFC 2397) would choose its own type.
         mime = mimetypes.guess_type(f"/{path}")[0] or "application/octet-stream"
         try:
             data = read_file(workspace, path, seen.size_bytes)
-        except WorkspaceError as error:  # it is not what it was a moment ago
+        except WorkspaceError as error:  # it changed a moment ago
             left_out.append(Uncollected(path, seen.size_bytes, error.what))
             continue
         room -= seen.size_bytes
@@ -172,14 +175,15 @@ def collect(
 
 
 def collecting_budget(cancel: int) -> Budget:
-    """Return what matching globs may cost, unless the descriptor `cancel` is readable before."""
+    """Return the budget of matching globs, which ends early once the descriptor `cancel` is
+    readable."""
     steps = _COLLECT_SECONDS * STEPS_PER_SECOND
     return Budget("collecting files", steps, seconds=_COLLECT_SECONDS, cancel=cancel)
 
 
 def _matches(path: str, patterns: Sequence[str], budget: Budget) -> bool:
-    """Tell whether a glob matches.  At each character of a path fnmatch tries the longest part of a
-    glob and no more: its asterisks are atomic groups."""
+    """Return whether a glob matches.  At each character of a path fnmatch tries only the longest
+    part of a glob: its asterisks are atomic groups."""
     for pattern in patterns:
         budget.spend(1 + len(path) * len(pattern) // _TESTS_PER_STEP)
         if fnmatch.fnmatchcase(path, pattern):
@@ -205,7 +209,7 @@ def _hash(workspace: int, path: str, size: int) -> str:
         for chunk in _chunks(workspace, path, size):
             digest.update(chunk)
     except WorkspaceError:
-        return ""  # it is not what it was a moment ago
+        return ""  # it changed a moment ago
     return digest.hexdigest()
 
 
@@ -240,7 +244,7 @@ def _open(workspace: int, path: str) -> int:
 def _walk(
     workspace: int, deadline: float, leave_out: Callable[[str], None]
 ) -> Iterator[tuple[str, Seen]]:
-    """Yield the regular files; `leave_out` is told why there are more than these."""
+    """Yield the regular files; `leave_out` is called with the reason for each omission."""
     entries = characters = 0
     directories = deque([("", 0)])
     while directories:
@@ -272,7 +276,7 @@ def _scan(
 
     try:
         descriptor = open_beneath(workspace, os.fsencode(path) or b".", _FLAGS | os.O_DIRECTORY)
-    except OSError as error:  # it is gone, or has become something else
+    except OSError as error:  # it was removed, or replaced
         return leave_out(f"{path!r}: {error.strerror}")
     try:
         with os.scandir(descriptor) as scanned:
@@ -282,7 +286,7 @@ def _scan(
 
 
 def _is_utf8(path: str) -> bool:
-    """Tell whether a path is UTF-8, as all of a result is."""
+    """Return whether a path is UTF-8, as everything in a result is."""
     try:
         path.encode()
     except UnicodeEncodeError:
