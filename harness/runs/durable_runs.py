@@ -230,22 +230,31 @@ class Runs(Closing):
                 stored.code, stored.language, cancel=recorder.stop, **stored.given
             )
         except BaseException as error:
-            self._store.end(stored.run, "failed", f"{type(error).__name__}: {error}"[:_ENDING])
+            self._store.end(
+                stored.run,
+                "failed",
+                f"{type(error).__name__}: {error}"[:_ENDING],
+                attempt=stored.attempt,
+            )
             raise
         finally:
             CALLING.reset(token)
             recorder.close()
         if recorder.diverged and result.status is SandboxStatus.CANCELLED:
             result = _diverged(result, recorder.diverged)
-            self._store.end(stored.run, "diverged", recorder.diverged[:_ENDING])
+            self._store.end(
+                stored.run, "diverged", recorder.diverged[:_ENDING], attempt=stored.attempt
+            )
         elif recorder.parked and result.status in _STOPPED:
-            self._store.end(stored.run, PAUSED)
+            self._store.end(stored.run, PAUSED, attempt=stored.attempt)
             waiting = [each.tool for each in self._store.pending() if each.run == stored.run]
             return RunAttempt(stored.run, _pending(result, waiting))
         else:
             ending = f"{result.status.value}, {result.reason}: {result.error or ''}".rstrip(": ")
             state = "completed" if result.ok else "failed"
-            self._store.end(stored.run, state, "" if result.ok else ending[:_ENDING])
+            self._store.end(
+                stored.run, state, "" if result.ok else ending[:_ENDING], attempt=stored.attempt
+            )
         return RunAttempt(stored.run, result, recorder.left())
 
 

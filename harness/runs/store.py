@@ -172,11 +172,18 @@ class RunStore:
                 (run,),
             )
 
-    def end(self, run: str, state: str, ending: str = "") -> None:
-        """Record how an attempt ended; a run that is over waits for no approval any more."""
+    def end(self, run: str, state: str, ending: str = "", *, attempt: int) -> None:
+        """Record how an attempt ended; a run that is over waits for no approval any more.
+
+        The end of an attempt changes nothing once the run was resumed elsewhere: it is the later
+        attempt's run then.
+        """
         with self._database.writing("change") as db:
-            db.execute("UPDATE runs SET state = ?, ending = ? WHERE run = ?", (state, ending, run))
-            if state in _OVER:
+            changed = db.execute(
+                "UPDATE runs SET state = ?, ending = ? WHERE run = ? AND attempt = ?",
+                (state, ending, run, attempt),
+            )
+            if changed.rowcount and state in _OVER:
                 db.execute(
                     "UPDATE approvals SET state = 'withdrawn' WHERE run = ? AND state = 'pending'",
                     (run,),

@@ -406,7 +406,7 @@ def test_nothing_waits_for_a_run_that_is_over() -> None:
     run = store.begin("", "python", {})
     store.use(ApprovalRequest("send", "", {}, "", "", run), 2**40)
     assert len(store.pending()) == 1
-    store.end(run, "failed")
+    store.end(run, "failed", attempt=store.get(run).attempt)
     assert store.pending() == ()
     store.close()
 

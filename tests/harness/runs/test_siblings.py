@@ -1,5 +1,6 @@
 """Runs whose calls are open at the same time: each is made once, and none is taken for another."""
 
+import contextlib
 import os
 import select
 import sqlite3
@@ -17,6 +18,7 @@ from cellwright.harness.runs.durable_runs import CallState
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.store import RunStore
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.tools.approval import Asked
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.runner.messages import Answer, Call
@@ -200,7 +202,7 @@ def begun_with(store: RunStore, *made: str) -> str:
         first.call(number, to)
         assert soon(lambda: len(first.told) == number + 1)  # noqa: B023 - called at once
     first.end()
-    store.end(run, "paused")
+    store.end(run, "paused", attempt=store.get(run).attempt)
     store.take_up(run, abandoned=False)
     MADE.clear()
     return run
@@ -289,7 +291,7 @@ def test_a_resumed_run_waits_for_a_tool_that_outlived_its_program(store: RunStor
     first.call(1, "a", anew=slow)
     assert soon(lambda: MADE == ["a"])
     first.recorder.close()
-    store.end(run, "failed")
+    store.end(run, "failed", attempt=store.get(run).attempt)
     store.take_up(run, abandoned=False)
     again = Attempted(store, run, working)
     again.call(7, "a")
@@ -317,7 +319,7 @@ def test_a_call_with_an_unknown_outcome_is_marked_by_a_person(store: RunStore) -
                 may_be_repeated=False,
             )  # fmt: skip
     attempt.end()
-    store.end(run, "failed")
+    store.end(run, "failed", attempt=store.get(run).attempt)
     first, second = runs.show(run).calls
     assert (first.state, second.state) == (CallState.UNKNOWN, CallState.UNKNOWN)
     assert "mark" in runs.show(run).actions
@@ -380,3 +382,21 @@ def test_a_file_that_must_exist_is_not_made(tmp_path: Any) -> None:
             Runs(str(path), must_exist=True)
     assert os.listdir(tmp_path) == ["empty"]
     assert empty.stat().st_size == 0
+
+
+@pytest.mark.parametrize("state", ["failed", "completed", "paused", "diverged"])
+def test_an_attempt_that_was_replaced_does_not_end_the_run(state: str) -> None:
+    with contextlib.closing(RunStore(None)) as store:
+        run = store.begin("1", "python", {})
+        first = store.get(run).attempt
+        store.take_up(run, abandoned=True)
+        second = store.get(run).attempt
+        asked = Asked("send", "", {"to": "ann"}, "me", "risky", run, "1", "call")
+        assert store.use(asked, 2e10)[0] == "pending"
+        store.end(run, state, attempt=first)
+        assert [each.state for each in store.kept(run)] == ["running"]
+        assert len(store.pending()) == 1
+        with pytest.raises(PolicyError, match="running"):
+            store.take_up(run, abandoned=False)
+        store.end(run, state, attempt=second)
+        assert [each.state for each in store.kept(run)] == [state]
