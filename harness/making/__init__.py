@@ -1,1 +1,1 @@
-"""ToolFactory: tools drafted from source, tested, kept and called in cells."""
+"""Making tools at run time: source code is checked, tested, stored and called in cells."""

@@ -1,7 +1,7 @@
-"""Tools that agents ask for first: files of a named workspace, tables in it, and summaries.
+"""Ready-made tools for agents: files and tables of a named workspace, and summaries.
 
-They run on the host, but reach nothing of it: a file is a member of the workspace's archive, and its
-name never a path.
+They run on the host, but cannot reach its files: a file is a member of the workspace's archive, and
+its name is never used as a path.
 """
 
 import csv
@@ -15,7 +15,7 @@ from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..tools.caller import Caller, Tool
 from ..tools.decorator import tool_of
 
-Summarise = Callable[[str, int], str]  # text, and how many characters the summary may have
+Summarise = Callable[[str, int], str]  # text, greatest length of the summary in characters
 _TEXT_CHARACTERS = 1_000_000
 _ROWS = 1000
 
@@ -35,8 +35,8 @@ def file_tools(workspaces: Workspaces, name: str) -> list[Tool]:
         """Write a text file of the workspace.
 
         Args:
-            filepath: below the workspace; what is there is replaced
-            content: all of it
+            filepath: below the workspace; an existing file is replaced
+            content: the whole new content
         """
         workspaces.write(name, filepath, content.encode())
         return {"success": True}
@@ -49,9 +49,9 @@ def file_tools(workspaces: Workspaces, name: str) -> list[Tool]:
 
         Args:
             filepath: below the workspace; its first line names the columns
-            columns: those that are wanted, all unless told
-            where: column to the value that it must have
-            limit: at most so many rows
+            columns: the columns to return, default all
+            where: the value that each of these columns must have
+            limit: the greatest number of rows to return
         """
         rows = _rows(_text_of(workspaces, name, filepath))
         return _chosen(rows, columns, where or {}, max(0, min(limit, _ROWS)))
@@ -60,12 +60,12 @@ def file_tools(workspaces: Workspaces, name: str) -> list[Tool]:
 
 
 def text_summarize(model: Summarise) -> Tool:
-    """Return `text_summarize`, which asks `model`: a function of a text and a length in characters."""
+    """Return `text_summarize`, which calls `model` with the text and a length in characters."""
 
     def perform(arguments: dict[str, Any], _: Caller) -> dict[str, str]:
         return {"summary": model(arguments["text"], arguments.get("length", 500))}
 
-    text = {"type": "string", "maxLength": _TEXT_CHARACTERS, "description": "what is too long"}
+    text = {"type": "string", "maxLength": _TEXT_CHARACTERS, "description": "the text to summarize"}
     length = {"type": "integer", "minimum": 1, "description": "of the summary, in characters"}
     return _tool(
         "text_summarize",
@@ -77,10 +77,10 @@ def text_summarize(model: Summarise) -> Tool:
 
 
 def api_query() -> Tool:
-    """Return `api_query`, which refuses: there is no way out to a network."""
+    """Return `api_query`, which refuses every call: cells have no network."""
 
     def perform(_: dict[str, Any], __: Caller) -> None:
-        raise ToolDenied("there is no way out to a network", tool="api_query")
+        raise ToolDenied("api_query is not available: cells have no network", tool="api_query")
 
     words = {
         "url": {"type": "string"},
@@ -110,7 +110,7 @@ def _text_of(workspaces: Workspaces, name: str, path: str) -> str:
     try:
         return workspaces.read(name, path).decode()
     except UnicodeDecodeError:
-        raise WorkspaceError(f"{path!r} is not text: not UTF-8") from None
+        raise WorkspaceError(f"{path!r} is not a text file: it is not valid UTF-8") from None
 
 
 def _rows(text: str) -> "csv.DictReader[str]":
@@ -123,7 +123,7 @@ def _chosen(
     names = list(rows.fieldnames or ())
     if unknown := {*(columns or ()), *where} - set(names):
         raise ToolArgumentsInvalid(
-            f"no column {', '.join(sorted(unknown))}; there are {', '.join(names)}"
+            f"unknown column: {', '.join(sorted(unknown))}; known are {', '.join(names)}"
         )
     wanted = columns or names
     found: list[dict[str, str]] = []

@@ -1,9 +1,9 @@
-"""The program of one call: a tool's source, and one expression after it."""
+"""Programs of made tools: the source of the tool, followed by one call or one test."""
 
 from ..schemas.functions import FunctionSchema
 
-ARGUMENTS = "arguments_of_this_call"  # the variable that they come in
-# After the source, so that its lines keep their numbers; only for tools whose types are more than JSON.
+ARGUMENTS = "arguments_of_this_call"  # the input variable that holds them
+# It follows the source, whose lines keep their numbers, and only if a type of the tool is not JSON.
 _OBJECTS = r"""
 def _cellwright_given(hint, value):
     import base64, dataclasses, datetime, decimal, enum, types, typing, uuid
@@ -81,6 +81,8 @@ def program_of_call(source: str, described: FunctionSchema) -> str:
 
 
 def program_of_test(source: str, test: str, word: str) -> str:
-    """Return the program that runs a test after the source; its value is `word` only if both ran to
-    their end."""
+    """Return the program that executes the source and then a test.
+
+    Its value is `word` only if both ran to their end; a test cannot know the word.
+    """
     return f"{source}\n{test}\n{word!r}"

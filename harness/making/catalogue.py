@@ -1,5 +1,4 @@
-"""The tools of a registry as they are called: a developer's or a server's as it is, a made one with
-what runs it."""
+"""`FactoryCatalogue`: the tools of a registry for a broker; made tools are executed in cells."""
 
 import threading
 from collections import OrderedDict
@@ -17,15 +16,16 @@ _REMEMBERED = 1024
 
 
 class FactoryCatalogue:
-    """A broker's catalogue; safe from many threads.  Calls of made tools are counted.
+    """The catalogue of a factory's broker.  Safe from many threads; counts calls of made tools.
 
-    `executor` has to be there before the first call: it needs the broker, which needs this.
+    The factory sets `executor` before the first call: the executor needs the broker, and the broker
+    needs this catalogue.
     """
 
     executor: ToolExecutor
 
     def __init__(self, registry: ToolRegistry, maker: str = "") -> None:
-        """`maker` is on whose behalf tools are called; without one it is the host, which owns all."""
+        """`maker` calls the tools; "" is the host, which may retire the tools of every maker."""
         self._registry = registry
         self._maker = maker
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class FactoryCatalogue:
             return here
         if spec.state is ToolState.RETIRED:
             raise ToolDenied(
-                f"{spec.name} is retired: it failed too often, or was taken back",
+                f"{spec.name} is retired: it failed too often, or a person retired it",
                 "make a new version of it, or call an older one by name@version",
                 tool=spec.name,
             )
@@ -55,11 +55,11 @@ class FactoryCatalogue:
         return made
 
     def specs(self) -> list[ToolSpec]:
-        """Return what may be offered to a program."""
+        """Return the tools that may be offered to a program."""
         return self._registry.list_tools()
 
     def revision(self) -> int:
-        """Return a number that is another one once other tools are offered."""
+        """Return a number that changes with each change of the tools."""
         return self._registry.revision()
 
     def _made(self, spec: ToolSpec) -> Tool:

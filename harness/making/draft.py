@@ -1,4 +1,4 @@
-"""From what the maker of a tool says to a spec that is checked, or to why it cannot be a tool."""
+"""Drafts of tools: the arguments of `create_tool` become a checked ToolSpec, or an error."""
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ..text.hidden import first_hidden
 _MAX_DESCRIPTION = 10_000
 _MAX_TESTS = 100
 _MAX_NAMES = 256
-_IN_SOURCE = str.maketrans("", "", "\r\f")  # ends of lines and of pages
+_IN_SOURCE = str.maketrans("", "", "\r\f")  # control characters that source may hold
 
 
 def draft(
@@ -26,15 +26,15 @@ def draft(
     permissions: Any, tests: Iterable[Any], timeout: float, calls: Sequence[str], risky: bool,
     tags: Sequence[str], provenance: Provenance,
 ) -> tuple[ToolSpec, FunctionSchema]:  # fmt: skip
-    """Return the spec of a tool that nothing has run of yet, and what its source says.
+    """Return the spec of a tool and the description of its function, without executing its source.
 
-    Raises ToolInvalid and PolicyError naming what makes no sense.
+    Raises ToolInvalid or PolicyError, which name the invalid argument.
     """
     name = normalised(name)
     for about in msgspec.structs.astuple(provenance):
         _check_visible("provenance", about)
     _check_text("source", source_code)
-    _check_seen("source", source_code.translate(_IN_SOURCE))
+    _check_hidden("source", source_code.translate(_IN_SOURCE))
     check_limit("timeout.wall_seconds", timeout)
     described = describe_source(source_code, name)
     description = description or described.description
@@ -61,12 +61,12 @@ def draft(
 
 
 def tests_of(given: Iterable[Any]) -> tuple[ToolTest, ...]:
-    """Return tests: a text asserts; a pair, or a mapping, is an input and what is expected of it."""
+    """Return tests: text is source that asserts, a pair or mapping is input and expected result."""
     if isinstance(given, str | Mapping):
         given = [given]
     tests = tuple(map(_test, given))
     if len(tests) > _MAX_TESTS:
-        raise ToolInvalid(f"tests: more than {_MAX_TESTS}")
+        raise ToolInvalid(f"tests: must be at most {_MAX_TESTS}, got {len(tests)}")
     return tests
 
 
@@ -75,7 +75,7 @@ def _test(given: Any) -> ToolTest:
         return given
     if isinstance(given, str):
         _check_text("tests", given)
-        _check_seen("tests", given.translate(_IN_SOURCE))
+        _check_hidden("tests", given.translate(_IN_SOURCE))
         return ToolTest(source=given)
     if isinstance(given, tuple | list) and len(given) == 2:
         given = {"input": given[0], "expected": given[1]}
@@ -86,18 +86,18 @@ def _test(given: Any) -> ToolTest:
 
 
 def json_of(where: str, value: Any) -> Any:
-    """Return `value` as JSON would give it back; raises ToolInvalid for what is none."""
+    """Return `value` as JSON decodes it again; raises ToolInvalid if it cannot be encoded."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ToolInvalid(f"{where}: not JSON: {error}") from None
+        raise ToolInvalid(f"{where}: cannot be encoded as JSON: {error}") from None
 
 
 def _checked_schema(parameters: dict[str, Any], described: FunctionSchema) -> dict[str, Any]:
-    """Return the schema if it can be one of this function's arguments."""
+    """Return the schema if it describes arguments that this function takes."""
     validator = compile_schema(parameters)
     if validator.unchecked:
-        raise ToolInvalid(f"schema: patterns that would need backtracking: {validator.unchecked}")
+        raise ToolInvalid(f"schema: patterns must not need backtracking, got {validator.unchecked}")
     for text in texts_in(parameters):
         _check_visible("schema", text)
     given, taken = parameters.get("properties", {}), described.parameters
@@ -105,33 +105,37 @@ def _checked_schema(parameters: dict[str, Any], described: FunctionSchema) -> di
     missing = [name for name in taken["required"] if name not in given]
     if unknown or missing or parameters.get("type", "object") != "object":
         names = ", ".join(map(ascii, sorted([*unknown, *missing])))
-        raise ToolInvalid(f"schema: {described.function}() and it do not agree: {names or 'type'}")
+        raise ToolInvalid(
+            f"schema: does not match the parameters of {described.function}(): {names or 'type'}"
+        )
     return parameters
 
 
 def _check_text(where: str, text: object) -> None:
     if not isinstance(text, str):
-        raise ToolInvalid(f"{where}: must be text, not {type(text).__name__}")
+        raise ToolInvalid(f"{where}: must be text, got {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ToolInvalid(f"{where}: a lone surrogate at character {error.start}") from None
+        raise ToolInvalid(f"{where}: has a lone surrogate at character {error.start}") from None
 
 
 def _check_visible(where: str, text: object) -> None:
-    """Refuse what a person would not see: a model reads it all the same."""
+    """Refuse long text, and hidden characters, which a model reads and a person does not see."""
     _check_text(where, text)
     assert isinstance(text, str)  # noqa: S101 - checked above
     if len(text) > _MAX_DESCRIPTION:
-        raise ToolInvalid(f"{where}: more than {_MAX_DESCRIPTION} characters")
-    _check_seen(where, text)
+        raise ToolInvalid(
+            f"{where}: must have at most {_MAX_DESCRIPTION} characters, got {len(text)}"
+        )
+    _check_hidden(where, text)
 
 
-def _check_seen(where: str, text: str) -> None:
-    """Refuse hidden characters (hidden.py)."""
+def _check_hidden(where: str, text: str) -> None:
+    """Refuse hidden characters (text/hidden.py)."""
     if character := first_hidden(text):
         raise ToolInvalid(
-            f"{where}: holds {character!a}, which nobody sees",
+            f"{where}: has a hidden character, {character!a}",
             "remove it; in the source of a tool, write it as an escape",
         )
 
@@ -139,7 +143,7 @@ def _check_seen(where: str, text: str) -> None:
 def _names(where: str, names: Sequence[str]) -> tuple[str, ...]:
     checked = check_names(where, names)
     if len(checked) > _MAX_NAMES:
-        raise ToolInvalid(f"{where}: more than {_MAX_NAMES}")
+        raise ToolInvalid(f"{where}: must be at most {_MAX_NAMES} names, got {len(checked)}")
     for name in checked:
         _check_visible(where, name)
     return checked

@@ -1,4 +1,4 @@
-"""Running the programs of made tools, each in a cell: calls of them, and their own tests."""
+"""`ToolExecutor`: executes calls of made tools, and their own tests, each in a cell."""
 
 import os
 import re
@@ -7,7 +7,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...policies.errors import (
-    ToolArgumentsInvalid,
     ToolError,
     ToolFailed,
     ToolResultInvalid,
@@ -18,10 +17,11 @@ from ...runner.messages import NOT_JSON
 from ...runner.result import SandboxResult
 from ..schemas.functions import FunctionSchema
 from ..schemas.spec import ToolSpec, ToolState, ToolTest
-from ..schemas.validation import compile_schema, is_same
+from ..schemas.validation import is_same
 from ..text.terminal import harmless
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller
+from ..tools.checks import check_arguments, check_result
 from .call_program import ARGUMENTS, program_of_call, program_of_test
 from .sandboxes import ToolSandboxes
 
@@ -29,7 +29,7 @@ _OF_A_CALL = re.compile(r"tools\.ToolError: ([\w.-]+)(?= >|:)")
 
 
 class ToolExecutor:
-    """Runs what tools are, in cells of theirs; through `broker` they call others."""
+    """Executes made tools in cells of `sandboxes`; they call other tools through `broker`."""
 
     def __init__(self, sandboxes: ToolSandboxes, broker: Broker, caller: Caller) -> None:
         self._sandboxes = sandboxes
@@ -37,7 +37,7 @@ class ToolExecutor:
         self._caller = caller
 
     def try_out(self, spec: ToolSpec, described: FunctionSchema) -> ToolSpec:
-        """Return the tool, tested if it has tests; raises ToolTestFailed."""
+        """Execute a tool's tests, and return it, tested if it has any; raises ToolTestFailed."""
         for number, test in enumerate(spec.tests, 1):
             try:
                 self._test(spec, described, test)
@@ -61,7 +61,7 @@ class ToolExecutor:
             raise ToolFailed(f"expected {_shown(test.expected)}, not {_shown(value)}")
 
     def run(self, spec: ToolSpec, program: str, arguments: dict[str, Any]) -> Any:
-        """Run one call in a cell and return its value; every word of it is the guest's."""
+        """Execute one call in a cell, and return its value, which is as untrusted as the tool."""
         result = self._execute(spec, program, {ARGUMENTS: arguments}, plain=True)
         said = result.error or ""
         if said.startswith(NOT_JSON):
@@ -74,7 +74,7 @@ class ToolExecutor:
     def _execute(
         self, spec: ToolSpec, program: str, inputs: dict[str, Any], *, plain: bool = False
     ) -> SandboxResult:
-        """Run a program of this tool's, which may call what its spec lists and nothing else."""
+        """Execute a program of this tool, which may call only the tools in its spec's `calls`."""
         above = CALLING.get() or self._caller
         token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
         try:
@@ -87,23 +87,9 @@ class ToolExecutor:
             CALLING.reset(token)
 
 
-def check_arguments(spec: ToolSpec, arguments: object) -> None:
-    """Raise ToolArgumentsInvalid unless the arguments are what the tool's schema says."""
-    if found := compile_schema(spec.parameters).complaints(arguments):
-        raise ToolArgumentsInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
-
-
-def check_result(spec: ToolSpec, value: object) -> None:
-    """Raise ToolResultInvalid unless the result is what the tool's schema says, if it says anything."""
-    if spec.output_schema is None:
-        return
-    if found := compile_schema(spec.output_schema).complaints(value):
-        raise ToolResultInvalid(f"{spec.name}: {'; '.join(found)}", tool=spec.name)
-
-
 def _failed(spec: ToolSpec, result: SandboxResult) -> ToolFailed:
     said = harmless(result.error or f"{result.status.value}, {result.reason}")
-    inner = _OF_A_CALL.match(said)  # what it called failed: `a > b: why`, however deep
+    inner = _OF_A_CALL.match(said)  # a tool that it called failed: `a > b: why`, at any depth
     if inner and inner[1] in spec.calls:
         return ToolFailed(f"{spec.name} > {said[inner.start(1) :]}", tool=spec.name, result=result)
     return ToolFailed(f"{spec.name}: {said}", tool=spec.name, result=result)

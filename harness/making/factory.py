@@ -1,5 +1,4 @@
-"""`ToolFactory`: makes tools of source code, tests them, keeps them and calls them, each call in a cell
-of its own."""
+"""`ToolFactory`: makes tools from source code, tests and stores them, and calls them in cells."""
 
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -39,7 +38,7 @@ from .execution import ToolExecutor
 from .sandboxes import POOL, ToolSandboxes
 from .tool_files import ExportedTool, read_tool, write_tool
 
-# Who embeds us gets results whole, and as many as he likes; programs have the caps of their policy.
+# The embedding program has no caps; programs in cells have those of their policy.
 _UNBOUNDED = Tools(
     calls=2**52,
     calls_per_second=2**52,
@@ -48,20 +47,20 @@ _UNBOUNDED = Tools(
     shown_bytes=2**52,
     result_rows=2**52,
 )
-_KNOWN = 20  # tools that an error lists
+_KNOWN = 20  # known tools that an error message lists
 
 
 class ToolFactory(Closing):
     """Tools made at run time.  Safe from many threads.
 
-    Their cells have the permissions that each was made with, none unless told, under the profile
-    `tool`; never more than `sandbox` allows, whose trail, interpreter and source checks they share.
-    Tools are kept in `registry`, in memory unless told.  `maker` is on whose behalf: who makes
-    tools may replace and remove his own.  `rules`, `vault`, `approve` and `filters` are those of its
-    `broker`, which every call takes.  `pool` cells wait for each set of permissions;
-    `model`, a folder with a sentence encoder, has search find by meaning too; default that of the
-    registry.  `optional_layers` they may do without, if no `sandbox` says.  What is not given is made,
-    and closed by `close`.
+    A tool's cells have the profile `tool` and the permissions that the tool was made with (default
+    none), but never more than `sandbox` allows; they share its trail, interpreter and source checks.
+    `registry` stores the tools (default in memory).  `maker` names the agent that makes tools here; it
+    may replace and remove only its own.  `rules`, `vault`, `approve` and `filters` are those of the
+    `broker`, through which every call goes.  `pool` is the number of cells kept ready for each set of
+    permissions.  `model`, a folder with a sentence encoder, lets search find tools by meaning too
+    (default that of the registry).  Without `sandbox`, `optional_layers` are the layers that cells
+    may do without.  `close` closes the registry if the factory made it.
     """
 
     def __init__(
@@ -108,13 +107,14 @@ class ToolFactory(Closing):
         risky: bool = False, tags: Sequence[str] = (), provenance: Provenance | None = None,
         allow_similar: bool = False,
     ) -> ToolSpec:  # fmt: skip
-        """Check source code, test it in cells, and keep it as a tool, or as a new version of one.
+        """Check source code, test it in cells, and store it as a tool, or as a new version of one.
 
-        The tool is the function of its name, or the only public one; its schema is `input_schema`, else
-        what signature and docstring say.  A test is a pair of input and expected result, or source
-        that asserts.  Nothing is kept of what fails: raises ToolInvalid for what cannot be a tool,
-        ToolTestFailed, ToolExists if the name is another's, or if another tool does the same and not
-        `allow_similar`, and PolicyError for permissions that cannot be given.
+        The tool is the function with its name, or the only public function.  Its schema is
+        `input_schema`, by default the one of signature and docstring.  A test is a pair of input and
+        expected result, or source that asserts.  If a step fails, nothing is stored.  Raises
+        ToolInvalid if the source cannot be a tool, ToolTestFailed, ToolExists if another maker has the
+        name, or another tool does the same (unless `allow_similar`), and PolicyError for permissions
+        that cannot be granted.
         """
         provenance = replace(provenance or Provenance(), maker=self.maker)
         spec, described = draft(
@@ -139,7 +139,7 @@ class ToolFactory(Closing):
         return self.registry.add(self._executor.try_out(spec, described))
 
     def _check_calls(self, spec: ToolSpec) -> None:
-        """Raise ToolInvalid for a tool to call that there is not; it may call itself."""
+        """Raise ToolInvalid if a tool of `calls` does not exist; a tool may call itself."""
         for name in spec.calls:
             try:
                 if name != spec.name:
@@ -154,7 +154,7 @@ class ToolFactory(Closing):
                 ) from None
 
     def _same(self, spec: ToolSpec) -> ToolSpec | None:
-        """Return the tool that `spec` would be again, if it is there already."""
+        """Return the stored tool that equals `spec`, None if there is none."""
         try:
             known = self.registry.get(spec.name)
         except ToolNotFound:
@@ -167,15 +167,17 @@ class ToolFactory(Closing):
     def call(self, name: str, input: dict[str, Any] | None = None) -> Any:
         """Call a tool, `name` or `name@version`, and return its result.
 
-        Raises ToolNotFound, ToolDenied for one that is retired, ToolArgumentsInvalid,
-        ToolFailed with the result of the cell, and ToolResultInvalid.
+        Raises ToolNotFound, ToolDenied if it is retired, ToolArgumentsInvalid, ToolFailed with the
+        result of the cell, and ToolResultInvalid.
         """
         arguments = _object(name, input)
         return self.broker.call(name, arguments, CALLING.get() or self._caller)
 
     def test_tool(self, name: str, input: dict[str, Any] | None = None) -> Any:
-        """Do what `call` does for a made tool, a retired one too, without counting or asking; a
-        developer's or a server's is called as `call` does."""
+        """Call a made tool, also a retired one, without counting the call or asking for approval.
+
+        A developer's or a server's tool is called as by `call`.
+        """
         spec, arguments = self.registry.get(name), _object(name, input)
         if not self.registry.is_made(spec):
             return self.call(name, arguments)
@@ -186,7 +188,7 @@ class ToolFactory(Closing):
         return self.broker.try_out(trial, arguments, CALLING.get() or self._caller)
 
     def run_tests(self, name: str) -> int:
-        """Run the tests that a made tool came with, again; return how many.  Raises ToolTestFailed."""
+        """Execute the tests of a made tool again; return their number.  Raises ToolTestFailed."""
         spec = self.registry.get(name)
         self._executor.try_out(spec, describe_source(spec.source_code, spec.name))
         return len(spec.tests)
@@ -196,11 +198,11 @@ class ToolFactory(Closing):
         return self._catalogue.get(name)
 
     def specs(self) -> list[ToolSpec]:
-        """Return what may be offered to a program."""
+        """Return the tools that may be offered to a program."""
         return self._catalogue.specs()
 
     def revision(self) -> int:
-        """Return a number that is another one once other tools are offered."""
+        """Return a number that changes with each change of the tools."""
         return self._catalogue.revision()
 
     # keeping
@@ -214,26 +216,26 @@ class ToolFactory(Closing):
         tags: Collection[str] = (), states: Collection[ToolState] = (),
         kinds: Collection[Kind] = (), server: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Find tools by what they are for; the arguments are those of ToolSearch.search."""
+        """Search tools by name or purpose; the arguments are those of ToolSearch.search."""
         return self._search.search(
             query, limit, offset, detail=detail, tags=tags, states=states, kinds=kinds,
             server=server,
         )  # fmt: skip
 
     def get_tool(self, name: str) -> ToolSpec:
-        """Return what is known of a tool; raises ToolNotFound."""
+        """Return the spec of a tool; raises ToolNotFound."""
         return self.registry.get(name)
 
     def get_tool_source(self, name: str) -> str:
-        """Return the source of a made tool, nothing for a developer's; raises ToolNotFound."""
+        """Return the source of a made tool, "" for another tool; raises ToolNotFound."""
         return self.registry.get(name).source_code
 
     def remove_tool(self, name: str) -> None:
-        """Forget a tool of this maker's; raises ToolNotFound, and ToolDenied if it is not his."""
+        """Remove a tool of this maker; raises ToolNotFound, and ToolDenied for another maker's."""
         self.registry.remove(name, self.maker)
 
     def clear_all(self) -> int:
-        """Forget every tool of this maker's; return how many there were."""
+        """Remove every tool of this maker; return their number."""
         specs = self.registry.list_tools(retired=True)
         own = [spec for spec in specs if self._is_own(spec)]
         for spec in own:
@@ -247,21 +249,24 @@ class ToolFactory(Closing):
         """Write a made tool into a new folder below `directory`, and return its path."""
         spec = self.registry.get(name)
         if not self.registry.is_made(spec):
-            raise ToolDenied(f"{spec.name} was not made: it has no source", tool=spec.name)
+            raise ToolDenied(
+                f"{spec.name} cannot be exported: it is not a made tool and has no source",
+                tool=spec.name,
+            )
         return write_tool(spec, Path(directory))
 
     def import_tool(
         self, folder: str | os.PathLike[str], *, grant: bool = False, allow_similar: bool = False
     ) -> ToolSpec:
-        """Make a tool of an exported folder, checked and tested like any other.
+        """Make a tool from an exported folder, checked and tested like any other.
 
-        With `grant` it gets the permissions, and the tools to call, that the folder asks for; without,
-        raises ToolDenied if it asks for any.  Raises what `create_tool` raises.
+        With `grant` the tool gets the permissions and calls that the folder asks for; without `grant`
+        such a folder raises ToolDenied.  Raises what `create_tool` raises.
         """
         found: ExportedTool = read_tool(Path(folder))
         if found.asks_for and not grant:
             raise ToolDenied(
-                f"{found.name} asks for {found.asks_for}", "look at it, and pass grant=True",
+                f"{found.name} asks for {found.asks_for}", "review it, and pass grant=True",
                 tool=found.name,
             )  # fmt: skip
         return self.create_tool(
@@ -272,15 +277,18 @@ class ToolFactory(Closing):
         )  # fmt: skip
 
     def policy_of(self, name: str) -> Policy:
-        """Return what the cells of a made tool may do; raises ToolNotFound."""
+        """Return the policy of the cells of a made tool; raises ToolNotFound."""
         return self._sandboxes.policy_in_force(self.registry.get(name).grants)
 
     def settle(self) -> None:
-        """Wait until all pools are full and nothing of any past call is left."""
+        """Wait until all pools are full and all cells of past calls are gone."""
         self._sandboxes.settle()
 
     def close(self) -> None:
-        """End every call and close what was made for it; closing twice is fine."""
+        """End every call, and close the sandboxes, and the registry if the factory made it.
+
+        Closing twice is fine.
+        """
         self._sandboxes.close()
         if self._owns_registry:
             self.registry.close()
@@ -289,4 +297,6 @@ class ToolFactory(Closing):
 def _object(name: str, arguments: object) -> dict[str, Any]:
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
-    raise ToolArgumentsInvalid(f"{name}: arguments have names: give a dictionary", tool=name)
+    raise ToolArgumentsInvalid(
+        f"{name}: arguments must be a dictionary by name, got {type(arguments).__name__}", tool=name
+    )

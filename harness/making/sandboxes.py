@@ -1,4 +1,4 @@
-"""Sandboxes for made tools: one for each set of permissions, a few of them alive at a time."""
+"""`ToolSandboxes`: the sandboxes of made tools, one for each set of permissions."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ from ..schemas.spec import Grants
 from ..tools.broker import Broker
 
 PROFILE = "tool"
-ALIVE = 8  # sandboxes: each has a launcher, and cells that wait
+ALIVE = 8  # sandboxes at a time; each has a launcher and a pool of cells
 _TRAIL_ENTRIES = 1000
-POOL = 4  # cells that wait, for each set of permissions
+POOL = 4  # cells kept ready for each set of permissions
 
 
 def _rules(grants: Grants, policy: Policy) -> Rules:
-    """Return what source checks look for in tools: less, where permissions allow more."""
+    """Return the rules of the source checks; permissions relax them."""
     return rules_with(
         rules_of(policy.validation, None, None),
         files=any(each.level is not PermissionLevel.NONE for each in grants.files),
@@ -37,10 +37,9 @@ def _rules(grants: Grants, policy: Policy) -> Rules:
 
 
 class ToolSandboxes:
-    """Lends sandboxes by what they allow; the one that was idle longest makes room for another.
+    """Lends sandboxes by permissions; the one that was idle longest is closed for a new one.
 
-    Whatever permissions say, no sandbox allows what `ceiling` does not; without one they are taken
-    at their word.
+    No sandbox allows more than `ceiling`; without a ceiling, every permission is granted.
     """
 
     def __init__(
@@ -56,9 +55,9 @@ class ToolSandboxes:
         self._sandboxes = SandboxCache(ALIVE, "the tool factory")
 
     def policy(self, grants: Grants) -> Policy:
-        """Return what cells of these permissions may do: the profile `tool`, and what is granted.
+        """Return the policy of cells with these permissions: the profile `tool` plus the permissions.
 
-        Raises PolicyError for what makes no sense or is more than the ceiling allows.
+        Raises PolicyError for invalid permissions, and for more than the ceiling allows.
         """
         profile = load_policy(PROFILE)
         if self._ceiling is None:
@@ -71,14 +70,16 @@ class ToolSandboxes:
         if beyond := [line for line in exceeds(wanted, most) if line not in usual]:
             raise PolicyError(
                 f"permissions: more than the sandbox allows: {'; '.join(beyond)}",
-                "give the factory a sandbox that may",
+                "ask for less, or give the factory a sandbox that allows it",
             )
         return narrow(wanted, most)
 
     @contextlib.contextmanager
     def lend(self, grants: Grants, tools: Broker | None = None) -> Iterator[Sandbox]:
-        """Give a sandbox of these permissions for one call, in which `tools` can be called; raises
-        what making one raises."""
+        """Lend a sandbox with these permissions for one call; its programs can call `tools`.
+
+        Raises what making a Sandbox raises.
+        """
         key = msgspec.json.encode((grants, tools is not None))
         with self._sandboxes.lend(key, lambda: self._make(grants, tools)) as sandbox:
             yield sandbox
@@ -94,12 +95,12 @@ class ToolSandboxes:
         return self._ceiling.sibling(policy, self._pool, tools, rules=rules)
 
     def policy_in_force(self, grants: Grants) -> Policy:
-        """Return the policy of the sandbox that is lent for these permissions."""
+        """Return the policy of the sandbox for these permissions."""
         with self.lend(grants) as sandbox:
             return sandbox.policy
 
     def settle(self) -> None:
-        """Wait until the cells that should wait do."""
+        """Wait until all pools are full."""
         self._sandboxes.settle()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Tools as files: a folder with `tool.py`, the source, and `tool.json`, the rest.
+"""Exported tools: a folder with `tool.py`, the source, and `tool.json`, everything else.
 
-A folder that is read comes from anywhere: nothing in it is a path, and nothing is run here.
+A folder to import is untrusted: no text in it is used as a path, and nothing in it is executed here.
 """
 
 import os
@@ -20,7 +20,7 @@ _FORMAT = 1
 
 
 class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `tool.json` says.  State and version are left out: they are earned where it is used."""
+    """The content of `tool.json`.  State and version are left out: a registry assigns its own."""
 
     format: int
     name: str
@@ -37,7 +37,7 @@ class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def asks_for(self) -> str:
-        """Say in words what it wants to be allowed, nothing if that is nothing."""
+        """Return the permissions and calls that it asks for as text, "" if none."""
         wanted = [repr(each) for each in self.grants.permissions.permissions]
         return ", ".join([*wanted, *(f"calling {name}" for name in self.calls)])
 
@@ -59,19 +59,19 @@ def write_tool(spec: ToolSpec, directory: Path) -> Path:
 
 
 def read_tool(folder: Path) -> ExportedTool:
-    """Return what a folder says; raises ToolInvalid if it is not one of a tool's."""
+    """Return the tool in a folder; raises ToolInvalid if the folder does not hold one."""
     try:
         exported = _DECODER.decode(_read(folder / _ABOUT))
         source = _read(folder / _SOURCE).decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ToolInvalid(f"{folder}: {error}") from None
     if exported.format != _FORMAT:
-        raise ToolInvalid(f"{folder}: format {exported.format} is not known, {_FORMAT} is")
+        raise ToolInvalid(f"{folder}: format must be {_FORMAT}, got {exported.format}")
     return msgspec.structs.replace(exported, source_code=source)
 
 
 def _read(path: Path) -> bytes:
-    """Read a regular file that is no link: a link would lead to what only we may read."""
+    """Read a regular file; refuse links, which could lead to files that only this process may read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:

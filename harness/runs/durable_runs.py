@@ -1,8 +1,8 @@
-"""`Runs`: programs whose calls are recorded on disk, so that they can wait for a person and outlive
-their process.
+"""`Runs`: programs that can wait for a person and outlive their process, because their calls are
+recorded on disk.
 
-A process cannot be kept, so its calls are: on resuming, the program starts again in a fresh cell, and
-every call that it made before gets the answer that it got then, without being made again.
+On resuming, the program starts again in a new cell, and every call that it made before gets the
+recorded answer without being made again.
 """
 
 import enum
@@ -27,24 +27,24 @@ from .replay import RecordedCall
 from .store import Approval, RunStore, RunSummary, StoredRun
 
 DAY_SECONDS = 86_400.0
-_ENDING = 1000  # characters of how an attempt ended
-# A program that waits for approval was stopped by us, or by its deadline while another of its calls
-# took too long.  One that ended by itself did not need the answer.
+_ENDING = 1000  # characters kept of the text that says how an attempt ended
+# A program that waits for approval was stopped by its recorder, or by its deadline while another call
+# took too long.  A program that ended by itself did not need the answer.
 _STOPPED = (SandboxStatus.CANCELLED, SandboxStatus.TIMEOUT)
 
 
 class RunPaused(ApprovalRequired):
-    """The call waits for a person; its program is stopped meanwhile."""
+    """The call waits for a person; its program is stopped until the run is resumed."""
 
     kind = PAUSED
 
 
 class RunAttempt(NamedTuple):
-    """What came of starting or resuming a run.
+    """The outcome of starting or resuming a run.
 
     `result.status` is PENDING while it waits for approval.  `result.reason` is `diverged` if the
-    program was stopped before a call that differs from those on record.  `unused` are recorded
-    calls that a program that ended did not make again: it took another way.
+    program was stopped before a call that differs from the record.  `unused` are the recorded calls
+    that the program did not make again before it ended.
     """
 
     run: str
@@ -56,9 +56,9 @@ class CallState(enum.Enum):
     """How far a recorded call got."""
 
     WAITING = "waiting"  # for approval, or it was interrupted before it was made
-    UNKNOWN = "unknown"  # it was begun, and its outcome is not on record
+    UNKNOWN = "unknown"  # it was begun, and its outcome is not recorded
     DONE = "done"
-    FAILED = "failed"  # the tool failed, so it may have done a part
+    FAILED = "failed"  # the tool failed, and may have done a part of its work
     REFUSED = "refused"  # it was not made
 
 
@@ -74,7 +74,7 @@ class RunCall(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A run with all that is on record of it; `actions` are those that it can go on with."""
+    """The full record of a run; `actions` are the methods of Runs that can be called for it now."""
 
     run: RunSummary
     calls: tuple[RunCall, ...]
@@ -83,9 +83,9 @@ class RunRecord(NamedTuple):
 
 
 class Runs(Closing):
-    """Runs in one file, and the approvals that they wait for.  Several processes may use it.
+    """Runs in one file, with the approvals that they wait for.  Several processes may use the file.
 
-    Give `ask` to the Broker as its `approve`.  A call that nobody decides within `wait_seconds` is
+    Pass `ask` to the Broker as its `approve`.  A call without a decision within `wait_seconds` is
     refused.  With `must_exist` a missing file raises RegistryError; by default it is made.
     """
 
@@ -114,9 +114,9 @@ class Runs(Closing):
         trace_id: str | None = None,
         plain: bool = False,
     ) -> RunAttempt:
-        """Run `code` in a fresh cell, so that it can wait; the arguments are those of Sandbox.execute.
+        """Execute `code` in a new cell as a durable run; the arguments are those of Sandbox.execute.
 
-        Raises PolicyError for arguments that cannot be kept.
+        Raises PolicyError for arguments that cannot be stored with the run.
         """
         given = CallArguments(
             stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
@@ -129,13 +129,13 @@ class Runs(Closing):
         self, sandbox: Executing, run: str, *, abandoned: bool = False,
         allow_divergence: bool = False,
     ) -> RunAttempt:  # fmt: skip
-        """Run it again, with the answers that are on record.
+        """Execute a run again, with the recorded answers.
 
-        `abandoned` says that the process in which it last ran is gone.  A call that had begun and has
-        no answer is made again if that does no harm (`ToolSpec.may_be_repeated`); else the program
-        gets a `ToolOutcomeUnknown`.  With `allow_divergence` the program may make other calls than
-        those on record in their place.  Raises PolicyError for a run that is completed, that
-        still runs, or that does not exist.
+        `abandoned` confirms that the process of its last attempt is gone.  A call that had begun and
+        has no answer is made again if `ToolSpec.may_be_repeated`; otherwise the program gets a
+        `ToolOutcomeUnknown`.  With `allow_divergence` the program may make other calls in the place of
+        recorded ones.  Raises PolicyError for a run that is completed, that is running, or that does
+        not exist.
         """
         self._store.expire()
         self._store.take_up(run, abandoned=abandoned)
@@ -146,8 +146,10 @@ class Runs(Closing):
         return self._store.kept()
 
     def show(self, run: str) -> RunRecord:
-        """Return all that is on record of a run: what was done, what is unknown, and what can be done
-        now.  Raises PolicyError if there is no such run."""
+        """Return the full record of a run: its calls, its pending approvals, and the possible actions.
+
+        Raises PolicyError for an unknown run.
+        """
         self._store.expire()
         (kept,) = self._store.kept(run)
         calls = tuple(_shown(each) for each in self._store.calls(run))
@@ -158,8 +160,9 @@ class Runs(Closing):
     def mark(self, run: str, number: int, *, made: bool, value: Any = None) -> None:
         """Record the outcome of a call whose outcome is unknown.
 
-        If it was `made`, the program gets `value` for it, else it is made when the program calls it
-        again.  Raises PolicyError for another call, and for a value that is not JSON.
+        If it was `made`, the program gets `value` as its answer; otherwise the call is made when the
+        program makes it again.  Raises PolicyError for a call with a known outcome, and for a value
+        that is not JSON.
         """
         try:
             data = msgspec.json.encode(value)
@@ -168,38 +171,41 @@ class Runs(Closing):
         self._store.mark(run, number, Answer(0, data) if made else None)
 
     def pending(self) -> tuple[Approval, ...]:
-        """Return what waits for a word, the oldest first."""
+        """Return the pending approvals, the oldest first."""
         self._store.expire()
         return self._store.pending()
 
     def approve(self, approval: str) -> bool:
-        """Let the one call, with just these arguments, be made; False if it does not wait any more."""
+        """Approve this one call with exactly these arguments; return False if it no longer waits."""
         self._store.expire()
         return self._store.decide(approval, "approved")
 
     def reject(self, approval: str, why: str = "") -> bool:
-        """Refuse the call: the program gets an exception.  False if it does not wait any more."""
+        """Refuse the call: the program gets an exception.  Return False if it no longer waits."""
         return self._store.decide(approval, "rejected", why)
 
     def grant(self, tool: ToolSpec, *, count: int = 1, seconds: float = DAY_SECONDS) -> None:
-        """Approve calls of just this version of a tool, with any arguments, beforehand: so many, for so
-        long."""
+        """Approve the next `count` calls of exactly this version of a tool, with any arguments, for
+        `seconds`."""
         self._store.grant(tool.name, tool.identity, count, time.time() + seconds)
 
     def forget(self, run: str | None = None) -> None:
-        """Remove all that is on record of a run, which then cannot be resumed; without `run`, of each
-        that is completed or failed."""
+        """Remove the record of a run, which then cannot be resumed; without `run`, the records of all
+        completed and failed runs."""
         self._store.forget(run)
 
     def expire(self) -> int:
-        """Refuse what has waited too long; return how much that was."""
+        """Refuse the calls that have waited too long; return their number."""
         return self._store.expire()
 
     def ask(self, asked: ApprovalRequest) -> bool:
-        """Tell whether a call was approved; else have its run wait.  For `Broker(approve=...)`."""
+        """Return True if a call was approved; for `Broker(approve=...)`.
+
+        Raises RunPaused, which makes its run wait, or ApprovalRequired if it was refused.
+        """
         if not asked.run:
             raise ApprovalRequired(
-                f"{asked.tool} has to be approved, and this call cannot wait",
+                f"{asked.tool} must be approved, and this call cannot wait",
                 "start the program with Runs.start",
                 tool=asked.tool,
             )
@@ -223,7 +229,7 @@ class Runs(Closing):
         recorder = RunRecorder(
             self._store, stored, self._working, allow_divergence=allow_divergence
         )
-        above = CALLING.get() or Caller()  # a tool may start one: its depth and its budget hold
+        above = CALLING.get() or Caller()  # a tool may start a run: its depth and its budget apply
         token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
         try:
             result = sandbox.execute(
@@ -245,7 +251,7 @@ class Runs(Closing):
             self._store.end(
                 stored.run, "diverged", recorder.diverged[:_ENDING], attempt=stored.attempt
             )
-        elif recorder.parked and result.status in _STOPPED:
+        elif recorder.suspended and result.status in _STOPPED:
             self._store.end(stored.run, PAUSED, attempt=stored.attempt)
             waiting = [each.tool for each in self._store.pending() if each.run == stored.run]
             return RunAttempt(stored.run, _pending(result, waiting))
@@ -272,7 +278,7 @@ def _diverged(result: SandboxResult, how: str) -> SandboxResult:
         result,
         status=SandboxStatus.FAILED,
         reason="diverged",
-        error=f"{how}; the program was stopped before this call, so nothing was done twice",
+        error=f"{how}; the program was stopped before this call, so no call was made twice",
     )
 
 
@@ -290,7 +296,7 @@ def _shown(recorded: RecordedCall) -> RunCall:
 
 
 def _actions(run: RunSummary, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:
-    """Return what can be done about a run, as the methods of `Runs` are called."""
+    """Return the methods of `Runs` that can be called for a run now."""
     decide = ("approve", "reject") if approvals else ()
     mark = ("mark",) if unknown else ()
     resume = () if run.state == "completed" else ("resume",)

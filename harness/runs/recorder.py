@@ -1,14 +1,12 @@
-"""The calls of one attempt of a run: answered from the record, or made and recorded.
+"""`RunRecorder`: answers the calls of one attempt of a run from the record, or makes and records them.
 
 Each call is on disk before it is made, and its answer before the program gets it (write-ahead).  A
-call without an answer on record is therefore known to have an unknown outcome, and is not made twice
-unseen.
+recorded call without an answer therefore has an unknown outcome, and is not silently made twice.
 
 Calls that are open together arrive in any order, and a kill leaves any part of them on record.  So a
 new call waits while a recorded one that was made is still missing at its site, and answers are given
-in the order in which they were given before.  Waiting ends when the missing call arrives, or when
-the program visibly stands still: then the program has diverged, and is stopped before the new call
-is made.
+in the order in which they were given before.  The wait ends when the missing call arrives, or when
+the program is visibly idle: then the program has diverged, and is stopped before the new call is made.
 """
 
 import contextlib
@@ -29,18 +27,17 @@ from .replay import RecordedCall, Replay
 from .store import NewCall, RunStore, StoredRun
 
 PAUSED = "paused"
-# A program with several threads or tasks stands still after so long without a call and an answer.
-# While calls wait for approval: it is stopped then, and what it would have asked later it asks
-# when it is resumed.
+# A program with several threads or tasks counts as idle after this time without a call or an answer.
+# While calls wait for approval, an idle program is stopped; it makes its further calls when resumed.
 SETTLE_SECONDS = 0.2
-# While the record and the program disagree: a call may only be late, on a busy host or behind a
-# timer.
+# The same while the record and the program disagree: a missing call may only be late, on a busy host
+# or behind a timer.
 PATIENCE_SECONDS = 5.0
 _SITE_CHARACTERS = 200
 
 
 class LiveCall:
-    """One call that is being made; `call` is its identity within the run."""
+    """One call that is being made, a `tools.caller.PendingCall`; `call` identifies it in the run."""
 
     def __init__(
         self, store: RunStore, new: NewCall, number: int, working: "CallsInProgress",
@@ -55,14 +52,16 @@ class LiveCall:
         self.is_begun = False
 
     def begin(self) -> None:
-        """Record that the call is about to be made, and that its approval is used; raises
-        RegistryError, and then it must not be made."""
+        """Record that the call is about to be made, and that its approval is used.
+
+        On RegistryError the call must not be made.
+        """
         with self._may_begin():
             self._number = self._store.begin_call(self._new, self._number)
             self.is_begun = True
             self._working.add(self._number)
 
-    def park(self) -> None:
+    def suspend(self) -> None:
         """Record that the call waits for approval; raises RegistryError."""
         if not self._number:
             self._number = self._store.add_call(self._new)
@@ -70,8 +69,8 @@ class LiveCall:
     def end(self, answer: Answer) -> tuple[Answer, int]:
         """Record the answer, and return it with its place.
 
-        If the call was made and the answer cannot be recorded, return what the program is told when
-        it is resumed.  Raises RegistryError if the call was not made.
+        If the call was made and its answer cannot be recorded, return the ToolOutcomeUnknown that a
+        resumed program gets.  Raises RegistryError if the call was not made.
         """
         try:
             self._number, place = self._store.end_call(
@@ -85,13 +84,16 @@ class LiveCall:
         return answer, place
 
     def close(self) -> None:
-        """Let an attempt that waits for this call go on."""
+        """Wake an attempt that waits for this call."""
         self._working.remove(self._number)
 
 
 class CallsInProgress:
-    """The calls that this process is making, by number.  A tool may outlive the attempt that called
-    it; when the run is resumed, the call waits for that tool's answer."""
+    """The numbers of the calls that this process is making.
+
+    A tool may outlive the attempt that called it; when the run is resumed, the call waits for the
+    answer of that tool.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -107,7 +109,7 @@ class CallsInProgress:
             self._changed.notify_all()
 
     def wait(self, number: int, is_over: Callable[[], bool]) -> None:
-        """Wait until the call has ended, or the waiting attempt is over."""
+        """Wait until the call has ended, or the attempt that waits is over."""
         with self._changed:
             while number in self._numbers and not is_over():
                 self._changed.wait(SETTLE_SECONDS)
@@ -118,7 +120,10 @@ Deliver = Callable[[Answer], None]
 
 
 class RunRecorder:
-    """Answers the calls of one attempt; `stop` is readable once its program is to be stopped."""
+    """Answers the calls of one attempt, as a `tools.caller.CallRecorder`.
+
+    `stop` becomes readable when the program must be stopped.
+    """
 
     def __init__(
         self, store: RunStore, stored: StoredRun, working: CallsInProgress, *,
@@ -127,8 +132,8 @@ class RunRecorder:
         self.run = stored.run
         self._attempt = stored.attempt
         self.stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self.diverged = ""  # what the program did instead of what is on record
-        self.parked = 0  # calls that wait for approval
+        self.diverged = ""  # how the program differs from the record
+        self.suspended = 0  # calls that wait for approval
         self._store = store
         self._working = working
         self._allow_divergence = allow_divergence
@@ -139,11 +144,11 @@ class RunRecorder:
         self._changed = threading.Condition()
         self._is_over = False
         self._in_order = True
-        self._turns: set[int] = set()  # places whose answers wait for their turn
-        self._held = 0  # new calls that wait for missing ones
-        self._works = 0  # calls that are being made
-        self._moved = 0.0  # when the last call arrived, or the last answer was given
-        self._given = 0  # the highest place that was given
+        self._turns: set[int] = set()  # places of the answers that wait for their turn
+        self._held = 0  # new calls that wait for missing recorded ones
+        self._being_made = 0  # calls
+        self._active_at = 0.0  # when the last call arrived, or the last answer was given
+        self._given = 0  # the highest place whose answer was given
 
     def answer(
         self,
@@ -154,10 +159,10 @@ class RunRecorder:
         *,
         may_be_repeated: bool,
     ) -> None:
-        """Pass the answer to a call to `tell`; nothing if the program is being stopped.
+        """Pass the answer to a call to `tell`; do nothing if the program is being stopped.
 
-        Raises ToolOutcomeUnknown for a call that had begun and may not be made again, and
-        RegistryError if it cannot be recorded, and so was not made.
+        Raises ToolOutcomeUnknown for a recorded call that had begun and may not be made again, and
+        RegistryError for a call that cannot be recorded, and so is not made.
         """
         site, key = call.site[:_SITE_CHARACTERS], digest(call.name, arguments)
         with self._changed:
@@ -166,13 +171,13 @@ class RunRecorder:
             known = self._replay.take(site, key)
             name = known.call if known else self._name(site, key)
             after = self._given
-            self._move()
+            self._mark_active()
             if known is None and not self._may_be_new(site, call):
                 return
             if known and known.answer:
                 self._give(known, known.answer, call, tell)
                 return
-            self._works += 1
+            self._being_made += 1
         new = NewCall(
             self.run, self._attempt, name, site, key, call.name, arguments, after, may_be_repeated
         )
@@ -182,25 +187,25 @@ class RunRecorder:
                 known = self._outcome(known, may_be_repeated=may_be_repeated)
             if known is None or known.answer is None:
                 number = known.number if known else 0
-                making = LiveCall(self._store, new, number, self._working, self._living)
+                making = LiveCall(self._store, new, number, self._working, self._keep_alive)
                 has_ended = self._make(making, anew, tell)
         finally:
             with self._changed:
-                self._works -= 1
-                self._move()
+                self._being_made -= 1
+                self._mark_active()
         with self._changed:
             if known and known.answer:
                 self._give(known, known.answer, call, tell)
             elif not has_ended:
-                self._park(call)
+                self._suspend(call)
 
     def left(self) -> tuple[str, ...]:
-        """Return the recorded calls that were not made in this attempt."""
+        """Return the recorded calls that this attempt did not make."""
         with self._changed:
             return self._replay.left()
 
     def close(self) -> None:
-        """Answer nothing any more.  Late answers of tools are recorded all the same."""
+        """Stop answering; late answers of tools are still recorded."""
         with self._changed:
             self._is_over = True
             if self.stop >= 0:
@@ -211,7 +216,7 @@ class RunRecorder:
     # making
 
     def _name(self, site: str, key: str) -> str:
-        """Return a name for a new call: equal ones are numbered, from the lowest that is free."""
+        """Return a name for a new call; equal calls get the lowest free number."""
         while True:
             name = f"{site} {key} {self._equals[site, key]}"
             self._equals[site, key] += 1
@@ -219,14 +224,14 @@ class RunRecorder:
                 return name
 
     def _make(self, making: LiveCall, anew: MakeCall, tell: Deliver) -> bool:
-        """Make a call and pass on its answer; False if it waits for approval instead."""
+        """Make a call and pass on its answer; return False if it waits for approval instead."""
         try:
             answer = anew(making)
             with self._changed:
                 if self._is_over and not making.is_begun:
                     return True  # nothing was done: the next attempt asks, or makes it
                 if answer.kind == PAUSED:
-                    making.park()
+                    making.suspend()
                     return False
                 answer, place = making.end(answer)
                 self._given = max(self._given, place)
@@ -236,39 +241,43 @@ class RunRecorder:
             making.close()
 
     @contextlib.contextmanager
-    def _living(self) -> Iterator[None]:
-        """Keep the attempt from ending; raises RegistryError if it has: a stopped program begins no
-        call."""
+    def _keep_alive(self) -> Iterator[None]:
+        """Keep the attempt from ending within the block.
+
+        Raises RegistryError if it has ended: a stopped program begins no call.
+        """
         with self._changed:
             if self._is_over:
                 raise RegistryError(f"run {self.run} was stopped")
             yield
 
     def _outcome(self, known: RecordedCall, *, may_be_repeated: bool) -> RecordedCall:
-        """Return a call that had begun as it is on record once no tool of this process works on it;
-        raises ToolOutcomeUnknown."""
+        """Return the record of a call that had begun, once no tool of this process is executing it.
+
+        Raises ToolOutcomeUnknown.
+        """
         self._working.wait(known.number, lambda: self._is_over)
         now = self._store.call(known.number) or known
         if now.answer is None and not may_be_repeated:
             raise outcome_unknown(known.tool, "it had begun when the run was interrupted")
         return now
 
-    # waiting; the lock is held, and let go of while it waits
+    # waiting: the caller holds the lock, which is released during each wait
 
     def _give(self, known: RecordedCall, answer: Answer, call: Call, tell: Deliver) -> None:
-        """Give the recorded answer of a call in its turn."""
+        """Pass on the recorded answer of a call when it is its turn."""
         if self._wait_for_turn(known.place, alone=call.alone):
             self._given = max(self._given, known.place)
             tell(replace(answer, number=call.number))
-            self._move()
+            self._mark_active()
 
     def _wait_for_turn(self, place: int, *, alone: bool) -> bool:
-        """Wait until all that came before an answer has come again; False if the attempt is over."""
+        """Wait until every call before an answer has arrived again; False if the attempt is over."""
         self._turns.add(place)
         try:
             while not self._is_over and self._in_order and not self._is_next(place):
-                if self._stands_still(PATIENCE_SECONDS, alone=alone):
-                    self._in_order = False  # the program takes another order now
+                if self._is_idle(PATIENCE_SECONDS, alone=alone):
+                    self._in_order = False  # the program now has another order
                     break
                 self._wait(PATIENCE_SECONDS)
         finally:
@@ -280,15 +289,17 @@ class RunRecorder:
         return place <= self._replay.releasable() and place == min(self._turns)
 
     def _may_be_new(self, site: str, call: Call) -> bool:
-        """Wait until no recorded call is missing that a new one could repeat; False if the program is
-        being stopped."""
+        """Wait until no missing recorded call is left whose effect a new call could repeat.
+
+        Return False if the program is being stopped.
+        """
         self._held += 1
         try:
             while not self._is_over and not self._allow_divergence:
-                missing = self._replay.in_the_way(site)
+                missing = self._replay.conflicts(site)
                 if not missing:
                     break
-                if self._stands_still(PATIENCE_SECONDS, alone=call.alone):
+                if self._is_idle(PATIENCE_SECONDS, alone=call.alone):
                     self._diverge(site, call, missing)
                     return False
                 self._wait(PATIENCE_SECONDS)
@@ -299,33 +310,33 @@ class RunRecorder:
 
     def _diverge(self, site: str, call: Call, missing: list[RecordedCall]) -> None:
         expected = ", ".join(sorted({each.tool for each in missing}))
-        self.diverged = f"{site}: {call.name} is called where before it was {expected}"
+        self.diverged = f"{site}: the program calls {call.name}, the record has {expected}"
         self._stop()
 
-    def _park(self, call: Call) -> None:
-        """Stop the program once nothing of it but calls that wait for approval goes on."""
-        self.parked += 1
+    def _suspend(self, call: Call) -> None:
+        """Stop the program once all of it waits for approvals."""
+        self.suspended += 1
         while not self._is_over:
             if self._held or self._turns:
                 self._changed.wait()
-            elif self._stands_still(SETTLE_SECONDS, alone=call.alone):
+            elif self._is_idle(SETTLE_SECONDS, alone=call.alone):
                 self._stop()
             else:
                 self._wait(SETTLE_SECONDS)
 
-    def _stands_still(self, seconds: float, *, alone: bool) -> bool:
+    def _is_idle(self, seconds: float, *, alone: bool) -> bool:
         if alone:
             return True
-        return self._works == 0 and time.monotonic() - self._moved >= seconds
+        return self._being_made == 0 and time.monotonic() - self._active_at >= seconds
 
-    def _move(self) -> None:
-        self._moved = time.monotonic()
+    def _mark_active(self) -> None:
+        self._active_at = time.monotonic()
         self._changed.notify_all()
 
     def _wait(self, seconds: float) -> None:
-        """Wait until something happens, or nothing has for `seconds`."""
-        left = self._moved + seconds - time.monotonic()
-        self._changed.wait(None if self._works else max(0.001, left))
+        """Wait until something changes, or `seconds` have passed without activity."""
+        left = self._active_at + seconds - time.monotonic()
+        self._changed.wait(None if self._being_made else max(0.001, left))
 
     def _stop(self) -> None:
         self._is_over = True

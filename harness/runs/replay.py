@@ -1,6 +1,6 @@
-"""The recorded calls of a run, matched with the calls that its program makes when it runs again.
+"""`Replay`: matches the recorded calls of a run with the calls of its program when it runs again.
 
-A call is known by its site in the program, its tool and its arguments.  Equal calls are
+A call is identified by its site in the program, its tool and its arguments; equal calls are
 interchangeable.  The order in which calls arrive does not matter: calls that are open at the same time
 arrive in any order.  The order of the answers does: see `RecordedCall.after`.
 """
@@ -17,11 +17,11 @@ from ...runner.messages import Answer
 
 
 class RecordedCall(NamedTuple):
-    """A call that is on record.
+    """A call in the record of a run.
 
-    `begun` without an `answer`: its outcome is unknown.  Neither: it waited for approval, and was not
-    made.  `after` is the number of answers that the program had when the call arrived, `place` the
-    position of its own answer among all answers, from 1; 0 without one.
+    `begun` without an `answer` means that its outcome is unknown; neither means that it waited for
+    approval and was not made.  `after` is the number of answers that the program had when the call
+    arrived, `place` the position of its own answer among all answers, from 1; 0 without an answer.
     """
 
     number: int
@@ -38,8 +38,8 @@ class RecordedCall(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """Tell whether it was made, or may have been, and making another call in its place could
-        do the same thing twice."""
+        """Tell whether it was or may have been made, so that another call in its place could repeat its
+        effect."""
         return self.begun and not self.may_be_repeated
 
 
@@ -57,7 +57,7 @@ class Replay:
             heapq.heappush(self._afters, each.after)
 
     def take(self, site: str, digest: str) -> RecordedCall | None:
-        """Return this call as it is on record, None if it is new."""
+        """Return the recorded call that matches, and take it out; None if the call is new."""
         equals = self._missing.get(site, {}).get(digest)
         if not equals:
             return None
@@ -66,18 +66,20 @@ class Replay:
         return taken
 
     def releasable(self) -> float:
-        """Return the place up to which answers can be given: every call that arrived before such an
-        answer on record has arrived again."""
+        """Return the place up to which answers can be given.
+
+        Every call that arrived before these answers in the record has arrived again.
+        """
         while self._afters and self._taken[self._afters[0]]:
             self._taken[heapq.heappop(self._afters)] -= 1
         return self._afters[0] if self._afters else math.inf
 
-    def in_the_way(self, site: str) -> list[RecordedCall]:
-        """Return the missing calls of a site for which a new call there could be a second one."""
+    def conflicts(self, site: str) -> list[RecordedCall]:
+        """Return the missing calls of a site whose effect a new call there could repeat."""
         return [each for each in self._left_at(site) if each.has_effect]
 
     def left(self) -> tuple[str, ...]:
-        """Return the calls that were not made again: the program took another way."""
+        """Return the calls that the program did not make again."""
         return tuple(
             f"{site}: {each.tool}" for site in self._missing for each in self._left_at(site)
         )

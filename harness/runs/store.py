@@ -1,4 +1,4 @@
-"""Runs that wait, what they called, and approvals, in one SQLite file."""
+"""`RunStore`: the SQLite file of durable runs, their calls and their approvals."""
 
 import os
 import time
@@ -67,7 +67,7 @@ class StoredRun(NamedTuple):
 
 
 class Approval(NamedTuple):
-    """A call that waits for a word: what would be done, and why it has to be approved."""
+    """A call that waits for a decision, and the reason why it must be approved."""
 
     approval: str
     run: str
@@ -80,8 +80,10 @@ class Approval(NamedTuple):
 
 
 class NewCall(NamedTuple):
-    """A call as it is recorded; `call` is its identity within the run, `seen` the number of answers
-    that the program had when it arrived."""
+    """A call to record; `call` identifies it in the run.
+
+    `seen` is the number of answers that the program had when the call arrived.
+    """
 
     run: str
     attempt: int
@@ -95,7 +97,7 @@ class NewCall(NamedTuple):
 
 
 class RunSummary(NamedTuple):
-    """A run as `Runs.kept` returns it: `ending` says how its last attempt ended."""
+    """A run as `Runs.kept` returns it; `ending` says how its last attempt ended."""
 
     run: str
     state: str  # running, paused, diverged, completed or failed
@@ -105,7 +107,7 @@ class RunSummary(NamedTuple):
 
 
 class RunStore:
-    """What `Runs` keeps."""
+    """Runs, calls, approvals and grants.  Safe from many threads, and the file from many processes."""
 
     def __init__(self, path: str | None, *, must_exist: bool = False) -> None:
         self._database = Database(
@@ -118,11 +120,11 @@ class RunStore:
     # runs
 
     def begin(self, code: str, language: str, given: dict[str, Any]) -> str:
-        """Keep a new run; raises PolicyError for arguments that cannot be kept."""
+        """Store a new run and return its id; raises PolicyError for arguments that cannot be stored."""
         try:
             packed = msgspec.msgpack.encode(given)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise PolicyError(f"an argument cannot be kept with a run: {error}") from None
+            raise PolicyError(f"an argument cannot be stored with a run: {error}") from None
         run = os.urandom(8).hex()
         with self._database.writing("add to") as db:
             row = (run, "running", time.time(), code, language, packed)
@@ -142,7 +144,7 @@ class RunStore:
         return StoredRun(run, code, language, msgspec.msgpack.decode(given), attempt)
 
     def kept(self, run: str | None = None) -> tuple[RunSummary, ...]:
-        """Return the runs, the oldest first, or one; raises PolicyError if there is no such run."""
+        """Return all runs, the oldest first, or one; raises PolicyError for an unknown run."""
         where, given = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
         with self._database.reading() as db:
             rows = db.execute(
@@ -155,7 +157,7 @@ class RunStore:
         return tuple(RunSummary(*row) for row in rows)
 
     def take_up(self, run: str, *, abandoned: bool) -> None:
-        """Record that a run runs again; raises PolicyError if it is completed, or runs already."""
+        """Record a new attempt of a run; raises PolicyError if it is completed or running."""
         with self._database.writing("change") as db:
             found = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
             state = (found or _no_run(run))[0]
@@ -164,7 +166,7 @@ class RunStore:
             if state == "running" and not abandoned:
                 raise PolicyError(
                     f"run {run} cannot be resumed: it is running",
-                    "if the process in which it ran is gone, resume it as abandoned",
+                    "if the process of its last attempt is gone, resume it as abandoned",
                 )
             db.execute(
                 "UPDATE runs SET state = 'running', ending = '', attempt = attempt + 1 "
@@ -173,10 +175,9 @@ class RunStore:
             )
 
     def end(self, run: str, state: str, ending: str = "", *, attempt: int) -> None:
-        """Record how an attempt ended; a run that is over waits for no approval any more.
+        """Record how an attempt ended; withdraw the approvals of a completed or failed run.
 
-        The end of an attempt changes nothing once the run was resumed elsewhere: it is the later
-        attempt's run then.
+        If the run was resumed elsewhere, the end of an older attempt changes nothing.
         """
         with self._database.writing("change") as db:
             changed = db.execute(
@@ -190,7 +191,7 @@ class RunStore:
                 )
 
     def forget(self, run: str | None) -> None:
-        """Remove a run, or each that is over, with its calls and what was asked for it."""
+        """Remove a run, or all completed and failed ones, with their calls and approvals."""
         with self._database.writing("remove from") as db:
             gone = [(run,)] if run else db.execute(
                 f"SELECT run FROM runs WHERE state IN {_OVER}"  # noqa: S608 - words of ours
@@ -210,7 +211,7 @@ class RunStore:
         return [_recorded(*row) for row in rows]
 
     def call(self, number: int) -> RecordedCall | None:
-        """Return a recorded call as it is now; None if its run was removed."""
+        """Return the current record of a call; None if its run was removed."""
         with self._database.reading() as db:
             found = db.execute(
                 f"SELECT {_COLUMNS} FROM calls WHERE number = ?",  # noqa: S608 - ours
@@ -225,11 +226,10 @@ class RunStore:
             return _add(db, new)
 
     def begin_call(self, new: NewCall, number: int) -> int:
-        """Record that a call, one on record or with `number` 0 a new one, is about to be made, and
-        that its approval is used; return its number.
+        """Record that a call is about to be made, and that its approval is used; return its number.
 
-        Raises RegistryError if it cannot be recorded, or if the run was resumed elsewhere: then the
-        call must not be made.
+        `number` is 0 for a new call.  Raises RegistryError if the call cannot be recorded, or the run
+        was resumed elsewhere: then the call must not be made.
         """
         with self._database.writing("change") as db:
             _require_current(db, new)
@@ -263,9 +263,9 @@ class RunStore:
             return number, int(place)
 
     def mark(self, run: str, number: int, answer: Answer | None) -> None:
-        """Record the outcome of a call whose outcome is unknown; without an answer it was not made.
+        """Record the outcome of a call whose outcome is unknown; None means that it was not made.
 
-        Raises PolicyError for another call.
+        Raises PolicyError for any other call.
         """
         with self._database.writing("change") as db:
             changed = db.execute(
@@ -282,23 +282,26 @@ class RunStore:
     # approvals
 
     def use(self, asked: ApprovalRequest, expires: float) -> tuple[str, str]:
-        """Return the state of what was asked, and why: approved, for this once; rejected; expired; or
-        pending, from now on if nobody had asked before."""
+        """Return the state of a request, and the reason.
+
+        States are approved (for this one call), rejected, expired, pending and over (the run has
+        ended).  A new request becomes pending.
+        """
         self.expire()
         with self._database.writing("change") as db:
             ended = db.execute("SELECT state FROM runs WHERE run = ?", (asked.run,)).fetchone()
-            if ended and ended[0] != "running":  # a tool's thread outlives a deadline
+            if ended and ended[0] != "running":  # a tool's thread may outlive the deadline
                 return "over", "its run is over"
             found = db.execute(
                 "SELECT state, why FROM approvals WHERE run = ? AND call = ? AND digest = ? "
                 "AND state NOT IN ('used', 'withdrawn') ORDER BY asked",
                 (asked.run, asked.call, asked.digest),
             ).fetchone()
-            if found:  # `begin_call` uses it up
+            if found:  # `begin_call` marks it as used
                 return str(found[0]), str(found[1])
             if _take_grant(db, asked):
                 return "approved", "by a grant"
-            db.execute(  # what was asked about another version of the tool
+            db.execute(  # a request for another version of the tool
                 "UPDATE approvals SET state = 'withdrawn' "
                 "WHERE run = ? AND call = ? AND state = 'pending'",
                 (asked.run, asked.call),
@@ -340,7 +343,7 @@ class RunStore:
         with self._database.writing("change") as db:
             db.execute("DELETE FROM grants WHERE expires <= ? OR left <= 0", (now,))
             changed = db.execute(
-                "UPDATE approvals SET state = 'expired', why = 'nobody decided in time' "
+                "UPDATE approvals SET state = 'expired', why = 'no decision in time' "
                 "WHERE state = 'pending' AND expires <= ?",
                 (now,),
             )

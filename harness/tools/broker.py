@@ -21,13 +21,13 @@ from ...policies.errors import (
 from ...policies.tools import ALLOWED, ToolDecision, Tools, judge, may_allow, strictest
 from ...runner.audit.spans import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
-from ..schemas.validation import compile_schema
 from ..search.model import Model, model_of
 from .approval import ApprovalRequest, Approve, refuse_approval
 from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail
 from .caller import CALLING, Caller, Tool
 from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
+from .checks import check_arguments
 from .discovery import Discovery
 from .filters import Hits, ResultFilter
 from .meter import Meter
@@ -213,8 +213,7 @@ class Broker:
             raise ToolArgumentsInvalid(
                 f"{names}: the host sets this argument; leave it out", tool=spec.name
             )
-        if complaints := compile_schema(spec.parameters).complaints(call.arguments):
-            raise ToolArgumentsInvalid("; ".join(complaints), tool=spec.name)
+        check_arguments(spec, call.arguments)
 
     def _judge(self, call: BrokerCall) -> ToolDecision:
         name = call.tool.spec.name

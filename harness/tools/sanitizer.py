@@ -9,7 +9,7 @@ import msgspec
 from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
 from ...runner.cell.values import plain
 from ..schemas.spec import ToolSpec
-from ..schemas.validation import compile_schema
+from .checks import check_result
 from .filters import CapRows, Filtered, Hits, ResultFilter, name_of
 from .vault import Redaction
 
@@ -42,7 +42,7 @@ class Sanitizer:
         found = _json_of(spec, value)
         if redaction:
             found = _without_credentials(spec, found, redaction)
-        _check(spec, found.value)
+        check_result(spec, found.value)
         filters = self._filters
         if len(found.data) > 2 * rows:  # a list of `rows` items has at least as many bytes
             filters = (CapRows(int(rows)), *filters)
@@ -108,13 +108,6 @@ def _without_credentials(
         raise ToolResultInvalid(
             "the result holds a credential that cannot be redacted", tool=spec.name
         ) from None
-
-
-def _check(spec: ToolSpec, value: Any) -> None:
-    if not spec.output_schema:
-        return
-    if complaints := compile_schema(spec.output_schema).complaints(value):
-        raise ToolResultInvalid("; ".join(complaints), tool=spec.name)
 
 
 def _passed(spec: ToolSpec, value: Any, filters: Sequence[ResultFilter], hits: Hits) -> Any:

@@ -130,7 +130,7 @@ def test_what_nobody_decides_in_time_is_refused(tmp_path: Path) -> None:
         attempt = runs.start(box, "import tools\ntools.send(to='ann')")
         assert runs.pending() == ()
         result = runs.resume(box, attempt.run).result
-    assert "send was expired: nobody decided in time" in str(result.error)
+    assert "send was expired: no decision in time" in str(result.error)
 
 
 def test_a_grant_approves_so_many_calls_for_so_long(runs: Runs) -> None:
@@ -192,7 +192,7 @@ def test_a_program_that_goes_another_way_is_found_out(runs: Runs) -> None:
         attempt = runs.start(box, code)
         runs.approve(runs.pending()[0].approval)
         second = runs.resume(box, attempt.run)
-        assert "look is called where before it was look" in str(second.result.error)
+        assert "the program calls look, the record has look" in str(second.result.error)
     assert len(MADE) == 1
     with sandbox(runs) as box:
         code = (
@@ -222,7 +222,7 @@ def test_only_a_run_that_waits_is_resumed(runs: Runs) -> None:
             runs.resume(box, attempt.run)
         with pytest.raises(PolicyError, match="no run"):
             runs.resume(box, "nonsense")
-        with pytest.raises(PolicyError, match="cannot be kept"):
+        with pytest.raises(PolicyError, match="cannot be stored"):
             runs.start(box, "1", inputs={"x": object()})
         with pytest.raises(TypeError, match="on_output"):
             runs.start(box, "1", on_output=print)  # type: ignore[call-arg]
@@ -231,7 +231,7 @@ def test_only_a_run_that_waits_is_resumed(runs: Runs) -> None:
 def test_without_a_run_there_is_nothing_to_wait_in(runs: Runs) -> None:
     with sandbox(runs) as box:
         result = box.execute("import tools\ntools.send(to='ann')")
-    assert "has to be approved, and this call cannot wait" in str(result.error)
+    assert "must be approved, and this call cannot wait" in str(result.error)
     assert runs.pending() == ()
 
 
@@ -442,7 +442,7 @@ def test_a_long_result_is_read_on_after_waiting(runs: Runs) -> None:
 
 
 def test_an_argument_that_cannot_be_kept_is_refused(runs: Runs) -> None:
-    with sandbox(runs) as box, pytest.raises(PolicyError, match="kept"):
+    with sandbox(runs) as box, pytest.raises(PolicyError, match="stored"):
         runs.start(box, "1", inputs={"n": 2**70})
 
 
@@ -495,8 +495,8 @@ def test_equal_calls_get_their_answers_in_turn() -> None:
 def test_another_call_at_the_same_place_has_a_missing_one_in_its_way_and_elsewhere_none() -> None:
     replay = recorded(("a:1", "x"))
     assert replay.take("a:1", "z") is None
-    assert [each.number for each in replay.in_the_way("a:1")] == [0]
-    assert replay.in_the_way("a:2") == []
+    assert [each.number for each in replay.conflicts("a:1")] == [0]
+    assert replay.conflicts("a:2") == []
     assert replay.left() == ("a:1: tool",)
 
 

@@ -226,7 +226,7 @@ def test_a_call_in_the_place_of_one_that_was_made_stops_the_program_before_it_is
     again = Attempted(store, begun_with(store, "a"))
     again.call(1, "b", alone=True)
     assert soon(again.is_stopped)
-    assert "send is called where before it was send" in again.recorder.diverged
+    assert "the program calls send, the record has send" in again.recorder.diverged
     assert (MADE, again.told) == ([], [])
     again.end()
 
