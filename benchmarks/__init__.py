@@ -1,1 +1,1 @@
-"""What cells cost, measured on the machine at hand: `cellwright bench`.  Nothing else imports this."""
+"""Benchmarks of `cellwright bench`: the cost of cells on this machine.  Nothing else imports them."""

@@ -1,4 +1,4 @@
-"""What the audit trail costs: appending the two records of an execution, and verifying."""
+"""The cost of the audit trail: appending the two records of an execution, and verifying a file."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Calls of many kinds and languages, each of which says a nonce first: whose result is this?"""
+"""Probes: calls of many kinds and languages; each prints a nonce, which shows whose result it is."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ from ..runner.result import SandboxResult
 
 
 class Kind(NamedTuple):
-    """How a program ends after it has said its nonce: out of a hundred so many, and why."""
+    """How a program ends after it has printed its nonce; `share` is the percentage of such programs."""
 
     name: str
     share: int  # percent
-    reasons: tuple[str, ...]  # those that its result may have; none: there is no result
+    reasons: tuple[str, ...]  # the reasons that its result may have; empty: there is no result
     given: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -76,7 +76,7 @@ _SHARES = {"python": 78, "bash": 8, "sh": 8, "javascript": 3, "ruby": 3}
 
 
 class Probe(NamedTuple):
-    """One that will be made."""
+    """A call that will be made."""
 
     kind: Kind
     language: str = "python"
@@ -92,7 +92,7 @@ SLEEPS = "runs too long"
 
 
 def languages() -> dict[str, int]:
-    """Return those whose interpreter this host has, with their shares."""
+    """Return the languages whose interpreter this host has, with their shares."""
     return {
         name: share
         for name, share in _SHARES.items()
@@ -101,7 +101,7 @@ def languages() -> dict[str, int]:
 
 
 def drawn(count: int, chance: random.Random) -> list[Probe]:
-    """Return so many calls, of every kind and in every language as often as their shares say."""
+    """Return `count` random probes, of kinds and languages by their shares."""
     kinds = chance.choices(KINDS, [kind.share for kind in KINDS], k=count)
     here = languages()
     spoken = chance.choices(list(here), list(here.values()), k=count)
@@ -109,13 +109,12 @@ def drawn(count: int, chance: random.Random) -> list[Probe]:
 
 
 def of_each() -> list[Probe]:
-    """Return one of every kind in every language."""
+    """Return one probe of every kind in every language."""
     return [Probe(kind, language) for language in languages() for kind in KINDS]
 
 
 class ProbeResult(NamedTuple):
-    """What came of a call: the nonce that it was given, what it said, and its result, if it has one;
-    else what it `did`."""
+    """The nonce of a probe, its output, and its result; without a result `did` says what happened."""
 
     nonce: str
     heard: str
@@ -124,14 +123,14 @@ class ProbeResult(NamedTuple):
 
 
 class Prober:
-    """Makes calls in one's own cells, and in those of the daemon that listens at `daemon`."""
+    """Makes probes in local cells, and in those of the daemon that listens at `daemon`."""
 
     def __init__(self, own: Sandbox, daemon: Path) -> None:
         self._own = own
         self._daemon = daemon
 
     def make(self, call: Probe) -> ProbeResult:
-        """Make one; raises what `Sandbox.execute` does."""
+        """Make one probe; raises what `Sandbox.execute` raises."""
         nonce = os.urandom(8).hex()
         code = call.program(nonce)
         if call.kind is HANGS_UP:
@@ -149,7 +148,7 @@ class Prober:
             yield client
 
     def _hang_up(self, call: Probe, code: str, nonce: str) -> ProbeResult:
-        """Be gone as soon as the program has said something."""
+        """Disconnect as soon as the program has printed something."""
         with Sandbox(connect=self._daemon) as client:
             run = client.start(code, call.language)
             heard = next(run.output(), ("", b""))[1].strip().decode(errors="replace")
@@ -159,9 +158,10 @@ class Prober:
 
 
 def complaint_about(call: Probe, answer: ProbeResult) -> str:
-    """Say what is wrong with an answer where nothing should have gone wrong; empty if nothing is.
+    """Return the error in an answer; empty if it is as expected.
 
-    Who runs out of time may have said nothing yet: an interpreter starts slowly beside 64 others.
+    A program that runs out of time may have printed nothing yet: an interpreter starts slowly beside
+    64 others.
     """
     reason = answer.result.reason if answer.result else None
     heard = answer.heard == answer.nonce or (reason == "wall_time" and not answer.heard)
@@ -173,5 +173,5 @@ def complaint_about(call: Probe, answer: ProbeResult) -> str:
 
 
 def said(result: SandboxResult) -> str:
-    """Return what a result was, for a complaint about it."""
+    """Describe a result, for a complaint about it."""
     return f"got {result.stdout.strip()[:40]!r}, {result.reason}, {result.error}"

@@ -1,4 +1,4 @@
-"""What system calls cost inside a cell, beside the same program in a bare interpreter."""
+"""The cost of system calls inside a cell, beside the same program in a bare interpreter."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What of ours is there now: processes, cgroups, mounts, namespaces, descriptors, memory."""
+"""A census of what exists now: processes, cgroups, mounts, namespaces, descriptors, memory."""
 
 import contextlib
 import glob

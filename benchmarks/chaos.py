@@ -1,4 +1,4 @@
-"""Programs run while processes are killed and stopped under them: what holds at every checkpoint."""
+"""Programs that run while processes are killed and stopped at random, with checkpoints."""
 
 import contextlib
 import itertools

@@ -1,11 +1,11 @@
-"""What is seen at each checkpoint of a run with faults, and what is said of it."""
+"""Checkpoints of a run with faults: the measurements at each, and the criteria for them."""
 
 from collections import Counter
 from typing import NamedTuple
 
 from .report import Column, Criterion, ReportTable, Value
 
-# Who waits for a cell of a launcher that is stopped gives up after 20 s, for its end after 20 more; a
+# A caller waiting for a cell of a stopped launcher gives up after 20 s, for its end after 20 more; a
 # request of which nothing ran is made up to three times.
 _LONGEST_SECONDS = 75.0
 

@@ -1,5 +1,5 @@
-"""Pieces of work as agents are given them: what is there before, the calls that a model makes without
-programs, and the program that it writes instead."""
+"""Chores of agents: the files before, the calls that a model makes without programs, and the program
+that it writes instead."""
 
 import ast
 import json

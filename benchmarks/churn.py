@@ -1,4 +1,4 @@
-"""More than there is room for: sessions that come and go, and a burst beyond the pool."""
+"""Load beyond the capacity: sessions that are opened and closed, and a burst larger than the pool."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the two processes of the ladder say: the one that measures, and the one that climbs."""
+"""The messages between the two processes of the ladder: one measures, the other climbs."""
 
 import msgspec
 

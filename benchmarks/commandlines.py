@@ -1,4 +1,4 @@
-"""Command lines of other sandboxes around the same interpreter and the same files."""
+"""Command lines of other sandboxes for the same interpreter and the same files."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""`cellwright bench`: what is measured, and where the results go.
+"""The benchmarks by name, and their results: shown, and written to files.
 
-Exit status 1 if a verdict of a benchmark does not hold.
+The exit status is 1 if a criterion of a benchmark does not hold.
 """
 
 import argparse
@@ -23,65 +23,92 @@ from .settings import Settings
 from .tables import show
 
 _HOLDS, _FAILS = 0, 1
-# name -> what it tells; each is a module of this package with a function `measure`
+# name: summary; each is a module of this package with a function `measure`
 BENCHMARKS = {
-    "latency": "what one call costs",
+    "latency": "latency of one call",
     "throughput": "fresh cells a second, and CPU time a call",
-    "ladder": "what each layer costs, one by one",
-    "density": "memory of cells that stand ready, and of sessions",
-    "growth": "what becomes slower with time, use and load",
-    "peers": "the same programs elsewhere, side by side",
+    "ladder": "cost of each layer, one by one",
+    "density": "memory of ready cells and of sessions",
+    "growth": "latency and memory with age, use and load",
+    "peers": "the same programs in other sandboxes",
     "languages": "programs in other languages, and sessions in them",
-    "fairness": "neighbours, and the order of a queue",
-    "kernel": "kernel memory that a cell gets beyond its cap, object by object",
-    "leaks": "what is left after ten thousands of calls",
-    "soak": "many callers at once, hostile ones among them, and all there is in abundance",
-    "chaos": "processes are killed and stopped at random while programs run",
-    "replays": "whether runs with parallel calls are finished, and no call made twice, under kills",
-    "audit": "what the audit trail costs",
-    "daemon": "what it costs to share a pool through a daemon",
-    "tools": "what a call of a tool costs",
-    "mcp": "what a program costs a client of the MCP server",
-    "validation": "what a source check costs",
-    "search": "how much of what is asked for is found among tools, and what a query costs",
-    "tokens": "what a model reads of tools, and what many tools cost a request",
-    "workflows": "what passes through a model in whole pieces of work, both ways",
-    "stream": "bytes of output a second, as they come",
+    "fairness": "order of a queue, and latency beside busy neighbours",
+    "kernel": "kernel memory beyond the cap of a cell, by kind of object",
+    "leaks": "resources left after ten thousand calls",
+    "soak": "many callers at once, hostile ones among them, and many sessions",
+    "chaos": "programs while processes are killed and stopped at random",
+    "replays": "durable runs that are killed at random: each completes, no call is made twice",
+    "audit": "cost of the audit trail",
+    "daemon": "cost of sharing a pool through a daemon",
+    "tools": "cost of a tool call",
+    "mcp": "cost of a program for a client of the MCP server",
+    "validation": "cost of a source check",
+    "search": "recall of the search over tools, and cost of a query",
+    "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",
+    "workflows": "tokens that pass through a model, by tool calls and by programs",
+    "stream": "output in bytes a second",
 }
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `cellwright bench`."""
-    told = "; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items())
+    summaries = "; ".join(f"{name}: {summary}" for name, summary in BENCHMARKS.items())
     parser.add_argument(
         "names",
         nargs="*",
         metavar="WHAT",
-        help=f"{told}. All: all of them. Without: the first six",
+        help=f"{summaries}; all: all of them. Default the first six",
     )
-    parser.add_argument("--runs", type=int, metavar="N", help="how often to measure each")
+    parser.add_argument("--runs", type=int, metavar="N", help="number of measurements of each")
     parser.add_argument(
-        "--forks", type=int, metavar="N", help="how old a launcher grows (growth, leaks)"
+        "--forks",
+        type=int,
+        metavar="N",
+        help="number of cells that one launcher forks (growth, leaks)",
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help="how long faults go on (chaos)")
-    parser.add_argument("--smoke", action="store_true", help="little of everything, ratios only")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where peers-setup installed")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="for search and tokens")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a sentence encoder, for search")
-    parser.add_argument("--plain", action="store_true", help="plain tables, even with rich")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing")
+    parser.add_argument("--minutes", type=float, metavar="M", help="duration of the faults (chaos)")
+    parser.add_argument("--smoke", action="store_true", help="measure little, for ratios only")
     parser.add_argument(
-        "--write-readme", action="store_true", help="write the results into a checkout's documents"
+        "--peers",
+        type=Path,
+        metavar="DIR",
+        help="the directory in which peers-setup installed other sandboxes",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="questions and catalogues of tools (search, tokens)",
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a sentence encoder (search)")
+    parser.add_argument(
+        "--plain", action="store_true", help="print plain tables even if rich is installed"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with charts to this file"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing; show the results that --json wrote",
+    )
+    parser.add_argument(
+        "--write-readme",
+        action="store_true",
+        help="write the results into the documents of a checkout",
     )
 
 
 def bench(options: argparse.Namespace, policy: Policy) -> int:
-    """Measure, or read what was measured, and show it; raises PolicyError for what makes no sense."""
+    """Measure, or read results from a file, and print them; raises PolicyError for invalid options."""
     if options.smoke and options.write_readme:
-        raise PolicyError("--write-readme: what a smoke run finds is not for documents")
+        raise PolicyError(
+            "--write-readme: cannot be combined with --smoke, whose numbers mean nothing"
+        )
     settings = Settings(
         policy, options.runs, options.forks, options.minutes, options.smoke, options.peers,
         options.data, options.model,
@@ -96,7 +123,7 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
 
 @contextlib.contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Have SIGTERM end us like Ctrl-C does, so that nothing is left behind."""
+    """Let SIGTERM end this process as Ctrl-C does, so that cells are cleaned up."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -116,14 +143,14 @@ def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Repor
     reports: list[Report] = []
     for name in _chosen(options.names):
         reports.append(_measured(name, settings, plain=options.plain))
-        _write(reports, options)  # at once: what is measured must not be lost with what is not
+        _write(reports, options)  # at once: a later failure must not lose this result
     return reports
 
 
 def _chosen(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in (*BENCHMARKS, "all"):
-            raise PolicyError(f"bench: {name!r} is none of {', '.join(BENCHMARKS)}")
+            raise PolicyError(f"unknown benchmark {name!r}", f"use all or {', '.join(BENCHMARKS)}")
     return tuple(BENCHMARKS) if "all" in names else tuple(names) or _USUAL
 
 
@@ -143,7 +170,7 @@ def _read(path: Path) -> list[Report]:
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise PolicyError(f"{path} is none of our results: {error}") from None
+        raise PolicyError(f"--from: {path} is not a file of results: {error}") from None
 
 
 def _write(reports: list[Report], options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The same every time: after a rest, and over and over."""
+"""Constancy: the same program with the same result, after a rest and a thousand times in a row."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a peer is: something else that runs Python, and what stands between it and the machine."""
+"""A contestant: another way to run Python, and the isolation between it and the machine."""
 
 import os
 import subprocess

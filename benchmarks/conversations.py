@@ -1,4 +1,4 @@
-"""Those who keep talking: with a session that remembers, with a program that answers."""
+"""Conversations: a session that keeps its state, and a program that answers line by line."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Two hundred callers at once: kind ones and unkind ones, alone and beside hostile neighbours."""
+"""Two hundred callers at once: orderly and disorderly ones, alone and beside hostile neighbours."""
 
 import contextlib
 import os
@@ -130,7 +130,7 @@ def _crowd(settings: Settings) -> Iterator[tuple[Crowd, int]]:
 def _fair(name: str, crowd: Crowd) -> Criterion:
     longest, mean = max(crowd.waits), sum(crowd.waits) / len(crowd.waits)
     return Criterion(
-        f"{name}: nobody waits {_STARVED:g} times as long for a cell as the mean",
+        f"{name}: no caller waits {_STARVED:g} times as long for a cell as the mean",
         longest < _STARVED * mean,
         f"longest {longest:.2f} s, mean {mean:.2f} s",
     )

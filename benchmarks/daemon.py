@@ -1,4 +1,4 @@
-"""What it costs to share a pool: calls through the daemon beside those of a sandbox of one's own."""
+"""The cost of sharing a pool: calls through the daemon beside those of a local sandbox."""
 
 import contextlib
 import subprocess

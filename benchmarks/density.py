@@ -1,5 +1,4 @@
-"""What a cell costs that stands ready, or that a session keeps: memory, descriptors, and latency beside
-so many."""
+"""The cost of a ready cell and of an open session: memory, descriptors, latency beside many."""
 
 import glob
 import itertools

@@ -1,4 +1,4 @@
-"""Writes results into the documents of a checkout, between two marks that stay."""
+"""Results written into the documents of a checkout, between two marks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who comes first is served first, and what a neighbour does is felt no more than so much."""
+"""Fairness: callers are served in order, and a busy neighbour delays others by a bounded amount."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Faults at random, to processes and cgroups of ours and to no others."""
+"""Random faults, injected only into processes and cgroups of the benchmark."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ from ..runner import channel
 from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, roles_below
 from .report import Column, ReportTable
 
-# Who is hit how often, of a hundred.
+# The share of each kind of victim, in percent.
 _VICTIMS = {GUEST: 30, INIT: 15, LAUNCHER: 12, NURSERY: 6, KEEPER: 6, OTHER: 3}
 _CGROUP, _CLIENT = "cgroup", "client"
 _OTHERS = {_CGROUP: 18, _CLIENT: 10}
@@ -35,7 +35,7 @@ with Sandbox(connect=sys.argv[1]) as client:
 
 
 class Faults:
-    """Hits one victim at a time; whoever was stopped goes on in the end."""
+    """Hits one victim at a time; a stopped process continues in the end."""
 
     def __init__(self, chance: random.Random, daemon: Path) -> None:
         self._chance = chance
@@ -88,7 +88,7 @@ class Faults:
                 opened.pop_all()
 
     def _remove_cgroup(self) -> None:
-        """Remove one as whoever cleans up after others might: an empty one goes."""
+        """Remove one, as a cleaner of the host might; rmdir(2) removes only an empty one."""
         cells = glob.glob(f"/sys/fs/cgroup/**/cellwright-{os.getpid()}-*/*/", recursive=True)
         if not cells:
             return

@@ -1,4 +1,4 @@
-"""Where the ladder stands: a launcher that climbs rungs in the place of forking cells, and cgroups."""
+"""The ground of the ladder: cgroups, and a launcher that climbs rungs instead of forking cells."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""What becomes slower with time, use and load: an old launcher, a long audit trail, a busy host."""
+"""Growth of latency and memory with an old launcher, a long audit trail, and a busy host."""
 
 import contextlib
 import subprocess

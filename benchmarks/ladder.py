@@ -1,4 +1,4 @@
-"""What each layer costs on this host, added one by one from a bare fork up to a whole call.
+"""The cost of each layer on this host, added one by one from a bare fork up to a whole call.
 
 The rungs are climbed by `rungs.py` in a launcher of their own.  What the supervisor does besides,
 cgroups, channels, the program and its audit records, is measured here, through the public API.

@@ -1,4 +1,4 @@
-"""What a program in another language costs: once, in a session, and started by bubblewrap."""
+"""The cost of a program in another language: once, in a session, and started by bubblewrap."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""What one call costs, from the public API: with a cell that stood ready, without one, in a session,
-in a burst, with more callers than processors, and as a whole command."""
+"""The latency of one call through the public API: with a ready cell, without one, in a session, in a
+burst, with more callers than processors, and as a whole command."""
 
 import subprocess
 import sys

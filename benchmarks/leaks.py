@@ -1,4 +1,4 @@
-"""What is left after ten thousands of calls, one after the other: a census before and after."""
+"""Leaks: a census before and after ten thousand calls, one after the other."""
 
 import time
 from functools import partial

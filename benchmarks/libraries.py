@@ -1,4 +1,4 @@
-"""Peers that are libraries, each in a worker process that stays, and that times its own calls."""
+"""Contestants that are libraries, each in a worker process that times its own calls."""
 
 import json
 import select

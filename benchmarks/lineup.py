@@ -1,4 +1,4 @@
-"""Who takes part in the comparison of peers, and what stands between each and the machine."""
+"""The lineup of the comparison: every contestant, and its isolation from the machine."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""The machine that is measured on, and how busy it is, a line each."""
+"""The machine that is measured, and its load, in a line each."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ def facts() -> str:
 
 
 def load() -> str:
-    """Say how busy it is, for whoever asks later why a number is odd."""
+    """Return the load, which may explain an odd number later."""
     return f"Load of the machine when this began: {os.getloadavg()[0]:.1f}."
 
 

@@ -1,4 +1,4 @@
-"""What a program costs a client of our MCP server, beside a tool of the SDK's that does nothing.
+"""The cost of a program for a client of the MCP server, beside an empty tool of the SDK.
 
 Both servers are processes behind a pipe, spoken to by the same few lines, so that no client's own work
 is in the numbers.  The SDK is imported by the servers only.
@@ -59,7 +59,7 @@ _PROGRAM = "import tools\ntools.double(21)"
 
 
 class StdioClient:
-    """A server behind a pipe, and the least that one has to say to it."""
+    """A minimal client of a server behind a pipe."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin
@@ -73,7 +73,7 @@ class StdioClient:
         self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        """Return what a tool gives; raises RuntimeError if that is an error."""
+        """Return the result of a tool; raises RuntimeError for an error."""
         result = self.ask("tools/call", {"name": name, "arguments": arguments})
         if result.get("isError"):
             raise RuntimeError(str(result["content"]))
@@ -96,7 +96,7 @@ class StdioClient:
 
 @contextlib.contextmanager
 def served(*command: str, env: Mapping[str, str] | None = None) -> Iterator[StdioClient]:
-    """Give a server that has been greeted, and end it after; `env` are further variables."""
+    """Start a server, greet it, and end it after; `env` adds variables."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
     )

@@ -1,4 +1,4 @@
-"""What it costs to know what texts mean: a sentence encoder, a catalogue of vectors, a query."""
+"""The cost of search by meaning: a sentence encoder, a catalogue of vectors, a query."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Contenders run in turn, and what is said of many measurements: medians and percentiles, no means."""
+"""Measurements of contenders in turn, and their medians and percentiles; no means."""
 
 import time
 from collections.abc import Callable, Sequence

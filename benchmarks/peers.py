@@ -1,4 +1,4 @@
-"""The same programs elsewhere: other sandboxes, other Pythons, none at all; side by side, in turns."""
+"""The same programs elsewhere, side by side and in turn: other sandboxes, other Pythons, no sandbox."""
 
 import tempfile
 from contextlib import ExitStack

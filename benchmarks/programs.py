@@ -1,4 +1,4 @@
-"""The programs that every contender runs: the same source for all."""
+"""The sample programs that every contestant runs: the same source for all."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: data that a terminal, a file, a page and a document can show."""
+"""The report of a benchmark: data for a terminal, a file, a page and a document."""
 
 import msgspec
 
@@ -57,7 +57,7 @@ Chart = Bars | Curves
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """What had to hold, and what was seen."""
+    """A criterion: what must hold, whether it holds, and what was measured."""
 
     what: str
     holds: bool
@@ -68,7 +68,7 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one benchmark has to say.
+    """All results of one benchmark.
 
     `headlines` are the tables that a README has room for; `samples` single measurements, in seconds.
     """
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown(value: Value, digits: int) -> str:
-    """Return a value as people read it."""
+    """Return a value with its digits and separators; "-" if it could not be measured."""
     if value is None:
         return "-"
     if isinstance(value, str):

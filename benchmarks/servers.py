@@ -1,4 +1,4 @@
-"""MCP servers of others as somebody would configure them, once scripts/servers has installed them."""
+"""MCP servers by other authors, configured as a user would, once scripts/servers has installed them."""
 
 from pathlib import Path
 from typing import Any

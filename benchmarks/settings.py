@@ -1,4 +1,4 @@
-"""What was asked for, and sandboxes as a user has them: default policy, audit trail in a file."""
+"""The settings of a benchmark, and sandboxes as users have them: default policy, trail in a file."""
 
 import contextlib
 import tempfile

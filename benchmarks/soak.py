@@ -1,4 +1,4 @@
-"""Used hard, and for long: whose result each was, who waited, and what is left."""
+"""Long and heavy use: whether each result belongs to its caller, the waiting times, and leaks."""
 
 from itertools import chain
 

@@ -1,4 +1,4 @@
-"""A stretch of calls: what there was before and after it, and what went wrong."""
+"""A stretch of calls: a census before and after it, and the errors in between."""
 
 import contextlib
 import sys
@@ -16,7 +16,9 @@ from .report import Column, Criterion, ReportTable, Value
 _PATIENCE = 20.0
 _SAME = 5  # censuses in a row
 MAY_GROW_MIB = 5.0
-_MAY_LINGER = 100  # cgroups that die: the kernel's own time, and whoever else is on this host
+_MAY_LINGER = (
+    100  # dying cgroups: the kernel frees them late, and other users of this host have some
+)
 _ALLOWED = {
     "memory_mib": MAY_GROW_MIB,
     "launchers_mib": MAY_GROW_MIB,

@@ -1,4 +1,4 @@
-"""Fresh cells a second with more and more clients, and the CPU time that one call takes."""
+"""Fresh cells a second with a growing number of clients, and the CPU time of one call."""
 
 import os
 import resource
@@ -61,7 +61,7 @@ def _rivals(settings: Settings) -> Iterator[list[Rival]]:
         demand = stack.enter_context(sandbox(settings, PoolSettings(size=0)))
         rivals = [_ours(_POOLED, pooled), _ours(_DEMAND, demand)]
         if command := bubblewrap("-I", "-S", "-c", SUM.source):
-            # It does not wait for the process that it confines, so nobody hears what that used.
+            # It does not wait for the process that it confines, so its resource usage is unknown.
             rivals.append(Rival(_BUBBLEWRAP, _command(command), None))
         bare = [interpreter(), "-I", "-S", "-c", SUM.source]
         rivals.append(Rival(_BARE, _command(bare), _cpu_of_children))

@@ -1,4 +1,4 @@
-"""What a call of a tool costs: of one on the host, of one that was made, from here and from a cell."""
+"""The cost of a tool call: of a tool on the host and of a made one, from the host and from a cell."""
 
 import contextlib
 import tempfile

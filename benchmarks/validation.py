@@ -1,4 +1,4 @@
-"""What a source check costs: at first sight, when it is parsed, and at the second, when it is known.
+"""The cost of a source check: the first time, when it is parsed, and the second, when it is cached.
 
 Every first sight is of a source that differs in its last line.
 """
