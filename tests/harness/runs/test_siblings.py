@@ -18,7 +18,7 @@ from cellwright.harness.runs.durable_runs import CallState
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.store import RunStore
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.approval import Asked
+from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.runner.messages import Answer, Call
@@ -391,7 +391,7 @@ def test_an_attempt_that_was_replaced_does_not_end_the_run(state: str) -> None:
         first = store.get(run).attempt
         store.take_up(run, abandoned=True)
         second = store.get(run).attempt
-        asked = Asked("send", "", {"to": "ann"}, "me", "risky", run, "1", "call")
+        asked = ApprovalRequest("send", "", {"to": "ann"}, "me", "risky", run, "1", "call")
         assert store.use(asked, 2e10)[0] == "pending"
         store.end(run, state, attempt=first)
         assert [each.state for each in store.kept(run)] == ["running"]
