@@ -1,1 +1,1 @@
-"""What is allowed, as data: policies, profiles, the compiler.  Pure: no privilege, no processes."""
+"""Policies, profiles and the compiler that turns them into plans.  Pure: no privilege, no processes."""

@@ -1,15 +1,15 @@
-"""What is closed once it is not needed any more: with `with`, or by hand."""
+"""`Closing`: the base class of objects that are closed by `with` or by `close()`."""
 
 from abc import ABC, abstractmethod
 from typing import Self
 
 
 class Closing(ABC):
-    """Something that a `with` statement closes at its end, however that comes."""
+    """A context manager that calls `close()` at the end, also after an exception."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held; closing twice is fine."""
+        """Release all resources; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Policy and host to plan: every gap is collected, then either a plan or one Unenforceable."""
+"""The compiler: a policy and a host become a plan, or one Unenforceable that lists every gap."""
 
 import errno
 import os
@@ -12,10 +12,10 @@ from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
 from .syscalls import Condition, Rule, SyscallTable, syscall_table
 
-# A descriptor cannot be sent while more than the sender's RLIMIT_NOFILE are on their way, of all
-# processes with its uid, and one message has up to 253 (unix(7), ETOOMANYREFS): a guest with as many
-# as the launcher may have would silence the launcher, and so end every cell.
-_ON_THEIR_WAY = 2 * 253 + 6
+# sendmsg(2) fails with ETOOMANYREFS while all processes of the uid together have more descriptors in
+# flight than the sender's RLIMIT_NOFILE; one message carries up to 253 (unix(7)).  If a guest could
+# have as many as the launcher, it could block the launcher's messages, and so end every cell.
+_IN_FLIGHT = 2 * 253 + 6
 _ENVIRONMENT = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",
@@ -26,7 +26,7 @@ _ENVIRONMENT = {
 
 
 class CellLanguage(NamedTuple):
-    """What cells run: a language, and the files that execve(2) opens for it, its interpreter first."""
+    """The language of a cell, and the files that execve(2) opens for it: the interpreter first."""
 
     language: str = PYTHON
     executables: tuple[str, ...] = ()
@@ -39,19 +39,20 @@ def compile_policy(
     learning: bool = False,
     runs: CellLanguage = CellLanguage(),  # noqa: B008 - a constant
 ) -> Plan:
-    """Return the plan of `policy` on `host` for cells that run what `runs` says; with `learning`, one
-    whose filter leaves everything but plain computation to the listener, to find out what a program
-    needs.
+    """Return the plan of `policy` on `host` for cells of the language `runs`.
 
-    Raises PolicyError if the policy makes no sense and Unenforceable, naming every gap, if the
-    host cannot give a layer that the policy does not call optional.
+    With `learning`, the filter allows plain computation only and leaves every other call to the
+    listener, which records what the program needs.
+
+    Raises PolicyError if the policy is invalid, and Unenforceable, which lists every gap, if the host
+    lacks a layer that the policy does not name optional.
     """
     policy = check_policy(policy)
     layers = layers_in_force(policy, host)
     table = syscall_table()
     limits = policy.limits
     groups = ("base",) if learning else _groups(policy, runs)
-    open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _ON_THEIR_WAY))
+    open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _IN_FLIGHT))
     listened = _listened(policy, table, runs) if "listener" in layers else None
     rules = _granted(policy, layers, table.rules(groups))
     rules += (_hand_over(open_files),) if listened else ()
@@ -90,9 +91,9 @@ def compile_policy(
 
 
 def _binds(policy: Policy) -> tuple[Bind, ...]:
-    """Return one bind a path, with all the rights that the policy names for it."""
+    """Return one bind for each path, with all the rights that the policy grants it."""
     write = policy.filesystem.write
-    # A shared library cannot be mapped from a mount that is noexec (mmap(2), EPERM).
+    # mmap(2) refuses to map a shared library from a noexec mount (EPERM).
     execute = (*policy.processes.execute, *policy.python.path)
     return tuple(
         Bind(path=path, writable=path in write, executable=path in execute)
@@ -108,9 +109,12 @@ def _environment(policy: Policy, runs: CellLanguage) -> dict[str, str]:
 
 
 def _for_libraries(policy: Policy) -> dict[str, str]:
-    """Tell drawing libraries that there is no screen, and numerical ones of as many CPUs as the cell
-    has, else they start a thread for each of the host's; of one where they are loaded in the
-    launcher, which must stay single-threaded."""
+    """Return variables for drawing and numerical libraries.
+
+    Drawing libraries learn that there is no screen.  Numerical libraries otherwise start a thread for
+    each CPU of the host: they get the cell's number of CPUs, or 1 if modules are preloaded, because
+    the launcher must stay single-threaded.
+    """
     if not policy.python.path:
         return {}
     threads = 1 if policy.python.preload else max(1, int(policy.limits.cpus))
@@ -155,13 +159,14 @@ def _rlimits(policy: Policy, layers: tuple[str, ...], language: str) -> tuple[tu
     return tuple(rlimits)
 
 
-# What an interpreter has mapped, or reserves, before it runs anything. V8 reserves 640 MiB and more
-# to place its code in, and ends at once if it cannot (measured: node 18 and 20).
+# Address space that an interpreter maps or reserves before it runs anything.  V8 reserves 640 MiB and
+# more for its code, and exits at once if it cannot (measured: node 18 and 20).
 _ADDRESS_SPACE = dict.fromkeys(("javascript", "typescript"), 1024 * MIB)
 
 
 def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
-    """Return the second fence around what the mounts show: reading everywhere, the rest by name."""
+    """Return the Landlock rules, a second fence around the mounts: reading everywhere, writing and
+    execution by name."""
     subprocesses = policy.processes.subprocesses
     rules = [PathRule(path="/", execute=subprocesses)]
     rules += [
@@ -175,13 +180,13 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
 
 def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
     # base has socketpair, for asyncio.  local_sockets can pass descriptors, which the kernel counts
-    # per uid over all cells (unix(7), ETOOMANYREFS): only for those who need it.
+    # per uid over all cells (unix(7), ETOOMANYREFS), so only programs that need the group get it.
     groups = ["base"]
     if policy.processes.threads:
         groups.append("threads")
     if policy.processes.subprocesses:
         groups += ["processes", "exec", "local_sockets"]
-    if runs.executables:  # the interpreter is exec'd, and nothing else is executable
+    if runs.executables:  # for the interpreter; no other file is executable
         groups.append("exec")
     if policy.network.loopback:
         groups += ["loopback_sockets", "local_sockets"]
@@ -189,9 +194,12 @@ def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
 
 
 def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Leave out memfd_create where only named programs may run: such a file is on no mount, so neither
-    noexec nor Landlock keeps it from being executed (memfd_create(2)).  Leave it out as well where no
-    memory cgroup counts its pages: no tmpfs size and no rlimit bounds them."""
+    """Return `rules` without memfd_create if it could bypass the policy.
+
+    A memfd is on no mount, so neither noexec nor Landlock prevents its execution (memfd_create(2)): it
+    is refused if only named programs may run.  It is also refused without a memory cgroup: no tmpfs
+    size and no rlimit bounds its pages.
+    """
     runs_only_named = policy.processes.subprocesses and not policy.processes.execute_own
     if runs_only_named or "cgroup_memory" not in layers:
         return tuple(rule for rule in rules if rule.call != "memfd_create")
@@ -199,18 +207,17 @@ def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -
 
 
 class _LockAnswers(NamedTuple):
-    """The calls that set locks: those that the filter answers, with the errno, and those that the
-    listener does."""
+    """Calls that set locks: `answered` by the filter, with the errno, or `heard` by the listener."""
 
     answered: tuple[tuple[Rule, int], ...]
     heard: tuple[Rule, ...]
 
 
 def _is_alone(policy: Policy, learning: bool) -> bool:
-    """Tell whether a cell is one process that shares no file that can be written.
+    """Tell whether a cell is one process without writable host files.
 
-    No record lock of it can conflict with another one: within a process they never do, and on a file
-    that is only read there are none but shared ones (fcntl(2), "Advisory record locking").
+    Its record locks cannot conflict: within one process they never do, and a read-only file can only
+    have shared locks (fcntl(2), "Advisory record locking").
     """
     return not (learning or policy.processes.subprocesses or policy.filesystem.write)
 
@@ -240,8 +247,11 @@ def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listen
 
 
 def _hand_over(descriptor: int) -> Rule:
-    """Allow what passes the listener on: sendmsg(2) on the one descriptor that, once closed and the
-    limit lowered, no guest can have again."""
+    """Return the rule for the message that hands over the listener: sendmsg(2) on one descriptor.
+
+    The number equals RLIMIT_NOFILE of the guest: once the descriptor is closed and the limit lowered,
+    no guest can have that number again.
+    """
     return Rule("sendmsg", (Condition(0, 0xFFFFFFFF, descriptor),))
 
 
@@ -250,6 +260,6 @@ def _refusals(table: SyscallTable, groups: tuple[str, ...]) -> dict[int, tuple[s
 
 
 def _numbered(table: SyscallTable, by_name: dict[str, Any]) -> dict[int, Any]:
-    """Return `by_name` by call number, without what this architecture never had."""
+    """Return `by_name` by call number, without calls that this architecture never had."""
     numbered = {number_of(call, table): value for call, value in by_name.items()}
     return {number: value for number, value in numbered.items() if number >= 0}

@@ -1,8 +1,8 @@
-"""Denied paths: patterns that take names away from what is shown.  Pure.
+"""Denied paths: patterns that hide names beneath shown paths.  Pure.
 
-A pattern is an absolute path whose components may hold `*`, `?` and `[...]`, each of which stands for
-characters of one name, a leading dot included; the component `**` stands for any number of directories.
-A component always denies its literal name too, so a file called `a[1]` can be denied by its own name.
+A pattern is an absolute path.  In a component, `*`, `?` and `[...]` match characters of one name, a
+leading dot included; the component `**` matches any number of directories.  A component also denies its
+literal name, so the name `a[1]` denies a file called `a[1]`.
 """
 
 import fnmatch
@@ -14,12 +14,12 @@ from typing import Any
 _MAGIC = re.compile(r"[*?\[]")
 ANY_DEPTH = "**"
 
-_Tree = Mapping[str, Any]  # name -> what is denied beneath it; None denies it whole
-_Rest = tuple[str, ...]  # the components of a pattern that are still to be matched
+_Tree = Mapping[str, Any]  # name -> the tree of names denied beneath it; None denies it whole
+_Rest = tuple[str, ...]  # the components of a pattern that are not matched yet
 
 
 class Denied:
-    """What patterns deny beneath one directory; `bool` tells whether anything."""
+    """The names that patterns deny beneath one directory; false if there are none."""
 
     def __init__(self, trees: tuple[_Tree, ...], rests: frozenset[_Rest]) -> None:
         self._trees = trees
@@ -30,13 +30,13 @@ class Denied:
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The only names with something denied at or beneath them; None where any could be."""
+        """The only names with a denied path at or beneath them; None if a pattern may match any."""
         if self._rests:
             return None
         return frozenset(name for tree in self._trees for name in tree)
 
     def enter(self, name: str) -> "Denied | None":
-        """Return what is denied beneath the entry `name`, None if the entry itself is denied."""
+        """Return the denied paths beneath the entry `name`; None if the entry itself is denied."""
         trees = []
         for tree in self._trees:
             below = tree.get(name, _NOTHING)
@@ -51,12 +51,14 @@ class Denied:
         return Denied(tuple(trees), frozenset(rests))
 
     def also(self, other: "Denied") -> "Denied":
-        """Return what either denies."""
+        """Return the paths that `self` or `other` denies."""
         return Denied(self._trees + other._trees, self._rests | other._rests)
 
     def beneath(self, path: str) -> "Denied | None":
-        """Return what is denied beneath the absolute `path`, None if `path` itself is denied; `self`
-        must be what is denied beneath the root."""
+        """Return the denied paths beneath the absolute `path`; None if `path` itself is denied.
+
+        `self` must be the denied paths of the root directory.
+        """
         here: Denied | None = self
         for name in path.split("/"):
             if not name:
@@ -75,7 +77,7 @@ _NOTHING: _Tree = {}
 
 
 def denied_by(patterns: Iterable[str]) -> Denied:
-    """Return what `patterns` deny beneath the root directory."""
+    """Return the paths that `patterns` deny, beneath the root directory."""
     tree: dict[str, Any] = {}
     rests = set()
     for pattern in patterns:
@@ -87,7 +89,7 @@ def denied_by(patterns: Iterable[str]) -> Denied:
 
 
 def is_pattern(path: str) -> bool:
-    """Tell whether `path` may stand for more than one path."""
+    """Tell whether `path` holds a wildcard."""
     return bool(_MAGIC.search(path))
 
 

@@ -1,50 +1,50 @@
 """Every exception of cellwright.
 
     CellwrightError
-    ├── PolicyError          a policy, a configuration or an argument that makes no sense
-    ├── Unenforceable        this host cannot give a layer that the policy requires
+    ├── PolicyError          a policy, a configuration or an argument is invalid
+    ├── Unenforceable        this host lacks a layer that the policy requires
     ├── LaunchError          a cell or its launcher could not be built
-    │   └── LauncherLost     the launcher ended, and every cell with it
+    │   └── LauncherLost     the launcher ended, and all its cells with it
     ├── AuditError           the audit trail cannot be opened or written
-    ├── BudgetExceeded       work on untrusted input took more steps or time than it may
-    ├── BusyError            no room for another execution now
+    ├── BudgetExceeded       work on untrusted input exceeded its steps or time
+    ├── BusyError            no free slot for another execution now
     ├── ClosedError          the sandbox was closed
-    ├── SessionLost          the cell of a session is gone, and its state with it
-    ├── WorkspaceError       a file of a session, or a named workspace, cannot be had or written
-    ├── ToolError            of tools, and of calls of them
-    │   ├── ToolNotFound         there is none of that name
-    │   ├── ToolInvalid          it cannot be a tool: its name, its source or its schema
-    │   │   └── ToolTestFailed       its own tests say that it does not work
-    │   ├── ToolExists           the name is taken, or another tool does the same
-    │   ├── ToolDenied           the caller may not
-    │   │   └── ApprovalRequired     nobody has approved the call
-    │   ├── ToolBudgetExceeded   the caller has called too many, or too fast
-    │   ├── ToolQuotaExceeded    the maker's tools take all the room that one maker has
-    │   ├── ToolArgumentsInvalid the arguments are not what its schema says
-    │   ├── ToolResultInvalid    the result is not what its schema says
+    ├── SessionLost          the cell of a session ended, and its state is lost
+    ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
+    ├── ToolError            an error of a tool or of a call of it
+    │   ├── ToolNotFound         no tool has that name
+    │   ├── ToolInvalid          the name, the source or a schema of the tool is invalid
+    │   │   └── ToolTestFailed       the tool's own tests failed
+    │   ├── ToolExists           the name is in use, or another tool does the same
+    │   ├── ToolDenied           the caller may not make the call
+    │   │   └── ApprovalRequired     the call needs the approval of a person
+    │   ├── ToolBudgetExceeded   the caller made too many calls, or too fast
+    │   ├── ToolQuotaExceeded    the tools of one maker exceed its quota
+    │   ├── ToolArgumentsInvalid the arguments do not match the tool's schema
+    │   ├── ToolResultInvalid    the result does not match the tool's schema
     │   ├── ToolResultTooLarge   the result is longer than the caller's policy allows
-    │   ├── ToolDiverged         a run that was resumed calls something else than before
-    │   ├── ToolOutcomeUnknown   it was begun, and nobody knows what came of it
-    │   └── ToolFailed           it was called and did not answer
+    │   ├── ToolDiverged         a resumed run makes another call than before
+    │   ├── ToolOutcomeUnknown   the call was started, and its outcome is unknown
+    │   └── ToolFailed           the tool was called and did not answer
     ├── RegistryError        the registry of tools cannot be opened, read or written
-    └── InternalError        a bug of ours
+    └── InternalError        a bug in cellwright
 
-What untrusted code does is never an exception: it is a result.
+A failure of untrusted code is never an exception: it is a result.
 """
 
 from typing import Any, ClassVar, Literal
 
 
 class CellwrightError(Exception):
-    """The root of the tree; `what` says what happened, `hint` what to do about it.
+    """The root of the tree; `what` says what failed, `hint` what to do about it.
 
-    `kind` is the word by which a program in a cell knows it, if a call of a tool ends in it.
+    `kind` is the word that a program in a cell gets if a call of a tool raises the error.
     """
 
     kind: ClassVar[str] = "failed"
 
     def __init__(self, message: str, hint: str = "") -> None:
-        # A message that quotes another exception has its hint too: there is one, at the end.
+        # A message that quotes another exception contains its hint: move it to the end.
         message, *quoted = message.split("\nhint: ")
         hint = hint or (quoted[0] if quoted else "")
         super().__init__(f"{message}\nhint: {hint}" if hint else message)
@@ -53,11 +53,11 @@ class CellwrightError(Exception):
 
 
 class PolicyError(CellwrightError, ValueError):
-    """A policy, a configuration or an argument that makes no sense."""
+    """A policy, a configuration or an argument is invalid; the message begins with its name."""
 
 
 class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "unenforceable: ..."
-    """This host cannot give what the policy requires; `gaps` names each missing layer and why."""
+    """This host lacks layers that the policy requires; `gaps` has each layer with the reason."""
 
     def __init__(self, gaps: tuple[tuple[str, str], ...], hint: str = "") -> None:
         lines = "\n".join(f"  {layer}: {reason}" for layer, reason in gaps)
@@ -66,7 +66,7 @@ class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "un
 
 
 class LaunchError(CellwrightError):
-    """A cell or its launcher could not be built: which step, what the kernel answered."""
+    """A cell or its launcher could not be built; the message has the step and the kernel's answer."""
 
 
 class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
@@ -78,9 +78,9 @@ class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
 
 
 class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
-    """Work of the host on untrusted input was ended because its budget was used up.
+    """The host stopped work on untrusted input because its budget was used up.
 
-    `cause` says by what: the number of steps, the time, or the caller, who gave up.
+    `cause` tells why: too many steps, too much time, or the caller cancelled.
     """
 
     kind = "budget"
@@ -94,7 +94,7 @@ class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
 
 
 class BusyError(CellwrightError):
-    """No room for another execution now; try again later."""
+    """No slot is free for another execution now; try again later."""
 
 
 class AuditError(CellwrightError):
@@ -106,15 +106,15 @@ class ClosedError(CellwrightError):
 
 
 class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
-    """The cell of a session is gone, and its state with it; the message says why."""
+    """The cell of a session ended, and its state is lost; the message says why."""
 
 
 class WorkspaceError(CellwrightError):
-    """A file of a session, or a named workspace, cannot be had or cannot be written."""
+    """A file of a session, or a named workspace, cannot be read or written."""
 
 
 class ToolError(CellwrightError):
-    """Of tools, and of calls of them; `tool` is its name."""
+    """An error of a tool or of a call of it; `tool` is the tool's name."""
 
     def __init__(self, message: str, hint: str = "", *, tool: str = "") -> None:
         super().__init__(message, hint)
@@ -122,17 +122,17 @@ class ToolError(CellwrightError):
 
 
 class ToolNotFound(ToolError):  # noqa: N818 - like all of these, what happened
-    """There is no tool of that name."""
+    """No tool has that name."""
 
     kind = "not_found"
 
 
 class ToolInvalid(ToolError, ValueError):  # noqa: N818
-    """It cannot be a tool: its name, its source or its schema."""
+    """The name, the source or a schema of a tool is invalid."""
 
 
 class ToolTestFailed(ToolInvalid):
-    """A tool's own tests say that it does not work; `result` is what came of them in the cell."""
+    """A tool's own tests failed; `result` is the result of the cell that ran them."""
 
     def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
         super().__init__(message, hint, tool=tool)
@@ -140,7 +140,7 @@ class ToolTestFailed(ToolInvalid):
 
 
 class ToolExists(ToolError):  # noqa: N818
-    """The name is taken, or another tool does the same; `existing` is the name of that one."""
+    """The name is in use, or another tool does the same; `existing` is the name of that tool."""
 
     def __init__(self, message: str, hint: str = "", *, tool: str = "", existing: str = "") -> None:
         super().__init__(message, hint, tool=tool)
@@ -148,45 +148,45 @@ class ToolExists(ToolError):  # noqa: N818
 
 
 class ToolDenied(ToolError):  # noqa: N818
-    """The caller may not."""
+    """The caller may not make the call."""
 
     kind = "denied"
 
 
 class ToolBudgetExceeded(ToolError):  # noqa: N818
-    """The caller has called too many tools, or too fast; `times` is how often, this one included."""
+    """The caller made too many calls, or too fast; `times` counts them, including this one."""
 
     kind = "budget"
     times = 0
 
 
 class ApprovalRequired(ToolDenied):
-    """A person has to approve the call, and nobody has."""
+    """The call needs the approval of a person."""
 
     kind = "not_approved"
 
 
 class ToolQuotaExceeded(ToolError):  # noqa: N818
-    """The tools of one maker would take more than its quota of bytes or versions."""
+    """The tools of one maker would exceed its quota of bytes or versions."""
 
     kind = "quota"
 
 
 class ToolArgumentsInvalid(ToolError, ValueError):  # noqa: N818
-    """The arguments are not what the tool's schema says."""
+    """The arguments do not match the tool's schema."""
 
     kind = "invalid_arguments"
 
 
 class ToolResultInvalid(ToolError):  # noqa: N818
-    """The result is not what the tool's schema says."""
+    """The result does not match the tool's schema."""
 
     kind = "invalid_result"
 
 
 class ToolResultTooLarge(ToolError):  # noqa: N818
-    """The result is longer than `tools.result_bytes`; `result_id`, if not empty, is by what it can be
-    read: results.read_all, results.read."""
+    """The result is longer than `tools.result_bytes`; `result_id`, if not empty, identifies it for the
+    tools results.read_all and results.read."""
 
     kind = "too_large"
 
@@ -198,19 +198,19 @@ class ToolResultTooLarge(ToolError):  # noqa: N818
 
 
 class ToolDiverged(ToolError):  # noqa: N818
-    """A run that was resumed calls something else than it called at that place before."""
+    """A resumed run makes another call than it made at that place before."""
 
     kind = "diverged"
 
 
 class ToolOutcomeUnknown(ToolError):  # noqa: N818
-    """The call was begun, and nobody knows what came of it; to make it again could do it twice."""
+    """The call was started and its outcome is unknown; a retry could perform it twice."""
 
     kind = "unknown"
 
 
 class ToolFailed(ToolError):  # noqa: N818
-    """A tool was called and did not answer; `result` is what came of its cell, if it has one."""
+    """A tool was called and did not answer; `result` is the result of its cell, if it ran in one."""
 
     def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
         super().__init__(message, hint, tool=tool)
@@ -222,4 +222,4 @@ class RegistryError(CellwrightError):
 
 
 class InternalError(CellwrightError):
-    """A bug of ours."""
+    """A bug in cellwright."""

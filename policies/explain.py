@@ -1,4 +1,4 @@
-"""A plan in words, one line an operation, in the order in which a cell is built."""
+"""Explanations: a plan as text, one line for each operation, in the order in which a cell is built."""
 
 from .plan import Plan
 from .policy import OPTIONAL_LAYERS, Limits
@@ -28,7 +28,7 @@ _LAYERS = {
 
 
 def explain(plan: Plan, limits: Limits) -> list[str]:
-    """Return what `plan` does, one line an operation, and `limits` that the supervisor holds."""
+    """Return the operations of `plan`, one a line, and the `limits` that the supervisor enforces."""
     return [
         f"policy {plan.policy}",
         "show the interpreter's standard library and shared libraries, read-only",
@@ -52,7 +52,7 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
 
 
 def missing_layers(plan: Plan) -> list[str]:
-    """Return the layers that this host lacks and the policy let go."""
+    """Return the optional layers that are not in force."""
     return [layer for layer in OPTIONAL_LAYERS if layer not in plan.layers]
 
 
@@ -62,7 +62,7 @@ def _caps(plan: Plan) -> str:
 
 
 def _ends(limits: Limits) -> list[str]:
-    """Return what the supervisor ends a program for, and what of it is kept."""
+    """Return the limits that end a program, and how much of its output is kept."""
     output, total = f"{limits.output_bytes:,}", f"{limits.output_total_bytes:,}"
     value, artifacts = f"{limits.value_bytes:,}", f"{limits.artifact_bytes:,}"
     return [

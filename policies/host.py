@@ -1,11 +1,11 @@
-"""What a host offers: facts as data, gathered by `runner.host.probe`, so that compiling stays pure."""
+"""Capabilities of a host as data, which `runner.host.probe` gathers so that compiling stays pure."""
 
 import msgspec
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What this kernel and this user have.  A text field is empty where all is well, else says why
-    not, in words for the person who has to repair it."""
+    """The capabilities of the kernel and the user.  A text field is empty if the capability is there,
+    else it tells the person who repairs the host why it is missing."""
 
     machine: str = "x86_64"
     user_namespaces: str = ""
@@ -13,4 +13,4 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     listener: str = ""
     open_files: int = 1_048_576  # the hard RLIMIT_NOFILE
     landlock_abi: int = 0
-    cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or why not
+    cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or the reason why it is missing

@@ -1,4 +1,4 @@
-"""The languages that cells run besides Python, each by the interpreter that the host has."""
+"""Languages that cells run besides Python, with the interpreter of the host."""
 
 import json
 import os
@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 
 class Language(NamedTuple):
-    """`program` is looked for on the host, in `package` of a distribution; it is given `arguments` and
-    then the path of the source, whose name ends in `suffix`.
+    """A language and how its interpreter is started.
 
-    In a session it is given `arguments` and `conversing`.  `nothing` is a program that does nothing,
-    `shares` another language whose interpreter this one has, and `start_up` names the variables by
-    which an interpreter that is started with the program's own would run something before it.  `quiet`
-    are system calls that it tries by itself and does without: that they are refused is no attempt.
+    The host's `program`, which distributions have in `package`, gets `arguments` and then the path of
+    the source, whose name ends in `suffix`; in a session it gets `arguments` and `conversing`.
+    `nothing` is a program that does nothing.  `shares` names another language with the same
+    interpreter.  `start_up` lists environment variables that would make the interpreter run something
+    else before the program.  `quiet` lists system calls that the interpreter tries and does without:
+    refusing them is not recorded as a violation.
     """
 
     program: str
@@ -32,7 +33,7 @@ SHEBANG_BYTES = 256  # BINPRM_BUF_SIZE of linux/binfmts.h
 TOOL_CLIENT = (
     "/dev/bin/cellwright-call"  # the cell's own, for shells; no policy shows a path in /dev
 )
-# SHELLOPTS and BASHOPTS switch on what traces and sources; ENV is read by an interactive sh, too.
+# SHELLOPTS and BASHOPTS switch on tracing and sourcing; an interactive sh also reads ENV.
 _SHELLS_START_UP = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS")
 _LIBUVS = ("io_uring_setup",)  # since 1.45, for every event loop
 _NO_FILES = ("--noprofile", "--norc")
@@ -44,7 +45,7 @@ LANGUAGES = {
     "javascript": Language("node", "nodejs", ".js", ";", quiet=_LIBUVS),
     "ruby": Language(
         "ruby", "ruby", ".rb", "nil",
-        ("--disable-gems", "--external-encoding=UTF-8"),  # no locale is shown
+        ("--disable-gems", "--external-encoding=UTF-8"),  # cells have no locales
     ),
     "sh": Language(
         "sh", "dash", ".sh", ":", (), ("+m", "-i"), is_shell=True, start_up=_SHELLS_START_UP
@@ -54,8 +55,7 @@ LANGUAGES = {
         shares="javascript", quiet=_LIBUVS,
     ),
 }  # fmt: skip
-# What people call them too.
-_ALSO_CALLED = {
+_ALIASES = {
     "python3": PYTHON,
     "py": PYTHON,
     "js": "javascript",
@@ -70,7 +70,7 @@ def language_names() -> tuple[str, ...]:
 
 
 def interpreted_languages() -> tuple[str, ...]:
-    """Return those that have an interpreter of their own, which a sandbox may be told."""
+    """Return the languages with an interpreter of their own."""
     return tuple(name for name, each in LANGUAGES.items() if not each.shares)
 
 
@@ -84,7 +84,7 @@ def program_that_does_nothing(language: str) -> str:
 
 
 def as_environment(inputs: bytes) -> dict[str, str]:
-    """Return variables, a JSON object, as a shell can have them: text as it is, the rest as JSON."""
+    """Return a JSON object as environment variables for a shell: text unchanged, the rest as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in json.loads(inputs).items()
@@ -92,12 +92,12 @@ def as_environment(inputs: bytes) -> dict[str, str]:
 
 
 def suffixes() -> tuple[str, ...]:
-    """Return the ends of file names that tell a language."""
+    """Return the suffixes of file names that identify a language."""
     return (".py", *(each.suffix for each in LANGUAGES.values()))
 
 
 def language_of_file(name: str) -> str | None:
-    """Return the language that a file's name ends in, None if in none."""
+    """Return the language of a file by the suffix of its name; None if the suffix is unknown."""
     suffix = "." + name.rpartition("/")[2].rpartition(".")[2]
     if suffix == ".py":
         return PYTHON
@@ -125,6 +125,6 @@ def language_of_script(source: bytes) -> str | None:
 
 
 def language_called(name: str) -> str | None:
-    """Return the language that `name` means, None if there is none."""
-    name = _ALSO_CALLED.get(name, name)
+    """Return the language with this name or alias; None if it is unknown."""
+    name = _ALIASES.get(name, name)
     return name if name == PYTHON or name in LANGUAGES else None

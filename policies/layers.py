@@ -1,4 +1,4 @@
-"""Which layers are in force around a cell: what a policy requires against what a host has."""
+"""Layers in force around a cell: the requirements of a policy compared with a host."""
 
 from .errors import Unenforceable
 from .host import Host
@@ -9,13 +9,14 @@ ALWAYS = (
     "capabilities", "no_new_privs", "rlimits", "seccomp",
 )  # fmt: skip
 _LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which breaks programs
-# Weaker, and only where the policy lets the cap go: RLIMIT_AS counts address space, not memory, of
-# each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so per cell.
+# Weaker fallbacks, used only if the policy names the cap optional: RLIMIT_AS counts the address space,
+# not the memory, of each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so
+# per cell.
 _FALLBACKS = {"cgroup_memory": "rlimit_as", "cgroup_pids": "rlimit_nproc"}
 
 
 def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
-    """Return the layers in force; raises Unenforceable for those that are required and missing."""
+    """Return the layers in force; raises Unenforceable if required layers are missing."""
     missing = _missing(host)
     gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
     if gaps:
@@ -26,13 +27,14 @@ def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
 
 
 def _of_sockets(policy: Policy, present: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the layer that counts what TCP and UDP hold, where a cell has them."""
+    """Return the layer that limits socket buffers, if a cell has TCP and UDP."""
     counted = policy.network.loopback and "cgroup_memory" in present
     return ("cgroup_sockets",) if counted else ()
 
 
 def _way_out(layers: list[str]) -> str:
-    """Return what repairs the gaps and, where a policy may go on without, the flag and the field."""
+    """Return how to repair the gaps and, if all are optional layers, the flag and the field that let
+    the policy go on without them."""
     repair = '"cellwright doctor" says how to repair it'
     if not set(layers) <= set(OPTIONAL_LAYERS):
         return repair

@@ -1,4 +1,4 @@
-"""What a program was seen to need, and the smallest policy that gives it.  Pure."""
+"""Lessons: the needs of an observed program, and the smallest policy that grants them.  Pure."""
 
 import os
 from collections import Counter
@@ -7,7 +7,7 @@ import msgspec
 
 from .policy import Python, lies_in
 
-_SAME_DIRECTORY = 4  # so many files of one directory, and the directory is named instead
+_SAME_DIRECTORY = 4  # from this many files of one directory, the policy names the directory instead
 _GROUPS = {
     "threads": ("processes", "threads = true"),
     "processes": ("processes", "subprocesses = true"),
@@ -18,22 +18,25 @@ _GROUPS = {
 
 
 class Lessons(msgspec.Struct):
-    """What was seen: paths that were opened, programs that were executed, groups of system calls
-    that were used beyond plain computation, and calls that no policy can allow."""
+    """Observations of a run: opened paths, executed programs, groups of system calls used beyond plain
+    computation, and calls that no policy can allow."""
 
     read: set[str] = msgspec.field(default_factory=set)
     written: set[str] = msgspec.field(default_factory=set)
     executed: set[str] = msgspec.field(default_factory=set)
     mapped: set[str] = msgspec.field(default_factory=set)  # libraries: their pages are executed
-    groups: dict[str, str] = msgspec.field(default_factory=dict)  # group -> the call that needs it
-    impossible: dict[str, str] = msgspec.field(default_factory=dict)  # call -> why it is refused
+    groups: dict[str, str] = msgspec.field(default_factory=dict)  # group -> a call that needs it
+    impossible: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # call -> reason of the refusal
 
 
 def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str:  # noqa: B008
-    """Return a policy as TOML, the reason beside every entry, for a person to read and keep.
+    """Return a policy as TOML, with a reason beside every entry, for a person to review.
 
-    `python` is what the program could import while it was watched: of its directories those are kept
-    in which something was opened, and all where modules are preloaded, which nobody watches.
+    `python` has the packages that the observed program could import.  A directory is kept if the
+    program opened a file in it; all are kept if modules are preloaded, because the launcher imports
+    them unobserved.
     """
     seen = lessons.read | lessons.executed | lessons.mapped
     packages = tuple(
@@ -89,7 +92,7 @@ def _paths(key: str, paths: set[str], why: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a basic string of TOML, on one line and with nothing invisible in it."""
+    """Return `text` as a basic string of TOML, on one line and without invisible characters."""
     return f'"{"".join(map(_escaped, text))}"'
 
 
@@ -100,7 +103,7 @@ def _escaped(character: str) -> str:
 
 
 def collapse(paths: set[str]) -> list[str]:
-    """Return `paths` with a directory in place of many of its files, and nothing named twice."""
+    """Return `paths` with a directory in place of many of its files, and no path twice."""
     counts = Counter(os.path.dirname(path) for path in paths)
     named = {
         directory if counts[directory := os.path.dirname(path)] >= _SAME_DIRECTORY else path

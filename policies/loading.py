@@ -1,4 +1,4 @@
-"""Reading policies from TOML."""
+"""Loading of policies from TOML, with `extends`; errors name file, line and key."""
 
 import re
 import tomllib
@@ -24,13 +24,13 @@ def profile_names() -> tuple[str, ...]:
 def load_policy(name: str) -> Policy:
     """Return the shipped profile called `name`, or the policy in the TOML file of that path.
 
-    Raises PolicyError naming file, line and key of what makes no sense.
+    Raises PolicyError with the file, line and key of the first error.
     """
     return check_named(name, _merged(name, ()))
 
 
 def policy_of_data(data: Mapping[str, Any]) -> Policy:
-    """Return the policy that `data` says, which is what TOML would be read as; raises PolicyError.
+    """Return the policy in `data`, which has the shape of a TOML file; raises PolicyError.
 
     `extends` names a profile, or a TOML file by its path.
     """
@@ -42,7 +42,7 @@ def policy_of_data(data: Mapping[str, Any]) -> Policy:
 
 
 def check_named(name: str, data: dict[str, Any]) -> Policy:
-    """Return the policy that `data` says; an error names the file that it came from."""
+    """Return the policy in `data`; an error names the file that the data came from."""
     try:
         return check_policy(msgspec.convert(data, Policy))
     except (ValueError, msgspec.ValidationError) as error:
@@ -50,10 +50,10 @@ def check_named(name: str, data: dict[str, Any]) -> Policy:
 
 
 def _meant(complaint: str) -> str:
-    """Return a hint that names the field that was meant by an unknown one, if one is like it."""
+    """Return a hint with the known field that is most similar to an unknown one."""
     if not (unknown := _UNKNOWN.search(complaint)):
         return ""
-    import difflib  # only where something is wrong
+    import difflib  # needed after an error only
 
     sections = [each.type for each in msgspec.structs.fields(Policy)]
     known = [
@@ -64,14 +64,14 @@ def _meant(complaint: str) -> str:
     ]
     longer = [name for name in known if name.startswith(unknown[1])]
     close = longer or difflib.get_close_matches(unknown[1], known, 1, cutoff=0.75)
-    return f"did you mean {close[0]}?" if close else "policies/README.md has every field"
+    return f"did you mean {close[0]}?" if close else "policies/README.md lists every field"
 
 
 def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> dict[str, Any]:
-    """Return the data of a policy over that of the one it extends: section by section, key by key."""
+    """Return the data of a policy merged over its parent's: section by section, key by key."""
     path = _path(name, beside)
     if str(path) in below or len(below) > _DEEPEST:
-        raise PolicyError(f"{path}: extends itself, or too many others")
+        raise PolicyError(f"{path}: extends: must not lead back, or to more than {_DEEPEST} others")
     return _over_parent(_read(path, name), str(path), (*below, str(path)), path.parent)
 
 
@@ -82,7 +82,9 @@ def _over_parent(
     if parent is None:
         return data
     if not isinstance(parent, str):
-        raise PolicyError(f"{_place(where, '`$.extends`')}: extends: must be one name")
+        raise PolicyError(
+            f"{_place(where, '`$.extends`')}: extends: must be a name, got {parent!r}"
+        )
     base = _merged(parent, below, beside)
     return {**base, **{key: _over(base.get(key), value) for key, value in data.items()}}
 
@@ -110,7 +112,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 
 
 def _place(name: str, complaint: str) -> str:
-    """Return the file, and the line of the key that `complaint` names, where it can be found."""
+    """Return the file, and the line of the key that `complaint` names if the line is found."""
     path = _path(name)
     where = _WHERE.search(complaint)
     unknown = _UNKNOWN.search(complaint)
@@ -125,9 +127,9 @@ def _place(name: str, complaint: str) -> str:
 
 
 def _line_of(text: str, keys: list[str], skipped: int) -> int:
-    """Return the number of the line that sets `keys`, or of their table; 0 if there is none.
+    """Return the number of the line that sets `keys`, or of their table; 0 if neither is found.
 
-    Of an array of tables the first `skipped` are passed over.
+    `skipped` is the index in an array of tables.
     """
     table: list[str] = []
     best = 0

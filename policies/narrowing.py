@@ -1,4 +1,4 @@
-"""Comparing policies and taking the lesser: a caller may only narrow."""
+"""Narrowing and comparison of policies: a caller may narrow a policy, never widen it."""
 
 import msgspec
 
@@ -19,11 +19,11 @@ from .source.findings import Rules
 from .tools import narrow_tools, tools_exceed
 
 _STRICTER = ("off", "advise", "enforce")
-_NONE = "none"  # no module: a list that allows nothing
+_NONE = "none"  # not a module: stands for an empty list of allowed imports
 
 
 def narrow(policy: Policy, by: Policy) -> Policy:
-    """Return what both allow: never more than `policy`, and never more than `by`."""
+    """Return the policy that allows what both allow: never more than `policy`, never more than `by`."""
     hidden = _union(policy.filesystem.hidden, by.filesystem.hidden)
     execute = _common(policy.processes.execute, by.processes.execute, hidden)
     write = _common(policy.filesystem.write, by.filesystem.write, hidden)
@@ -67,7 +67,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
 
 
 def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
-    """Return what `policy` allows and `limit` does not, in words, the field first; empty if nothing."""
+    """Return as text what `policy` allows and `limit` does not, each line beginning with the field."""
     return (
         *_paths("filesystem: reading", shown_paths(policy), shown_paths(limit)),
         *_paths("python.path: importing from", policy.python.path, limit.python.path),
@@ -98,7 +98,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
 
 
 def _uncovered(policy: Policy, limit: Policy) -> list[str]:
-    """Return what `limit` hides and `policy` shows: by itself, or beneath what it shows."""
+    """Return the paths that `limit` hides and `policy` shows, by name or beneath a shown path."""
     shown, denied = shown_paths(policy), denied_by(limit.filesystem.hidden)
     plain = tuple(path for path in policy.filesystem.hidden if not is_pattern(path))
     found = [path for path in shown if denied.denies(path)]
@@ -111,7 +111,7 @@ def _uncovered(policy: Policy, limit: Policy) -> list[str]:
 
 
 def _beneath(patterns: tuple[str, ...], shown: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the patterns that deny something beneath `shown` paths."""
+    """Return the patterns that deny a path beneath `shown` paths."""
     return tuple(
         each for each in patterns if any(denied_by((each,)).beneath(path) for path in shown)
     )
@@ -120,7 +120,7 @@ def _beneath(patterns: tuple[str, ...], shown: tuple[str, ...]) -> tuple[str, ..
 def _common(
     some: tuple[str, ...], others: tuple[str, ...], hidden: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the paths of each that lie in the other, and that neither hides."""
+    """Return the paths of either list that lie in the other, without the hidden ones."""
     within = {path for path in some if lies_in(path, others)}
     within |= {path for path in others if lies_in(path, some)}
     denied = denied_by(hidden)
@@ -146,7 +146,7 @@ def _union(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _allowed(some: Validation, other: Validation) -> tuple[str, ...]:
-    """Return what both let be imported; an empty list allows all, so nothing in common is "none"."""
+    """Return the imports that both allow.  An empty list allows all, so "none" stands for no import."""
     if not some.allowed_imports and not other.allowed_imports:
         return ()
     names = _union(some.allowed_imports, other.allowed_imports)
@@ -154,7 +154,7 @@ def _allowed(some: Validation, other: Validation) -> tuple[str, ...]:
 
 
 def _gives(validation: Validation, module: str) -> bool:
-    """Tell whether `module`, and all that lies in it, may be imported."""
+    """Tell whether `module` and all of its submodules may be imported."""
     allowed, blocked = tuple(validation.allowed_imports), tuple(validation.blocked_imports)
     if Rules(blocked, allowed).forbids_import(module):
         return False

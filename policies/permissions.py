@@ -1,6 +1,6 @@
-"""The permission model: a friendly front to policies.  What it says, the kernel enforces.
+"""Permissions: a short form of policies, which the kernel enforces like any policy.
 
-Data only; `harness/sandbox/expansion.py` asks the host what the globs match.
+Data only; `harness/sandbox/expansion.py` expands the globs on the host.
 """
 
 import enum
@@ -11,19 +11,19 @@ from .errors import PolicyError
 
 
 class PermissionLevel(enum.Enum):
-    """What may be done with files; each but EXECUTE includes those before it."""
+    """Access to files: WRITE includes READ, and EXECUTE includes READ but not WRITE."""
 
     NONE = "none"
     READ = "read"
     WRITE = "write"
-    EXECUTE = "execute"  # read, and executed as a program
+    EXECUTE = "execute"  # read, and execute as a program
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilePermission:
-    """Host files by globs of absolute paths; denied beats allowed.
+    """Access to host files, by globs of absolute paths; `denied_paths` win over `allowed_paths`.
 
-    Names that begin with a dot are hidden, at any depth, unless `allow_hidden`.
+    Names that begin with a dot are hidden at any depth, unless `allow_hidden` is set.
     """
 
     level: PermissionLevel = PermissionLevel.READ
@@ -34,8 +34,8 @@ class FilePermission:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPermission:
-    """The network.  A cell has none but its own loopback (`allow_localhost`): whatever asks for more
-    is refused when the sandbox is made."""
+    """Access to the network.  A cell has at most its own loopback (`allow_localhost`); creating a
+    sandbox with any other access raises PolicyError."""
 
     allow_outbound: bool = False
     allow_inbound: bool = False
@@ -47,9 +47,11 @@ class NetworkPermission:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPermission:
-    """Programs by globs of their names; denied beats allowed, and what is not allowed does not exist
-    in the cell.  Shells are none of them unless `allow_shell`.  `max_processes` counts processes and
-    threads besides the program's own."""
+    """Programs that may be executed, by globs of their names; `denied_commands` win.
+
+    Other programs do not exist in the cell.  Shells are excluded unless `allow_shell` is set.
+    `max_processes` counts processes and threads besides the program's own.
+    """
 
     allow_subprocess: bool = False
     allow_shell: bool = False
@@ -68,8 +70,11 @@ class PermissionSet:
     permissions: list[Permission] = field(default_factory=list)
 
     def add(self, permission: Permission) -> "PermissionSet":
-        """Add one; raises PolicyError if it is none."""
+        """Add a permission; raises PolicyError for any other type."""
         if not isinstance(permission, FilePermission | NetworkPermission | ProcessPermission):
-            raise PolicyError(f"{permission!r} is no permission")
+            raise PolicyError(
+                "permission: must be a FilePermission, NetworkPermission or ProcessPermission, "
+                f"got {permission!r}"
+            )
         self.permissions.append(permission)
         return self

@@ -1,4 +1,4 @@
-"""A plan: a policy compiled for a host.  Data only; nothing after it decides."""
+"""Plans: policies compiled for a host.  Data only; no later step makes a decision."""
 
 import msgspec
 
@@ -25,7 +25,7 @@ class Tmpfs(_Data, frozen=True):
 
 
 class PathRule(_Data, frozen=True):
-    """Landlock rights beneath a path; everything not named is refused."""
+    """Landlock rights beneath a path; all other rights are refused."""
 
     path: str
     write: bool = False
@@ -33,7 +33,7 @@ class PathRule(_Data, frozen=True):
 
 
 class Plan(_Data, frozen=True):
-    """What a launcher and its cells need to know, in the order of use."""
+    """The settings of a launcher and its cells, in the order of use."""
 
     policy: str
     binds: tuple[Bind, ...]
@@ -41,28 +41,28 @@ class Plan(_Data, frozen=True):
     tmpfs: tuple[Tmpfs, ...]
     hostname: str
     rlimits: tuple[tuple[str, int], ...]
-    open_files: int  # RLIMIT_NOFILE, and so the first number that no guest can give a descriptor
+    open_files: int  # RLIMIT_NOFILE, and so the first descriptor number that no guest can have
     landlock_abi: int
     path_rules: tuple[PathRule, ...]
     language: str
-    program: str  # the interpreter of the host that runs it; empty for Python
+    program: str  # the host's interpreter of the language; empty for Python
     guest_filter: bytes
     init_filter: bytes
-    refusals: dict[int, tuple[str, str]]  # number -> (call, why); empty without a listener
-    watched: dict[int, str]  # allowed; the listener takes note and lets them go on
-    locks: dict[int, str]  # calls that set locks on files, which the listener counts and answers
+    refusals: dict[int, tuple[str, str]]  # number -> (call, reason); empty without a listener
+    watched: dict[int, str]  # allowed calls that the listener records and lets continue
+    locks: dict[int, str]  # calls that lock files, which the listener counts and answers
     environment: dict[str, str]
     python_path: tuple[str, ...]
     preload: tuple[str, ...]
     loopback: bool
     memory_bytes: int
-    socket_bytes: int  # of TCP and UDP, what no cgroup or v1 apart counts; 0 in a cell without them
+    socket_bytes: int  # cap of TCP and UDP, which no cgroup counts, or v1 apart; 0 without them
     cpus: float
     processes: int
     layers: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """Return all but the bytes of the filters and the tables about system calls, which are long."""
+        """Return all fields, but only the sizes of the filters and of the tables of system calls."""
         words = []
         for name in self.__struct_fields__:
             value = getattr(self, name)

@@ -1,4 +1,5 @@
-"""A policy: what one cell may do.  An empty policy denies everything that can be denied."""
+"""Policies: the permissions and limits of a cell.  An empty policy denies everything that can be
+denied."""
 
 import os
 from typing import Literal, get_args
@@ -12,14 +13,8 @@ from .tools import Tools, check_tools
 
 MIB = 1024 * 1024
 
-# Every layer that can be named optional, and so be missing on a host.  The rest is always required.
+# Layers that a policy may name optional, so that a host may lack them.  All others are required.
 OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
-CGROUP = "cgroup"  # the name for the three layers that need a control group
-
-# Every layer that can be named optional, and so be missing on a host.  The rest is always required.
-OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
-
-
 CGROUP = "cgroup"  # the name for the three layers that need a control group
 
 
@@ -30,9 +25,12 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Filesystem(_Section, frozen=True):
     """Host paths shown in the cell at the same place; nothing else of the host is visible.
 
-    With `watch`, opening a path that is not shown, or for writing where that is not allowed, is
-    noted as a violation; it costs each open(2) about 10 µs.  `hidden` are paths beneath shown ones,
-    or patterns of such paths (`policies/denied.py`), that do not exist in the cell.
+    read: paths that programs may read
+    write: paths that programs may read and write
+    hidden: paths beneath shown ones, or patterns of them (`policies/denied.py`), that do not exist in
+        the cell
+    watch: record a violation if a program opens a path that is not shown, or opens a read-only path
+        for writing; each open(2) then costs about 10 µs
     """
 
     read: tuple[str, ...] = ()
@@ -42,8 +40,13 @@ class Filesystem(_Section, frozen=True):
 
 
 class Processes(_Section, frozen=True):
-    """Whether a program may start others, what of the host it may execute, and whether that includes
-    what it writes itself."""
+    """Threads and processes of a program.
+
+    threads: the program may start threads
+    subprocesses: the program may fork, and execute other programs
+    execute: host paths whose files may be executed; needs `subprocesses`
+    execute_own: the program may execute files that it writes itself; needs `subprocesses`
+    """
 
     threads: bool = True
     subprocesses: bool = False
@@ -52,17 +55,20 @@ class Processes(_Section, frozen=True):
 
 
 class Network(_Section, frozen=True):
-    """A cell has a network namespace of its own: at most its own loopback."""
+    """Network of a cell, which has a network namespace of its own.
+
+    loopback: TCP and UDP over the cell's own loopback; there is no other network
+    """
 
     loopback: bool = False
 
 
 class Python(_Section, frozen=True):
-    """What Python programs can import besides the standard library.
+    """Packages that Python programs can import besides the standard library.
 
-    `path`: directories of packages, shown read-only and put on sys.path.  `preload`: modules that the
-    launcher imports once, so that a cell has them for nothing.  They run there with more rights than in
-    a cell, though without a network: preload only what you would import yourself.
+    path: directories of packages, shown read-only and put on sys.path
+    preload: modules that the launcher imports once, so that importing them in a cell costs nothing.
+        The launcher has more rights than a cell, though no network: preload only trusted modules
     """
 
     path: tuple[str, ...] = ()
@@ -70,13 +76,32 @@ class Python(_Section, frozen=True):
 
 
 class Syscalls(_Section, frozen=True):
-    """System calls beyond those that the rest of the policy implies, by group (syscalls.toml)."""
+    """System calls beyond those that the rest of the policy implies.
+
+    groups: names of groups in syscalls.toml; only EXTRA_GROUPS can be added
+    """
 
     groups: tuple[str, ...] = ()
 
 
 class Limits(_Section, frozen=True):
-    """Caps of one execution.  Times in seconds, sizes in bytes."""
+    """Caps of one execution.  Times in seconds, sizes in bytes.
+
+    wall_seconds: from the moment every layer is in force; in a session of each call
+    cpu_seconds: CPU time of the whole cell
+    cpus: share of processor time, in processors
+    memory_bytes: memory of the whole cell, including its files in /workspace and /tmp
+    processes: processes and threads, including the program's own
+    output_bytes: kept of each output stream, half from its head and half from its tail
+    output_total_bytes: written to both streams before the cell is killed
+    value_bytes: the value of the last expression
+    artifact_bytes: files and pictures collected from one execution
+    workspace_bytes: files in /workspace, and again in /tmp; also the size of a single file
+    workspace_inodes: number of files in each of the two
+    open_files: descriptors of a process
+    stack_bytes: stack of a process
+    violations: refused attempts before the cell is killed
+    """
 
     wall_seconds: float = 30.0
     cpu_seconds: float = 30.0
@@ -86,12 +111,12 @@ class Limits(_Section, frozen=True):
     output_bytes: int = 100_000
     output_total_bytes: int = 256 * MIB
     value_bytes: int = 1 * MIB
-    artifact_bytes: int = 16 * MIB  # collected of one execution
+    artifact_bytes: int = 16 * MIB
     workspace_bytes: int = 64 * MIB
     workspace_inodes: int = 16_384
     open_files: int = 1024
     stack_bytes: int = 8 * MIB
-    violations: int = 10_000  # after so many the cell is killed
+    violations: int = 10_000
 
 
 Mode = Literal["off", "advise", "enforce"]
@@ -99,10 +124,13 @@ _MODES = get_args(Mode)
 
 
 class Validation(_Section, frozen=True):
-    """Source checks before a program runs: advice, never the boundary.
+    """Source checks before a program runs: advice, never a boundary.
 
-    `mode`: "off"; "advise", findings ride on the result; "enforce", a program with findings is
-    rejected.  `allowed_imports`, if any, are the only ones.
+    mode: "off"; "advise", the result lists the findings; "enforce", a program with findings is
+        rejected
+    blocked_imports: modules whose import is a finding
+    allowed_imports: if not empty, every other import is a finding
+    blocked_builtins: builtins whose use is a finding
     """
 
     mode: Mode = "advise"
@@ -112,7 +140,16 @@ class Validation(_Section, frozen=True):
 
 
 class Policy(_Section, frozen=True):
-    """What one cell may do; see policies/README.md for every field."""
+    """The permissions and limits of a cell; policies/README.md explains every field.
+
+    name: the name that `explain` prints
+    filesystem, processes, network, python, syscalls: what programs may reach
+    limits: caps of one execution
+    validation: source checks before a program runs
+    tools: calls of the host's tools
+    environment: variables beside HOME, LANG, PATH, TMPDIR and TZ, which it may replace
+    optional_layers: layers that a host may lack, of OPTIONAL_LAYERS, or "cgroup" for the last three
+    """
 
     name: str = "custom"
     filesystem: Filesystem = Filesystem()
@@ -127,18 +164,18 @@ class Policy(_Section, frozen=True):
     optional_layers: tuple[str, ...] = ()
 
 
-# Groups that a policy may add; the others follow from `processes` and `network`.
+# Groups that a policy may add; all others follow from `processes` and `network`.
 EXTRA_GROUPS = ("file_watching",)
 _SMALLEST = {"wall_seconds": 0.001, "cpu_seconds": 0.001, "cpus": 0.01, "memory_bytes": 8 * MIB}
 _SMALLEST |= {"workspace_bytes": 4096, "workspace_inodes": 8, "processes": 1, "open_files": 16}
 _SMALLEST |= {"stack_bytes": 256 * 1024}
-_LARGEST = 2**53  # past this a float or another language's number is no longer exact
+_LARGEST = 2**53  # floats, and the numbers of other languages, are exact up to here
 
 
 def check_policy(policy: Policy) -> Policy:
-    """Return `policy`, with its optional layers written out.
+    """Return `policy` with "cgroup" in its optional layers replaced by the three layers.
 
-    Raises PolicyError naming the first field that is invalid.
+    Raises PolicyError, which names the first invalid field.
     """
     for field in msgspec.structs.fields(Limits):
         check_limit(
@@ -149,18 +186,21 @@ def check_policy(policy: Policy) -> Policy:
     check_names("python.preload", policy.python.preload)
     for name in policy.python.preload:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise PolicyError(f"python.preload: {name!r} is not the name of a module")
+            raise PolicyError(f"python.preload: must be names of modules, got {name!r}")
     for field_name, path in named_paths(policy):
         check_path(path, field_name)
     _check_hidden(policy)
     if policy.processes.execute and not policy.processes.subprocesses:
-        raise PolicyError("processes.execute: nothing can be executed without subprocesses = true")
+        raise PolicyError(
+            "processes.execute: must be empty without processes.subprocesses = true, "
+            f"got {list(policy.processes.execute)!r}"
+        )
     for name, value in policy.environment.items():
         check_variable(name, value)
     for group in policy.syscalls.groups:
         if group not in EXTRA_GROUPS:
             known = ", ".join(EXTRA_GROUPS)
-            raise PolicyError(f"syscalls.groups: {group!r} is not one of {known}")
+            raise PolicyError(f"syscalls.groups: must be of {known}, got {group!r}")
     layers = named_layers("optional_layers", policy.optional_layers)
     if layers == policy.optional_layers:
         return policy
@@ -168,50 +208,51 @@ def check_policy(policy: Policy) -> Policy:
 
 
 def named_layers(where: str, names: object) -> tuple[str, ...]:
-    """Return the layers that `names` stand for: "cgroup" for the three that need one.
+    """Return `names` with "cgroup" replaced by the three layers that need a control group.
 
-    Raises PolicyError, with `where` the names were given, for what is no optional layer.
+    Raises PolicyError, which names the parameter `where`, for a layer that is not optional.
     """
     named = check_names(where, names)
     for name in named:
         if name not in (*OPTIONAL_LAYERS, CGROUP):
             known = ", ".join(OPTIONAL_LAYERS)
             raise PolicyError(
-                f"{where}: {name!r} is not one of {known}, or {CGROUP} for the last three"
+                f"{where}: must be of {known}, or {CGROUP} for the last three, got {name!r}"
             )
     together = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith(f"{CGROUP}_"))
     return tuple(each for name in named for each in (together if name == CGROUP else (name,)))
 
 
 def check_validation(validation: Validation) -> None:
-    """Raise PolicyError for a mode that there is not, which would enforce nothing, or for what is no
-    list of names."""
+    """Raise PolicyError for an unknown mode, which would enforce nothing, or an invalid list."""
     if validation.mode not in _MODES:
-        raise PolicyError(f"validation.mode: {validation.mode!r} is not one of {', '.join(_MODES)}")
+        raise PolicyError(
+            f"validation.mode: must be one of {', '.join(_MODES)}, got {validation.mode!r}"
+        )
     for name in ("blocked_imports", "allowed_imports", "blocked_builtins"):
         check_names(f"validation.{name}", getattr(validation, name))
 
 
 def check_names(where: str, names: object) -> tuple[str, ...]:
-    """Return `names` if they are a list or tuple of text; one text alone is a mistake."""
+    """Return `names` as a tuple; raises PolicyError unless it is a list or tuple of strings."""
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return tuple(names)
-    raise PolicyError(f"{where}: must be a list of names, not {names!r}")
+    raise PolicyError(f"{where}: must be a list of names, got {names!r}")
 
 
 def check_limit(name: str, value: object, *, whole: bool = False) -> None:
-    """Raise PolicyError unless `value` is a finite number that is large enough to run at all."""
+    """Raise PolicyError unless `value` is a finite number and large enough for a program to run."""
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         kind = "a whole number" if whole else "a number"
-        raise PolicyError(f"{name} must be {kind}, not {value!r}")
+        raise PolicyError(f"{name}: must be {kind}, got {value!r}")
     smallest = _SMALLEST.get(name.rpartition(".")[2], 0)
     if not smallest <= value <= _LARGEST:  # NaN compares false
         shown = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
-        raise PolicyError(f"{name} must lie between {smallest} and 2^53, not {shown}")
+        raise PolicyError(f"{name}: must be from {smallest} to 2^53, got {shown}")
 
 
 def _check_hidden(policy: Policy) -> None:
-    """Raise PolicyError unless each hidden path lies beneath a shown one and none hides a shown one."""
+    """Raise PolicyError unless each hidden path lies beneath a shown path and hides no shown path."""
     for pattern in policy.filesystem.hidden:
         check_path(pattern, "filesystem.hidden")
         denied, applies = denied_by((pattern,)), False
@@ -219,27 +260,28 @@ def _check_hidden(policy: Policy) -> None:
             beneath = denied.beneath(path)
             if beneath is None:
                 raise PolicyError(
-                    f"filesystem.hidden: {pattern} hides {path}, which {field_name} shows",
-                    "name it in one of the two only",
+                    f"filesystem.hidden: must not hide what {field_name} shows, "
+                    f"got {pattern}, which hides {path}",
+                    "name the path in one of the two fields only",
                 )
             applies = applies or bool(beneath)
         if not applies:
-            raise PolicyError(f"filesystem.hidden: {pattern} is not beneath a path that is shown")
+            raise PolicyError(f"filesystem.hidden: must lie beneath a shown path, got {pattern}")
 
 
 def check_path(path: str, where: str = "path") -> None:
-    """Raise PolicyError, naming the field `where`, unless `path` is plain, absolute, and no place that
-    a cell makes itself."""
+    """Raise PolicyError, which names the field `where`, unless `path` is a plain absolute path outside
+    the places that a cell builds itself."""
     if not isinstance(path, str) or "\0" in path:
-        raise PolicyError(f"{where}: {path!r} is not a path")
+        raise PolicyError(f"{where}: must be a path without NUL, got {path!r}")
     _check_encodable(where, path)
     if path != os.path.normpath(path) or not path.startswith("/") or path.startswith("//"):
-        raise PolicyError(f"{where}: {path!r} is not a plain absolute path")
+        raise PolicyError(f"{where}: must be a plain absolute path, got {path!r}")
     own = path.startswith(_OWN_TREES) and not path.startswith(_SHARED_MEMORY)
     if own or path in _OWN_PLACES:
         raise PolicyError(
-            f"{where}: {path} is a place of the cell's own and cannot be the host's",
-            "move what the cell needs elsewhere on the host, or pass it with files=",
+            f"{where}: must be outside the cell's own places, got {path}",
+            "move the files elsewhere on the host, or pass them with files=",
         )
 
 
@@ -255,30 +297,31 @@ def named_paths(policy: Policy) -> tuple[tuple[str, str], ...]:
 
 
 def shown_paths(policy: Policy) -> tuple[str, ...]:
-    """Return the host paths that a cell sees, each once."""
+    """Return the host paths that a cell sees, sorted and without duplicates."""
     return tuple(sorted({path for _, path in named_paths(policy)}))
 
 
 def lies_in(path: str, directories: tuple[str, ...]) -> bool:
-    """Tell whether `path` is one of `directories` or beneath one."""
+    """Tell whether `path` is one of `directories` or lies beneath one."""
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
 _OWN_PLACES = ("/", "/proc", "/dev", "/dev/shm", "/workspace", "/tmp", "/etc")  # noqa: S108
 _OWN_TREES = ("/proc/", "/dev/", "/workspace/")
-_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - a memory filesystem of the host's, where anything may lie
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - the host's memory filesystem, which may hold any file
 
 
 def check_variable(name: object, value: object) -> None:
-    """Raise PolicyError unless name and value can be an environment variable (environ(7))."""
+    """Raise PolicyError unless `name` and `value` form a valid environment variable (environ(7))."""
     if not (isinstance(name, str) and isinstance(value, str)):
-        raise PolicyError(f"environment: {name!r} and its value must be text")
+        kind = type(value).__name__  # not the value: it may be a secret
+        raise PolicyError(f"environment: must map text to text, got {name!r}: a {kind}")
     if not name or any(forbidden in name for forbidden in "=\n\0"):
         raise PolicyError(
-            f"environment: {name!r} is not a name: empty, or holds '=', newline or NUL"
+            f"environment: a name must not be empty or hold '=', newline or NUL, got {name!r}"
         )
     if "\0" in value or "\n" in value:
-        raise PolicyError(f"environment: the value of {name!r} holds a NUL or a newline")
+        raise PolicyError(f"environment: the value of {name!r} must not hold NUL or newline")
     _check_encodable("environment", name + value)
 
 
@@ -286,4 +329,4 @@ def _check_encodable(where: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise PolicyError(f"{where}: {text!r} holds a lone surrogate") from None
+        raise PolicyError(f"{where}: must not hold a lone surrogate, got {text!r}") from None

@@ -1,6 +1,6 @@
-"""Paths that libraries look for without being asked: that they are absent from a cell is no attempt.
+"""Paths that libraries probe by themselves: opening one that a cell lacks is not a violation.
 
-A name that ends in a slash stands for everything beneath it.
+A path that ends in a slash covers everything beneath it.
 """
 
 PROBES: dict[str, str] = {

@@ -1,7 +1,8 @@
-"""Rules to BPF, by libseccomp.  The only module that imports pyseccomp.
+"""Seccomp filters: rules compiled to BPF by libseccomp.  Only this module imports pyseccomp.
 
-The native architecture only: libseccomp then kills at foreign entry points (int 0x80) and adds no
-socketcall companions (moby/profiles 7158007).  x32 numbers are newer than the table, and so ENOSYS.
+Filters are for the native architecture only: libseccomp then kills the process at foreign entry points
+(int 0x80) and adds no socketcall companions (moby/profiles 7158007).  x32 numbers are above the newest
+number of the table, so they answer ENOSYS.
 """
 
 import errno
@@ -14,8 +15,8 @@ from .errors import LaunchError
 
 try:
     import pyseccomp
-except (OSError, RuntimeError):  # it looks for the library when it is imported
-    raise LaunchError("libseccomp is not on this host", "apt-get install libseccomp2") from None
+except (OSError, RuntimeError):  # the import looks for the library
+    raise LaunchError("libseccomp was not found", "apt-get install libseccomp2") from None
 
 from .syscalls import NEWEST_NUMBER, Condition, Rule, SyscallTable
 
@@ -27,7 +28,8 @@ _BINARY_TREE = 2  # SCMP_FLTATR_CTL_OPTIMIZE: a third of the linear filter's ins
 
 
 class Listened(NamedTuple):
-    """What a listener does not hear of though it is refused, and what it hears of though allowed."""
+    """Exceptions of the listener: `quiet` calls are refused without notice, `watched` calls are allowed
+    with notice."""
 
     quiet: tuple[str, ...]
     watched: tuple[str, ...]
@@ -39,13 +41,15 @@ def compile_filter(
     listened: Listened | None = None,
     answered: tuple[tuple[Rule, int], ...] = (),
 ) -> bytes:
-    """Return the BPF program that allows `rules`, answers ENOSYS to the table's unknown calls and to
-    every call newer than it, and EPERM to the rest, or leaves that answer to a listener.  A call of
-    `answered` is not made and returns the errno beside it; 0 stands for success.
+    """Return the BPF program of a filter.
+
+    It allows `rules`, answers ENOSYS to the table's unknown calls and to every newer call, and EPERM to
+    the rest, or leaves the rest to a listener.  A call in `answered` is not executed and returns the
+    errno beside it; 0 is success.
 
     The two answers differ because libraries fall back to an older call only after ENOSYS
-    (moby#42680).  libseccomp has no range test, so the one for newer calls is put in front of its
-    program; foreign architectures pass it and are then killed.
+    (moby#42680).  libseccomp has no range test, so the test for newer calls is prepended to its
+    program; foreign architectures pass that test and are then killed.
     """
     refuse = pyseccomp.ERRNO(errno.EPERM)
     program = pyseccomp.SyscallFilter(pyseccomp.NOTIFY if listened else refuse)
@@ -62,7 +66,7 @@ def compile_filter(
 
 
 def number_of(call: str, table: SyscallTable) -> int:
-    """Return the number of `call` on this architecture, negative if it never had it."""
+    """Return the number of `call` on this architecture; negative if it never had the call."""
     number = table.numbers.get(call, -1)
     return number if number >= 0 else pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, call)
 
@@ -82,7 +86,7 @@ def _argument(condition: Condition) -> pyseccomp.Arg:
 
 
 def _export(program: pyseccomp.SyscallFilter) -> bytes:
-    # In memory: a container whose file system is read-only has no directory for temporary files.
+    # In memory: a container with a read-only file system has no directory for temporary files.
     with open(os.memfd_create("seccomp"), "wb+") as file:
         program.export_bpf(file)
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)

@@ -1,4 +1,4 @@
-"""The groups of system calls in syscalls.toml, as rules."""
+"""Rules for system calls, read from the groups of syscalls.toml."""
 
 import tomllib
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: what comes after is unknown here, and so ENOSYS
+NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to every later call
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A call is allowed if every condition holds; several rules for one call are alternatives."""
+    """A call that is allowed if every condition holds; several rules for one call are alternatives."""
 
     call: str
     conditions: tuple[Condition, ...] = ()
@@ -33,8 +33,8 @@ class SyscallTable(msgspec.Struct, frozen=True):
     init: tuple[Rule, ...]
     locks: dict[str, tuple[Rule, ...]]  # by kind of lock: "record", "whole", "open_file"
     refused: dict[str, str]
-    quiet: tuple[str, ...]  # refused without a word to the listener
-    watched: tuple[str, ...]  # allowed, and told to the listener
+    quiet: tuple[str, ...]  # refused without notice to the listener
+    watched: tuple[str, ...]  # allowed with notice to the listener
     unknown: tuple[str, ...]
     numbers: dict[str, int]
 
@@ -42,7 +42,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
         return tuple(rule for group in groups for rule in self.groups[group])
 
     def refusals(self, groups: tuple[str, ...]) -> dict[str, str]:
-        """Return why each call, or a form of it, is refused where `groups` are given."""
+        """Return the reason why each call, or a form of it, is refused if only `groups` are allowed."""
         allowed = {rule.call: rule.conditions for rule in self.rules(groups)}
         reasons = {
             rule.call: "not with these arguments" if rule.call in allowed else f"needs group {name}"
@@ -55,7 +55,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
 
 @cache
 def syscall_table() -> SyscallTable:
-    """Read syscalls.toml; the same for every host."""
+    """Return syscalls.toml, parsed; equal on every host."""
     data = tomllib.loads(Path(__file__).with_name("syscalls.toml").read_text())
     parts = data["refused"].values()
     refused = {call: reason for part in parts for call, reason in part["calls"].items()}
@@ -79,7 +79,7 @@ def syscall_table() -> SyscallTable:
 
 
 def _spelled_out(reason: str, refused: dict[str, str]) -> str:
-    """Return what "as setuid" stands for."""
+    """Return the reason of the call `setuid` for the reason "as setuid"."""
     word, _, other = reason.partition(" ")
     return refused.get(other, reason) if word == "as" else reason
 

@@ -1,4 +1,4 @@
-"""Which tools of the host a program may call, with which arguments, and how often."""
+"""Rules for calls of the host's tools: which tools, with which arguments, and how often."""
 
 import fnmatch
 import json
@@ -16,11 +16,11 @@ _EFFECTS = get_args(Effect)
 
 
 class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a call whose tool and arguments match.
+    """A rule that allows, denies or sends to approval a call whose tool and arguments match.
 
-    `tool` is a glob over names; `arguments` maps names of arguments to globs, all of which have to
-    match: text as it is, anything else as JSON, a missing argument as nothing.  `reason` is told to who
-    is refused.
+    `tool` is a glob over names.  `arguments` maps names of arguments to globs, all of which must match:
+    text as it is, any other value as JSON; a missing argument never matches.  A refused caller gets
+    `reason`.
     """
 
     tool: str
@@ -40,23 +40,31 @@ class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rules about calls of tools, and their caps.
+    """Rules and caps for calls of tools.
 
-    The first of `rules` that matches decides; where there are rules and none matches the call is
-    denied; where there are none what the host offers may be called.  `further` are lists of rules
-    that have to allow a call too: narrowing a policy by another leaves them.  A program cannot call
-    what the host does not offer, whatever the rules say.
+    rules: the first rule that matches decides; if there are rules and none matches, the call is
+        denied; without rules, every tool that the host offers may be called
+    further: more lists of rules, each of which must allow a call too; `narrow` adds them
+    calls: calls of one execution, or of one request to a session
+    calls_per_second: the rate of these calls
+    depth: nested calls, of tools that call tools
+    argument_bytes: JSON of the arguments of one call, checked before it is decoded
+    result_bytes: JSON of one result that a program gets; a longer one raises ToolResultTooLarge
+    shown_bytes: text of one result that a model reads; a longer one is read in pages
+    result_rows: items of any list in a result; further items are left out
+
+    No rule lets a program call a tool that the host does not offer.
     """
 
     rules: tuple[ToolRule, ...] = ()
     further: tuple[tuple[ToolRule, ...], ...] = ()
-    calls: int = 1000  # of one execution, or of one request to a session
+    calls: int = 1000
     calls_per_second: float = 1000.0
-    depth: int = 4  # a tool that calls a tool that calls ...
-    argument_bytes: int = 1_048_576  # of the arguments of one call, before they are decoded
-    result_bytes: int = 8_388_608  # of one result that a program gets; a longer one is an error
-    shown_bytes: int = 65_536  # of one result that a model reads; a longer one comes in pages
-    result_rows: int = 1_000_000  # items of any list in a result; what is beyond is left out
+    depth: int = 4
+    argument_bytes: int = 1_048_576
+    result_bytes: int = 8_388_608
+    shown_bytes: int = 65_536
+    result_rows: int = 1_000_000
 
 
 _CAPS = (
@@ -66,7 +74,7 @@ _CAPS = (
 
 
 class ToolDecision(NamedTuple):
-    """What the rules say of a call; `trace` says of each that was looked at whether it matched."""
+    """The decision about a call; `trace` tells for each rule that was tried whether it matched."""
 
     effect: Effect
     reason: str
@@ -74,7 +82,7 @@ class ToolDecision(NamedTuple):
 
 
 def judge(tools: Tools, name: str, arguments: Mapping[str, Any]) -> ToolDecision:
-    """Return what becomes of a call: the strictest word of all lists of rules."""
+    """Return the decision about a call: the strictest one of all lists of rules."""
     if not tools.rules and not tools.further:
         return ALLOWED
     verdicts = [_judge(rules, name, arguments) for rules in rule_lists(tools)]
@@ -87,7 +95,7 @@ def strictest(verdicts: list[ToolDecision]) -> ToolDecision:
 
 
 def may_allow(tools: Tools, name: str) -> bool:
-    """Tell whether there are arguments with which `name` could be called, as far as rules go."""
+    """Tell whether the rules allow a call of `name` with some arguments."""
     return all(_may_allow(rules, name) for rules in rule_lists(tools))
 
 
@@ -99,7 +107,7 @@ def _may_allow(rules: tuple[ToolRule, ...], name: str) -> bool:
 
 
 def rule_lists(tools: Tools) -> tuple[tuple[ToolRule, ...], ...]:
-    """Return every list of rules that has to allow a call."""
+    """Return every list of rules that must allow a call."""
     return tuple(rules for rules in (tools.rules, *tools.further) if rules)
 
 
@@ -144,22 +152,26 @@ def _plain(value: Any) -> Any:
 
 
 def check_tools(tools: Tools) -> None:
-    """Raise PolicyError for a rule that could not do what it says."""
+    """Raise PolicyError for an invalid rule or cap."""
     for rules in (tools.rules, *tools.further):
         for rule in rules:
             if rule.effect not in _EFFECTS:
                 effects = ", ".join(_EFFECTS)
-                raise PolicyError(f"tools.rules: {rule.effect!r} is not one of {effects}")
+                raise PolicyError(
+                    f"tools.rules: effect must be one of {effects}, got {rule.effect!r}"
+                )
             if not rule.tool:
-                raise PolicyError("tools.rules: a rule must name a tool; * means any")
+                raise PolicyError(
+                    "tools.rules: tool must be a glob over names, got ''; * matches any"
+                )
     for name in _CAPS:
         value = getattr(tools, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
-            raise PolicyError(f"tools.{name}: must be a number from 0 to 2^53, not {value!r}")
+            raise PolicyError(f"tools.{name}: must be a number from 0 to 2^53, got {value!r}")
 
 
 def narrow_tools(tools: Tools, by: Tools) -> Tools:
-    """Return what both allow."""
+    """Return the rules and caps that allow what both allow."""
     own = rule_lists(tools)
     lists = (*own, *(rules for rules in rule_lists(by) if rules not in own))
     return Tools(
@@ -170,10 +182,10 @@ def narrow_tools(tools: Tools, by: Tools) -> Tools:
 
 
 def tools_exceed(tools: Tools, limit: Tools) -> tuple[str, ...]:
-    """Return in words where `tools` may allow what `limit` does not.
+    """Return as text where `tools` may allow what `limit` does not.
 
-    A list of rules of `limit` that `tools` does not have counts, even if others of its come to the
-    same.
+    A list of rules in `limit` that is missing in `tools` counts, even if other rules have the same
+    effect.
     """
     missing = [rules for rules in rule_lists(limit) if rules not in rule_lists(tools)]
     return (

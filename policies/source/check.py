@@ -1,4 +1,4 @@
-"""`check`: a program's findings, remembered."""
+"""`check`: the findings of a source check, cached by the digest of the source."""
 
 import hashlib
 import threading
@@ -10,15 +10,15 @@ from .findings import MAX_FINDINGS, Finding, Rules
 from .patterns import check_patterns
 from .python import check_python
 
-MAX_CHARACTERS = 256 * 1024  # what is longer is not looked at: a check is advice, and costs time
+MAX_CHARACTERS = 256 * 1024  # longer sources are not checked: a check is advice, and takes time
 _REMEMBERED = 1024
 _PYTHON = ("python", "python3")
 _DEFAULT = Rules()
 _Key = tuple[bytes, str, Rules]
 
 
-class _Memory:
-    """The last findings, by a digest: the sources themselves, and how long they are, cost nothing."""
+class _FindingsCache:
+    """An LRU cache of findings by the digest of the source; the sources are not kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,23 +40,22 @@ class _Memory:
         return len(self._found)
 
 
-_memory = _Memory()
+_cache = _FindingsCache()
 
 
 def check(code: str, language: str = "python", rules: Rules = _DEFAULT) -> tuple[Finding, ...]:
-    """Return what is found in `code`, the first MAX_FINDINGS in the order of the text.
+    """Return the first MAX_FINDINGS findings in `code`, in the order of the text.
 
-    What is too long to be looked at is itself a finding: where findings are enforced, nobody passes
-    by padding.
+    A source that is too long is a finding itself: padding does not evade enforced checks.
     """
     if len(code) > MAX_CHARACTERS:
-        reason = "it is not looked at"
+        reason = "too long to be checked"
         return (Finding("size", f"more than {MAX_CHARACTERS} characters", reason, 1, 0),)
     key = (hashlib.sha256(code.encode(errors="surrogatepass")).digest(), language, rules)
-    found = _memory.get(key)
+    found = _cache.get(key)
     if found is None:
         found = _check(code, language, rules)
-        _memory.put(key, found)
+        _cache.put(key, found)
     return found
 
 
@@ -67,7 +66,7 @@ def _check(code: str, language: str, rules: Rules) -> tuple[Finding, ...]:
 
 
 def validate_code(code: str, language: str = "python") -> dict[str, Any]:
-    """Return {"valid": whether nothing was found, "issues": [{"pattern", "reason", "line"}]}."""
+    """Return {"valid": True if there are no findings, "issues": [{"pattern", "reason", "line"}]}."""
     issues = [
         {"pattern": finding.what, "reason": finding.reason, "line": finding.line}
         for finding in check(code, language)

@@ -1,4 +1,4 @@
-"""What a source check found, and what it looks for."""
+"""Findings of source checks, and the rules that they follow."""
 
 import msgspec
 
@@ -34,10 +34,10 @@ _BUILTIN_REASONS = {
     "locals": "reaches names by text",
     "breakpoint": "starts a debugger",
 }
-# What tools with permissions of their own may reach: the cell shows the files, and starts the programs.
+# Names that tools with a permission for files, or for programs, may use.
 _OF_FILES = ("os", "pathlib", "shutil", "open")
 _OF_PROGRAMS = ("os", "subprocess", "multiprocessing", "pty", "signal")
-# Modules that are, or do the same as, a blocked one: `posix.system` is `os.system`.
+# Modules that equal a blocked one or do the same: `posix.system` is `os.system`.
 _TWINS = {
     "posix": "os",
     "nt": "os",
@@ -83,15 +83,15 @@ _TWINS_OF_BUILTINS = {
     "pkgutil.resolve_name": "__import__",
     "pydoc.locate": "__import__",
 }
-# Blocked modules whose names no package gives to something of its own.  Another module has one as an
-# attribute because it imported it: `tempfile._os`, `from logging import os`.
+# Blocked modules whose names packages use for nothing else.  Another module has such an attribute
+# because it imported the module: `tempfile._os`, `from logging import os`.
 _REACHED = frozenset(
     ["os", "sys", "subprocess", "socket", "shutil", "ctypes", "builtins", "importlib", "pathlib"]
 )
 _STACK = "climbs the stack"
-# Attributes by which a program climbs to what it was not given.
+# Attributes by which a program reaches objects that it was not given.
 WALKS = {
-    "__subclasses__": "lists every class there is",
+    "__subclasses__": "lists every class",
     "__base__": "climbs to object",
     "__bases__": "climbs to object",
     "__mro__": "climbs to object",
@@ -115,14 +115,14 @@ WALKS = {
 }
 BLOCKED_IMPORTS = tuple(_IMPORT_REASONS)
 BLOCKED_BUILTINS = tuple(_BUILTIN_REASONS)
-_BLOCKED = "is on this policy's list of what is blocked"
-_NOT_ALLOWED = "is not on this policy's list of what is allowed"
+_BLOCKED = "is blocked by this policy"
+_NOT_ALLOWED = "is not among the allowed imports of this policy"
 
 MAX_FINDINGS = 100
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that a policy's author would want to know before a program runs.
+    """A use of a blocked name or construct in a source.
 
     `line` counts from 1, `column` from 0, in characters.
     """
@@ -138,7 +138,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What is looked for.  `allowed_imports`, if any, are the only ones."""
+    """The names that a check finds.  If `allowed_imports` is not empty, every other import is found."""
 
     blocked_imports: tuple[str, ...] = BLOCKED_IMPORTS
     allowed_imports: tuple[str, ...] = ()
@@ -152,13 +152,13 @@ class Rules(msgspec.Struct, frozen=True):
         return top in blocked or module in blocked or _TWINS.get(top) in blocked
 
     def reaches(self, origin: str) -> str:
-        """Return the blocked module that another module has as `origin`; empty if there is none."""
+        """Return the blocked module that `origin`, an attribute of another module, is; else ""."""
         name = origin.rpartition(".")[2].lstrip("_")
         name = _TWINS.get(name, name)
         return name if name in _REACHED and self.forbids_import(name) else ""
 
     def builtin_like(self, origin: str) -> str:
-        """Return the blocked builtin that `origin` does the same as; empty if there is none."""
+        """Return the blocked builtin that does the same as `origin`; else ""."""
         name = _TWINS_OF_BUILTINS.get(origin, "")
         return name if name in self.blocked_builtins else ""
 
@@ -170,9 +170,9 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:
-    """Return rules without what permissions for files, or for programs, allow.
+    """Return rules without the names that permissions for files, or for programs, allow.
 
-    Only the lists that are the default are changed: others are an operator's own.
+    Only default lists are changed: an operator wrote the others.
     """
     allowed = {*(_OF_FILES if files else ()), *(_OF_PROGRAMS if programs else ())}
 
@@ -187,7 +187,7 @@ def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:
 
 
 def way_out(what: str) -> str:
-    """Return what lets a tool have an import or a builtin that is blocked; nothing if nothing does."""
+    """Return a hint how a tool can use a blocked import or builtin; "" if it cannot."""
     name = what.partition(".")[0]
     name = _TWINS_OF_BUILTINS.get(what, _TWINS.get(name, name))
     if name in _OF_FILES:

@@ -1,4 +1,4 @@
-"""Source to syntax tree, without harm to the process that asks: the source is hostile."""
+"""Parsing of hostile Python source without harm to the process that embeds cellwright."""
 
 import ast
 import re
@@ -8,48 +8,48 @@ import threading
 import warnings
 
 _FILENAME = "<source check>"
-# Python warns of odd literals while it parses: on the host's stderr since 3.12, and where warnings are
-# errors a fine program would not parse.  `catch_warnings` is not safe in threads; a filter for this
-# name, put there once, is.
+# Python warns of odd literals while it parses: on the host's stderr since 3.12, and if warnings are
+# errors, a valid program does not parse.  `catch_warnings` is not thread-safe; one filter for this file
+# name, installed once, is.
 _FILTER = ("ignore", None, Warning, re.compile(re.escape(_FILENAME)), 0)
 
-# CPython dies of SIGSEGV where its parser, or the walks over its tree, need more stack than the thread
-# has.  Measured on x86-64, 3.11: the parser stops by itself within 1 MiB, not within 512 KiB; a walk
-# needs 81 bytes a level, and stops at three times the recursion limit.
+# CPython dies of SIGSEGV if its parser, or a walk over its tree, needs more stack than the thread has.
+# Measured on x86-64, 3.11: the parser stops by itself within 1 MiB, not within 512 KiB; a walk needs 81
+# bytes a level, and stops at three times the recursion limit.
 _PARSER_BYTES = 1024 * 1024
 _LEVEL_BYTES = 128
 _LEVELS_PER_FRAME = 3
 _CHARACTERS_PER_LEVEL = 2
 _UNLIMITED_BYTES = 2 * 1024 * 1024  # of a thread where RLIMIT_STACK is infinite: pthread_create(3)
 
-# CPython's parser keeps every beginning of a dotted name that is imported: memory grows with the square
-# of the length, to 16 GiB for 256 Ki characters.  Whatever is not ASCII may be part of a name.
+# CPython's parser keeps every prefix of an imported dotted name: memory grows with the square of the
+# length, to 16 GiB for 256 Ki characters.  Any character outside ASCII may be part of a name.
 _PARTS = 256
 _NAME = r"[\w\x80-\U0010ffff]"
 _GAP = r"[\s\\]*+"
 _DOTTED = re.compile(rf"(?<!{_NAME})(?:{_NAME}++{_GAP}\.{_GAP})++")
 
-# CPython 3.11 counts the depth of every tree that it makes in one place, and raises SystemError where
-# two threads make one at a time (see gh-106905).  The process that embeds us may parse besides.
-_one_at_a_time = threading.RLock()  # a finalizer that runs meanwhile may come back here
+# CPython 3.11 counts the depth of all trees in one place, and raises SystemError if two threads build
+# trees at the same time (gh-106905).  Other threads of the embedding process may parse too.
+_one_at_a_time = threading.RLock()  # reentrant: a finalizer may parse during a parse
 _ATTEMPTS = 10
 
 
 class TooDeep(Exception):  # noqa: N818 - becomes a finding
-    """This thread's stack, or the memory, may not be enough."""
+    """Parsing may need more stack than this thread has, or too much memory."""
 
 
 def parse(code: str) -> ast.Module:
-    """Return the tree.
+    """Return the syntax tree of `code`.
 
-    Raises TooDeep where trying could crash, and whatever `ast.parse` raises: SyntaxError, ValueError,
-    RecursionError, MemoryError.  It asks for the stack that threads get now; of one that was started
-    with less it cannot know.
+    Raises TooDeep if parsing could crash the process, and the exceptions of `ast.parse`: SyntaxError,
+    ValueError, RecursionError, MemoryError.  The check uses the stack size that new threads get; a
+    thread that was started with a smaller one is not detected.
     """
     if (needed := _needed(code)) > _stack():
-        raise TooDeep(f"to parse it safely takes {needed} bytes of stack, a thread has {_stack()}")
+        raise TooDeep(f"parsing may need {needed} bytes of stack, and a thread has {_stack()}")
     if any(name[0].count(".") >= _PARTS for name in _DOTTED.finditer(code)):
-        raise TooDeep(f"to parse a name of more than {_PARTS} parts takes too much memory")
+        raise TooDeep(f"parsing a name of more than {_PARTS} parts needs too much memory")
     if _FILTER not in warnings.filters:
         warnings.filterwarnings("ignore", module=re.escape(_FILENAME))
     return _parsed(code, _ATTEMPTS)

@@ -1,8 +1,8 @@
-"""Other languages: a few patterns, each with its reason.
+"""Patterns for Bash, JavaScript and Ruby, each with its reason.
 
-Lines that are comments are passed over; otherwise strings and comments are not told apart.  The
-source may have been written to make a search slow, so no pattern repeats anything without a bound
-before something else that it might be.
+Lines that are comments are skipped; otherwise strings and comments are not told apart.  The source may
+be written to make a search slow, so every repetition that could overlap with the next part of its
+pattern is bounded.
 """
 
 import re
@@ -29,7 +29,7 @@ _PATTERNS: dict[str, dict[str, str]] = {
         r"\brequire\s*\(\s*['\"](?:node:)?(?:child_process|cluster|worker_threads)": _START,
         rf"\brequire\s*\(\s*['\"](?:node:)?{_MODULES}\b": "files or network",
         rf"\bfrom\s+['\"](?:node:)?{_MODULES}\b": "files or network",
-        r"\bimport\s*\(": "what it imports is made at run time",
+        r"\bimport\s*\(": "imports a name built at run time",
         r"\beval\s*\(": _EVAL,
         r"\bnew\s+Function\s*\(": _EVAL,
         r"\bprocess\.(?:binding|dlopen|kill|env)\b": "reaches beyond the program",
@@ -42,7 +42,7 @@ _PATTERNS: dict[str, dict[str, str]] = {
         r"\brequire\s+['\"](?:socket|net/http|open-uri|open3|fiddle)": "network, programs or memory",
         r"\b(?:File|IO|Dir|FileUtils)\.": "files",
         r"\bIO\.popen\b|\bOpen3\b": _START,
-        r"\bObjectSpace\b": "lists every object there is",
+        r"\bObjectSpace\b": "lists every object",
     },
 }
 _NAMES = {
@@ -58,8 +58,7 @@ _FINDING_CHARACTERS = 80
 
 
 def check_patterns(code: str, language: str) -> Iterator[Finding]:
-    """Yield where a pattern of `language` first matches in a line; nothing for a language that has
-    none."""
+    """Yield the first match of each pattern in each line; nothing for a language without patterns."""
     language = _NAMES.get(language, language)
     if language not in _COMPILED:
         return

@@ -1,7 +1,8 @@
-"""Python by its syntax tree: imports, builtins, attributes traced through aliases, dunder walks.
+"""Checks of Python source by its syntax tree: imports, builtins, attributes traced through aliases, and
+dunder walks.
 
-Every step is linear in the source, which may have been written to make it slow: what an expression
-stands for is found once, and no name is longer than _NAME_CHARACTERS.
+Every step is linear in the source, which may be written to make a check slow: each expression is
+resolved once, and names are cut at _NAME_CHARACTERS.
 """
 
 import ast
@@ -16,15 +17,14 @@ from .parsing import TooDeep, parse
 _LOOKUPS = ("getattr", "setattr", "delattr", "hasattr")
 _GETTERS = ("operator.attrgetter", "operator.methodcaller")
 _IMPORTERS = ("importlib.import_module", "__import__", "importlib.__import__")
-_AT_RUN_TIME = "the name that it looks up is made at run time"
+_AT_RUN_TIME = "looks up a name built at run time"
 _WALKS_FROM_HERE = ("__builtins__", "__loader__", "__spec__")  # names of every module
 _NAME_CHARACTERS = 200
 _Reference = ast.Attribute | ast.Call
 
 
 def check_python(code: str, rules: Rules) -> tuple[Finding, ...]:
-    """Return what is found in `code`, in the order of the text; a source that does not parse is one
-    finding."""
+    """Return the findings in `code`, in the order of the text; a source that does not parse has one."""
     try:
         found = list(_Check(parse(code), rules).run())
     except TooDeep as error:
@@ -38,7 +38,7 @@ def check_python(code: str, rules: Rules) -> tuple[Finding, ...]:
 
 
 def _place(finding: Finding) -> tuple[int, int, bool]:
-    """Order by the text; of what stands at one place, an import comes first."""
+    """Return the sort key of a finding: its position; an import comes first at the same position."""
     return finding.line, finding.column, finding.rule != "import"
 
 
@@ -54,7 +54,7 @@ class _Check:
     def __init__(self, tree: ast.AST, rules: Rules) -> None:
         self._nodes = list(ast.walk(tree))
         self._rules = rules
-        self._names: dict[str, str] = {}  # what a name stands for, by its dotted origin
+        self._names: dict[str, str] = {}  # name -> the dotted origin that it refers to
         self._origins: dict[_Reference, str] = {}
         self._imported: set[str] = set()
 
@@ -70,7 +70,7 @@ class _Check:
             yield from self._look(node, is_inner=node in inner)
 
     def _modules(self) -> Iterator[str]:
-        """Yield what was imported, under a name or without one."""
+        """Yield every imported origin, bound to a name or not."""
         yield from self._names.values()
         for node in self._nodes:
             if isinstance(node, ast.Call) and self._origin(node.func) in _IMPORTERS:
@@ -105,7 +105,7 @@ class _Check:
                     self._bind(name.id, self._origin(each))
 
     def _origin(self, node: ast.expr) -> str:
-        """Return the dotted name that an expression stands for, as far as it can be told."""
+        """Return the dotted origin of an expression; "" if it is unknown."""
         chain: list[_Reference] = []
         while isinstance(node, _Reference) and node not in self._origins:
             chain.append(node)
@@ -139,7 +139,7 @@ class _Check:
         return bool(module) and module.partition(".")[0] in self._imported
 
     def _is_blocked(self, module: str) -> bool:
-        """Tell whether `module` came from an import, and may not."""
+        """Tell whether `module` is imported and blocked."""
         top = module.partition(".")[0]
         return bool(top) and top in self._imported and self._rules.forbids_import(module)
 
@@ -149,7 +149,7 @@ class _Check:
             yield _at(node, "import", named, self._rules.reason_of_import(module))
 
     def _from(self, module: str, node: ast.ImportFrom) -> Iterator[Finding]:
-        """Judge `from os import path` as os, and as os.path where that alone is blocked."""
+        """Check `from os import path` as os, and as os.path if only that is blocked."""
         inside = [f"{module}.{alias.name}" for alias in node.names]
         if self._rules.forbids_import(module) and not all(
             name in self._rules.allowed_imports for name in inside
@@ -198,7 +198,7 @@ class _Check:
         if function in _IMPORTERS and node.args:
             module = _text(node.args[0])
             if module is None:
-                yield _at(node, "dynamic", function, "what it imports is made at run time")
+                yield _at(node, "dynamic", function, "imports a name built at run time")
             else:
                 yield from self._import(module, node)
         elif function in _LOOKUPS and len(node.args) > 1:
@@ -209,7 +209,7 @@ class _Check:
             yield _at(node, "builtin", "vars", reason_of_builtin("locals"))
 
     def _lookup(self, node: ast.Call, function: str) -> Iterator[Finding]:
-        """Judge getattr(os, "system") as os.system, and a name made at run time as such."""
+        """Check getattr(os, "system") as os.system; a name built at run time is a finding."""
         name = _constant(node.args[1])
         if name is None:
             yield _at(node, "dynamic", function, _AT_RUN_TIME)
@@ -222,7 +222,7 @@ class _Check:
             yield _at(node, "attribute", f"{module}.{name}", reason)
 
     def _getter(self, node: ast.Call, function: str) -> Iterator[Finding]:
-        """Judge attrgetter("a.b") by its parts; the arguments of methodcaller's method are none."""
+        """Check attrgetter("a.b") by its parts; of methodcaller only the first argument is a name."""
         for argument in node.args[:1] if function.endswith("methodcaller") else node.args:
             name = _constant(argument)
             if name is None:
@@ -237,11 +237,11 @@ class _Check:
 
 
 def _module(node: ast.ImportFrom) -> str:
-    return (node.module or "")[:_NAME_CHARACTERS]  # for each of many names it would be repeated
+    return (node.module or "")[:_NAME_CHARACTERS]  # repeated for each name of the import
 
 
 def _step(node: _Reference, inner: str) -> str:
-    """Return what an attribute or a call stands for if what it is taken of stands for `inner`."""
+    """Return the origin of an attribute or a call whose inner expression has the origin `inner`."""
     if isinstance(node, ast.Attribute):
         return f"{inner}.{node.attr}" if inner else ""
     return (_text(node.args[0]) or "") if inner in _IMPORTERS and node.args else ""
@@ -252,7 +252,7 @@ def _constant(node: ast.expr) -> str | None:
 
 
 def _text(node: ast.expr) -> str | None:
-    """Return the text of a constant, or of constants joined by +."""
+    """Return the text of a string constant, or of string constants joined by +."""
     parts: list[str | None] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts.append(_constant(node.right))

@@ -163,7 +163,7 @@ def test_packages_narrow_and_compare() -> None:
 
 @pytest.mark.parametrize("name", ["", "no-module", "a..b", "os; import x", "/srv/x"])
 def test_a_module_has_a_modules_name(name: str) -> None:
-    with pytest.raises(PolicyError, match=r"python\.preload: .* is not the name of a module"):
+    with pytest.raises(PolicyError, match=r"python\.preload: must be names of modules, got"):
         Sandbox(policy=Policy(python=Python(preload=(name,)))).close()
 
 

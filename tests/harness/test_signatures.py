@@ -145,7 +145,7 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ({"policy": 5}, "policy: must be the name of a profile"),
         ({"config": 5}, "config: must be the name of a profile"),
         ({"policy": {"limits": {"wall_second": 5}}}, "did you mean wall_seconds"),
-        ({"policy": {"extends": 5}}, "extends: must be one name"),
+        ({"policy": {"extends": 5}}, "extends: must be a name, got 5"),
         ({"policy": Policy(), "config": SandboxConfig()}, "not both"),
         ({"pool": "8"}, "pool: must be a whole number or PoolSettings, not '8'"),
         ({"audit": "trail.jsonl"}, "audit: must be an AuditLog, True or False"),

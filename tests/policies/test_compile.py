@@ -257,11 +257,11 @@ def test_a_path_that_would_cover_the_cells_own_is_refused(path: str) -> None:
 @pytest.mark.parametrize(
     ("hidden", "words"),
     [
-        (("/srv",), "/srv hides /srv, which filesystem.read shows"),
+        (("/srv",), "must not hide what filesystem.read shows, got /srv, which hides /srv"),
         (("/srv/**",), None),
-        (("/**/a",), "hides /opt/a, which filesystem.write shows"),
-        (("/etc/x",), "not beneath a path that is shown"),
-        (("srv/x",), "filesystem.hidden: 'srv/x' is not a plain absolute path"),
+        (("/**/a",), "must not hide what filesystem.write shows, got /**/a, which hides /opt/a"),
+        (("/etc/x",), "must lie beneath a shown path, got /etc/x"),
+        (("srv/x",), "filesystem.hidden: must be a plain absolute path, got 'srv/x'"),
     ],
 )
 def test_what_is_hidden_lies_beneath_what_is_shown(

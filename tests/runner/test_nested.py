@@ -141,7 +141,7 @@ def test_without_libseccomp_the_refusal_names_the_package(readable: Path) -> Non
     (library,) = Path("/usr/lib").glob("*/libseccomp.so.2")
     lacking = ("--ro-bind", "/dev/null", str(library.resolve()))
     answer = inside(readable, "--bind", "/proc", "/proc", *lacking)
-    assert "libseccomp is not on this host" in str(answer["refusal"])
+    assert "libseccomp was not found" in str(answer["refusal"])
     assert answer["repair"] == "apt-get install libseccomp2"
 
 

@@ -300,7 +300,7 @@ def test_a_second_sight_is_remembered_for_the_same_rules(monkeypatch: pytest.Mon
         looked.append(code)
         return judge(code, language, rules)
 
-    monkeypatch.setattr(checking, "_memory", checking._Memory())
+    monkeypatch.setattr(checking, "_cache", checking._FindingsCache())
     monkeypatch.setattr(checking, "_check", look)
     code = "import os" + " " * 100_000
     assert check(code) == check(code) != ()
@@ -312,12 +312,12 @@ def test_a_second_sight_is_remembered_for_the_same_rules(monkeypatch: pytest.Mon
 def test_what_is_remembered_is_bounded_and_safe_from_many_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checking, "_memory", checking._Memory())
+    monkeypatch.setattr(checking, "_cache", checking._FindingsCache())
     monkeypatch.setattr(checking, "_REMEMBERED", 8)
     with ThreadPoolExecutor(8) as pool:
         codes = [f"import os\n{n % 20}" for n in range(2000)]
         assert {len(found) for found in pool.map(check, codes)} == {1}
-    assert len(checking._memory) == 8
+    assert len(checking._cache) == 8
 
 
 class Finalized:
