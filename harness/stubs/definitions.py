@@ -80,11 +80,10 @@ def _in_order(definitions: dict[str, Record | Type]) -> dict[str, Record | Type]
     waiting = list(reversed(definitions))
     while waiting:
         name = waiting[-1]
-        names = [each for type in _types_of(definitions[name]) for each in names_in(type)]
-        new = [each for each in names if each not in begun] if name not in begun else []
-        begun.add(name)
-        if new:
-            waiting += reversed(new)
-        else:
+        if name in begun:  # all that it names is in order, or leads back to it
             ordered.setdefault(waiting.pop(), definitions[name])
+            continue
+        begun.add(name)
+        names = (each for type in _types_of(definitions[name]) for each in names_in(type))
+        waiting += reversed([each for each in names if each not in begun])
     return ordered
