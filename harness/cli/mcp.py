@@ -12,11 +12,10 @@ from ...runner.spawn import Spawned, interpreter
 from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.model import MODEL_HELP, commands_model
-from ..servers.mcp.place import HttpSettings
 from ..servers.mcp.services import ServicesByClient
 from ..servers.mcp.sessions import OwnedSessions, SessionLimits
 from ..servers.mcp.streams import claim
-from ..servers.mcp.tokens import tokens_of
+from ..servers.mcp.tokens import HttpSettings, tokens_of
 from ..text.terminal import harmless
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry

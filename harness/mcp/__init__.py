@@ -1,1 +1,1 @@
-"""The Model Context Protocol: servers of others whose tools we call, and the server that we are."""
+"""Client of the Model Context Protocol: other servers whose tools programs call."""

@@ -1,4 +1,4 @@
-"""What comes of a call: the value that a program gets, or the failure that it sees."""
+"""Results of tool calls as values for programs; failures as exceptions."""
 
 import json
 from typing import Any
@@ -24,11 +24,11 @@ _MOST_BLOCKS = 10_000
 
 
 def value_of(result: CallToolResult, spec: ToolSpec, transport: Transport) -> Any:
-    """Return the structured content, if there is any; else the text of the one block of text, else a
-    list of blocks, text as it is.
+    """Return the structured content if there is any; else the text of a single text block; else a list
+    of blocks, in which text is str.
 
-    Text is never parsed: what a value is must not depend on what is in it.  Raises ToolFailed for
-    what the tool says is an error, ToolResultInvalid if it promised structured content.
+    Text is never parsed: the type of a value must not depend on its content.  Raises ToolFailed if the
+    tool reports an error, ToolResultInvalid if its schema promises structured content and it sent none.
     """
     secrets = transport.secrets
     if result.is_error:
@@ -38,7 +38,7 @@ def value_of(result: CallToolResult, spec: ToolSpec, transport: Transport) -> An
         return _without(unwrapped(result.structured_content, spec.output_schema), secrets, spec)
     if spec.output_schema is not None:
         raise ToolResultInvalid(
-            f"{spec.name}: its schema promises structured content, and there is none",
+            f"{spec.name}: its output schema requires structured content, and it sent none",
             tool=spec.name,
         )
     blocks = [_block(each) for each in result.content[:_MOST_BLOCKS]]
@@ -63,11 +63,11 @@ def _block(block: ContentBlock) -> Any:
 
 def _words(result: CallToolResult) -> str:
     texts = [each.text for each in result.content if isinstance(each, TextContent)]
-    return shown(" ".join(texts)) or "it failed, and did not say why"
+    return shown(" ".join(texts)) or "it failed and gave no reason"
 
 
 def _without(value: Any, secrets: tuple[str, ...], spec: ToolSpec) -> Any:
-    """Return `value` in which no credential of the connection stands."""
+    """Return `value` with the credentials of the connection redacted."""
     if not secrets:
         return value
     text = json.dumps(value)
@@ -76,5 +76,7 @@ def _without(value: Any, secrets: tuple[str, ...], spec: ToolSpec) -> Any:
         return value
     try:
         return json.loads(clean)
-    except ValueError:  # what was taken out was no text: a number, or part of one
-        raise ToolResultInvalid("a credential stands in it", tool=spec.name) from None
+    except ValueError:  # the credential was part of a number
+        raise ToolResultInvalid(
+            "the result contains a credential that cannot be redacted", tool=spec.name
+        ) from None

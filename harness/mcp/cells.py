@@ -1,4 +1,4 @@
-"""Servers in cells: each in its own, which shows it what its configuration names and nothing else."""
+"""Servers in cells: each in a cell of its own, which shows only what its configuration names."""
 
 import contextlib
 import json
@@ -20,15 +20,15 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "docker", "podman")
 _OF_A_BASE = ("bin", "lib", "lib64")
 _MAX_MANIFEST_BYTES = 1024 * 1024
-_ORDINARY, _NOBODY = 1000, 65534  # UID_MIN of login.defs(5); whoever is not mapped
-_GRACE_SECONDS = 2.0  # to exit after its input ended
+_ORDINARY, _NOBODY = 1000, 65534  # UID_MIN of login.defs(5); the id that stands for unmapped users
+_GRACE_SECONDS = 2.0  # to exit after its stdin is closed
 
 
 class CellProcess:
-    """A server in a cell; it has the variables that it was given, a PATH and a HOME, and no others."""
+    """A server in a cell.  Its environment is PATH, HOME and the configured variables."""
 
-    pid = 0  # its cell's own business
-    errors = -1
+    pid = 0  # it has one only in its cell
+    stderr = -1
 
     def __init__(self, config: ServerConfig, env: Mapping[str, str]) -> None:
         """Start it; raises LaunchError, PolicyError, Unenforceable."""
@@ -45,15 +45,15 @@ class CellProcess:
             raise
         self.stdin, self.stdout = self._program.stdin, self._program.stdout
 
-    def said(self) -> str:
-        """Return what it wrote to its standard error, once it has ended or a second later."""
+    def read_stderr(self) -> str:
+        """Return its standard error, after waiting up to a second for its end."""
         try:
             return self._program.wait(1).stderr
         except (TimeoutError, LaunchError):
             return self._program.stderr
 
     def close(self, *, patient: bool) -> None:
-        """Kill it and whatever it started; before that, if patient, its input ends."""
+        """Kill it and its children; a `patient` close first closes its stdin and waits two seconds."""
         with self._sandbox, self._program:
             if patient:
                 self._program.close_stdin()
@@ -64,10 +64,10 @@ class CellProcess:
 
 
 def policy_of(config: ServerConfig, command: str) -> Policy:
-    """Return what the cell of a server may do: the profile, and what it is shown."""
+    """Return the policy of a server's cell: its profile and the configured paths."""
     policy = load_policy(config.policy or PROFILE)
     filesystem, processes = policy.filesystem, policy.processes
-    execute = (*processes.execute, *config.execute, *_needed_by(command, processes.execute))
+    execute = (*processes.execute, *config.execute, *_paths_needed_by(command, processes.execute))
     return replace(
         policy,
         name=f"{policy.name} for {config.name}",
@@ -81,14 +81,14 @@ def policy_of(config: ServerConfig, command: str) -> Policy:
 
 
 def _user_of(config: ServerConfig) -> int | str | None:
-    """Return whose id a server has on the host where root starts it: the owner of what it may write,
-    if that is one ordinary user; else one that is the same at each start.  Otherwise a server could
-    not open again what it wrote."""
+    """Return the host user of a server that root starts: the owner of its writable paths if that is one
+    ordinary user, else a name that gives the same id at each start.  With another id at each start a
+    server could not reopen its own files."""
     if os.geteuid():
         return None
     owners: set[int] = set()
     for path in config.write:
-        with contextlib.suppress(OSError):  # one that does not exist is told when the cell is built
+        with contextlib.suppress(OSError):  # a missing path is reported when the cell is built
             owners.add(os.stat(path).st_uid)
     if len(owners) == 1 and (owner := owners.pop()) >= _ORDINARY and owner != _NOBODY:
         return owner
@@ -98,21 +98,21 @@ def _user_of(config: ServerConfig) -> int | str | None:
 def _command(config: ServerConfig, env: Mapping[str, str]) -> str:
     if (program := os.path.basename(config.command)) in _FETCHERS:
         raise LaunchError(
-            f"server {config.name}: {program} fetches what it runs, and cells have no network",
-            "install the server and name its own program, or say sandboxed: false",
+            f"server {config.name}: {program} downloads what it runs, and cells have no network",
+            "install the server and set command to its own program, or set sandboxed: false",
         )
     found = shutil.which(config.command, path=env.get("PATH", _PATH))
     if found is None:
         raise LaunchError(
-            f"server {config.name}: there is no program {config.command!r}",
-            "install it, or give its whole path as command",
+            f"server {config.name}: command: program {config.command!r} not found",
+            "install it, or use its absolute path",
         )
     command, real = os.path.abspath(found), os.path.realpath(found)
     return real if _package_of(real) else command  # Node looks for modules beside the real file
 
 
 def _package_of(program: str) -> Path | None:
-    """Return the npm package that names `program` as one of its programs, if one does."""
+    """Return the npm package whose `bin` names `program`, or None."""
     folders = (each for each in Path(program).parents if (each / "package.json").is_file())
     nearest = next(folders, None)
     if nearest and Path(program) in _programs_of(nearest / "package.json"):
@@ -132,9 +132,9 @@ def _programs_of(manifest: Path) -> list[Path]:
     return [(manifest.parent / each).resolve() for each in paths if isinstance(each, str)]
 
 
-def _needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what has to be executable for `command` to be: its virtual environment, with the Python
-    that this was made from, or its npm package with those that it may use, or itself."""
+def _paths_needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths that `command` needs to run: its virtual environment with that environment's
+    base Python, or the node_modules around it, or its npm package, or the file itself."""
     if any(Path(command).is_relative_to(each) for each in shown):
         return ()
     if around := [each for each in Path(command).parents if each.name == "node_modules"]:
@@ -148,25 +148,26 @@ def _needed_by(command: str, shown: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _base_of(environment: Path) -> tuple[str, ...]:
-    """Return where the Python that an environment was made from has its programs and libraries.
+    """Return the bin and lib directories of a virtual environment's base Python.
 
-    The folder around them is not shown: it may be /, or somebody's home with all that is in it.
+    Their parent directory is not shown: it may be / or a home directory with all its files.
     """
     home = _home_of(environment)
     programs = {home, home.resolve(), (environment / "bin" / "python").resolve().parent}
     places = [each.parent / name for each in programs if each.name == "bin" for name in _OF_A_BASE]
-    return tuple(sorted(str(each) for each in places if _has_to_be_shown(each, environment)))
+    return tuple(sorted(str(each) for each in places if _is_missing(each, environment)))
 
 
-def _has_to_be_shown(place: Path, environment: Path) -> bool:
-    """Tell whether a cell that sees an environment, and the host's own programs, lacks a folder."""
+def _is_missing(place: Path, environment: Path) -> bool:
+    """Tell whether `place` exists and is neither below /usr nor in the environment: a cell shows
+    these."""
     real = place.resolve()
     seen = any(real.is_relative_to(each) for each in ("/usr", environment.resolve()))
     return place.is_absolute() and place.is_dir() and not seen
 
 
 def _home_of(environment: Path) -> Path:
-    """Return where the Python lies that an environment was made from (PEP 405)."""
+    """Return the directory of an environment's base Python (`home` of PEP 405)."""
     for line in (environment / "pyvenv.cfg").read_text().splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "home":

@@ -1,4 +1,4 @@
-"""`ServerConfig`: what is said of one MCP server; read from the files that people already have."""
+"""`ServerConfig`: the configuration of one MCP server, read from the files of other MCP clients."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from .names import server_name
 from .variables import Expanded, expand
 
 MAX_FILE_BYTES = 1024 * 1024
-_TABLES = ("mcpServers", "mcp_servers", "servers")  # what Claude, Codex and VS Code call it
+_TABLES = ("mcpServers", "mcp_servers", "servers")  # as Claude, Codex and VS Code name it
 _LONGEST_SECONDS = 86_400.0
 _OF_A_CELL = ("policy", "read", "write", "execute")
 _OF_A_PROCESS = ("args", "env", "cwd", *_OF_A_CELL)
 _Protocol = Literal["auto", "legacy", "2026-07-28"]
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written of a server and stays so."""
+class _Common(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that a file and a ServerConfig share."""
 
     command: str = ""
     args: tuple[str, ...] = ()
@@ -43,21 +43,22 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     approved: tuple[str, ...] = ()
 
 
-class _Written(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file may say of a server."""
+class _Written(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a server in a file."""
 
     type: Literal["stdio", "http", "streamable-http"] | None = None
     risky: bool | tuple[str, ...] = ()
 
 
-class ServerConfig(_Said, frozen=True, kw_only=True):
+class ServerConfig(_Common, frozen=True, kw_only=True):
     """One server.  `command` with `args`, `env` and `cwd` starts it; `url` with `headers` reaches it.
 
-    `timeout` is for a call, `connect_timeout` until its tools are known, both in seconds.  `sandboxed`
-    starts it in a cell, under `policy` (a profile or a TOML file), with `read`, `write` and `execute`
-    shown to it.  `risky` and `approved` are globs over its tools' own names: calls of the former have
-    to be approved; of the latter not, whatever the server says.  `trusted`: what it says of them is
-    believed.  `secrets` were put into headers.
+    `timeout` bounds a call, `connect_timeout` the time until its tools are known, both in seconds.
+    `sandboxed` starts it in a cell, under `policy` (a profile or a TOML file), which also shows the
+    paths `read`, `write` and `execute`.  `risky` and `approved` are globs over the server's own names
+    of its tools: calls of risky tools need approval; approved tools need none, whatever the server's
+    annotations are.  `trusted` accepts those annotations.  `secrets` are the values of variables in
+    headers.
     """
 
     name: str
@@ -69,7 +70,7 @@ class ServerConfig(_Said, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Return where it is, without credentials: its command, or its address without the query."""
+        """Return its command, or its address without the query, which may hold credentials."""
         return self.url.partition("?")[0] if self.url else os.path.basename(self.command)
 
 
@@ -82,7 +83,7 @@ def read_servers(path: str | os.PathLike[str]) -> list[ServerConfig]:
     except OSError as error:
         raise PolicyError(f"cannot read {shown}: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise PolicyError(f"{shown}: larger than {MAX_FILE_BYTES} bytes")
+        raise PolicyError(f"{shown}: must be at most {MAX_FILE_BYTES} bytes")
     try:
         return servers_of(_parse(data, Path(path).suffix))
     except PolicyError as error:
@@ -94,68 +95,72 @@ def _parse(data: bytes, suffix: str) -> Any:
         text = data.decode()
         return tomllib.loads(text) if suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"it cannot be read: {error}") from None
+        raise PolicyError(f"invalid file: {error}") from None
 
 
 def servers_of(given: Any, environment: Mapping[str, str] | None = None) -> list[ServerConfig]:
-    """Return the servers of a parsed file; what else stands in it is none of ours.
+    """Return the servers of a parsed file, whose other tables are ignored.
 
-    Raises PolicyError for what is not known, contradicts itself, or needs a variable that is not set.
+    Raises PolicyError for unknown or contradictory keys, and for variables that are not set.
     """
     found = [name for name in _TABLES if isinstance(given, dict) and name in given]
     if len(found) != 1 or not isinstance(given[found[0]], dict):
-        raise PolicyError(f"one table of servers is needed, called {', or '.join(_TABLES)}")
+        raise PolicyError(f"expected one table of servers named {', or '.join(_TABLES)}")
     environment = os.environ if environment is None else environment
     servers = [_server(name, each, environment) for name, each in given[found[0]].items()]
     if len({server.name for server in servers}) < len(servers):
         names = sorted(server.name for server in servers)
-        raise PolicyError(f"two servers would have one name: {', '.join(names)}")
+        raise PolicyError(f"two servers have the same name: {', '.join(names)}")
     return servers
 
 
 def _server(name: object, given: Any, environment: Mapping[str, str]) -> ServerConfig:
     where = f"server {name!a}"
     try:
-        written = msgspec.convert(_told_apart(given), _Written, strict=True)
+        written = msgspec.convert(_with_own_keys(given), _Written, strict=True)
         _check(written)
         return _expanded(server_name(name), written, environment)
     except msgspec.ValidationError as error:
         known = ", ".join(each.name for each in msgspec.structs.fields(_Written))
-        hint = f"known are {known}" if "unknown field" in str(error) else ""
+        hint = f"known keys: {known}" if "unknown field" in str(error) else ""
         raise PolicyError(f"{where}: {error}", hint) from None
     except PolicyError as error:
         raise PolicyError(f"{where}: {error.what}", error.hint) from None
 
 
-def _told_apart(given: Any) -> Any:
-    """Return what is written, with the one name that others have for `approved`."""
+def _with_own_keys(given: Any) -> Any:
+    """Return the table with other clients' names for `approved` replaced."""
     if not isinstance(given, dict):
         raise PolicyError("must be a table")
     if given.get("type") == "sse":
-        raise PolicyError("type: sse was replaced by http", "ask the server for streamable HTTP")
+        raise PolicyError("type: sse is not supported", "use streamable HTTP: type http")
     same = {"autoApprove": "approved", "alwaysAllow": "approved"}
     return {same.get(key, key): value for key, value in given.items()}
 
 
 def _check(written: _Written) -> None:
     if bool(written.command) == bool(written.url):
-        raise PolicyError("either command or url is needed")
+        raise PolicyError("either command or url is required, not both")
     if written.type and (written.type == "stdio") != bool(written.command):
-        raise PolicyError(f"type: {written.type} does not go with what else is said")
+        raise PolicyError(
+            f"type: {written.type} contradicts {'command' if written.command else 'url'}"
+        )
     elsewhere = _OF_A_PROCESS if written.url else ("headers",)
     for key in elsewhere:
         if getattr(written, key):
             raise PolicyError(
-                f"{key}: context nothing beside {'url' if written.url else 'command'}"
+                f"{key}: cannot be combined with {'url' if written.url else 'command'}"
             )
     if written.url and not written.url.startswith(("http://", "https://", "${")):
         raise PolicyError("url: must begin with https:// or http://")
     for key in _OF_A_CELL:
         if not written.sandboxed and getattr(written, key):
-            raise PolicyError(f"{key}: is about its cell, and sandboxed is false")
+            raise PolicyError(f"{key}: cannot be combined with sandboxed: false")
     for key in ("timeout", "connect_timeout"):
         if not 0 < getattr(written, key) <= _LONGEST_SECONDS:
-            raise PolicyError(f"{key}: must be seconds, more than 0 and at most a day")
+            raise PolicyError(
+                f"{key}: must be > 0 and <= {_LONGEST_SECONDS:g} seconds, got {getattr(written, key):g}"
+            )
 
 
 def _expanded(name: str, written: _Written, environment: Mapping[str, str]) -> ServerConfig:

@@ -1,4 +1,4 @@
-"""A conversation with a server that is under way: its tools, and calls of them."""
+"""An open connection to a server: lists its tools, calls them, and answers its questions."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -25,11 +25,11 @@ from .transports import Transport
 
 MAX_PAGES = 100
 MAX_TOOLS = 5000
-_MOST_QUESTIONS = 4  # of one server, that wait for a person at once
+_MOST_QUESTIONS = 4  # of one server, waiting for a person at once
 
 
 class Elicitation(NamedTuple):
-    """What a server asks whoever uses it: a form with the fields of `schema`."""
+    """A server's question to its user: a form with the fields of `schema`."""
 
     server: str
     message: str
@@ -37,32 +37,33 @@ class Elicitation(NamedTuple):
 
 
 Elicit = Callable[[Elicitation], dict[str, Any] | None]  # the answer; None declines
-Progress = Callable[[float, float | None, str], None]  # so much, of that much, in words
+Progress = Callable[[float, float | None, str], None]  # done, total if known, message
 
 
 class Listing(NamedTuple):
-    """The tools of a server, by what it calls them, and why others were left out."""
+    """The tools of a server by its own names, and why others were left out."""
 
     definitions: dict[str, Definition]
     dropped: tuple[str, ...] = ()
 
 
 class ServerConnection:
-    """An open client over a transport.  Everything here runs on the loop."""
+    """An open SDK client over a transport.  Runs on the event loop."""
 
     def __init__(self, client: Client, transport: Transport) -> None:
         self._client = client
         self.transport = transport
-        self.protocol = client.protocol_version  # the client forgets it, and others ask at any time
+        self.protocol = client.protocol_version  # the SDK's client forgets it when it closes
 
     @property
-    def tells_changes(self) -> bool:
-        """Tell whether it says when its tools change, and has to be listened to for that."""
+    def has_change_stream(self) -> bool:
+        """Tell whether it announces changed tools on a stream that has to be followed."""
         tools = self._client.server_capabilities.tools
         return bool(tools and tools.list_changed) and self.protocol >= "2026-07-28"
 
     async def list_tools(self) -> Listing:
-        """Return all tools, page by page; pages that never end, or go in circles, are left."""
+        """Return all tools, page by page; stops after too many pages or tools, and at a repeated
+        page."""
         found: dict[str, Definition] = {}
         dropped: list[str] = []
         cursors: set[str | None] = set()
@@ -75,13 +76,13 @@ class ServerConnection:
             cursor = page.next_cursor
             if not cursor:
                 return Listing(found, tuple(dropped))
-        dropped.append("more pages: they go in circles, or are too many")
+        dropped.append("further pages: too many, or a repeated cursor")
         return Listing(found, tuple(dropped))
 
     async def call(
         self, wire: str, arguments: dict[str, Any], on_progress: Progress | None = None
     ) -> CallToolResult:
-        """Call a tool; cancelling this cancels it there."""
+        """Call a tool; cancelling this cancels the call at the server."""
 
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
             if on_progress:
@@ -90,20 +91,20 @@ class ServerConnection:
         return await self._client.call_tool(wire, arguments, progress_callback=progressed)
 
     async def follow(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Call `changed` whenever the tools are said to have changed, where that is a stream."""
+        """Call `changed` at each announcement of changed tools on the stream."""
         async with self._client.listen(tools_list_changed=True) as events:
             async for _ in events:
                 await changed()
 
 
 def _added(found: dict[str, Definition], page: list[dict[str, Any]]) -> list[str]:
-    """Put a page, of what the messages let through, into `found`; return why some of it was not."""
+    """Add a page, as the filter let it through, to `found`; return why some tools were left out."""
     dropped = []
     for each in (Definition(said["name"], said) for said in page):
         if each.wire in found:
-            dropped.append(f"{each.wire!a}: there is another of that name")
+            dropped.append(f"{each.wire!a}: duplicate name")
         elif len(found) >= MAX_TOOLS:
-            dropped.append(f"{each.wire!a}: there are {MAX_TOOLS} already")
+            dropped.append(f"{each.wire!a}: more than {MAX_TOOLS} tools")
         else:
             found[each.wire] = each
     return dropped
@@ -115,7 +116,7 @@ def client_over(
     elicit: Elicit | None,
     changed: Callable[[], Awaitable[None]],
 ) -> Client:
-    """Return a client, not yet entered, that answers what the server may ask."""
+    """Return an SDK client, not yet entered, that answers the server's questions."""
 
     async def message(message: object) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -129,7 +130,7 @@ def client_over(
 
 
 class _Questions:
-    """What one server asks; without anybody to ask, and beyond a few at once, it is declined."""
+    """Answers one server's questions; declines without `elicit`, and beyond a few at once."""
 
     def __init__(self, server: str, elicit: Elicit | None) -> None:
         self._server = server
@@ -141,7 +142,7 @@ class _Questions:
         if (
             elicit is None
             or self._waiting >= _MOST_QUESTIONS
-            or not isinstance(params, ElicitRequestFormParams)  # a URL, which a person would follow
+            or not isinstance(params, ElicitRequestFormParams)  # a URL that a person would open
         ):
             return ElicitResult(action="decline")
         self._waiting += 1

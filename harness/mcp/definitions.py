@@ -1,8 +1,8 @@
-"""What a server says of its tools: bounded, rid of hidden characters; a tool with a name, or a value of
-a schema, that has some is left out.
+"""A server's definitions of its tools: bounded, with hidden characters removed from descriptions.  A
+tool with hidden characters in its name or in a value that its schema asks for is left out.
 
-Nothing of it is believed.  Annotations are hints: `readOnlyHint` lifts no gate; `destructiveHint` adds
-one, unless the server is trusted.
+Definitions are untrusted.  Annotations are hints: `readOnlyHint` never removes the need for approval;
+`destructiveHint` adds it unless the server is trusted.
 """
 
 import fnmatch
@@ -31,16 +31,16 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _VALUES = ("enum", "const", "default", "examples")
 _EXAMPLES = ("default", "examples")
 _SAID = ("description", "title", "$comment")
-# FastMCP puts a value that is no object into an object with this one property, and says so by this
-# word of the output schema (fastmcp/tools/tool.py, from 2.10 on).
+# FastMCP wraps a value that is no object in an object with this one property, and marks the output
+# schema with this key (fastmcp/tools/tool.py, from 2.10 on).
 _WRAPS = "x-fastmcp-wrap-result"
 _WRAPPED = "result"
-_UNWRAPPED = "x-cellwright-unwrapped"  # our word, in the schema of what was wrapped
-_READ_CHARACTERS = 64 * 1024  # of a text that is shown: far more than is left of it
+_UNWRAPPED = "x-cellwright-unwrapped"  # our mark in the schema of the wrapped value
+_READ_CHARACTERS = 64 * 1024  # of a text before it is cut for display
 
 
 class Definition(msgspec.Struct, frozen=True):
-    """A tool as its server defines it: `wire` is what the server calls it, `said` all that counts."""
+    """A tool as its server defines it: `wire` is the server's own name, `said` the pinned fields."""
 
     wire: str
     said: dict[str, Any]
@@ -53,18 +53,18 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 def definition_of(said: object) -> Definition:
-    """Return what can be a tool; raises ToolInvalid, with the reason, for what cannot.
+    """Return a definition that can be a tool; raises ToolInvalid with the reason otherwise.
 
-    It is small, has a name and schemas that refer to themselves alone; whether a schema is one is
-    seen when it is first pinned (`check`).
+    It has a bounded size, a name, and schemas that refer only to themselves; whether the schemas are
+    valid is checked when it is first pinned (`check`).
     """
     if not isinstance(said, dict) or not size_of(said):
-        raise ToolInvalid("it is no object, or nested too deeply")
+        raise ToolInvalid("not an object, or nested too deeply")
     kept = {key: said[key] for key in _PINNED if said.get(key) is not None}
     try:
         size = len(msgspec.json.encode(kept))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ToolInvalid(f"it is not JSON: {error}") from None
+        raise ToolInvalid(f"not JSON: {error}") from None
     if size > MAX_DEFINITION_BYTES:
         raise ToolInvalid(f"{size} bytes, more than {MAX_DEFINITION_BYTES}")
     _check_parts(kept)
@@ -74,14 +74,14 @@ def definition_of(said: object) -> Definition:
 def _check_parts(said: dict[str, Any]) -> None:
     name = said.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise ToolInvalid(f"its name is no text of 1 to {_LONGEST_NAME} characters")
+        raise ToolInvalid(f"name: must be text of 1 to {_LONGEST_NAME} characters")
     if first_hidden(name):
-        raise ToolInvalid("there are characters in its name that nobody sees")
+        raise ToolInvalid("name: contains hidden characters")
     for key in ("title", "description"):
         if not isinstance(said.get(key, ""), str):
-            raise ToolInvalid(f"{key}: no text")
+            raise ToolInvalid(f"{key}: must be text")
     if not isinstance(said.get("annotations", {}), dict):
-        raise ToolInvalid("annotations: no object")
+        raise ToolInvalid("annotations: must be an object")
     for key in ("inputSchema", "outputSchema"):
         if key in said or key == "inputSchema":
             _check_schema(said.get(key), key)
@@ -94,23 +94,21 @@ def _check_schema(schema: Any, key: str) -> None:
     except ToolInvalid as error:
         raise ToolInvalid(f"{key}: {error.what}") from None
     if key == "inputSchema" and schema.get("type", "object") != "object":
-        raise ToolInvalid("inputSchema: of no object")
+        raise ToolInvalid("inputSchema: its type must be object")
     for text in texts_in(clean_schema(schema)):
         if hidden := first_hidden(text):
-            raise ToolInvalid(
-                f"{key}: {hidden!a}, which nobody sees, in {text[:_TOLD_CHARACTERS]!a}"
-            )
+            raise ToolInvalid(f"{key}: hidden character {hidden!a} in {text[:_TOLD_CHARACTERS]!a}")
 
 
 def check(definition: Definition, budget: Budget) -> None:
-    """Raise ToolInvalid unless its schemas are schemas, and can be compiled within what is left of the
-    budget: some milliseconds each, once."""
+    """Raise ToolInvalid unless its schemas are valid and compile within the rest of the budget (some
+    milliseconds each, once)."""
     for schema in (definition.said["inputSchema"], _output_of(definition) or {}):
         compile_schema(schema, budget.part("compiling the schema", COMPILE_STEPS))
 
 
 def spec_of(definition: Definition, name: str, config: ServerConfig) -> ToolSpec:
-    """Return the tool called `name` as everyone else has it; `function` is what the server calls it."""
+    """Return the spec of the tool called `name`; its `function` is the server's own name."""
     said = definition.said
     output = _output_of(definition)
     return ToolSpec(
@@ -130,7 +128,7 @@ def spec_of(definition: Definition, name: str, config: ServerConfig) -> ToolSpec
 
 
 def _output_of(definition: Definition) -> dict[str, Any] | None:
-    """Return the output schema; of a result that is wrapped, the schema of what is in it."""
+    """Return the output schema; for a wrapped result, the schema of the value inside."""
     schema: dict[str, Any] = definition.said.get("outputSchema") or {}
     properties = schema.get("properties")
     if schema.get(_WRAPS) is not True or not isinstance(properties, dict):
@@ -148,7 +146,8 @@ def _output_of(definition: Definition) -> dict[str, Any] | None:
 
 
 def unwrapped(value: Any, schema: Mapping[str, Any] | None) -> Any:
-    """Return what a result holds if `schema`, that of the spec, is the schema of what is in it."""
+    """Return the value inside a wrapped result if `schema` (the spec's) describes that, else
+    `value`."""
     holds = schema is not None and schema.get(_UNWRAPPED) is True
     if holds and isinstance(value, dict) and value.keys() == {_WRAPPED}:
         return value[_WRAPPED]
@@ -156,7 +155,8 @@ def unwrapped(value: Any, schema: Mapping[str, Any] | None) -> Any:
 
 
 def _is_risky(definition: Definition, config: ServerConfig) -> bool:
-    """Tell whether calls have to be approved: the user's word first, then the server's."""
+    """Tell whether calls need approval: the user's configuration first, then the server's
+    annotation."""
     if _matches(definition.wire, config.risky):
         return True
     if config.trusted or _matches(definition.wire, config.approved):
@@ -169,14 +169,14 @@ def _matches(wire: str, globs: tuple[str, ...]) -> bool:
 
 
 def shown(text: str) -> str:
-    """Return a server's words as people see them: without comments, and what hides or reorders."""
+    """Return a server's text for display: without HTML comments and hidden or reordering characters."""
     read = text[:_READ_CHARACTERS]
     return visible(_COMMENTS.sub("", visible(read, len(read))))
 
 
 def clean_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with clean descriptions, and without examples that hide something; what it asks
-    of values is as it was."""
+    """Return a schema with clean descriptions and without examples that have hidden characters; what it
+    asks of values is unchanged."""
     return {
         key: _clean(key, value) for key, value in schema.items()
         if key not in _EXAMPLES or not any(map(first_hidden, texts_in(value)))

@@ -1,4 +1,4 @@
-"""`ServerLoop`: the one thread on which all servers are attended to."""
+"""`ServerLoop`: the one thread whose event loop manages all servers."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,10 +19,10 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class ServerLoop:
-    """An event loop in a thread of its own, and every server's ManagedServer on it."""
+    """An event loop in a thread of its own, with a ManagedServer for every server."""
 
     def __init__(self, configs: Iterable[ServerConfig], context: SharedContext) -> None:
-        self.process = os.getpid()  # a fork has no threads: it needs a room of its own
+        self.process = os.getpid()  # a fork has no threads: it needs a new loop
         self.servers: dict[str, ManagedServer] = {}
         self._context = context
         self._stack = ExitStack()
@@ -30,9 +30,9 @@ class ServerLoop:
             start_blocking_portal("asyncio", name="cellwright-servers")
         )
         self._stop = self._portal.call(anyio.Event)
-        self._done, _ = self._portal.start_task(self._attend, tuple(configs))
+        self._done, _ = self._portal.start_task(self._manage, tuple(configs))
 
-    async def _attend(
+    async def _manage(
         self, configs: tuple[ServerConfig, ...], *, task_status: TaskStatus[None]
     ) -> None:
         async with anyio.create_task_group() as group:
@@ -47,17 +47,17 @@ class ServerLoop:
     def begin(
         self, work: Callable[[*_Arguments], Awaitable[_Result]], *arguments: *_Arguments
     ) -> "Future[_Result]":
-        """Begin work on the loop; cancelling the future cancels it."""
+        """Start work on the loop; cancelling the future cancels it."""
         try:
             return self._portal.start_task_soon(work, *arguments)
         except RuntimeError:
-            raise ClosedError("these servers were closed") from None
+            raise ClosedError("McpServers was closed") from None
 
     def close(self) -> None:
-        """End every server and the thread; those that wait for one get an error."""
+        """End every server and the thread; waiting callers get an error."""
         if self.process != os.getpid():
             return
         with self._stack:
             self._portal.call(self._stop.set)
             self._done.result()
-            self._portal.call(self._portal.stop, True)  # whoever still waits is cancelled
+            self._portal.call(self._portal.stop, True)  # cancels waiting callers

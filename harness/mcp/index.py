@@ -1,7 +1,7 @@
-"""`ToolIndex`: the tools of all servers that can be called now, and why others cannot.
+"""`ToolIndex`: the callable tools of all servers, and why others cannot be called.
 
-What is pinned is known without a server.  What a server lists is compared with that; only what is the
-same stays.
+Pinned tools are known before their server starts.  What a server lists is compared with its pins; only
+tools that have not changed can be called.
 """
 
 import threading
@@ -23,7 +23,8 @@ from .pins import Drift, Pins, difference, drift_of
 
 
 class _ServerTools(NamedTuple):
-    """What is known of one server's tools: `tools` by name, and `drifted` names."""
+    """The tools of one server: `tools` by name, and the names of those that `drifted` from their
+    pins."""
 
     tools: dict[str, Tool]
     drifted: frozenset[str] = frozenset()
@@ -36,14 +37,14 @@ class _ServerTools(NamedTuple):
 class ToolIndex:
     """Safe from many threads.
 
-    What a server says is read, checked and pinned before the book is locked: however long that takes,
-    only who waits for that server waits.
+    A server's definitions are read, checked and pinned before the index is locked, so a slow server
+    delays only the callers that wait for it.
     """
 
     def __init__(
         self, configs: Iterable[ServerConfig], pins: Pins, tool: Callable[[ToolSpec], Tool]
     ) -> None:
-        """Take up what is pinned; raises RegistryError."""
+        """Load the pins; raises RegistryError."""
         self._pins = pins
         self._tool = tool
         self._lock = threading.RLock()
@@ -58,10 +59,10 @@ class ToolIndex:
     def knows(self, server: str) -> bool:
         return server in self._servers
 
-    def take(self, config: ServerConfig, listing: Listing, budget: Budget) -> None:
-        """Compare what a server lists with what is pinned, or pin it if nothing is.
+    def update(self, config: ServerConfig, listing: Listing, budget: Budget) -> None:
+        """Compare a server's listing with its pins; pin it if it has none.
 
-        Raises BudgetExceeded, and takes nothing, if checking what is pinned takes too long.
+        Raises BudgetExceeded, and changes nothing, if checking the definitions takes too long.
         """
         with self._reading[config.name]:
             pinned = self._pins.of(config)
@@ -73,7 +74,7 @@ class ToolIndex:
             self._compare(config, pinned, now, dropped)
 
     def pin(self, config: ServerConfig, budget: Budget) -> Drift:
-        """Pin what was last listed; return what that changes.  Raises BudgetExceeded, as `take`."""
+        """Pin the last listing; return what that changes.  Raises BudgetExceeded, as `update`."""
         with self._reading[config.name]:
             page = self._servers[config.name]
             now, worse = _checked(page.listed or {}, budget)
@@ -104,7 +105,7 @@ class ToolIndex:
     def _tools(
         self, config: ServerConfig, pinned: Mapping[str, Definition], same: Mapping[str, Definition]
     ) -> dict[str, Tool]:
-        """Return those of `same`, under the names that they have among all that are pinned."""
+        """Return the tools of `same`, named as they are among all pinned tools."""
         names = tool_names(config.name, pinned)
         return {
             name: self._tool(spec_of(same[wire], name, config))
@@ -115,7 +116,7 @@ class ToolIndex:
         with self._lock:
             old = self._servers.get(config.name)
             if old and old.tools.keys() == page.tools.keys():
-                known = old.tools  # the very same objects, if they are: indexes compare those
+                known = old.tools  # keep equal objects: search indexes compare by identity
                 page = page._replace(tools={
                     name: known[name] if known[name].spec == tool.spec else tool
                     for name, tool in page.tools.items()
@@ -128,22 +129,22 @@ class ToolIndex:
             if old is None or old.tools != page.tools:
                 self.revision += 1
 
-    # asking
+    # lookup
 
     def find(self, key: str) -> Tool | None:
-        """Return the tool whose name is that key, as names without separators are compared."""
+        """Return the tool with that key (its name without separators), or None."""
         return self._keys.get(key)
 
     def get(self, name: str) -> Tool:
-        """Return a tool; raises ToolNotFound, and ToolDenied for one that has to be pinned first."""
+        """Return a tool; raises ToolNotFound, and ToolDenied for one that has drifted."""
         try:
             tool = self._keys.get(key_of(name))
         except ToolInvalid as error:
-            raise ToolNotFound(f"there is no such tool: {error.what}") from None
+            raise ToolNotFound(f"tool not found: {error.what}") from None
         return tool or self._refuse(name)
 
     def check(self, spec: ToolSpec) -> None:
-        """Raise ToolDenied or ToolNotFound unless a tool is still what it was when it was looked up."""
+        """Raise ToolDenied or ToolNotFound if a tool changed since it was looked up."""
         tool = self._keys.get(key_of(spec.name))
         if tool is None or tool.spec.source_hash != spec.source_hash:
             self._refuse(spec.name)
@@ -153,10 +154,10 @@ class ToolIndex:
         page = self._servers.get(server)
         if page and name.lower() in page.drifted:
             raise ToolDenied(
-                f"{name} is not what was pinned", f"look at it: cellwright servers diff {server}",
+                f"{name} differs from its pin", f"compare: cellwright servers diff {server}",
                 tool=name,
             )  # fmt: skip
-        raise ToolNotFound(f"there is no tool {name!r}", tool=name)
+        raise ToolNotFound(f"tool not found: {name!r}", tool=name)
 
     def specs(self) -> list[ToolSpec]:
         with self._lock:
@@ -175,10 +176,10 @@ class ToolIndex:
 def _checked(
     found: Mapping[str, Definition], budget: Budget
 ) -> tuple[dict[str, Definition], tuple[str, ...]]:
-    """Return those whose schemas are schemas, and why others are left out.
+    """Return the definitions with valid schemas, and why the others are left out.
 
-    Raises BudgetExceeded once all of them together take too long: which were left out would depend on
-    how fast the machine is.
+    Raises BudgetExceeded if all of them together take too long.  Leaving out only the late ones would
+    make the result depend on the speed of the machine.
     """
     good: dict[str, Definition] = {}
     bad: list[str] = []

@@ -1,4 +1,4 @@
-"""`ManagedServer`: one server through its starts, calls, failures and restarts, on the event loop."""
+"""`ManagedServer`: one server through starts, calls, failures and restarts."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -19,15 +19,15 @@ from .definitions import shown
 from .transports import Launch, Transport, open_transport
 
 State = Literal["configured", "starting", "ready", "failed", "disabled"]
-_BACK_OFF_SECONDS = 0.5  # after the second failure in a row, then twice as long, up to
+_BACK_OFF_SECONDS = 0.5  # after the second failure in a row; doubles up to
 _PROOF_SECONDS = 5.0
-_LONGEST_BACK_OFF = 60.0
-_LONGEST_WORDS = 1000
+_LONGEST_BACK_OFF_SECONDS = 60.0
+_ERROR_CHARACTERS = 1000
 
 
 class SharedContext(NamedTuple):
-    """What all servers share: credentials, who is asked, how one is started, and who is told of
-    its tools before any of them is called."""
+    """What all servers share: credentials, the callback for questions, the function that starts a
+    server, and the one that checks its tools before any of them is called."""
 
     vault: Vault
     elicit: Elicit | None
@@ -36,7 +36,10 @@ class SharedContext(NamedTuple):
 
 
 class ManagedServer:
-    """Starts a server when it is needed, again when it is gone, and not too often when it fails."""
+    """Starts a server at its first use, restarts it when it ends, and backs off when it keeps failing.
+
+    Runs on the event loop.
+    """
 
     def __init__(self, config: ServerConfig, context: SharedContext, group: TaskGroup) -> None:
         self.config = config
@@ -49,22 +52,22 @@ class ManagedServer:
         self._starting = anyio.Lock()
         self._failures = 0
         self._not_before = 0.0
-        self._patience = anyio.CancelScope()  # while it starts
+        self._start_scope = anyio.CancelScope()  # cancelled by `stop`
         self._stop = anyio.Event()
         self._changed = anyio.Event()
 
     async def call(
-        self, wire: str, arguments: dict[str, Any], believed: Callable[[], None],
+        self, wire: str, arguments: dict[str, Any], check_listed: Callable[[], None],
         on_progress: Progress | None,
     ) -> tuple[CallToolResult, Transport]:  # fmt: skip
-        """Call a tool, and return what came of it with the transport that it came by.
+        """Call a tool; return its result and the transport it came by.
 
-        `believed` raises if the tool, as it is now listed, may not be called.  Raises ToolFailed if
-        the server cannot be had, dies, says no or is silent for too long, ToolResultInvalid if it
+        `check_listed` raises if the tool, as the server lists it now, may not be called.  Raises
+        ToolFailed if the server cannot start, ends, refuses or times out, ToolResultInvalid if it
         breaks the protocol.
         """
         connection = await self.connected()
-        believed()
+        check_listed()
         timeout = self.config.timeout
         transport, messages = connection.transport, connection.transport.messages
         heard = messages.heard
@@ -75,65 +78,71 @@ class ManagedServer:
             if messages.heard == heard:
                 self._group.start_soon(self._prove_alive, connection)
             raise ToolFailed(f"{self.config.name} did not answer within {timeout:g} s") from None
-        except Exception as error:  # noqa: BLE001 - whatever the SDK makes of what a server sends
-            raise self._told(error, transport) from None
+        except Exception as error:  # noqa: BLE001 - the SDK raises anything for what a server sends
+            raise self._error_for_caller(error, transport) from None
         self._failures = 0
         return result, transport
 
     async def _prove_alive(self, connection: ServerConnection) -> None:
-        """End a connection on which nothing is heard, whatever is asked."""
+        """End a connection on which the server answers nothing."""
         messages = connection.transport.messages
         heard = messages.heard
-        with contextlib.suppress(Exception):  # an answer all the same, or the end
+        with contextlib.suppress(Exception):  # an error is an answer too
             with anyio.move_on_after(min(self.config.timeout, _PROOF_SECONDS)):
                 await connection.list_tools()
         if messages.heard == heard:
-            messages.end("it does not answer any more")
+            messages.end("it stopped answering")
 
     async def refresh(self) -> None:
-        """Ask for its tools again, within the time for connecting; raises ToolFailed."""
+        """List its tools again, within `connect_timeout`; raises ToolFailed."""
         starts = self.starts
         connection = await self.connected()
         if self.starts != starts:
-            return  # it was just asked
+            return  # connecting has just listed them
         try:
             with anyio.fail_after(self.config.connect_timeout):
                 await self._list(connection)
         except TimeoutError:
-            connection.transport.messages.end("it did not list its tools")
-            raise ToolFailed(f"{self.config.name} did not list its tools") from None
+            connection.transport.messages.end("it did not list its tools in time")
+            raise ToolFailed(
+                f"{self.config.name} did not list its tools within {self.config.connect_timeout:g} s"
+            ) from None
         except CellwrightError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._told(error, connection.transport) from None
+            raise self._error_for_caller(error, connection.transport) from None
 
     async def connected(self) -> ServerConnection:
-        """Return a connection whose tools are known; raises ToolFailed, at once while it is not to be
-        tried again yet."""
+        """Return a connection whose tools are listed; raises ToolFailed, at once during the
+        back-off."""
         async with self._starting:
             if self.connection and not self.connection.transport.messages.ended.is_set():
                 return self.connection
             if self.config.disabled:
                 raise ToolFailed(f"{self.config.name} is disabled")
             if anyio.current_time() < self._not_before:
-                raise ToolFailed(f"{self.config.name} keeps failing: {self.error}", "try later")
+                raise ToolFailed(
+                    f"{self.config.name} keeps failing: {self.error}", "try again later"
+                )
             return await self._start()
 
     async def _start(self) -> ServerConnection:
         self.state, self.starts = "starting", self.starts + 1
         try:
-            with anyio.fail_after(self.config.connect_timeout) as self._patience:
-                started: ServerConnection = await self._group.start(self._own)
+            with anyio.fail_after(self.config.connect_timeout) as self._start_scope:
+                started: ServerConnection = await self._group.start(self._run_connection)
                 self.state, self.error = "ready", ""
                 return started
-            raise ToolFailed("we closed it")
+            raise ToolFailed("McpServers was closed")
         except TimeoutError:
-            raise self._failed("it did not answer in time when it was connected to") from None
+            raise self._failed(
+                f"it did not answer within connect_timeout, {self.config.connect_timeout:g} s"
+            ) from None
         except Exception as error:  # noqa: BLE001 - as above
             raise self._failed(_words(error)) from None
 
-    async def _own(self, *, task_status: TaskStatus[ServerConnection]) -> None:
-        """Hold one connection from beginning to end, in one task as the SDK wants it."""
+    async def _run_connection(self, *, task_status: TaskStatus[ServerConnection]) -> None:
+        """Open, serve and close one connection in a single task, as the SDK requires."""
         transport: Transport | None = None
         started = False
         try:
@@ -147,7 +156,7 @@ class ManagedServer:
                 await self._list(connection)
                 self.connection, started = connection, True
                 task_status.started(connection)
-                await self._attend(connection)
+                await self._follow_until_end(connection)
         except Exception as error:  # noqa: BLE001 - as above
             if not started:
                 why = transport.why if transport and transport.messages.why else ""
@@ -157,12 +166,12 @@ class ManagedServer:
             if started and not self._stop.is_set():
                 self._failed(transport.why if transport else "")
 
-    async def _attend(self, connection: ServerConnection) -> None:
-        """Follow what a server says of its tools, until it or we end."""
+    async def _follow_until_end(self, connection: ServerConnection) -> None:
+        """Follow changes of the server's tools until the connection ends."""
         messages = connection.transport.messages
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_changes, connection)
-            if connection.tells_changes:
+            if connection.has_change_stream:
                 tasks.start_soon(self._listen, connection)
             tasks.start_soon(self._end_on_stop, connection)
             await messages.ended.wait()
@@ -171,17 +180,19 @@ class ManagedServer:
     async def _end_on_stop(self, connection: ServerConnection) -> None:
         await self._stop.wait()
         connection.transport.patient = True
-        connection.transport.messages.end("we closed it")
+        connection.transport.messages.end("McpServers was closed")
 
     async def _listen(self, connection: ServerConnection) -> None:
-        with contextlib.suppress(Exception):  # it cannot, or stopped: then nobody is told
+        with contextlib.suppress(
+            Exception
+        ):  # not supported, or ended: changes are not announced then
             await connection.follow(self._note_change)
 
     async def _note_change(self) -> None:
         self._changed.set()
 
     async def _follow_changes(self, connection: ServerConnection) -> None:
-        """Ask for the tools again once they changed; however often that is said, one at a time."""
+        """List the tools again after each change, one listing at a time however many changes come."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
@@ -200,11 +211,11 @@ class ManagedServer:
         self._failures += 1
         if self._failures > 1:
             delay = _BACK_OFF_SECONDS * 2 ** min(self._failures - 2, 20)
-            self._not_before = anyio.current_time() + min(delay, _LONGEST_BACK_OFF)
+            self._not_before = anyio.current_time() + min(delay, _LONGEST_BACK_OFF_SECONDS)
         return ToolFailed(f"{self.config.name} cannot be used: {why}")
 
-    def _told(self, error: Exception, transport: Transport) -> Exception:
-        """Return what a caller is told: in clean words, without what only we know."""
+    def _error_for_caller(self, error: Exception, transport: Transport) -> Exception:
+        """Return the exception for the caller, with credentials redacted."""
         words = _words(error, transport)
         if isinstance(_leaf(error), ValidationError):
             return ToolResultInvalid(f"{self.config.name} broke the protocol: {words}")
@@ -213,9 +224,9 @@ class ManagedServer:
         return ToolFailed(f"{self.config.name}: {words}{transport.network_hint(words)}")
 
     def stop(self) -> None:
-        """Have it end; whoever waits for the group waits for that."""
+        """Start to end it; the task group ends once it has."""
         self._stop.set()
-        self._patience.cancel()
+        self._start_scope.cancel()
 
 
 def _leaf(error: BaseException) -> BaseException:
@@ -225,14 +236,14 @@ def _leaf(error: BaseException) -> BaseException:
 
 
 def _words(error: BaseException, transport: Transport | None = None) -> str:
-    """Return what went wrong in one line, of which a server may have written every word."""
+    """Return the error in one line; a server may have written all of it."""
     leaf = _leaf(error)
     if isinstance(leaf, ValidationError):
         first = leaf.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:200]
-        return f"{ascii(where)[1:-1]}: {first['msg']}"[:_LONGEST_WORDS]
+        return f"{ascii(where)[1:-1]}: {first['msg']}"[:_ERROR_CHARACTERS]
     said = leaf.error.message if isinstance(leaf, MCPError) else str(leaf)
     if isinstance(leaf, CellwrightError):
         said = leaf.what
     said = shown(" ".join(said.split()))
-    return (transport.clean(said) if transport else said)[:_LONGEST_WORDS] or type(leaf).__name__
+    return (transport.clean(said) if transport else said)[:_ERROR_CHARACTERS] or type(leaf).__name__

@@ -1,8 +1,8 @@
-"""What is done to every message before the SDK sees it, whatever the transport.
+"""`MessageFilter`: checks every message of a server before the SDK sees it, for all transports.
 
-Servers may not flood; of a list of tools the session is given names and schemas of those that can be
-tools, so that one bad tool does not take the others along, and no output schema, because it would check
-results against it without a bound: the broker does that.
+It limits the rate of messages.  In a list of tools it leaves the SDK's session only names and input
+schemas of valid tools: one invalid tool would otherwise fail the whole list, and the session would
+check results against output schemas without a limit.  The broker checks results, within a budget.
 """
 
 import time
@@ -20,15 +20,15 @@ from ...policies.errors import ToolInvalid
 from .definitions import Definition, definition_of
 from .stdio import ProtocolViolation
 
-MESSAGES_AT_ONCE = 2000  # beyond one for each request
+MESSAGES_AT_ONCE = 2000  # a burst; each request allows one more
 MESSAGES_PER_SECOND = 500.0
 _MOST_IN_A_PAGE = 2000
-DEFINITIONS = "cellwright/definitions"  # where a page carries them, in its _meta
+DEFINITIONS = "cellwright/definitions"  # key of the definitions in a page's _meta
 _Received = SessionMessage | Exception
 
 
 class MessageFilter:
-    """Both streams of one conversation.  `why` says why it is over, if that is the server's doing."""
+    """Both streams of one connection.  `why` is the reason once the connection has ended."""
 
     def __init__(
         self, read: ReadStream[_Received], write: WriteStream[SessionMessage],
@@ -39,7 +39,7 @@ class MessageFilter:
         self._clock = clock
         self._allowance = float(MESSAGES_AT_ONCE)
         self._listings: set[str | int] = set()
-        self.heard = clock()  # when the last message came
+        self.heard = clock()  # time of the last message
         self.why = ""
         self.ended = anyio.Event()
 
@@ -58,14 +58,15 @@ class MessageFilter:
         if isinstance(item, ProtocolViolation):
             self.end(str(item))
             raise anyio.EndOfStream
-        return await self._sifted(item) if isinstance(item, SessionMessage) else item
+        return await self._filtered(item) if isinstance(item, SessionMessage) else item
 
     def end(self, why: str) -> None:
-        """Note why there is nothing more to be had; the first reason counts."""
+        """End the connection; only the first reason is kept."""
         self.why = self.why or why
         self.ended.set()
 
     def _count(self) -> None:
+        """Refill and spend the allowance (a token bucket); raises ProtocolViolation if it is empty."""
         now = self._clock()
         filled = self._allowance + (now - self.heard) * MESSAGES_PER_SECOND
         self._allowance = min(max(self._allowance, MESSAGES_AT_ONCE), filled) - 1
@@ -75,16 +76,16 @@ class MessageFilter:
                 f"it floods: more than {MESSAGES_PER_SECOND:g} messages a second"
             )
 
-    async def _sifted(self, received: SessionMessage) -> SessionMessage:
+    async def _filtered(self, received: SessionMessage) -> SessionMessage:
         message = received.message
         if isinstance(message, JSONRPCResponse):
-            id = coerce_request_id(message.id)  # the session takes "7" for 7, and so do we
+            id = coerce_request_id(message.id)  # the SDK's session takes "7" for 7
             is_listing = id in self._listings
             self._listings.discard(id)
-            if is_listing:  # in a thread: it is up to 4 MiB, and other servers share the loop
+            if is_listing:  # in a thread: up to 4 MiB, and all servers share the event loop
                 message.result = await anyio.to_thread.run_sync(_page, message.result)
             else:
-                message.result = _unmarked(message.result)
+                message.result = _without_mark(message.result)
         return received
 
     async def aclose(self) -> None:
@@ -117,7 +118,7 @@ class MessageFilter:
 
 
 class FilteredWriter:
-    """The stream to a server; `note` sees what goes out."""
+    """The stream to a server; `note` is called with each sent message."""
 
     def __init__(
         self, write: WriteStream[SessionMessage], note: Callable[[SessionMessage], None]
@@ -140,10 +141,11 @@ class FilteredWriter:
 
 
 def _page(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of tools for the session; what can be a tool, and why others cannot, in `_meta`."""
+    """Return a page of tools for the session, with the valid definitions, and why others are invalid,
+    in `_meta`."""
     tools = result.get("tools")
     if not isinstance(tools, list):
-        return _unmarked(result)  # the session says what is wrong
+        return _without_mark(result)  # the session reports the error
     good: list[Definition] = []
     dropped: list[str] = []
     for each in tools[:_MOST_IN_A_PAGE]:
@@ -162,8 +164,8 @@ def _page(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unmarked(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what is no page as it is; that there are definitions in it, nobody but we can say."""
+def _without_mark(result: dict[str, Any]) -> dict[str, Any]:
+    """Return another result without our key in its `_meta`: a server must not forge definitions."""
     meta = result.get("_meta")
     if not isinstance(meta, dict) or DEFINITIONS not in meta:
         return result

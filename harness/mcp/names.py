@@ -1,9 +1,8 @@
-"""Names of servers and of their tools, as programs can say them; what they are called on the wire stays
-beside.
+"""Names of servers and their tools that programs can use, mapped to the servers' own names.
 
-MCP lets a name be almost anything: of 888 tools of real servers 378 are no identifiers.  A tool is
-`server.tool` here: small letters, digits, `_` and `-`, at most 64 characters, which naming.py asks of
-every tool.
+MCP allows almost any name: of 888 tools of real servers, 378 have names that are no identifiers.  Here
+a tool is `server.tool`: small letters, digits, `_` and `-`, at most 64 characters, as
+schemas/tool_names.py requires of every tool.
 """
 
 import hashlib
@@ -18,29 +17,28 @@ _MAX_NAME = 64
 _OTHERS = re.compile(r"[^A-Za-z0-9_-]+")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(r"[_-]+")
-_RESERVED = ("results", "tools")  # the broker's own, and the module that programs import
+_RESERVED = ("results", "tools")  # the broker's own tools, and the module that programs import
 
 
 def server_name(name: object) -> str:
-    """Return the name of a server: `Sequential Thinking` is `sequential_thinking`.
+    """Return the name of a server: `Sequential Thinking` becomes `sequential_thinking`.
 
-    Raises PolicyError for one of which nothing is left, that is too long, or ours.
+    Raises PolicyError for a name that becomes empty, is too long, or is reserved.
     """
     small = _small(name).strip("_-") if isinstance(name, str) and name.isascii() else ""
     if not small or len(small) > MAX_SERVER or small in _RESERVED:
         raise PolicyError(
-            f"{ascii(name)[:80]} is no name of a server",
+            f"{ascii(name)[:80]} is not a valid name of a server",
             f"letters, digits, _ and -, at most {MAX_SERVER}; not {' or '.join(_RESERVED)}",
         )
     return small
 
 
 def tool_names(server: str, wires: Iterable[str]) -> dict[str, str]:
-    """Return the names of a server's tools: ours to theirs.
+    """Map our names of a server's tools to its own: `listMail` becomes `list_mail`.
 
-    `listMail` is `list_mail`.  Where several would be one, as names without separators are compared,
-    each gets a part of the hash of what it is called, but for the one that is called just that.  The
-    order in which they come does not matter.
+    Names are compared without separators.  Where several collide, each gets eight digits of the hash of
+    its own name, except one whose own name is exactly ours.  The order of `wires` does not matter.
     """
     alike: dict[str, set[str]] = defaultdict(set)
     for wire in wires:
@@ -60,11 +58,11 @@ def _mapped(wire: str) -> str:
 
 
 def _small(text: str) -> str:
-    return _OTHERS.sub("_", text).lower()  # in this order: KELVIN SIGN would become a k
+    return _OTHERS.sub("_", text).lower()  # in this order: lower() turns KELVIN SIGN into k
 
 
 def _fitted(server: str, name: str, wire: str) -> str:
-    """Return the whole name; one that is too long is cut, and told apart by its hash."""
+    """Return the full name; one that is too long is cut and ends in its hash."""
     whole = f"{server}.{name}"
     if len(whole) <= _MAX_NAME:
         return whole

@@ -1,8 +1,7 @@
-"""`Pins`: what every server said of its tools when it was first believed.
+"""`Pins`: the definitions of every server's tools at its first use.
 
-The first use trusts.  After that a tool that is not what it was, or was not there, is not offered until
-a person has seen the difference and pinned it again.  The same file tells what tools a server has
-without starting it.
+The first use is trusted.  After that a tool that is new or has changed is not offered until a person
+has seen the difference and pinned it again.  The same file lists a server's tools without starting it.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from .config import ServerConfig
 from .definitions import Definition, definition_of
 
 _MAX_BYTES = 64 * 1024 * 1024
-_MAX_OF_ONE = 16 * 1024 * 1024  # of one server, in this form
+_MAX_OF_ONE = 16 * 1024 * 1024  # of one server, as JSON
 _MOST_LINES = 400
 Definitions = Mapping[str, Definition]
 
@@ -35,7 +34,7 @@ class _Pinned(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Drift(NamedTuple):
-    """How the tools of a server differ from those that are pinned, by what the server calls them."""
+    """How a server's tools differ from their pins, by the server's own names."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -48,16 +47,16 @@ class Drift(NamedTuple):
 
 
 class Pins:
-    """A file of definitions, by server and where it is; several processes may use it."""
+    """A file of definitions by server and its address; several processes may share it."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path) if path else state_directory() / "servers.json"
 
     def of(self, config: ServerConfig) -> dict[str, Definition] | None:
-        """Return what is pinned of a server; None if nothing is.  Raises RegistryError.
+        """Return the pins of a server, None if it has none.  Raises RegistryError.
 
-        What can be no tool any more, because more is asked of one than when it was pinned, is left
-        out: the server's is then left out too.
+        A pinned definition that later versions of the checks refuse is left out; the server's own is
+        then left out too.
         """
         said = self._read().servers.get(_key(config))
         if said is None:
@@ -70,7 +69,7 @@ class Pins:
         return pinned
 
     def pin(self, config: ServerConfig, definitions: Iterable[Definition]) -> None:
-        """Believe these definitions from now on; raises RegistryError."""
+        """Replace a server's pins; raises RegistryError."""
         with self._locked():
             pinned = self._read()
             said = [each.said for each in definitions]
@@ -81,7 +80,7 @@ class Pins:
             self._write(data)
 
     def forget(self, config: ServerConfig) -> bool:
-        """Believe nothing of a server any more; tell whether anything was."""
+        """Remove a server's pins; tell whether it had any."""
         with self._locked():
             pinned = self._read()
             known = pinned.servers.pop(_key(config), None)
@@ -104,11 +103,11 @@ class Pins:
             raise self._unreadable(str(error)) from None
 
     def _unreadable(self, why: str) -> RegistryError:
-        hint = "look at it; without it every server is believed anew at its next use"
-        return RegistryError(f"{self.path} holds no pins: {why}", hint)
+        hint = "inspect the file; if you delete it, every server is pinned anew at its next use"
+        return RegistryError(f"{self.path} is not a valid file of pins: {why}", hint)
 
     def _write(self, data: bytes) -> None:
-        """Put a new file in the place of the old one, or leave that as it is."""
+        """Replace the file atomically, or leave it unchanged."""
         try:
             descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
             with open(descriptor, "wb") as file:
@@ -135,19 +134,19 @@ class Pins:
 
 
 def _check_size(what: str, data: bytes, most: int) -> None:
-    """Raise RegistryError for more than could be read again, which would end every server's use."""
+    """Raise RegistryError for a file too large to be read again: no server could be used then."""
     if len(data) > most:
         raise RegistryError(f"{what}: {len(data)} bytes, more than {most}")
 
 
 def _key(config: ServerConfig) -> str:
-    """Return what a server is known by: another command or address is another server."""
+    """Return a server's key: a changed command or address makes it another server."""
     where = json.dumps([config.command, *config.args, config.url.partition("?")[0]])
     return f"{config.name} {hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
 
 def drift_of(pinned: Definitions, now: Definitions) -> Drift:
-    """Return how `now` differs from what is pinned."""
+    """Return how `now` differs from `pinned`."""
     both = pinned.keys() & now.keys()
     return Drift(
         tuple(sorted(now.keys() - pinned.keys())),
@@ -157,7 +156,7 @@ def drift_of(pinned: Definitions, now: Definitions) -> Drift:
 
 
 def difference(pinned: Definitions, now: Definitions) -> str:
-    """Return a unified diff for a person, in ASCII: what hides in a description is seen."""
+    """Return a unified diff for a person, in ASCII, which makes hidden characters visible."""
     lines: list[str] = []
     for wire in sorted({*pinned, *now}):
         old, new = _lines(pinned.get(wire)), _lines(now.get(wire))

@@ -1,4 +1,4 @@
-"""`McpServers`: the tools of MCP servers, for a broker; a synchronous face, safe from many threads."""
+"""`McpServers`: the tools of MCP servers for a broker; synchronous, safe from many threads."""
 
 import os
 import threading
@@ -23,9 +23,9 @@ from .config import ServerConfig, read_servers, servers_of
 from .connection import Elicit, Listing
 from .event_loop import ServerLoop
 from .index import ToolIndex
-from .launching import launch_server
 from .managed_server import SharedContext
 from .pins import Drift, Pins
+from .processes import launch_server
 from .status import Progressed, ServerStatus, state_of
 from .threads import in_thread
 from .transports import Launch
@@ -34,14 +34,13 @@ _STEPS = 10 * STEPS_PER_SECOND  # for the definitions of one server
 
 
 class McpServers:
-    """Servers, none of which is started before one of its tools is called; or, if nothing of it is
-    pinned, before its tools are asked for.
+    """Servers that start when one of their tools is called first; a server without pins also starts
+    when its tools are listed.
 
-    `servers` are a file (JSON or TOML), what was parsed of one, or ServerConfigs.  `pins` is where
-    definitions are pinned, `vault` has the credentials that headers and env name, `elicit` is asked
-    what servers ask, in a thread of its own, `on_progress` is told how calls go on, and must be quick
-    or it holds others up.  With a `registry` the tools are among its tools too.  `launch` starts a
-    server.
+    `servers` is a file (JSON or TOML), a parsed file, or ServerConfigs.  `pins` is the file of pinned
+    definitions, `vault` has the credentials that headers and env name.  `elicit` answers the questions
+    of servers, in a thread of its own.  `on_progress` gets the progress of calls; it runs on the event
+    loop, so a slow one delays all servers.  A `registry` gets the tools too.  `launch` starts a server.
 
     It is a Catalogue: `Broker(servers)`.  Close it, or use it as a context manager.
     """
@@ -52,7 +51,7 @@ class McpServers:
         elicit: Elicit | None = None, on_progress: Callable[[Progressed], None] | None = None,
         registry: ToolRegistry | None = None, launch: Launch = launch_server,
     ) -> None:  # fmt: skip
-        """Read what is configured and what is pinned; raises PolicyError, RegistryError."""
+        """Read the configuration and the pins; raises PolicyError, RegistryError."""
         self.configs = {config.name: config for config in _configs(servers)}
         self._index = ToolIndex(self.configs.values(), Pins(pins), self._tool)
         self._on_progress = on_progress
@@ -63,68 +62,69 @@ class McpServers:
         self._registry = registry
         if registry:
             registry.attach(self)
-        self._finalizer = weakref.finalize(self, _close, self._loops)  # at exit, if not before
+        self._finalizer = weakref.finalize(self, _close, self._loops)  # at exit at the latest
 
-    # what a broker and a registry ask
+    # for brokers and registries
 
     def revision(self) -> int:
-        """Return a number that is another one after the tools have changed."""
+        """Return a number that changes with the tools."""
         return self._index.revision
 
     def owns(self, name: str) -> bool:
-        """Tell whether a name is, or would be, that of a tool of these servers."""
+        """Tell whether a name belongs, or could belong, to a tool of these servers."""
         server = name.lower().partition(".")[0]
         return server in self.configs or self._index.find(key_of(name)) is not None
 
     def get(self, name: str) -> Tool:
-        """Return a tool; a server of which nothing is known is started.
+        """Return a tool, starting its server if that has no pins.
 
-        Raises ToolNotFound, ToolDenied for one that is not what was pinned, ToolFailed if its server
-        cannot be had.
+        Raises ToolNotFound, ToolDenied for a tool that differs from its pin, ToolFailed if the server
+        cannot be started.
         """
         server = name.lower().partition(".")[0]
         if not self._index.knows(server) and server in self.configs:
-            self._ask(server)
+            self._list(server)
         return self._index.get(name)
 
     def specs(self) -> list[ToolSpec]:
-        """Return every tool that can be called; a server that cannot be had has none."""
-        self._ask_all(only_unknown=True)
+        """Return every callable tool; a server that cannot be started has none."""
+        self._list_all(only_unknown=True)
         return self._index.specs()
 
-    # what people ask
+    # for hosts and people
 
     def list_tools(self, server: str | None = None) -> list[ToolSpec]:
-        """Return the tools of one server, or of all, having asked; raises ToolFailed for one."""
+        """List the tools of one server, or of all, anew; raises ToolFailed if the one server fails."""
         if server is None:
-            self._ask_all(only_unknown=False)
+            self._list_all(only_unknown=False)
         else:
-            self._ask(self._config(server).name)
+            self._list(self._config(server).name)
         return [spec for spec in self._index.specs() if server in (None, spec.server)]
 
     def start_call(self, name: str, arguments: dict[str, Any]) -> "Future[Any]":
-        """Begin a call that no broker checks, for a host that does; cancelling it cancels it there."""
+        """Start a call without a broker's checks, for a host that has its own; cancelling the future
+        cancels the call at the server."""
         return self._begin(self.get(name).spec, arguments)
 
     def status(self) -> list[ServerStatus]:
-        """Return what is known of every server, without asking any."""
+        """Return the state of every server without contacting any."""
         loop = self._loops[-1] if self._loops else None
         return [self._status(config, loop) for config in self.configs.values()]
 
     def check(self, server: str) -> ServerStatus:
-        """Ask a server for its tools, starting it if need be; raises ToolFailed."""
+        """List a server's tools, starting it if needed, and return its state; raises ToolFailed."""
         config = self._config(server)
-        self._ask(config.name)
+        self._list(config.name)
         return self._status(config, self._open_loop())
 
     def difference(self, server: str) -> str:
-        """Return how its tools differ from those that are pinned, for a person; "" if they do not."""
-        self._ask(self._config(server).name)
+        """Return for a person how a server's tools differ from their pins; "" if they do not."""
+        self._list(self._config(server).name)
         return self._index.difference(server)
 
     def pin(self, server: str) -> Drift:
-        """Believe what a server says of its tools now; return what that changed."""
-        self._ask(self._config(server).name)
+        """Pin a server's tools as they are now; return what that changed."""
+        self._list(self._config(server).name)
         config = self._config(server)
         try:
             return self._index.pin(config, _budget(config, config.connect_timeout))
@@ -132,7 +132,7 @@ class McpServers:
             raise ToolFailed(f"{server} cannot be pinned: {exceeded.what}") from None
 
     def close(self) -> None:
-        """End every server; what is called then raises ToolFailed.  Closing twice is fine."""
+        """End every server; later calls raise ClosedError.  Closing twice is harmless."""
         self._closed = True
         if self._registry:
             self._registry.detach(self)
@@ -144,12 +144,12 @@ class McpServers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # inside
+    # internals
 
     def _config(self, server: str) -> ServerConfig:
         if server not in self.configs:
             known = ", ".join(sorted(self.configs)) or "none"
-            raise PolicyError(f"there is no server {server!a}", f"there are: {known}")
+            raise PolicyError(f"server {server!a} not found", f"configured servers: {known}")
         return self.configs[server]
 
     def _tool(self, spec: ToolSpec) -> Tool:
@@ -160,9 +160,9 @@ class McpServers:
         try:
             return future.result()
         except CancelledError:
-            raise ClosedError("these servers were closed") from None
+            raise ClosedError("McpServers was closed") from None
         except BaseException:
-            future.cancel()  # Ctrl-C: the server is told
+            future.cancel()  # Ctrl-C: cancels the call at the server
             raise
 
     def _begin(self, spec: ToolSpec, arguments: dict[str, Any]) -> "Future[Any]":
@@ -174,27 +174,29 @@ class McpServers:
                 self._on_progress(Progressed(spec.name, done, total, message))
 
         server = self._open_loop().servers[spec.server]
-        believed = partial(self._index.check, spec)
-        result, transport = await server.call(spec.function, arguments, believed, progress)
+        check_listed = partial(self._index.check, spec)
+        result, transport = await server.call(spec.function, arguments, check_listed, progress)
         return value_of(result, spec, transport)
 
     async def _listed(self, config: ServerConfig, listing: Listing) -> None:
-        """Take up what a server lists, before the time for that is over, or only that would be told;
-        raises ToolFailed."""
+        """Update the index with a listing; raises ToolFailed.
+
+        It gets 0.9 of the time left, so that an exceeded budget is reported rather than the timeout.
+        """
         seconds = 0.9 * (anyio.current_effective_deadline() - anyio.current_time())
         try:
             await in_thread(
-                lambda stop: self._index.take(config, listing, _budget(config, seconds, stop))
+                lambda stop: self._index.update(config, listing, _budget(config, seconds, stop))
             )
         except BudgetExceeded as exceeded:
             raise ToolFailed(exceeded.what) from None
 
-    def _ask(self, server: str) -> None:
+    def _list(self, server: str) -> None:
         loop = self._open_loop()
         loop.begin(loop.servers[server].refresh).result()
 
-    def _ask_all(self, *, only_unknown: bool) -> None:
-        """Ask those that are wanted, at once; what one cannot answer is in its status."""
+    def _list_all(self, *, only_unknown: bool) -> None:
+        """List the tools of several servers concurrently; a failure is kept in the server's status."""
         wanted = [
             name for name, config in self.configs.items()
             if not config.disabled and not (only_unknown and self._index.knows(name))
@@ -211,7 +213,7 @@ class McpServers:
     def _open_loop(self) -> ServerLoop:
         with self._lock:
             if self._closed:
-                raise ClosedError("these servers were closed")
+                raise ClosedError("McpServers was closed")
             if not self._loops or self._loops[-1].process != os.getpid():
                 self._loops.append(ServerLoop(self.configs.values(), self._context))
             return self._loops[-1]
@@ -229,7 +231,7 @@ class McpServers:
 
 
 def _budget(config: ServerConfig, seconds: float, stop: int = NEVER) -> Budget:
-    """Return what may be spent on the definitions of one server."""
+    """Return the budget for checking the definitions of one server."""
     return Budget(f"checking the tools of {config.name}", _STEPS, seconds=seconds, cancel=stop)
 
 

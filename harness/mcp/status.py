@@ -1,4 +1,4 @@
-"""What is known of servers, and of calls that are under way."""
+"""The state of servers, and the progress of calls, for callers of McpServers."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from .pins import Drift
 
 
 class Progressed(NamedTuple):
-    """How far a call has come: `done` of `total`, if that is known, and in words."""
+    """Progress of a call: `done` of `total` (None if unknown), and a message."""
 
     tool: str
     done: float
@@ -17,8 +17,8 @@ class Progressed(NamedTuple):
 
 
 class ServerStatus(NamedTuple):
-    """What is known of a server now: `tools` can be called, `dropped` cannot, `drift` has to be
-    pinned first."""
+    """A server's state: the number of callable `tools`, why others were `dropped`, and `drift` from the
+    pins."""
 
     name: str
     state: State
@@ -35,7 +35,7 @@ class ServerStatus(NamedTuple):
 
 
 def state_of(config: ServerConfig, server: ManagedServer | None) -> State:
-    """Return how far a server has come; it has no server before anything was asked of any."""
+    """Return a server's state; `server` is None until the first request to any server."""
     if config.disabled:
         return "disabled"
     return server.state if server else "configured"

@@ -1,7 +1,7 @@
-"""Messages over two descriptors, one JSON object a line: the stdio transport, with a limit to lines.
+"""The stdio transport of MCP: one JSON message a line over two descriptors, with a limit to each line.
 
-The SDK's own reads a line however long it is.  Works over any pair of descriptors that can be waited
-for: pipes of a process, of a program in a cell, or a socket.
+The SDK's own transport reads a line however long it is.  This one works over any pair of descriptors
+that can be polled: the pipes of a process or of a program in a cell, or a socket.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
+from .json_lines import RefusedLine, read_json_lines, read_some, write_all
+
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_PARTS = 200_000  # of one message: each becomes an object of some hundred bytes
-_READ_BYTES = 65_536
-_KEPT_ERRORS = 4096
-_LAST_WORDS_SECONDS = 2.0
+_KEPT_STDERR_BYTES = 4096
+_LAST_OUTPUT_SECONDS = 2.0
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 AtEnd = Callable[[], Awaitable[None]]
@@ -26,18 +27,18 @@ Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 class ProtocolViolation(Exception):  # noqa: N818 - what happened
-    """A server sent what no server may; the conversation is over."""
+    """The server sent what the protocol or our limits forbid; the connection ends."""
 
 
 @contextlib.asynccontextmanager
 async def pipe_streams(
     to_server: int, from_server: int, at_end: AtEnd
 ) -> AsyncIterator[TransportStreams]:
-    """Give the streams of a conversation; the descriptors stay the caller's, who closes them after.
+    """Give the streams of a connection; the caller owns the descriptors and closes them afterwards.
 
-    `at_end` is awaited, for two seconds at most, before the session learns that nothing more comes:
-    a server's last words are on their way then.  Whatever is no message comes out as an exception,
-    which sessions skip: servers print banners.
+    At the end of the server's output, `at_end` is awaited for two seconds at most before the SDK's
+    session learns of the end: the last lines of the server's stderr are still on their way then.  A
+    line that is no message comes out as an exception, which sessions skip: servers print banners.
     """
     for descriptor in (to_server, from_server):
         os.set_blocking(descriptor, False)
@@ -55,42 +56,21 @@ async def pipe_streams(
 async def _read(descriptor: int, incoming: Incoming, at_end: AtEnd) -> None:
     async with incoming:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            try:
-                async for line in _lines(descriptor):
-                    await incoming.send(_parsed(line))
-                with anyio.move_on_after(_LAST_WORDS_SECONDS):
-                    await at_end()
-            except ProtocolViolation as violation:
-                await incoming.send(violation)
+            async for line in read_json_lines(descriptor, MAX_LINE_BYTES, _check_parts):
+                if isinstance(line, RefusedLine):
+                    await incoming.send(ProtocolViolation(f"it sent {line}"))
+                    return
+                await incoming.send(_parsed(line))
+            with anyio.move_on_after(_LAST_OUTPUT_SECONDS):
+                await at_end()
 
 
-async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield lines until the other side closes; raises ProtocolViolation for one that is too long."""
-    line = bytearray()
-    while data := await _some(descriptor):
-        first, *others = data.split(b"\n")
-        line += first
-        for other in others:
-            yield bytes(line)
-            line = bytearray(other)
-        if len(line) > MAX_LINE_BYTES:
-            raise ProtocolViolation(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
-
-
-async def _some(descriptor: int) -> bytes:
-    while True:
-        await anyio.wait_readable(descriptor)
-        try:
-            return os.read(descriptor, _READ_BYTES)
-        except BlockingIOError:
-            continue
-        except OSError:  # EIO, ECONNRESET: nobody is there any more
-            return b""
+def _check_parts(line: bytes) -> None:
+    if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_PARTS:
+        raise RefusedLine(f"a message of more than {MAX_PARTS} parts")
 
 
 def _parsed(line: bytes) -> SessionMessage | Exception:
-    if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_PARTS:
-        return ProtocolViolation(f"it sent a message of more than {MAX_PARTS} parts")
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except (ValueError, RecursionError):
@@ -99,21 +79,15 @@ def _parsed(line: bytes) -> SessionMessage | Exception:
 
 async def _write(descriptor: int, outgoing: Outgoing) -> None:
     async with outgoing:
-        with contextlib.suppress(OSError):  # it has gone; reading says so
+        with contextlib.suppress(
+            OSError
+        ):  # the server has closed its input; reading reports the end
             async for each in outgoing:
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
-                await _write_all(descriptor, text.encode() + b"\n")
+                await write_all(descriptor, text.encode() + b"\n")
 
 
-async def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        await anyio.wait_writable(descriptor)
-        with contextlib.suppress(BlockingIOError):
-            left = left[os.write(descriptor, left) :]
-
-
-class Tail:
+class StderrTail:
     """The end of what a server writes to its standard error."""
 
     def __init__(self) -> None:
@@ -121,13 +95,14 @@ class Tail:
         self._ended = anyio.Event()
 
     async def follow(self, descriptor: int) -> None:
+        """Read until every writer has closed the descriptor."""
         os.set_blocking(descriptor, False)
         kept = b""
-        while data := await _some(descriptor):
-            kept = (kept + data)[-_KEPT_ERRORS:]
+        while data := await read_some(descriptor):
+            kept = (kept + data)[-_KEPT_STDERR_BYTES:]
             self.text = kept.decode("utf-8", "replace")
         self._ended.set()
 
-    async def end(self) -> None:
-        """Wait until nobody can write there any more."""
+    async def wait_until_complete(self) -> None:
+        """Wait until every writer has closed the descriptor."""
         await self._ended.wait()

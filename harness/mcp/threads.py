@@ -1,4 +1,5 @@
-"""Blocking work for tasks of an event loop, which learns when nobody wants it any more."""
+"""Blocking work in a thread for a task of an event loop; the work is told when the task is
+cancelled."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -13,10 +14,10 @@ _T = TypeVar("_T")
 async def in_thread(
     work: Callable[[int], _T], until: Callable[[], Awaitable[object]] = anyio.sleep_forever
 ) -> _T:
-    """Return what `work` returns in a thread, or raise what it raises; it has ended when this has.
+    """Return what `work` returns in a thread, or raise what it raises; waits for its end in any case.
 
-    `work` gets a descriptor that is readable once this is cancelled, or `until` has returned: it
-    should end then.
+    `work` gets a descriptor that becomes readable when this is cancelled or `until` returns: it should
+    end then.
     """
     stop = os.eventfd(0, os.EFD_CLOEXEC)
 
@@ -29,14 +30,14 @@ async def in_thread(
     def outcome() -> tuple[_T, None] | tuple[None, Exception]:
         try:
             return work(stop), None
-        except Exception as error:  # noqa: BLE001 - raised again, outside the group of tasks
+        except Exception as error:  # noqa: BLE001 - raised again, outside the task group
             return None, error
 
     try:
         async with anyio.create_task_group() as beside:
             beside.start_soon(tell)
             with anyio.CancelScope(shield=True):
-                limiter = anyio.CapacityLimiter(1)  # whoever calls this bounds how many there are
+                limiter = anyio.CapacityLimiter(1)  # the caller bounds the number of threads
                 value, error = await anyio.to_thread.run_sync(outcome, limiter=limiter)
             beside.cancel_scope.cancel()
     finally:

@@ -1,4 +1,4 @@
-"""Where the daemon listens: a socket in a directory that nobody else may write, or systemd's."""
+"""The daemon's socket: in a directory that no other user may write, or passed by systemd."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,8 @@ _FIRST_PASSED = 3  # SD_LISTEN_FDS_START in sd_listen_fds(3)
 
 
 def default_path() -> Path:
-    """Return where a daemon of this user listens unless told; raises PolicyError if nowhere."""
+    """Return the default path of this user's daemon; raises PolicyError if the user has no directory
+    for it."""
     if os.geteuid() == 0:
         return Path("/run", _NAME)
     directory = os.environ.get("XDG_RUNTIME_DIR")
@@ -34,7 +35,7 @@ def check_length(path: Path) -> str:
     """Return the path as connect(2) takes it; raises PolicyError if it is too long."""
     name = os.fspath(path)
     if len(os.fsencode(name)) > _LONGEST or "\0" in name:
-        raise PolicyError(f"{name!r} is no name of a socket: at most {_LONGEST} bytes")
+        raise PolicyError(f"{name!r} cannot name a socket: at most {_LONGEST} bytes, no NUL")
     return name
 
 
@@ -42,8 +43,9 @@ def check_length(path: Path) -> str:
 def listening_at(path: Path) -> Iterator[socket.socket]:
     """Give a socket that listens at `path`, mode 0600, and remove it afterwards.
 
-    What a daemon that was killed left there is replaced: its lock is free then.  Raises BusyError if
-    one lives, PolicyError if others may write the directory, or something else lies there.
+    The socket of a daemon that was killed is replaced: its lock is free.  Raises BusyError if another
+    daemon holds the lock, PolicyError if other users may write the directory or if `path` is not a
+    socket of this user.
     """
     check_length(path)
     _check_directory(path.parent)
@@ -57,7 +59,7 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
             os.chmod(made, 0o600)
             listener.listen(_BACKLOG)
             ours = os.stat(made).st_ino
-            os.rename(made, path)  # whoever connects meets the old one's end or us, never nothing
+            os.rename(made, path)  # atomic: at each moment a client finds the old or the new socket
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(made)
@@ -71,29 +73,29 @@ def listening_at(path: Path) -> Iterator[socket.socket]:
 
 
 def passed_by_systemd(environment: Mapping[str, str]) -> socket.socket | None:
-    """Return the socket that systemd listens at for us, if it started us so (sd_listen_fds(3)).
+    """Return the listening socket that systemd passed, None without one (sd_listen_fds(3)).
 
-    Raises PolicyError if it is not one of ours.
+    Raises PolicyError for several sockets, or one of another kind.
     """
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return None
     if environment.get("LISTEN_FDS") != "1":
         raise PolicyError(
-            "systemd passes other than one socket", "one ListenSequentialPacket= line"
+            "systemd must pass exactly one socket", "use one ListenSequentialPacket= line"
         )
     os.set_inheritable(_FIRST_PASSED, False)
     try:
         passed = socket.socket(fileno=_FIRST_PASSED)
         listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
-        raise PolicyError(f"systemd passes no socket: {error.strerror}") from None
+        raise PolicyError(f"systemd did not pass a socket: {error.strerror}") from None
     if passed.family != socket.AF_UNIX or passed.type != socket.SOCK_SEQPACKET or not listens:
-        raise PolicyError("systemd passes another kind of socket", "use ListenSequentialPacket=")
+        raise PolicyError("systemd passed the wrong kind of socket", "use ListenSequentialPacket=")
     return passed
 
 
 def notify(state: str, environment: Mapping[str, str]) -> None:
-    """Tell systemd, if it wants to know, how we are (sd_notify(3))."""
+    """Report our state to systemd if NOTIFY_SOCKET is set (sd_notify(3))."""
     if place := environment.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
             sock.sendto(state.encode(), place.replace("@", "\0", 1) if place[0] == "@" else place)
@@ -113,13 +115,14 @@ def _check_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock beside the socket: it is free as soon as its owner is gone, killed included."""
+    """Hold the lock file beside the socket; the kernel frees it when its owner ends, even by
+    SIGKILL."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         descriptor = _lock(lock)
     except BlockingIOError:
         raise BusyError(
-            f"a daemon listens at {path} already", "stop it, or name another socket"
+            f"a daemon already listens at {path}", "stop it, or name another socket"
         ) from None
     except OSError as error:
         raise PolicyError(f"cannot lock {lock}: {error.strerror}") from None
@@ -138,7 +141,7 @@ def _lock(lock: Path) -> int:
             if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
                 return descriptor
         except FileNotFoundError:
-            pass  # its owner removed it, and with it what we locked
+            pass  # its owner removed the file that we locked: try again
         except OSError:
             os.close(descriptor)
             raise
@@ -149,11 +152,11 @@ def _check_replaceable(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-            raise PolicyError(f"{path} is there already, and no socket of ours")
+            raise PolicyError(f"{path} exists and is not a socket of this user")
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of who is at the other end (SO_PEERCRED in unix(7))."""
+    """Return pid and uid of the process at the other end (SO_PEERCRED in unix(7))."""
     pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(pid), int(uid)
 

@@ -1,4 +1,4 @@
-"""What callers pass to `execute`, as it crosses the socket: checked before it goes and once it came."""
+"""Arguments and results of `execute` as frames; both sides check the arguments."""
 
 import json
 from typing import Any
@@ -18,9 +18,10 @@ def packed(
     code: str | bytes, language: str, given: CallArguments, limits: Limits, session: str = "",
     *, stream: bool = False,
 ) -> Execute:  # fmt: skip
-    """Return the frame; raises what `execute` raises for arguments that make no sense.
+    """Return the frame; raises what `execute` raises for invalid arguments.
 
-    A program that will be rejected goes as it is: the daemon rejects it, and its trail knows.
+    A program that will be rejected is sent unchanged: the daemon rejects it and records that in its
+    trail.
     """
     try:
         check_language(language)
@@ -67,8 +68,8 @@ def given_of(frame: ExecuteArguments) -> dict[str, Any]:
 
 
 def weight_of(frame: Execute) -> int:
-    """Return the most bytes that decoding makes of a frame.  A list takes two bytes of JSON and 56 of
-    memory; one character of four bytes makes four of every other."""
+    """Return the most bytes that decoding adds to a frame.  An empty list takes two bytes of JSON and
+    56 of memory; one character beyond U+FFFF makes Python store four bytes for every other."""
     given = frame.given
     copied = len(given.stdin or b"") + sum(len(file.data) for file in given.files)
     return 5 * len(frame.code) + 32 * len(given.inputs or b"") + copied

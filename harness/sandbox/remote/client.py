@@ -1,4 +1,4 @@
-"""What stands behind a `Sandbox` that connects: the cells of a daemon, over its socket."""
+"""Cells of a daemon, for a `Sandbox(connect=path)`: the client side of the daemon's socket."""
 
 import os
 from collections.abc import Sequence
@@ -51,11 +51,13 @@ _R = TypeVar("_R", bound=msgspec.Struct)
 class DaemonsCells:
     """Cells of the daemon that listens at `path`, under its policy of that name."""
 
-    audit: "AuditLog | None" = None  # the daemon's
+    audit: "AuditLog | None" = None  # the daemon keeps the trail
 
     def __init__(self, path: str | os.PathLike[str], policy: PolicyLike | None) -> None:
         if not isinstance(policy, str | None):
-            raise PolicyError("connect: policy is the name of one that the daemon has")
+            raise PolicyError(
+                f"policy: must name a policy of the daemon with connect=, got {policy!r}"
+            )
         self._requests = _Requests(ConnectionPool(os.fspath(path), policy or ""))
         try:
             described = self._requests.ask(Describe(), Description)
@@ -67,7 +69,7 @@ class DaemonsCells:
 
     @property
     def workspaces(self) -> Workspaces:
-        raise PolicyError("workspaces: a daemon keeps none for those who connect")
+        raise PolicyError("workspaces: not available with connect=")
 
     def execute(
         self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
@@ -79,8 +81,8 @@ class DaemonsCells:
 
     def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
         raise PolicyError(
-            "program: a daemon starts none for those who connect",
-            "make a Sandbox without connect= for it",
+            "program: not available with connect=",
+            "make a Sandbox without connect=",
         )
 
     def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
@@ -102,8 +104,8 @@ class DaemonsCells:
 def _refuse_workspace(name: str | None, clean: bool) -> None:
     if name is not None or clean:
         raise PolicyError(
-            "workspace: a daemon keeps none for those who connect",
-            "snapshot() and restore() of a session move its files",
+            "workspace: not available with connect=",
+            "move files with snapshot() and restore() of a session",
         )
 
 
@@ -127,7 +129,7 @@ class AttachedSession(Session):
     def lost(self) -> str:
         try:
             self._lost = self._lost or self._requests.ask(CheckSession(self._key), LostReason).lost
-        except (ClosedError, LaunchError) as error:  # nothing of it is left, or within reach
+        except (ClosedError, LaunchError) as error:  # the session has ended, or cannot be reached
             return error.what
         return self._lost
 
@@ -153,7 +155,7 @@ class AttachedSession(Session):
         return AttachedSession(self._requests, opened, self._limits)
 
     def close(self) -> None:
-        """End it, for all who are attached; closing twice is fine, and so is a daemon that is gone."""
+        """End the session for every client attached to it; harmless if it or the daemon has ended."""
         self._close_aexecutor()
         try:
             self._requests.ask(CloseSession(self._key), Done)
@@ -162,7 +164,7 @@ class AttachedSession(Session):
 
 
 class _Requests:
-    """Requests with the type of their reply."""
+    """Sends requests and checks the type of each reply."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool

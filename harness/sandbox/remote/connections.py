@@ -1,7 +1,7 @@
-"""A client's connections: one for each request that runs, kept for the next.
+"""A client's pool of connections to a daemon: one for each running request, kept for the next.
 
-A connection carries one request at a time, so nothing has a number, and whoever holds it can cancel
-nothing but its own.
+A connection carries one request at a time.  So frames need no request number, and a client can cancel
+only its own request.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from .frames import VERSION, Cancel, Failure, Hello, Output, Reply, Welcome
 
 _CONNECT_SECONDS = 60  # to be accepted and welcomed: systemd may be starting the daemon
 _SEND_SECONDS = 60  # for the daemon to take a packet
-_CANCEL_SECONDS = 60.0  # from Cancel to what came of it
-_IDLE_SECONDS = 60.0  # the daemon hangs up much later
+_CANCEL_SECONDS = 60.0  # from Cancel to the reply
+_IDLE_SECONDS = 60.0  # the daemon closes idle connections much later
 _REPLY_BYTES = 2 << 30
-_KEPT = 16  # connections that wait for a request
+_KEPT = 16  # idle connections
 _START = 'start one: "cellwright serve"'
 _ANOTHER = 'start one of your own: "cellwright serve"'
 
@@ -48,8 +48,8 @@ class ConnectionPool:
     def ask(
         self, request: msgspec.Struct, on_output: OnOutput | None, cancel: int
     ) -> msgspec.Struct:
-        """Return the reply; raises what the daemon tells, ClosedError if it goes away meanwhile, and
-        LaunchError if none answers."""
+        """Return the reply; raises the exception that the daemon reports, ClosedError if the daemon
+        ends meanwhile, and LaunchError if no daemon answers."""
         connection = self._take()
         try:
             reply = connection.ask(request, on_output, cancel)
@@ -64,7 +64,7 @@ class ConnectionPool:
         return reply
 
     def close(self) -> None:
-        """Hang up; who waits for a reply gets ClosedError."""
+        """Close every connection; a thread that waits for a reply gets ClosedError."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -76,8 +76,10 @@ class ConnectionPool:
             connection.close()
 
     def _take(self) -> "_Connection":
-        if os.getpid() != self._owner:  # before any lock: another thread may have held it
-            raise ClosedError("the sandbox was made before this process was forked")
+        if (
+            os.getpid() != self._owner
+        ):  # before taking the lock: at the fork another thread may have held it
+            raise ClosedError("the sandbox was made before this process forked: make a new one")
         connection = self._idle_connection() or _Connection(self._path, self._policy)
         with self._lock:
             if not self._closed:
@@ -87,7 +89,7 @@ class ConnectionPool:
         raise ClosedError("the sandbox was closed")
 
     def _idle_connection(self) -> "_Connection | None":
-        """Return the connection that was used last, if it is good still."""
+        """Return the connection that was used last among those that still work, or None."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
@@ -111,7 +113,7 @@ class ConnectionPool:
 
 
 class _Connection:
-    """One connection."""
+    """One greeted connection to the daemon."""
 
     def __init__(self, path: str, policy: str) -> None:
         self._path = path
@@ -120,10 +122,11 @@ class _Connection:
         self._used_at = time.monotonic()
         try:
             self._welcome = self._greet(policy)
-        except ClosedError as error:  # it is ending, or was killed this moment
+        except ClosedError as error:  # it is shutting down, or was just killed
             self.close()
             raise LaunchError(
-                f"no daemon answers: {error}: it is ending, or serves another user only", _ANOTHER
+                f"no daemon answers: {error}: it is shutting down, or serves only another user",
+                _ANOTHER,
             ) from None
         except BaseException:
             self.close()
@@ -132,12 +135,14 @@ class _Connection:
     def ask(
         self, request: msgspec.Struct, on_output: OnOutput | None, cancel: int
     ) -> msgspec.Struct:
-        """Send a request and return its reply, which may be a Failure; tell output on the way."""
+        """Send a request and return its reply, which may be a Failure; pass output to `on_output`."""
         self._send(_encoded(request, self._welcome.request_bytes))
         waiting = _ReplyWait(self._socket, cancel)
         while True:
             if waiting.is_cancelled():
-                with contextlib.suppress(OSError):  # it has said its last word, or is ending
+                with contextlib.suppress(
+                    OSError
+                ):  # the reply is already on its way, or the daemon is shutting down
                     channel.send(self._socket, encode(Cancel()))
                 continue
             reply = self._receive()
@@ -148,7 +153,7 @@ class _Connection:
                 return reply
 
     def is_good(self) -> bool:
-        """Tell whether it can carry another request: the daemon has not hung up, nor soon will."""
+        """Tell whether it can carry another request: the daemon has not closed it and will not soon."""
         recent = time.monotonic() - self._used_at < _IDLE_SECONDS
         return recent and not channel.has_news(self._socket.fileno())
 
@@ -167,36 +172,41 @@ class _Connection:
         if isinstance(reply, Failure):
             raise error_of(reply)
         if not isinstance(reply, Welcome):
-            raise LaunchError(f"what answers at {self._path} is no daemon of this version")
+            raise LaunchError(f"the server at {self._path} is not a daemon of this version")
         return reply
 
     def _send(self, frame: bytes) -> None:
         try:
             channel.send(self._socket, frame)
         except BlockingIOError:  # SO_SNDTIMEO
-            raise BusyError(f"the daemon at {self._path} takes no more") from None
-        except OSError:  # it hung up; why is still to be read
+            raise BusyError(
+                f"the daemon at {self._path} does not read: no packet taken within {_SEND_SECONDS} s"
+            ) from None
+        except OSError:  # the daemon closed the connection; its reason is still to be read
             return
 
     def _receive(self) -> msgspec.Struct | None:
-        """Take one packet and return the frame that it ends; raises ClosedError at the end."""
+        """Read one packet; return the frame that it completes, else None.  Raises ClosedError at the
+        end."""
         try:
             frame = self._packet()
             if frame == b"":
-                raise ClosedError(f"the daemon at {self._path} hung up")
+                raise ClosedError(f"the daemon at {self._path} closed the connection")
             return None if frame is None else decode(frame, Reply)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
-            raise ClosedError(f"what answers at {self._path} makes no sense: {error}") from None
+            raise ClosedError(f"invalid frame from the daemon at {self._path}: {error}") from None
 
     def _packet(self) -> bytes | None:
-        for _ in range(2):  # the first answer may be that ours was not read; theirs comes after it
+        for _ in range(
+            2
+        ):  # the first may be ECONNRESET for data the daemon did not read; its frame follows
             with contextlib.suppress(ConnectionError):
                 return self._receiver.receive()
         return b""
 
 
 class _ReplyWait:
-    """Waits for the daemon's next packet, or for the caller to cancel, which counts once."""
+    """Waits for the daemon's next packet or for the caller to cancel; a second cancel is ignored."""
 
     def __init__(self, sock: socket.socket, cancel: int) -> None:
         self._cancel = cancel
@@ -207,13 +217,16 @@ class _ReplyWait:
             self._poll.register(cancel, select.POLLIN)
 
     def is_cancelled(self) -> bool:
-        """Wait; tell whether it was cancelled just now.  Raises ClosedError if nothing follows that."""
+        """Wait for either; tell whether it was the cancel.  Raises ClosedError if no packet follows a
+        cancel."""
         if self._cancel < 0 and self._deadline is None:
-            return False  # whoever receives waits
+            return False  # the receive that follows waits
         patience = None if self._deadline is None else self._deadline - time.monotonic()
         ready = self._poll.poll(None if patience is None else max(0.0, patience) * 1000)
         if not ready:
-            raise ClosedError("the daemon does not answer any more")
+            raise ClosedError(
+                f"the daemon did not answer within {_CANCEL_SECONDS:g} s of the cancel"
+            )
         if all(number != self._cancel for number, _ in ready):
             return False
         self._poll.unregister(self._cancel)
@@ -227,29 +240,33 @@ def _encoded(request: msgspec.Struct, most: int) -> bytes:
     except (UnicodeEncodeError, TypeError, OverflowError) as error:
         raise PolicyError(f"connect: an argument cannot be sent: {error}") from None
     if len(frame) > most:
-        raise PolicyError(f"connect: {len(frame)} bytes in one call, and the daemon takes {most}")
+        raise PolicyError(
+            f"connect: the arguments take {len(frame)} bytes, the daemon takes at most {most}"
+        )
     return frame
 
 
 def _connected(path: str) -> socket.socket:
-    """Connect to a socket on which we ourselves or root listen; raises LaunchError."""
+    """Connect to a socket of our own user or of root; raises LaunchError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        # A full queue of connections is waited for (unix(7)), but not for ever; likewise a reader.
+        # connect(2) waits while the queue of connections is full (unix(7)); SO_SNDTIMEO bounds that
+        # wait, and the wait for a slow reader.
         patience = struct.pack("ll", _CONNECT_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         sock.connect(path)
         _, uid = peer_of(sock)
         if uid not in (0, os.geteuid()):
             raise LaunchError(
-                f"the daemon at {path} is user {uid}'s, who would see what is run", _ANOTHER
+                f"the daemon at {path} belongs to user {uid}, which would see your programs",
+                _ANOTHER,
             )
         patience = struct.pack("ll", _SEND_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         return sock
     except PermissionError:
         sock.close()
-        raise LaunchError(f"the daemon at {path} is another user's", _ANOTHER) from None
+        raise LaunchError(f"the daemon at {path} belongs to another user", _ANOTHER) from None
     except OSError as error:
         sock.close()
         raise LaunchError(f"no daemon answers at {path}: {error.strerror}", _START) from None

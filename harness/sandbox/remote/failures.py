@@ -1,4 +1,4 @@
-"""Exceptions of ours as frames, and back."""
+"""Conversion between exceptions of policies/errors.py and Failure frames."""
 
 import errno
 import traceback
@@ -7,7 +7,7 @@ from ....policies import errors
 from ....policies.errors import CellwrightError, LauncherLost, Unenforceable
 from .frames import Failure
 
-_LONGEST = 10_000  # characters of a message, which may repeat what a client said
+_LONGEST = 10_000  # characters of a message, which may quote what a client sent
 _KINDS: dict[str, type[CellwrightError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -16,7 +16,7 @@ _KINDS: dict[str, type[CellwrightError]] = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what to tell a client; a bug of ours is told to our own stderr as well."""
+    """Return the frame for a client; an exception that is a bug of ours is also printed to stderr."""
     if isinstance(error, CellwrightError):
         return Failure(
             type(error).__name__,
@@ -27,16 +27,18 @@ def failure_of(error: Exception) -> Failure:
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "try again later, or raise LimitNOFILE= of its service"
-        return Failure("BusyError", "the daemon has no descriptor left", hint)
+        return Failure("BusyError", "the daemon has no free file descriptor", hint)
     traceback.print_exception(error)
     return Failure("InternalError", f"the daemon failed: {type(error).__name__}: {error}")
 
 
 def error_of(failure: Failure) -> CellwrightError:
-    """Return the exception that a frame tells of."""
+    """Return the exception that a frame describes."""
     kind = _KINDS.get(failure.kind, errors.InternalError)
     error = kind.__new__(kind)
-    CellwrightError.__init__(error, failure.message, failure.hint)  # theirs take other arguments
+    CellwrightError.__init__(
+        error, failure.message, failure.hint
+    )  # subclasses take other arguments
     if isinstance(error, Unenforceable):
         error.gaps = failure.gaps
     if isinstance(error, LauncherLost):

@@ -1,7 +1,8 @@
-"""Every frame between a client and the daemon, one type each (README.md: who says what, and when).
+"""Frames between a client and the daemon, one type each (harness/servers/daemon/README.md: which side
+sends which, and when).
 
-To the daemon a client's bytes are as hostile as a cell's: counts are limited in the types, so that no
-frame decodes to much more than its own size; sizes are limited before.
+The daemon treats a client's bytes as hostile, like a cell's.  The types limit counts, so that no frame
+decodes to much more than its own size; the receiver limits sizes before it decodes.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +31,8 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Hello(_Frame, frozen=True):
-    """The first frame: which protocol, and which of the daemon's policies; without a name the first."""
+    """The first frame: the protocol's version, and the name of one of the daemon's policies; an empty
+    name selects the first."""
 
     version: int
     policy: _Few = ""
@@ -50,32 +52,32 @@ class ExecuteArguments(_Frame, frozen=True):
 
 
 class Execute(_Frame, frozen=True):
-    """Run a program, in a session or in a cell of its own.  `text`: it was given as text."""
+    """Run a program in a session or in a cell of its own.  `text`: the caller passed str, not bytes."""
 
     code: bytes
     text: bool
     language: _Few
     given: ExecuteArguments
-    session: _Few = ""  # a key that Opened told
-    stream: bool = False  # tell output as it comes
+    session: _Few = ""  # the key from Opened
+    stream: bool = False  # send output while the program runs
 
 
 class Cancel(_Frame, frozen=True):
-    """End what runs; harmless if nothing does."""
+    """Cancel the running request; without effect if none runs."""
 
 
 class Describe(_Frame, frozen=True):
-    """Tell the policy and what it came to."""
+    """Ask for the policy and its plan."""
 
 
 class Validate(_Frame, frozen=True):
-    """Judge Python source; text as UTF-8, lone surrogates passed on."""
+    """Validate Python source: UTF-8, lone surrogates included."""
 
     code: bytes
 
 
 class AwaitSettled(_Frame, frozen=True):
-    """Say when the pool is full and nothing of any past call is left."""
+    """Reply once the pool is full and no past call has left anything behind."""
 
 
 class SessionArguments(_Frame, frozen=True):
@@ -85,14 +87,14 @@ class SessionArguments(_Frame, frozen=True):
 
 
 class OpenSession(_Frame, frozen=True):
-    """Find or open a session."""
+    """Return the session of that id, or open one."""
 
     id: _Few | None
     given: SessionArguments
 
 
 class CheckSession(_Frame, frozen=True):
-    """Tell whether a session is lost."""
+    """Ask whether a session is lost."""
 
     session: _Few
 
@@ -130,11 +132,11 @@ ClientRequest = (
 
 
 class Welcome(_Frame, frozen=True):
-    """The policy is there."""
+    """The daemon has the policy and accepts requests."""
 
     version: int
     pid: int
-    request_bytes: int  # the longest frame that will be read
+    request_bytes: int  # the longest frame that the daemon reads
 
 
 class Output(_Frame, frozen=True):
@@ -143,7 +145,7 @@ class Output(_Frame, frozen=True):
 
 
 class Executed(_Frame, frozen=True):
-    """What came of a program; its value apart, as JSON, which knows larger numbers."""
+    """The result of a program; its value is apart, as JSON, which has larger integers than msgpack."""
 
     result: SandboxResult
     value: bytes
@@ -161,8 +163,8 @@ class Validated(_Frame, frozen=True):
 
 
 class Opened(_Frame, frozen=True):
-    """A session: `session` is the key that requests name it by.  Another one of the same id that is
-    opened after this one was lost has another key."""
+    """A session: `session` is the key by which requests name it.  A session that is opened under the
+    same id after this one was lost has another key."""
 
     session: str
     id: str
@@ -185,11 +187,11 @@ class Content(_Frame, frozen=True):
 
 
 class Done(_Frame, frozen=True):
-    """Nothing else is to be said."""
+    """The request succeeded; there is nothing to return."""
 
 
 class Failure(_Frame, frozen=True):
-    """What the request raised: a class of policies/errors.py, by name."""
+    """The exception that the request raised: a class of policies/errors.py, by name."""
 
     kind: str
     message: str

@@ -1,1 +1,1 @@
-"""The daemon: a sandbox for each policy behind a Unix socket, and the client that talks to it."""
+"""The daemon: a sandbox for each of its policies behind a Unix socket."""

@@ -1,8 +1,8 @@
-"""One client's connection, as the daemon has it: what it said so far, and what it is told.
+"""One client's connection in the daemon: frames from the client and replies to it.
 
-It belongs to the daemon's loop, or, while a request runs, to the thread that carries it out.  The
-socket is then what cancels the request: anything that the client says meanwhile, its end included,
-makes it readable.
+The daemon's event loop owns a connection, or, while a request runs, the thread that runs it.  The
+socket then cancels the request: anything that the client sends meanwhile, the end of the connection
+included, makes it readable.
 """
 
 import contextlib
@@ -16,25 +16,25 @@ import msgspec
 from ....runner import channel
 from ....runner.messages import encode
 from ...sandbox.remote.frames import Output
-from .limits import HELLO_BYTES, Accounts, ServeLimits
+from .limits import HELLO_BYTES, ClientQuotas, ServeLimits
 
 if TYPE_CHECKING:
     from .service import Service
 
 
 class ClientConnection:
-    """Counted in `accounts` from the beginning to `close`; raises BusyError if there are too many."""
+    """Counts in `quotas` from its creation to `close`; creating one too many raises BusyError."""
 
     def __init__(
-        self, sock: socket.socket, client: int, accounts: Accounts, limits: ServeLimits
+        self, sock: socket.socket, client: int, quotas: ClientQuotas, limits: ServeLimits
     ) -> None:
-        accounts.connect(client)
+        quotas.connections.take(client)
         sock.setblocking(False)
         self.client = client  # the pid
-        self.service: Service | None = None  # once it has greeted
+        self.service: Service | None = None  # set by the greeting
         self.deadline = time.monotonic() + limits.hello_seconds
         self._socket = sock
-        self._accounts = accounts
+        self._quotas = quotas
         self._limits = limits
         self._receiver = channel.Receiver(sock, HELLO_BYTES)
         self._held = 0
@@ -44,10 +44,11 @@ class ClientConnection:
         return self._socket.fileno()
 
     def receive(self) -> bytes | None:
-        """Take one packet: the frame that it ends, None if it ends none, b"" at the end.
+        """Read one packet; return the frame that it completes, None if it completes none, b"" at the
+        end.
 
-        The descriptors beside it are discarded by the kernel (see channel.Receiver).  Raises
-        channel.ProtocolError, and BusyError if too much is held.
+        The kernel discards descriptors that come beside it (see channel.Receiver).  Raises
+        channel.ProtocolError, and BusyError if the client holds too many bytes.
         """
         try:
             frame = self._receiver.receive()
@@ -57,7 +58,7 @@ class ClientConnection:
             return b""
         self._hold(len(frame) if frame else self._receiver.held_bytes)
         if frame is None and self.service and not self._begun:
-            self._begun = True  # the first packet of a longer frame: the rest has to follow
+            self._begun = True  # the first packet of a longer frame: the rest must follow in time
             self.deadline = time.monotonic() + self._limits.frame_seconds
         return frame
 
@@ -68,8 +69,8 @@ class ClientConnection:
         self.rest()
 
     def begin(self) -> None:
-        """Note that a request is at work; raises BusyError."""
-        self._accounts.begin(self.client)
+        """Count a request at work; raises BusyError."""
+        self._quotas.requests.take(self.client)
         self._running = True
         self.deadline = float("inf")
 
@@ -78,16 +79,16 @@ class ClientConnection:
         self._hold(self._held + extra)
 
     def rest(self) -> None:
-        """Note that nothing is at work and nothing is held."""
+        """Release what the request took, and start the idle timeout."""
         self._release()
         self._begun = False
         self.deadline = time.monotonic() + self._limits.idle_seconds
 
     def tell(self, frame: msgspec.Struct, *, last: bool = False) -> None:
-        """Send a frame, waiting so long for a slow reader; whoever does not read has hung up.
+        """Send a frame; a client that does not read it within `reader_seconds` is disconnected.
 
-        Before its last packet a reply that is the `last` word gives back what the request took: who
-        hears it may ask again at once.
+        A `last` reply releases what the request took before its final packet is sent: a client that
+        has the reply may send the next request at once.
         """
         deadline = time.monotonic() + self._limits.reader_seconds
         try:
@@ -102,7 +103,7 @@ class ClientConnection:
             self.cut()
 
     def tell_at_once(self, frame: msgspec.Struct) -> bool:
-        """Send a short frame without waiting; tell whether there was room."""
+        """Send a short frame without waiting; tell whether it was sent."""
         try:
             channel.send(self._socket, encode(frame))
         except OSError:
@@ -113,37 +114,37 @@ class ClientConnection:
         self.tell(Output(stream, data))  # type: ignore[arg-type] # one of the two
 
     def is_gone(self) -> bool:
-        """Tell whether the client has said something, its end included, or was hung up on."""
+        """Tell whether the client has sent something or closed, or `hang_up` was called."""
         return channel.has_news(self._socket.fileno())
 
     def hang_up(self) -> None:
-        """Make the socket readable, which cancels what runs; what comes of it can still be told."""
+        """Make the socket readable, which cancels the running request; its reply can still be sent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def cut(self) -> None:
-        """End the talk both ways; a thread that waits for the client no longer does."""
+        """Shut the socket down both ways; a thread that waits for the client stops waiting."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give back everything; closing twice is fine."""
+        """Close the socket and release everything; closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._release()
-            self._accounts.disconnect(self.client)
+            self._quotas.connections.give_back(self.client)
             self._socket.close()
 
     def _hold(self, size: int) -> None:
         if size > self._held:
-            self._accounts.hold(self.client, size - self._held)
+            self._quotas.bytes.take(self.client, size - self._held)
             self._held = size
 
     def _release(self) -> None:
-        self._accounts.drop(self.client, self._held)
+        self._quotas.bytes.give_back(self.client, self._held)
         self._held = 0
         if self._running:
-            self._accounts.end(self.client)
+            self._quotas.requests.give_back(self.client)
             self._running = False
 
     def _send(self, packet: bytes, deadline: float) -> None:
@@ -158,4 +159,4 @@ def _wait_for_room(sock: socket.socket, seconds: float) -> None:
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     if seconds <= 0 or not poll.poll(seconds * 1000):
-        raise TimeoutError("it does not read")
+        raise TimeoutError("the client does not read")

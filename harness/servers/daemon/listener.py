@@ -1,4 +1,4 @@
-"""Where clients come in: who may, and who is told at once why not."""
+"""The listening socket: accepts processes of the daemon's own user and tells others why not."""
 
 import contextlib
 import os
@@ -13,35 +13,35 @@ from ....runner.messages import encode
 from ...sandbox.remote.address import peer_of
 from ...sandbox.remote.failures import failure_of
 from .connection import ClientConnection
-from .limits import Accounts, ServeLimits
+from .limits import ClientQuotas, ServeLimits
 
-_ACCEPTED_AT_ONCE = 32  # then it is others' turn
-_REST_SECONDS = 0.2  # between attempts to accept without a descriptor to spare
+_ACCEPTED_AT_ONCE = 32  # then open connections get their turn
+_PAUSE_SECONDS = 0.2  # before accepting again after EMFILE
 _NEVER = float("inf")
 
 
 class ClientListener:
-    """A socket that listens, in the poll of the daemon's loop until it is closed.
+    """A listening socket, registered in the poll of the daemon's event loop until it is closed.
 
-    `deadline`, by time.monotonic(), is when `keep_deadline` has something to do.
+    `deadline` (time.monotonic()) is when `keep_deadline` has to be called.
     """
 
     def __init__(
-        self, listener: socket.socket, poll: select.poll, accounts: Accounts, limits: ServeLimits
+        self, listener: socket.socket, poll: select.poll, quotas: ClientQuotas, limits: ServeLimits
     ) -> None:
         listener.setblocking(False)
         poll.register(listener, select.POLLIN)
         self.deadline = _NEVER
         self._listener = listener
         self._poll = poll
-        self._accounts = accounts
+        self._quotas = quotas
         self._limits = limits
 
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def admit(self) -> Iterator[ClientConnection]:
-        """Yield the connections of those who wait and may come in."""
+    def accept(self) -> Iterator[ClientConnection]:
+        """Accept pending connections and yield those that are allowed."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, _ = self._listener.accept()
@@ -49,40 +49,42 @@ class ClientListener:
                 return
             except ConnectionError:
                 continue
-            except OSError:  # EMFILE, ENFILE, ENOMEM: the queue stays as it is, and we do not spin
+            except (
+                OSError
+            ):  # EMFILE, ENFILE, ENOMEM: poll would report the same queue again and again
                 self._poll.unregister(self._listener)
-                self.deadline = time.monotonic() + _REST_SECONDS
+                self.deadline = time.monotonic() + _PAUSE_SECONDS
                 return
             if connection := self._connect(sock):
                 yield connection
 
     def _connect(self, sock: socket.socket) -> ClientConnection | None:
-        """Let in a process of our own user; root too has a daemon of its own."""
+        """Accept a process of our own user only: root too has a daemon of its own."""
         pid, uid = peer_of(sock)
         try:
             if uid != os.geteuid():
                 raise PolicyError(f"this daemon serves user {os.geteuid()}, not {uid}")
-            return ClientConnection(sock, pid, self._accounts, self._limits)
+            return ClientConnection(sock, pid, self._quotas, self._limits)
         except CellwrightError as error:
             _refuse(sock, error)
             return None
 
     def keep_deadline(self, now: float) -> None:
-        """Listen again, after a rest."""
+        """Accept again after a pause."""
         if self.deadline <= now:
             self.deadline = _NEVER
             self._poll.register(self._listener, select.POLLIN)
 
     def close(self) -> None:
-        """Let nobody in any more; closing twice is fine."""
+        """Stop listening; closing twice is harmless."""
         self.deadline = _NEVER
-        with contextlib.suppress(KeyError, ValueError):  # it rests, or it was closed
+        with contextlib.suppress(KeyError, ValueError):  # paused, or already closed
             self._poll.unregister(self._listener)
         self._listener.close()
 
 
 def _refuse(sock: socket.socket, error: CellwrightError) -> None:
-    """Say why and hang up, without waiting for anybody."""
+    """Send the reason and close, without waiting."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):
         channel.send(sock, encode(failure_of(error)))

@@ -1,8 +1,8 @@
-"""The daemon's loop: what its clients say, and how it ends.
+"""The daemon's event loop: connections, requests, and shutdown.
 
-One thread lets them in (listener.py), puts frames together and keeps every deadline; it never waits
-for anybody.  A request that is whole goes to a thread of its own with its connection, which comes
-back when the reply is told.
+One thread accepts connections (listener.py), assembles frames and keeps every deadline; it never waits
+for a client.  A complete request goes to a thread of its own together with its connection, which comes
+back to the loop when the reply was sent.
 """
 
 import collections
@@ -22,70 +22,72 @@ from ....runner.messages import decode
 from ...sandbox.remote.failures import failure_of
 from ...sandbox.remote.frames import VERSION, Cancel, ClientRequest, Hello, Welcome
 from .connection import ClientConnection
-from .limits import Accounts, ServeLimits
+from .limits import ClientQuotas, ServeLimits
 from .listener import ClientListener
 from .service import Service
 
-_LAST_SECONDS = 5.0  # from cancelling what runs to ending it
+_LAST_SECONDS = 5.0  # from cancelling the running requests to ending their cells
 _NEVER = float("inf")
 _SERVING, _DRAINING, _CANCELLING, _OVER = range(4)
 
 
 class Server:
-    """Serves until it is told to stop, and closes its services then."""
+    """Serves until `stop` is called, then closes its services."""
 
     def __init__(
         self, listener: socket.socket, services: Mapping[str, Service],
         limits: ServeLimits = ServeLimits(), drain_seconds: float = 10.0,  # noqa: B008 - a constant
     ) -> None:  # fmt: skip
-        """`services` by the name of their policy; the first is for clients who name none."""
+        """`services` by the name of their policy; the first is the default."""
         self._services = services
         self._limits = limits
         self._drain_seconds = drain_seconds
         self._connections: dict[int, ClientConnection] = {}  # all of them, by descriptor
-        self._running: dict[int, ClientConnection] = {}  # those that belong to a thread
+        self._running: dict[int, ClientConnection] = {}  # those that a thread owns
         self._returned: collections.deque[ClientConnection] = collections.deque()
-        self._wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a signal may write, too
+        self._wake, self.waker = os.pipe2(
+            os.O_CLOEXEC | os.O_NONBLOCK
+        )  # signal handlers may write to it
         self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
-        self._listener = ClientListener(listener, self._poll, Accounts(limits), limits)
-        self._stops = 0  # how often it was told to
+        self._listener = ClientListener(listener, self._poll, ClientQuotas(limits), limits)
+        self._stops = 0  # calls of `stop`
         self._stage = _SERVING
         self._deadline = _NEVER  # of the stage
 
     def stop(self) -> None:
-        """Let nobody in, and end when what runs has; told twice, cancel what runs.
+        """Stop accepting, and end after the running requests; a second call cancels them.
 
         For signal handlers and other threads.
         """
         self._stops += 1
-        self._nudge()
+        self._wake_loop()
 
     def run(self) -> None:
-        """Serve; afterwards every connection is closed and every thread gone."""
+        """Serve until stopped; on return every connection is closed and every thread has ended."""
         listener = self._listener.fileno()
         try:
             while self._stage < _OVER:
-                for descriptor, _ in self._poll.poll(self._patience_milliseconds()):
+                for descriptor, _ in self._poll.poll(self._poll_timeout_ms()):
                     if descriptor == self._wake:
-                        self._wake_up()
+                        self._take_returned()
                     elif descriptor == listener:
-                        self._let_in()
+                        self._accept()
                     elif connection := self._connections.get(descriptor):
-                        self._hear(connection)
+                        self._receive(connection)
                 self._keep_deadlines()
         finally:
             self._end()
 
-    # what they say
+    # requests
 
-    def _let_in(self) -> None:
-        for connection in self._listener.admit():
+    def _accept(self) -> None:
+        for connection in self._listener.accept():
             self._connections[connection.fileno()] = connection
             self._poll.register(connection, select.POLLIN)
 
-    def _hear(self, connection: ClientConnection) -> None:
+    def _receive(self, connection: ClientConnection) -> None:
         try:
             frame = connection.receive()
             if frame == b"":
@@ -95,20 +97,22 @@ class Server:
             elif frame:
                 self._greet(connection, frame)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
-            self._part(connection, PolicyError(f"not what a client says here: {error}"))
+            self._refuse(connection, PolicyError(f"invalid frame: {error}"))
         except CellwrightError as error:
-            self._part(connection, error)
+            self._refuse(connection, error)
 
     def _greet(self, connection: ClientConnection, frame: bytes) -> None:
         hello: Hello = decode(frame, Hello)
         if hello.version != VERSION:
             raise PolicyError(
-                f"the daemon speaks version {VERSION} of the protocol, the client {hello.version}",
+                f"the daemon has version {VERSION} of the protocol, the client {hello.version}",
                 "install the same version of cellwright on both sides",
             )
         name = hello.policy or next(iter(self._services))
         if name not in self._services:
-            raise PolicyError(f"policy: the daemon has {', '.join(self._services)}, not {name!r}")
+            raise PolicyError(
+                f"policy: {name!r} is not one of the daemon's: {', '.join(self._services)}"
+            )
         connection.welcome(self._services[name])
         connection.tell_at_once(Welcome(VERSION, os.getpid(), self._limits.request_bytes))
 
@@ -122,10 +126,12 @@ class Server:
             return
         self._poll.unregister(connection)
         self._running[connection.fileno()] = connection
-        with contextlib.suppress(RuntimeError):  # no thread to be had: it waits for one
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread could be started: the request waits for one
             self._threads.submit(self._work, connection, frame)
 
-    # a thread's part
+    # in a thread
 
     def _work(self, connection: ClientConnection, frame: bytes) -> None:
         try:
@@ -134,9 +140,9 @@ class Server:
                 connection.tell(reply, last=True)
         finally:
             self._returned.append(connection)
-            self._nudge()
+            self._wake_loop()
 
-    def _wake_up(self) -> None:
+    def _take_returned(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
         while self._returned:
@@ -148,9 +154,9 @@ class Server:
             else:
                 self._forget(connection)
 
-    # ends
+    # shutdown
 
-    def _part(self, connection: ClientConnection, error: CellwrightError) -> None:
+    def _refuse(self, connection: ClientConnection, error: CellwrightError) -> None:
         connection.tell_at_once(failure_of(error))
         self._forget(connection)
 
@@ -160,7 +166,7 @@ class Server:
         del self._connections[connection.fileno()]
         connection.close()
 
-    def _patience_milliseconds(self) -> float | None:
+    def _poll_timeout_ms(self) -> float | None:
         deadlines = [each.deadline for each in self._connections.values()]
         next_look = min((self._deadline, self._listener.deadline, *deadlines))
         if next_look == _NEVER:
@@ -170,13 +176,14 @@ class Server:
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
         for connection in [each for each in self._connections.values() if each.deadline <= now]:
-            self._part(connection, BusyError("the client took too long to say what it wants"))
+            self._refuse(connection, BusyError("the client took too long to send a request"))
         self._listener.keep_deadline(now)
         if self._stops:
             self._stop(now)
 
     def _stop(self, now: float) -> None:
-        """Let what runs end; then cancel it and tell what came of it; then end it with its cell."""
+        """Drain: let running requests finish; then cancel them and send their results; then end their
+        cells."""
         if self._stage == _SERVING:
             self._drain(now)
         if self._stage == _DRAINING and (self._stops > 1 or now >= self._deadline):
@@ -194,7 +201,7 @@ class Server:
                 self._forget(connection)
 
     def _end(self) -> None:
-        """CloseSession everything; who still waits for a client that does not read no longer does."""
+        """Close everything; threads that wait for a client that does not read stop waiting."""
         self._listener.close()
         for connection in self._connections.values():
             connection.cut()
@@ -207,22 +214,22 @@ class Server:
             os.close(end)
         self._wake = self.waker = -1
 
-    def _nudge(self) -> None:
-        with contextlib.suppress(OSError):  # it is over
+    def _wake_loop(self) -> None:
+        with contextlib.suppress(OSError):  # already closed
             os.write(self.waker, b"\0")
 
 
 def _reply_to(connection: ClientConnection, frame: bytes) -> msgspec.Struct | None:
-    """Return what to tell the client, nothing for a Cancel that came too late."""
+    """Return the reply; None for a Cancel that came too late."""
     try:
         request = decode(frame, ClientRequest)
     except msgspec.DecodeError as error:
         connection.hang_up()
-        return failure_of(PolicyError(f"not what a client says here: {error}"))
+        return failure_of(PolicyError(f"invalid frame: {error}"))
     if isinstance(request, Cancel):
         return None
-    assert connection.service  # noqa: S101 - it greeted, or no request would be heard
+    assert connection.service  # noqa: S101 - set by the greeting, before any request
     try:
         return connection.service.answer(request, connection)
-    except Exception as error:  # noqa: BLE001 - told to the client, and ours to stderr
+    except Exception as error:  # noqa: BLE001 - reported to the client; bugs also to stderr
         return failure_of(error)

@@ -1,4 +1,4 @@
-"""What the daemon does for its clients under one policy: a request in, a reply out."""
+"""The requests of clients under one policy: each returns a reply or raises."""
 
 import os
 import threading
@@ -33,18 +33,18 @@ from ...sandbox.remote.frames import (
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
 
-_REMEMBERED = 1000  # sessions that are lost, and why
-_COPIES = 3  # of a content on its way: itself, its frame, and the packets of that
+_REMEMBERED = 1000  # lost sessions whose reason is kept
+_COPIES = 3  # of content while it is sent: itself, its frame, and the packets
 
 
 class Requester(Protocol):
-    """Who asked, while the request runs."""
+    """The client of a running request."""
 
     def fileno(self) -> int:
-        """Return the descriptor that ends what runs once it is readable."""
+        """Return the descriptor that cancels the request once it is readable."""
 
     def weigh(self, extra: int) -> None:
-        """Count bytes that are needed for the request; raises BusyError."""
+        """Count bytes that the request needs; raises BusyError."""
 
     def on_output(self, stream: str, data: bytes) -> None: ...
 
@@ -120,7 +120,7 @@ class Service:
 
     def _fork(self, frame: ForkSession, requester: Requester) -> Opened:
         branch = self._session(frame).fork()
-        if requester.is_gone():  # nobody would know its name
+        if requester.is_gone():  # the client has gone: nobody would have the key
             branch.close()
         return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
 
@@ -131,7 +131,7 @@ class Service:
 
 
 class _Opened:
-    """The sessions that clients were told of, by a key that belongs to no other."""
+    """Sessions by the unique key that clients use for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -152,16 +152,16 @@ class _Opened:
         with self._lock:
             if session := self._by_key.get(key):
                 return session
-            why = self._lost.get(key, "the daemon knows nothing of it")
-        raise SessionLost(f"the session is gone: {why}", "open another one")
+            why = self._lost.get(key, "unknown to the daemon")
+        raise SessionLost(f"the session is gone: {why}", "open a new one")
 
     def why_lost(self, key: str) -> str:
         with self._lock:
             session = self._by_key.get(key)
-            return session.lost if session else self._lost.get(key, "the daemon forgot it")
+            return session.lost if session else self._lost.get(key, "unknown to the daemon")
 
     def _forget_the_lost(self) -> None:
-        """Keep of a session that is lost only why: its history may be long."""
+        """Keep only the reason of each lost session: its history may be large."""
         for key in [key for key, each in self._by_key.items() if each.lost]:
             self._lost[key] = self._by_key.pop(key).lost
         while len(self._lost) > _REMEMBERED:

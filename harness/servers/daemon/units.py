@@ -1,4 +1,4 @@
-"""Units that have systemd start the daemon when the first client connects."""
+"""systemd units that start the daemon when the first client connects."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from ....policies.errors import PolicyError
 
 NAMES = ("cellwright.socket", "cellwright.service")
-_END_SECONDS = 20  # for what is left of a daemon after its drain
+_END_SECONDS = 20  # for the daemon to end after its drain
 _DEFAULT_PLACES = {"system": "/run/cellwright.sock", "user": "%t/cellwright.sock"}
 
 
@@ -18,10 +18,10 @@ def write_units(
     directory: Path, arguments: Sequence[str] = (), socket: Path | None = None,
     drain_seconds: float = 10.0,
 ) -> tuple[Path, ...]:  # fmt: skip
-    """Write the units of the system, for root, or of this user; return where.  Raises PolicyError.
+    """Write system units for root, else user units; return their paths.  Raises PolicyError.
 
-    `arguments` are those with which systemd starts the daemon, `socket` is where systemd listens,
-    and `drain_seconds` how long what runs may go on once the daemon is to end.
+    systemd starts the daemon with `arguments` and listens at `socket`; at the stop, running requests
+    have `drain_seconds` to finish.
     """
     place = (
         os.fspath(socket.absolute()).replace("%", "%%")
@@ -48,7 +48,7 @@ def kind_of_user() -> str:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """Return how to start us, as systemd splits it (systemd.service(5), "Command lines")."""
+    """Return the daemon's command line, quoted for systemd (systemd.service(5), "Command lines")."""
     words = ("-I", "-m", "cellwright", "serve", "--delegated", *arguments)
     return " ".join((_quoted(sys.executable), *(_quoted_if_needed(word) for word in words)))
 
@@ -58,7 +58,7 @@ def _quoted_if_needed(word: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word that systemd takes as it is: no specifier, variable or escape in it."""
+    """Return a quoted word in which systemd expands no specifier, variable or escape."""
     for special, plain in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         word = word.replace(special, plain)
     return f'"{word}"'

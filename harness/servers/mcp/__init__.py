@@ -1,1 +1,2 @@
-"""Cellwright as an MCP server.  The SDK takes most of a second to import: nothing else imports this."""
+"""Cellwright as an MCP server.  Imported only where it runs: the SDK takes most of a second to
+import."""

@@ -1,7 +1,7 @@
-"""How answers are made to fit: one cap for a whole answer, and a note for all that is left out.
+"""The size of answers: one cap for a whole answer, and a note for each part that is cut or left out.
 
-Clients have limits of their own.  The SDK's reads an event of at most 1 MiB over HTTP, and fails the
-call at a longer one; an answer stands in it twice, as a structure and as text.
+Clients have limits of their own.  The SDK's client fails a call whose event over HTTP exceeds 1 MiB,
+and an answer is in it twice, structured and as text.
 """
 
 import json
@@ -14,17 +14,17 @@ from ...text.hidden import is_hidden
 from ...text.terminal import harmless
 from ...tools.results import head_of
 
-_ENVELOPE_BYTES = 8192  # of a message around its answer, and of what is short in that
+_ENVELOPE_BYTES = 8192  # of the message around an answer, and of its short fields
 _MOST_BLOCKS = 100
-_MOST_NAMED = 20  # of blocks that are left out
+_MOST_NAMED = 20  # blocks that are left out
 _NAME_CHARACTERS = 200
 _CUT = "\n[... {} characters are left out here ...]\n"
 
 
 def visible(value: Any) -> Any:
-    """Return a value of JSON in which hidden characters (hidden.py) are written as escapes.
+    """Return a JSON value with its hidden characters (text/hidden.py) escaped.
 
-    A model reads an answer, and obeys words in it that a person does not see.
+    A model reads hidden text in an answer, and may obey it, while a person does not see it.
     """
     if isinstance(value, str):
         return harmless(value) if any(map(is_hidden, set(value))) else value
@@ -34,22 +34,22 @@ def visible(value: Any) -> Any:
 
 
 def fitted(parts: Mapping[str, Any], most: int) -> tuple[dict[str, Any], list[str]]:
-    """Return what fits of the parts of an answer, in `most` bytes with what stands around it, and what
-    is left out, in words.  A text loses its middle, anything else its end."""
-    weights = {name: weight_of(each) for name, each in parts.items()}
+    """Return the parts of an answer cut to `most` bytes including the message around them, and a note
+    for each cut.  A text loses its middle, any other value its end."""
+    sizes = {name: size_in_answer(each) for name, each in parts.items()}
     room, kept, notes = most - _ENVELOPE_BYTES, dict(parts), []
-    for count, name in enumerate(sorted(weights, key=lambda name: weights[name])):
-        share = room // (len(weights) - count)
-        if weights[name] > share:
+    for count, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        share = room // (len(sizes) - count)
+        if sizes[name] > share:
             kept[name], note = _cut(name, parts[name], share)
             notes.append(note)
-            weights[name] = weight_of(kept[name])
-        room -= weights[name]
+            sizes[name] = size_in_answer(kept[name])
+        room -= sizes[name]
     return kept, notes
 
 
-def weight_of(value: Any) -> int:
-    """Return how many bytes a value takes in an answer, as a structure and within the text."""
+def size_in_answer(value: Any) -> int:
+    """Return how many bytes a value takes in an answer, structured and within the text."""
     text = json.dumps(value, ensure_ascii=False)
     return len(text.encode("utf-8", "replace")) + _quoted(text)
 
@@ -60,7 +60,7 @@ def _quoted(text: str) -> int:
 
 def _cut(name: str, value: Any, share: int) -> tuple[Any, str]:
     length, kept = share, value
-    while weight_of(kept) > share and length:
+    while size_in_answer(kept) > share and length:
         length //= 2
         kept = _without_middle(value, length) if isinstance(value, str) else head_of(value, length)
     if isinstance(value, str):
@@ -80,7 +80,7 @@ def _without_middle(text: str, length: int) -> str:
 def blocks_that_fit(
     blocks: Sequence[tuple[str, types.ContentBlock]], most: int
 ) -> tuple[list[types.ContentBlock], list[str]]:
-    """Return those of the named blocks that fit in `most` bytes, and what is left out, in words."""
+    """Return the named blocks that fit in `most` bytes, and notes on the others."""
     sent: list[types.ContentBlock] = []
     left_out: list[str] = []
     for name, block in blocks:
@@ -104,12 +104,12 @@ def size_of(part: types.ContentBlock | types.CallToolResult) -> int:
 
 
 def refused_if_too_large(result: types.CallToolResult, most: int) -> types.CallToolResult:
-    """Return the answer, or words in its place if it is larger than clients read."""
+    """Return the answer, or an error if it is larger than clients read."""
     size = size_of(result) + _ENVELOPE_BYTES // 2
     if size <= most:
         return result
     words = (
-        f"the answer has {size} bytes, and {most} fit: ask for less, or call the tool from run_code "
+        f"the answer has {size} bytes, more than {most}: ask for less, or call the tool from run_code "
         "and return only what you need"
     )
     return types.CallToolResult(content=[types.TextContent(type="text", text=words)], is_error=True)

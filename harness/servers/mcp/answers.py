@@ -1,4 +1,4 @@
-"""What clients get: results as JSON that any of them can read, however a program made it."""
+"""Answers to tool calls, as JSON that every client can read, whatever a program made."""
 
 import base64
 import json
@@ -14,14 +14,14 @@ from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
 from ...text.hidden import first_hidden
 from ...text.terminal import harmless
-from .answer_sizes import blocks_that_fit, fitted, visible, weight_of
+from .answer_sizes import blocks_that_fit, fitted, size_in_answer, visible
 
-_MAX_DEPTH = 64  # of a value; serializers and parsers give up somewhere beyond
+_MAX_DEPTH = 64  # of a value; serializers and parsers fail somewhere beyond
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of one call; what is empty is left out."""
+    """The structured answer of one call; empty fields are left out."""
 
 
 class FoundTools(ToolAnswer, frozen=True):
@@ -36,8 +36,9 @@ class DescribedTools(ToolAnswer, frozen=True):
 
 
 class Ran(ToolAnswer, frozen=True):
-    """`value` is that of the last expression; `error` the traceback if there is one; `files` were made
-    or changed: path -> bytes; `notes` say what is missing, and why."""
+    """The answer of `run_code`: `value` is that of the last expression, `error` the traceback or
+    reason, `files` those that were made or changed (path -> bytes); `notes` say what is missing, and
+    why."""
 
     status: str
     reason: str
@@ -87,10 +88,10 @@ class Uploaded(ToolAnswer, frozen=True):
 def answered(
     answer: ToolAnswer, extra: Sequence[types.ContentBlock] = (), *, failed: bool = False
 ) -> types.CallToolResult:
-    """Return an answer as JSON, with hidden characters written out.
+    """Return an answer as JSON, with hidden characters escaped.
 
-    It comes twice, for clients that read structures and for those that do not; a failure comes once, as
-    text: all clients show that to their model, and no schema asks for more.
+    It comes twice: structured, and as text for clients that do not read structures.  A failure comes
+    once, as text: all clients show that to their model, and no schema requires structure.
     """
     structured = visible(msgspec.to_builtins(answer))
     text = _encodable(json.dumps(structured, ensure_ascii=False, separators=(",", ":")))
@@ -101,7 +102,7 @@ def answered(
 
 
 def refused(words: str) -> types.CallToolResult:
-    """Return why something was not done, for the model to read."""
+    """Return a refusal as text for the model."""
     text = types.TextContent(type="text", text=_encodable(harmless(words)))
     return types.CallToolResult(content=[text], is_error=True)
 
@@ -109,10 +110,10 @@ def refused(words: str) -> types.CallToolResult:
 def ran(
     result: SandboxResult, session: str, notes: Sequence[str], most: int
 ) -> types.CallToolResult:
-    """Return what came of a program, with the pictures and files that it made, in `most` bytes."""
+    """Return a program's result with its pictures and files, in at most `most` bytes."""
     error = result.traceback or result.error or ""
     told = visible({
-        "stdout": result.stdout, "stderr": _without_end(result.stderr, error),
+        "stdout": result.stdout, "stderr": _without_traceback(result.stderr, error),
         "value": plain(result.value), "error": error,
         "violations": [
             f"{each.syscall} {' '.join(each.arguments)}: {each.rule}" for each in result.violations
@@ -125,13 +126,13 @@ def ran(
         trace_id=span_of(result.trace_id).trace_id, **parts,
     )  # fmt: skip
     blocks = [(each.name, block_of(each, result.execution_id)) for each in result.artifacts]
-    sent, left_out = blocks_that_fit(blocks, most - sum(map(weight_of, parts.values())))
+    sent, left_out = blocks_that_fit(blocks, most - sum(map(size_in_answer, parts.values())))
     notes = [*notes, *_notes(result), *cut, *left_out]
     return answered(msgspec.structs.replace(answer, notes=notes), sent, failed=not result.ok)
 
 
-def _without_end(stderr: str, error: str) -> str:
-    """Return what a program wrote to stderr without the traceback that it ends in, which is told."""
+def _without_traceback(stderr: str, error: str) -> str:
+    """Return stderr without the traceback at its end, which the answer has in `error`."""
     end = error.strip()
     return stderr.rstrip().removesuffix(end) if end and stderr.rstrip().endswith(end) else stderr
 
@@ -146,14 +147,14 @@ def _usage(result: SandboxResult) -> dict[str, float]:
 
 
 def _notes(result: SandboxResult) -> list[str]:
-    """Say what is not in the result."""
+    """Return a note for each part that is missing in the result."""
     notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
     notes += [f"{each.path or 'files'}: not collected: {each.why}" for each in result.uncollected]
-    return notes + (["the session is gone, and its state"] if result.session_lost else [])
+    return notes + (["the session has ended and its state is lost"] if result.session_lost else [])
 
 
 def block_of(artifact: Artifact, origin: str) -> types.ContentBlock:
-    """Return an artifact: a picture if it is one that clients show, else a resource."""
+    """Return an artifact as an image if clients can show its type, else as a resource."""
     if artifact.mime in _PICTURES:
         data = base64.b64encode(artifact.data).decode()
         return types.ImageContent(type="image", data=data, mime_type=artifact.mime)
@@ -161,7 +162,7 @@ def block_of(artifact: Artifact, origin: str) -> types.ContentBlock:
 
 
 def resource(name: str, data: bytes, mime: str, origin: str) -> types.EmbeddedResource:
-    """Return content as a resource, as text if it is text."""
+    """Return content as a resource: text if possible, else base64."""
     quoted = urllib.parse.quote(name, errors="replace")
     about: dict[str, Any] = {
         "uri": f"cellwright://{origin}/{quoted}",
@@ -177,8 +178,8 @@ def resource(name: str, data: bytes, mime: str, origin: str) -> types.EmbeddedRe
 
 
 def _as_text(data: bytes) -> str | None:
-    """Return content as text if it is text, and a person sees all of it; line ends of Windows and a
-    byte order mark are no secrets."""
+    """Return content as text if it is UTF-8 without hidden characters (CRLF and a byte order mark are
+    allowed), else None."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -187,7 +188,7 @@ def _as_text(data: bytes) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as it is if every peer can parse it, else as text."""
+    """Return a value unchanged if every client can parse it, else as text."""
     try:
         if _is_flat(value):
             json.dumps(value, allow_nan=False)
@@ -213,5 +214,5 @@ def _is_flat(value: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Return text without lone surrogates, at which a serializer would fail and end the server."""
+    """Return text without lone surrogates: the serializer would raise and end the server."""
     return text.encode("utf-8", "replace").decode()

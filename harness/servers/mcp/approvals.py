@@ -21,10 +21,11 @@ from ...text.presentation import presented_whole
 from ...text.terminal import harmless
 from ...tools.approval import ApprovalRequest
 from ...tools.caller import CALLING
+from ..client_quota import ClientQuota
 from .clients import Context, Owner
 
 WAIT_SECONDS = 600.0
-_MOST_WAITING, _MOST_OF_ONE = 256, 16
+_PER_OWNER, _TOTAL = 16, 256  # calls that wait for approval
 DECLINED = "the person did not say yes"
 _YES = "approve"
 _FORM: dict[str, Any] = {
@@ -35,7 +36,7 @@ _FORM: dict[str, Any] = {
 
 
 class ApprovalQuestion(NamedTuple):
-    """A call that waits; `key` is what its answer comes under."""
+    """A call that waits for approval; `key` identifies the answer."""
 
     key: str
     tool: str
@@ -44,10 +45,10 @@ class ApprovalQuestion(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What the person reads: written by us, with what others wrote escaped and set apart.
+        """The text for the person, with all foreign text escaped and set apart.
 
         Raises ApprovalRequired for arguments that cannot be shown whole; `approver` refuses those
-        before there is a question.
+        before it asks.
         """
         return (
             f"CallContext the tool {harmless(self.tool)!r}, once?\n"
@@ -60,20 +61,21 @@ Verdicts = dict[str, bool]
 
 
 class SingleApproval:
-    """What a person has said of one single call, or has yet to be asked."""
+    """The person's decision about one single call, once asked."""
 
     def __init__(self) -> None:
         self.asked: ApprovalRequest | None = None
         self._approved: bool | None = None
 
     def answer(self, *, approved: bool) -> None:
-        """Note what was said of the call that was asked about."""
+        """Set the decision about the call that was asked about."""
         self._approved = approved
 
     def judge(self, asked: ApprovalRequest) -> bool:
-        """Tell whether this very call was approved, which it is once.
+        """Tell whether exactly this call was approved; the approval is used up.
 
-        Raises RunPaused if nobody was asked about it, ApprovalRequired if there was no yes.
+        Raises RunPaused if the person has not been asked, ApprovalRequired if the person did not
+        approve.
         """
         if self.asked is None or self.asked.digest != asked.digest or self._approved is None:
             self.asked, self._approved = asked, None
@@ -90,7 +92,8 @@ SINGLE_APPROVAL: contextvars.ContextVar[SingleApproval | None] = contextvars.Con
 
 
 def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
-    """Return the `approve` of a broker: by the run that a call belongs to, or the single call it is."""
+    """Return the `approve` callback of a broker: it asks through the call's run, or for a single
+    call."""
 
     def approve(asked: ApprovalRequest) -> bool:
         presented_whole(asked.tool, asked.arguments)
@@ -99,11 +102,11 @@ def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
         approval, above = SINGLE_APPROVAL.get(), CALLING.get()
         if (
             approval is None or above is not None
-        ):  # above: a tool calls, which would be called again
+        ):  # above: a tool made this call, and that tool would run again
             raise ApprovalRequired(
-                f"{asked.tool} has to be approved by a person, who cannot be asked from here: call it "
-                "by call_tool, or from run_code without a session, not from a tool, of a client that "
-                "knows elicitation",
+                f"{asked.tool} needs approval by a person, who cannot be asked from here: call it "
+                "with call_tool, or from run_code without a session, not from a tool, with a client "
+                "that supports elicitation",
                 tool=asked.tool,
             )
         return approval.judge(asked)
@@ -112,14 +115,14 @@ def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
 
 
 def can_ask(context: Context) -> bool:
-    """Tell whether the client said that it can show its person a form."""
+    """Tell whether the client declared that it can show a form."""
     capabilities = context.session.client_capabilities
     forms = capabilities.elicitation if capabilities else None
     return forms is not None and (forms.form is not None or forms.url is None)
 
 
 async def ask(context: Context, questions: list[ApprovalQuestion]) -> Verdicts:
-    """Ask a client that can be asked back, one question after the other; only a yes is one."""
+    """Ask a client during its request, one question after the other; only an explicit yes approves."""
     verdicts = {}
     for question in questions:
         answer: types.ElicitResult | None = None
@@ -129,13 +132,13 @@ async def ask(context: Context, questions: list[ApprovalQuestion]) -> Verdicts:
                     question.message, _FORM, context.request_id
                 )
             except MCPError:
-                answer = None  # it cannot, whatever it said
+                answer = None  # it cannot, despite its declaration
         verdicts[question.key] = is_yes(answer)
     return verdicts
 
 
 def requests_of(questions: list[ApprovalQuestion]) -> types.InputRequests:
-    """Return the questions for a client that is to answer with its next request."""
+    """Return the questions for a client that answers with its next request."""
     return {
         question.key: types.ElicitRequest(
             params=types.ElicitRequestFormParams(message=question.message, requested_schema=_FORM)
@@ -145,13 +148,13 @@ def requests_of(questions: list[ApprovalQuestion]) -> types.InputRequests:
 
 
 def verdicts_of(questions: list[ApprovalQuestion], responses: Mapping[str, Any] | None) -> Verdicts:
-    """Return what a client answered; no answer is a no."""
+    """Return a client's decisions; a missing answer is a no."""
     given = responses or {}
     return {question.key: is_yes(given.get(question.key)) for question in questions}
 
 
 def is_yes(answer: object) -> bool:
-    """Tell whether an answer to the form approves."""
+    """Tell whether an answer to the form approves the call."""
     return (
         isinstance(answer, types.ElicitResult)
         and answer.action == "accept"
@@ -160,7 +163,7 @@ def is_yes(answer: object) -> bool:
 
 
 class StoredCall(NamedTuple):
-    """What goes on once its questions are answered."""
+    """A call that continues by `go_on` once its questions are answered, until the time `until`."""
 
     owner: str
     until: float
@@ -170,40 +173,48 @@ class StoredCall(NamedTuple):
 
 
 class PausedCalls:
-    """What waits for answers that come with another request: each is its owner's, and taken once."""
+    """Calls whose answers come with another request.  Only its owner can take a call, and only once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[str, StoredCall] = {}
+        self._stored: dict[str, StoredCall] = {}
+        self._quota = ClientQuota("calls that wait for approval", _PER_OWNER, _TOTAL, "answer some")
 
     def hold(
         self, owner: Owner, questions: list[ApprovalQuestion], go_on: Callable[..., Any],
         give_up: Callable[[], None],
     ) -> str:  # fmt: skip
-        """Keep it, and return the name to take it by; raises BusyError if too much waits."""
-        name = secrets.token_hex(16)
-        held = StoredCall(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
+        """Store a call and return the name to take it by; raises BusyError, having given the call up,
+        if too many are stored."""
         self.expire()
+        try:
+            self._quota.take(owner.id)
+        except BusyError:
+            give_up()
+            raise
+        name = secrets.token_hex(16)
+        stored = StoredCall(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
         with self._lock:
-            own = sum(each.owner == owner.id for each in self._held.values())
-            if own < _MOST_OF_ONE and len(self._held) < _MOST_WAITING:
-                self._held[name] = held
-                return name
-        give_up()
-        raise BusyError("too many calls wait for approval already", "answer or drop some")
+            self._stored[name] = stored
+        return name
 
     def take(self, owner: Owner, name: str) -> StoredCall | None:
-        """Return what waits under this name for this owner, once."""
+        """Remove and return the call of that name if it is this owner's, else None."""
         self.expire()
         with self._lock:
-            held = self._held.get(name)
-            return self._held.pop(name) if held and held.owner == owner.id else None
+            stored = self._stored.get(name)
+            if stored is None or stored.owner != owner.id:
+                return None
+            del self._stored[name]
+        self._quota.give_back(owner.id)
+        return stored
 
     def expire(self) -> None:
-        """Give up what nobody has answered in time."""
+        """Give up the calls that were not answered in time."""
         with self._lock:
-            late = [name for name, held in self._held.items() if held.until <= self._clock()]
-            gone = [self._held.pop(name) for name in late]
-        for held in gone:
-            held.give_up()
+            late = [name for name, each in self._stored.items() if each.until <= self._clock()]
+            expired = [self._stored.pop(name) for name in late]
+        for stored in expired:
+            self._quota.give_back(stored.owner)
+            stored.give_up()

@@ -1,4 +1,5 @@
-"""What clients pass, a struct for each tool: read strictly, and the source of the schemas they see."""
+"""Arguments of the tools, one struct each: they validate calls, and the tools' schemas come from
+them."""
 
 from typing import Annotated, Any
 
@@ -11,8 +12,9 @@ NEW = "new"
 _MAX_NAMES = 20
 _MAX_FILES = 1000
 
-# A bound that is told costs tokens in every conversation; one that is not holds all the same.
-_UNTOLD = (
+# Bounds left out of the schemas, which cost tokens in every conversation; they are enforced
+# nevertheless.
+_LEFT_OUT = (
     "title", "maxLength", "maxItems", "minItems", "maxProperties", "propertyNames", "minimum",
     "maximum", "exclusiveMinimum",
 )  # fmt: skip
@@ -24,7 +26,7 @@ _Path = Annotated[str, Meta(max_length=1024)]
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of one call."""
+    """The arguments of one call."""
 
 
 class SearchToolsArguments(Arguments, frozen=True):
@@ -87,7 +89,7 @@ class UploadFileArguments(Arguments, frozen=True):
 
 
 def read_arguments(kind: type[Arguments], given: dict[str, Any] | None) -> Arguments:
-    """Return what a client passed; raises PolicyError naming what is wrong, and where."""
+    """Return the validated arguments; raises PolicyError that names the field and the problem."""
     try:
         return msgspec.convert(given or {}, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -95,16 +97,16 @@ def read_arguments(kind: type[Arguments], given: dict[str, Any] | None) -> Argum
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schema of a struct, without what no reader needs."""
+    """Return the lean JSON Schema of a struct."""
     _, components = msgspec.json.schema_components([kind])
     schema = components[kind.__name__]
-    schema.pop("description", None)  # that of the struct is for who reads the code
+    schema.pop("description", None)  # the docstring is for readers of the code
     return _lean(schema)
 
 
 def _lean(schema: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what no model needs: the titles, the bounds, and defaults that are empty."""
-    lean = {key: value for key, value in schema.items() if key not in _UNTOLD}
+    """Leave out what a model does not need: titles, bounds, and empty defaults."""
+    lean = {key: value for key, value in schema.items() if key not in _LEFT_OUT}
     for key in ("items", "additionalProperties"):
         if isinstance(lean.get(key), dict):
             lean[key] = _lean(lean[key])

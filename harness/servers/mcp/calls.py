@@ -1,4 +1,4 @@
-"""A call, from start to end: what has to be asked in between is asked."""
+"""`CallRunner`: carries out tool calls and asks for approval where a call needs it."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .request_threads import RequestControl, RequestThreads
 
 
 class PausedCall(NamedTuple):
-    """A call that got as far as `questions`, and goes on, or is given up."""
+    """A call that stopped at `questions`; `go_on` continues it with the answers, `give_up` ends it."""
 
     questions: list[ApprovalQuestion]
     go_on: Callable[[Verdicts, RequestControl], "Outcome"]
@@ -27,8 +27,8 @@ StartCall = Callable[[RequestControl], Outcome]
 
 
 class CallRunner:
-    """Carries calls out.  Who can be asked back is asked at once; others are told to come again with
-    answers, and the call waits for that, with no cell and no thread."""
+    """Carries out calls.  Clients with a handshake are asked during the request.  Others get the
+    questions as the answer and send a new request; meanwhile the call has no cell and no thread."""
 
     def __init__(self) -> None:
         self._threads = RequestThreads()
@@ -38,34 +38,34 @@ class CallRunner:
         self, context: Context, begin: StartCall
     ) -> types.CallToolResult | types.InputRequiredResult:
         """StartCall a call, and return what comes of it, or what has to be answered first."""
-        return await self._until_answered(context, await self._do(context, begin))
+        return await self._ask_until_done(context, await self._run_part(context, begin))
 
     async def go_on(
         self, context: Context, state: str, responses: types.InputResponses | None
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Go on with a call that waited."""
+        """Continue a paused call with the answers."""
         held = self._waiting.take(owner_of(context), state)
         if held is None:
-            return refused("nothing waits for this answer: it came too late, or a second time")
+            return refused("no call waits for this answer: it came too late, or twice")
         verdicts = verdicts_of(held.questions, responses)
-        outcome = await self._do(context, functools.partial(held.go_on, verdicts))
-        return await self._until_answered(context, outcome)
+        outcome = await self._run_part(context, functools.partial(held.go_on, verdicts))
+        return await self._ask_until_done(context, outcome)
 
-    async def _until_answered(
+    async def _ask_until_done(
         self, context: Context, outcome: Outcome
     ) -> types.CallToolResult | types.InputRequiredResult:
         while isinstance(outcome, PausedCall):
             if is_modern(context):
-                return self._to_come_again(context, outcome)
+                return self._store(context, outcome)
             try:
                 verdicts = await ask(context, outcome.questions)
             except BaseException:
                 outcome.give_up()
                 raise
-            outcome = await self._do(context, functools.partial(outcome.go_on, verdicts))
+            outcome = await self._run_part(context, functools.partial(outcome.go_on, verdicts))
         return refused_if_too_large(outcome, owner_of(context).answer_bytes)
 
-    def _to_come_again(
+    def _store(
         self, context: Context, asking: PausedCall
     ) -> types.CallToolResult | types.InputRequiredResult:
         try:
@@ -78,8 +78,8 @@ class CallRunner:
             input_requests=requests_of(asking.questions), request_state=state
         )
 
-    async def _do(self, context: Context, begin: StartCall) -> Outcome:
-        """Do one stretch of a call; what the caller got wrong is an answer."""
+    async def _run_part(self, context: Context, begin: StartCall) -> Outcome:
+        """Run a call until it ends or pauses; an error of the caller's is an answer."""
         kept: list[Outcome] = []
 
         def work(control: RequestControl) -> Outcome:
@@ -91,7 +91,7 @@ class CallRunner:
         except CellwrightError as error:
             return refused(str(error))
         except BaseException:
-            for each in kept:  # it was cancelled, and nobody will go on with it
+            for each in kept:  # cancelled: no request will continue it
                 if isinstance(each, PausedCall):
                     each.give_up()
             raise

@@ -1,4 +1,4 @@
-"""`search_tools`, `describe_tools`, `call_tool`, `create_tool`: what can be called, and one more."""
+"""The tools `search_tools`, `describe_tools`, `call_tool` and `create_tool`."""
 
 import functools
 from typing import Any
@@ -21,12 +21,12 @@ from .calls import Outcome, PausedCall
 from .request_threads import RequestControl
 from .services import ClientServices
 
-_DESCRIBED_CHARACTERS = 60_000  # of one answer: what a model can read
+_DESCRIBED_CHARACTERS = 60_000  # of one answer, as much as a model reads
 _CALL = "call"
 
 
 def search(services: ClientServices, asked: SearchToolsArguments) -> Outcome:
-    """Find tools; a query that nothing answers finds nothing, and says what to do."""
+    """Find tools; a query without a match returns none and a hint."""
     found = services.search(asked.query, asked.limit)
     return answered(
         FoundTools(tools=found["tools"], more=found["more"], hint=found.get("hint", ""))
@@ -34,25 +34,25 @@ def search(services: ClientServices, asked: SearchToolsArguments) -> Outcome:
 
 
 def describe(services: ClientServices, asked: DescribeToolsArguments) -> Outcome:
-    """Tell all that who calls a tool has to know of it."""
+    """Return what a caller has to know of each named tool."""
     room = _DESCRIBED_CHARACTERS
     tools: list[dict[str, Any]] = []
     hints: list[str] = []
     for name in dict.fromkeys(asked.names):
         try:
-            told = _told(services.catalogue, name)
+            told = _description_of(services.catalogue, name)
         except ToolError as error:
             hints.append(f"{name}: {error.what}")
             continue
         room -= len(repr(told))
         if room < 0 and tools:
-            hints.append(f"{name}: does not fit in here, ask for it alone")
+            hints.append(f"{name}: does not fit in this answer, ask for it alone")
         else:
             tools.append(told)
     return answered(DescribedTools(tools=tools, hint="; ".join(hints)), failed=not tools)
 
 
-def _told(catalogue: Catalogue, name: str) -> dict[str, Any]:
+def _description_of(catalogue: Catalogue, name: str) -> dict[str, Any]:
     spec: ToolSpec = catalogue.get(name).spec
     told: dict[str, Any] = {
         "name": spec.name, "description": spec.description,
@@ -61,7 +61,7 @@ def _told(catalogue: Catalogue, name: str) -> dict[str, Any]:
     if spec.output_schema:
         told["result"] = spec.output_schema
     if spec.risky:
-        told["risky"] = "a person is asked before every call"
+        told["risky"] = "each call needs a person's approval"
     if len(repr(told)) > _DESCRIBED_CHARACTERS:
         told = {"name": spec.name, "description": summary(spec.description)}
         told["parameters"] = f"too large: {', '.join(spec.parameters.get('properties', ()))}"[:4000]
@@ -69,7 +69,7 @@ def _told(catalogue: Catalogue, name: str) -> dict[str, Any]:
 
 
 def _without(parameters: dict[str, Any], hidden: dict[str, str]) -> dict[str, Any]:
-    """Return a schema without the arguments that only the host gives."""
+    """Return a schema without the arguments that only the host fills in."""
     if not hidden:
         return parameters
     kept = {
@@ -87,7 +87,7 @@ def call(
     *,
     can_ask: bool,
 ) -> Outcome:
-    """Make one call, or say what has to be asked; `about` is who calls, and his traceparent."""
+    """Make one call, or pause it for approval; `about` is the id and the traceparent of the caller."""
     return _call(services, asked, about, SingleApproval() if can_ask else None, control)
 
 
@@ -120,13 +120,13 @@ def _go_on(
     services: ClientServices, asked: CallToolArguments, about: tuple[str, str],
     approval: SingleApproval, verdicts: Verdicts, control: RequestControl,
 ) -> Outcome:  # fmt: skip
-    """Pass the same gates once more, with what was said."""
+    """Make the call again, with all its checks, now that the person has decided."""
     approval.answer(approved=verdicts.get(_CALL, False))
     return _call(services, asked, about, approval, control)
 
 
 def create(services: ClientServices, asked: CreateToolArguments) -> Outcome:
-    """Make a tool that may do nothing beyond what every cell may."""
+    """Make a tool; it has no more rights than every cell."""
     spec = services.factory.create_tool(
         asked.name, asked.description, asked.source_code, tests=asked.tests, calls=asked.calls,
         allow_similar=asked.allow_similar,
@@ -139,4 +139,4 @@ def create(services: ClientServices, asked: CreateToolArguments) -> Outcome:
 
 
 def _nothing() -> None:
-    """Give up a call that has not begun."""
+    """Do nothing: a single call that is paused has not begun."""

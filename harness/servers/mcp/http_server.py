@@ -1,9 +1,8 @@
-"""The connections of the HTTP server: how many there are, and how long one may wait.
+"""The HTTP server: uvicorn with limits to the number of connections and to their idle time.
 
-uvicorn has no deadline for the header of a request, and a connection that sends none costs its client
-nothing.  So a connection has `_WAIT_SECONDS` from its beginning, or from the end of its last answer,
-until a request of it was let in; and where there are as many connections as there may be, one that
-waits makes room for a new one.
+uvicorn has no deadline for the header of a request, and an idle connection costs its client nothing.
+So a connection is closed `_WAIT_SECONDS` after its start, or after its last answer, unless a request on
+it was admitted.  At the limit of connections, a new one replaces one that waits.
 """
 
 import asyncio
@@ -26,21 +25,21 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_CONNECTIONS = 1000
 _WAIT_SECONDS = 10.0
-_LET_IN = "cellwright.let_in"  # in the state of a request's scope
+_ADMIT = "cellwright.admit"  # in the state of a request's scope
 
 
-def let_in(scope: Scope) -> None:
-    """Note that a request is welcome: its connection no longer waits until it is answered."""
-    noted = scope.get("state", {}).get(_LET_IN)
+def admit(scope: Scope) -> None:
+    """Stop the idle timeout of a request's connection until the request is answered."""
+    noted = scope.get("state", {}).get(_ADMIT)
     if noted:
         noted()
 
 
 class HttpConnection(H11Protocol):
-    """A connection that is closed if it waits for too long.
+    """A connection with an idle timeout.
 
-    Only `let_in` ends its wait.  Bytes do not, nor do requests that are refused: otherwise a client
-    without a token could hold the connection by sending one byte now and then.
+    Only `admit` stops the timeout.  Bytes and refused requests do not: otherwise a client without a
+    token could keep the connection by sending a byte now and then.
     """
 
     most = MOST_CONNECTIONS
@@ -50,67 +49,67 @@ class HttpConnection(H11Protocol):
         self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(config, server_state, {**app_state, _LET_IN: self._go_on}, _loop)
-        self.waits: asyncio.TimerHandle | None = None
+        super().__init__(config, server_state, {**app_state, _ADMIT: self._stop_timer}, _loop)
+        self.idle_timer: asyncio.TimerHandle | None = None
         self.address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self._wait()
+        self._start_timer()
         if len(self.connections) > self.most:
-            _make_room(cast("set[HttpConnection]", self.connections), self)
+            _evict_one(cast("set[HttpConnection]", self.connections), self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._go_on()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.waits is None:
-            self._wait()
+        if self.idle_timer is None:
+            self._start_timer()
 
     def drop(self) -> None:
-        """Close it at once, whatever it has not taken yet."""
-        self._go_on()
-        self.connections.discard(self)  # it counts until `connection_lost` otherwise
+        """Close it at once, without sending what is buffered."""
+        self._stop_timer()
+        self.connections.discard(self)  # otherwise it counts until `connection_lost`
         self.transport.abort()
 
-    def _wait(self) -> None:
-        self.waits = self.loop.call_later(self.wait_seconds, self.drop)
+    def _start_timer(self) -> None:
+        self.idle_timer = self.loop.call_later(self.wait_seconds, self.drop)
 
-    def _go_on(self) -> None:
-        if self.waits:
-            self.waits.cancel()
-        self.waits = None
+    def _stop_timer(self) -> None:
+        if self.idle_timer:
+            self.idle_timer.cancel()
+        self.idle_timer = None
 
 
-def _make_room(connections: set[HttpConnection], newest: HttpConnection) -> None:
-    """Drop the connection that has waited longest, of the address from which most of them wait; the
-    newest itself if no other waits."""
-    waiting = [each for each in connections if each.waits and each is not newest]
+def _evict_one(connections: set[HttpConnection], newest: HttpConnection) -> None:
+    """Drop the connection that has been idle longest, of the address with the most idle ones; the
+    newest itself if no other is idle."""
+    waiting = [each for each in connections if each.idle_timer and each is not newest]
     if not waiting:
         newest.drop()
         return
     addresses = Counter(each.address for each in waiting)
     busiest = max(addresses.values())
     from_there = (each for each in waiting if addresses[each.address] == busiest)
-    min(from_there, key=_end_of_wait).drop()
+    min(from_there, key=_deadline_of).drop()
 
 
-def _end_of_wait(connection: HttpConnection) -> float:
-    return connection.waits.when() if connection.waits else float("inf")
+def _deadline_of(connection: HttpConnection) -> float:
+    return connection.idle_timer.when() if connection.idle_timer else float("inf")
 
 
 async def serve_http(
     app: App, listener: socket.socket, ending: anyio.Event,
     connection: type[HttpConnection] = HttpConnection,
 ) -> None:  # fmt: skip
-    """Serve until `ending` is set; requests at work then have a second."""
+    """Serve until `ending` is set; running requests then have a second."""
     config = uvicorn.Config(
         app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1,
         lifespan="on", server_header=False, proxy_headers=False,
-        http=connection,  # h11, whatever else is installed: its headers are bounded
+        http=connection,  # h11 even if httptools is installed: h11 bounds headers
     )  # fmt: skip
     server = _Server(config)
 
@@ -125,13 +124,13 @@ async def serve_http(
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """uvicorn's server without its signal handlers: lifecycle.py has them."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there."""
+    """Return a socket that listens at the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)

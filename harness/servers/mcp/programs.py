@@ -25,7 +25,8 @@ from .sessions import OwnedSessions
 
 
 class ProgramRequest(NamedTuple):
-    """Whose program it is, what was passed, where it stands in the trail, and whether one can ask."""
+    """A call of `run_code`: owner, arguments, place in the trail, and whether the client can be
+    asked."""
 
     owner: Owner
     asked: RunCodeArguments
@@ -51,13 +52,13 @@ class ProgramRunner:
     def begin(
         self, services: ClientServices, request: ProgramRequest, control: RequestControl
     ) -> Outcome:
-        """Run a program; what it gets wrong is in the answer.  Raises what `execute` does."""
+        """Run a program; its failure is in the answer.  Raises what `execute` raises."""
         if request.asked.session:
             return self._in_session(services, request, control)
         executing = CancellableExecuting(services.sandbox, control)
         code, language = request.asked.code, request.asked.language
         if request.can_ask:
-            with self._tidied():
+            with self._forgotten_on_error():
                 attempt = self._runs.start(executing, code, language, **request.given)
                 return self._outcome(services, attempt, request.owner)
         result = executing.execute(code, language, **request.given)
@@ -80,7 +81,7 @@ class ProgramRunner:
         run = attempt.run
         if attempt.result.status is not SandboxStatus.PENDING:
             self._runs.forget(run)
-            notes = [f"called no more: {each}" for each in attempt.unused]
+            notes = [f"not called again: {each}" for each in attempt.unused]
             notes += _notes(services, attempt.result)
             return ran(attempt.result, "", notes, owner.answer_bytes)
         questions = [
@@ -103,13 +104,13 @@ class ProgramRunner:
                 self._runs.approve(approval)
             else:
                 self._runs.reject(approval, DECLINED)
-        with self._tidied():
+        with self._forgotten_on_error():
             attempt = self._runs.resume(CancellableExecuting(services.sandbox, control), run)
             return self._outcome(services, attempt, owner)
 
     @contextmanager
-    def _tidied(self) -> Iterator[None]:
-        """Keep nothing of a run that could not be carried out."""
+    def _forgotten_on_error(self) -> Iterator[None]:
+        """Forget a run if an exception ends the block."""
         try:
             yield
         except BaseException:
@@ -118,15 +119,15 @@ class ProgramRunner:
 
 
 def _notes(services: ClientServices, result: SandboxResult) -> list[str]:
-    """Tell of a value that was too large for its cell: its repr has been cut there."""
+    """Return a note if the cell cut the value, which was too large, to the start of its repr."""
     most = services.sandbox.policy.limits.value_bytes
     if not isinstance(result.value, str) or len(result.value.encode("utf-8", "replace")) < most - 3:
         return []
-    return [f"value: more than {most} bytes: this is the beginning of its repr"]
+    return [f"value: more than {most} bytes: only the beginning of its repr"]
 
 
 class CancellableExecuting(Executing):
-    """Executes as another does, for a request: its output is told, and it ends with it."""
+    """Executes through another Executing for a request: reports output, and ends with the request."""
 
     def __init__(self, executing: Executing, control: RequestControl) -> None:
         self._executing = executing
@@ -142,13 +143,13 @@ class CancellableExecuting(Executing):
             return self._executing._execute(code, language, given, told, stop)
 
     def close(self) -> None:
-        """Close what executes."""
+        """Close the wrapped Executing."""
         self._executing.close()
 
 
 @contextmanager
 def _either(first: int, second: int) -> Iterator[int]:
-    """Give a descriptor that is readable once one of two is."""
+    """Give a descriptor that is readable once either of two is."""
     if first == NEVER:
         yield second
         return

@@ -1,4 +1,4 @@
-"""Blocking work on behalf of a request: in a thread, told to end when the request is over."""
+"""Blocking work of a request in a thread; the work is told to end when the request ends."""
 
 import codecs
 from collections.abc import Callable
@@ -13,62 +13,64 @@ from ...text.terminal import harmless
 from .clients import Context, owner_of
 
 T = TypeVar("T")
-GONE = "cellwright.gone"  # in the scope of an HTTP request: an event, set once nobody listens
+GONE = (
+    "cellwright.gone"  # in the scope of an HTTP request: an event, set when the client disconnects
+)
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 48
-_UNSENT = 64  # pieces of progress that a client has not taken: what is more is left out
+_UNSENT = 64  # pieces of progress that a client has not read; further ones are dropped
 _MESSAGE_CHARACTERS = 4096
-_TAKING_SECONDS = 5.0  # that a client has for the rest of the progress, once there is a result
+_TAKING_SECONDS = 5.0  # for a client to read the rest of the progress, once there is a result
 
 
 class RequestControl(NamedTuple):
-    """How work and its request hear of each other: `stop` is a descriptor that is readable once the
-    work should end, `on_output` tells what a program writes, if the client wants to know."""
+    """The connection between work and its request: `stop` is a descriptor that is readable once the
+    work should end; `on_output` reports a program's output, None if the client did not ask for it."""
 
     stop: int
     on_output: OnOutput | None
 
 
 class RequestThreads:
-    """Does blocking work, so many pieces at a time, the rest in the order in which they came; one
-    client never has all the turns."""
+    """Runs blocking work with a limit for all clients and one for each; the rest waits in order.  So
+    one client cannot use all threads."""
 
     def __init__(self) -> None:
-        self._turns = CapacityLimiter(_AT_ONCE)
-        self._turns_of_one: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
+        self._limiter = CapacityLimiter(_AT_ONCE)
+        self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
 
     async def do(self, context: Context, work: Callable[[RequestControl], T]) -> T:
-        """Return what `work` returns, or raise what it raises; it has ended when this has.
+        """Return what `work` returns, or raise what it raises; waits for its end in any case.
 
-        It is told to end if the request is cancelled, or if whoever made it is gone: no answer is
-        ever sent a second time, so nobody could be told what came of it.
+        The work is told to end if the request is cancelled or its client disconnects: an answer is
+        never sent again, so its result would be lost.
         """
-        async with self._of_one(owner_of(context).client), self._turns:
-            value, error = await _attended(context, work)
+        async with self._limiter_of(owner_of(context).client), self._limiter:
+            value, error = await _run_reporting(context, work)
         if error:
             raise error
         return cast("T", value)
 
-    def _of_one(self, client: str) -> CapacityLimiter:
-        return self._turns_of_one.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
+    def _limiter_of(self, client: str) -> CapacityLimiter:
+        return self._limiters.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
 
 
-async def _attended(
+async def _run_reporting(
     context: Context, work: Callable[[RequestControl], T]
 ) -> tuple[T | None, Exception | None]:
-    """Return what came of the work, with its progress told beside it."""
+    """Return the result or the exception of the work, and report its progress meanwhile."""
     progress = Progress(context) if wants_progress(context) else None
 
     def outcome(stop: int) -> tuple[T | None, Exception | None]:
         try:
             return work(RequestControl(stop, progress.tell if progress else None)), None
-        except Exception as error:  # noqa: BLE001 - raised again, outside the group of tasks
+        except Exception as error:  # noqa: BLE001 - raised again, outside the task group
             return None, error
 
     gone: anyio.Event | None = context.request.scope[GONE] if context.request else None
     async with anyio.create_task_group() as beside:
         if progress:
             beside.start_soon(progress.relay)
-        # its cell is taken down by the thread: that is waited for
+        # waits for the thread, which ends the cell
         found = await in_thread(outcome, gone.wait if gone else anyio.sleep_forever)
         if progress:
             await progress.finish()
@@ -77,14 +79,14 @@ async def _attended(
 
 
 def wants_progress(context: Context) -> bool:
-    """Tell whether the client gave a token to tell progress by."""
+    """Tell whether the client sent a progress token."""
     return (context.meta or {}).get("progress_token") is not None
 
 
 class Progress:
-    """Tells a client what a program writes while it runs.
+    """Sends a program's output to its client while the program runs.
 
-    A client that does not take it never holds the program up: it misses some, and has it all in the
+    A client that does not read it does not delay the program: it misses some, and gets all of it in the
     result.
     """
 
@@ -92,11 +94,11 @@ class Progress:
         self._context = context
         self._sending, self._receiving = anyio.create_memory_object_stream[str](_UNSENT)
         self._done = anyio.Event()
-        make = codecs.getincrementaldecoder("utf-8")  # a character may come in two parts
+        make = codecs.getincrementaldecoder("utf-8")  # a character may be split between two pieces
         self._decoders = {"stdout": make("replace"), "stderr": make("replace")}
 
     def tell(self, stream: str, data: bytes) -> None:
-        """Pass output on, from the thread that has it."""
+        """Queue output; called from the thread of the work."""
         text = harmless(self._decoders[stream].decode(data))
         pieces = [
             text[at : at + _MESSAGE_CHARACTERS] for at in range(0, len(text), _MESSAGE_CHARACTERS)
@@ -111,7 +113,7 @@ class Progress:
                 return
 
     async def relay(self) -> None:
-        """Send what comes, until there is no more."""
+        """Send the queued output until the queue is closed."""
         try:
             with self._receiving:
                 count = 0
@@ -122,7 +124,7 @@ class Progress:
             self._done.set()
 
     async def finish(self) -> None:
-        """Wait until all is sent, but not for who does not take it: others wait for this turn."""
+        """Wait until all is sent, at most `_TAKING_SECONDS`: other requests wait for this thread."""
         self._sending.close()
         with anyio.move_on_after(_TAKING_SECONDS):
             await self._done.wait()

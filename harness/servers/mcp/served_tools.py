@@ -1,5 +1,5 @@
-"""The tools that clients see.  They are these whatever can be called behind them: a list that changes
-would cost every client its prompt cache, and the protocol forbids one that differs by connection."""
+"""The nine tools that clients see, whatever the catalogue holds: a list that changes would cost every
+client its prompt cache, and the protocol forbids one that differs by connection."""
 
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ on with it."""
 
 
 class ServedTool(NamedTuple):
-    """A tool; `hints` are read_only, destructive and idempotent; `reaches`: what it calls may act
-    outside this host."""
+    """A tool.  `hints` are read_only, destructive and idempotent; `reaches`: tools that it calls may
+    act outside this host."""
 
     name: str
     description: str
@@ -34,7 +34,7 @@ class ServedTool(NamedTuple):
     reaches: bool = False
 
 
-_LOOKS = (True, False, True)
+_READS = (True, False, True)
 _ACTS = (False, True, False)
 _ADDS = (False, False, True)
 _REPLACES = (False, True, True)
@@ -45,14 +45,14 @@ SERVED_TOOLS = (
         "Find tools by what they do, or by name.",
         arguments.SearchToolsArguments,
         answers.FoundTools,
-        _LOOKS,
+        _READS,
     ),
     ServedTool(
         "describe_tools",
         "Tell the parameters and results of tools.",
         arguments.DescribeToolsArguments,
         answers.DescribedTools,
-        _LOOKS,
+        _READS,
     ),
     ServedTool(
         "run_code",
@@ -90,14 +90,14 @@ SERVED_TOOLS = (
         "List a session's files.",
         arguments.ListFilesArguments,
         answers.FileList,
-        _LOOKS,
+        _READS,
     ),
     ServedTool(
         "download_file",
         "Get a file of a session.",
         arguments.DownloadFileArguments,
         answers.Downloaded,
-        _LOOKS,
+        _READS,
     ),
     ServedTool(
         "upload_file",
@@ -111,7 +111,7 @@ BY_NAME = {each.name: each for each in SERVED_TOOLS}
 
 
 def served_tools(*, open_world: bool) -> list[types.Tool]:
-    """Return the list; `open_world`: some of what can be called is a server of others."""
+    """Return the list; `open_world`: other servers' tools are in the catalogue."""
     return [_tool(each, open_world=open_world and each.reaches) for each in SERVED_TOOLS]
 
 

@@ -1,16 +1,18 @@
-"""The MCP server: which request does what."""
+"""`McpServer`: validates each tool call, counts it, records it in the trail, and carries it out."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from mcp import MCPError, types
 from mcp.server import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 
-from ....policies.errors import PolicyError
+from ....policies.errors import BusyError, PolicyError
 from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
+from ..client_quota import ClientQuota
 from . import arguments
 from . import catalogue_tools as catalogue_tools
 from . import session_tools as session_tools
@@ -19,7 +21,6 @@ from .approvals import WAIT_SECONDS, can_ask
 from .arguments import Arguments, read_arguments
 from .calls import CallRunner, Outcome, StartCall
 from .clients import Context, Owner, owner_of
-from .gate import Gate
 from .programs import ProgramRequest, ProgramRunner
 from .request_threads import RequestControl
 from .served_tools import BY_NAME, INSTRUCTIONS, served_tools
@@ -27,10 +28,13 @@ from .services import ClientServices, ServicesByClient
 from .sessions import OwnedSessions
 
 _HOUR_MS = 3_600_000
+BUSY = -32000  # of the codes that JSON-RPC leaves to servers
+_PER_CLIENT, _TOTAL = 128, 512  # requests at work or waiting; a refusal costs next to nothing
 
 
 class CallContext(NamedTuple):
-    """A call of one of our tools, by whom, and where it belongs in the trail."""
+    """The services and the owner of a tool call, its place in the trail, and whether the client can be
+    asked."""
 
     services: ClientServices
     owner: Owner
@@ -39,7 +43,7 @@ class CallContext(NamedTuple):
 
 
 class McpServer:
-    """Answers the requests of one server's clients."""
+    """Answers the requests of all clients."""
 
     def __init__(
         self, services: ServicesByClient, sessions: OwnedSessions, runs: Runs, *, open_world: bool
@@ -51,7 +55,7 @@ class McpServer:
         self._tools = types.ListToolsResult(
             tools=served_tools(open_world=open_world), ttl_ms=_HOUR_MS
         )
-        self._gate = Gate()
+        self._requests = ClientQuota("requests at work", _PER_CLIENT, _TOTAL)
         self._carry_out: dict[str, Callable[[Any, CallContext, RequestControl], Outcome]] = {
             "search_tools": lambda asked, call, control: catalogue_tools.search(
                 call.services, asked
@@ -71,12 +75,12 @@ class McpServer:
         }
 
     def server(self) -> Server[Any]:
-        """Return the server that the SDK runs."""
+        """Return the SDK's server with these handlers."""
         server: Server[Any] = Server(
             NAME, version=installed_version(), instructions=INSTRUCTIONS,
             on_list_tools=self._list_tools, on_call_tool=self._call,
         )  # fmt: skip
-        # What a client brings back to go on with is sealed: for the same call, by the same client.
+        # The state that a client sends back to continue a call is sealed for the same call and client.
         security = RequestStateSecurity.ephemeral(ttl=WAIT_SECONDS)
         security.bind_principal = lambda context: owner_of(context).id
         server.middleware.append(RequestStateBoundary(security, default_audience=NAME))
@@ -90,20 +94,31 @@ class McpServer:
     async def _call(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Check a call, and carry it out or go on with it; what a model can mend is an answer."""
+        """Validate a call and carry it out or continue it; an error that a model can correct is an
+        answer."""
         definition = BY_NAME.get(params.name)
         if definition is None:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:64]!a}")
+            raise MCPError(types.INVALID_PARAMS, f"tool not found: {params.name[:64]!a}")
         try:
             asked = read_arguments(definition.takes, params.arguments)
         except PolicyError as error:
             return refused(str(error))
-        with self._gate.room_for(owner_of(context)):
+        with self._counted(owner_of(context)):
             if params.request_state is not None:
                 return await self._calls.go_on(
                     context, params.request_state, params.input_responses
                 )
             return await self._calls.carry_out(context, self._begin(context, params.name, asked))
+
+    @contextlib.contextmanager
+    def _counted(self, owner: Owner) -> Iterator[None]:
+        """Count a request of a client, in whichever conversation, during the block; raises MCPError."""
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._requests.held(owner.client))
+            except BusyError as error:
+                raise MCPError(BUSY, error.what) from None
+            yield
 
     def _begin(self, context: Context, name: str, asked: Arguments) -> StartCall:
         owner, may_ask = owner_of(context), can_ask(context)
@@ -111,14 +126,14 @@ class McpServer:
         carry_out = self._carry_out[name]
 
         def begin(control: RequestControl) -> Outcome:
-            traceparent = self._note(name, owner, given if isinstance(given, str) else None)
+            traceparent = self._record(name, owner, given if isinstance(given, str) else None)
             call = CallContext(self._services.of(owner.client), owner, traceparent, may_ask)
             return carry_out(asked, call, control)
 
         return begin
 
-    def _note(self, name: str, owner: Owner, given: str | None) -> str:
-        """Write down who asked for what, under which all that comes of it stands in the trail."""
+    def _record(self, name: str, owner: Owner, given: str | None) -> str:
+        """Record the call in the trail; return the parent of all its records."""
         span = span_of(given)
         if audit := self._services.ceiling.audit:
             audit.record("mcp", name, target=owner.client, span=span, owner=owner.id)

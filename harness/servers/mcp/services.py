@@ -1,4 +1,4 @@
-"""What stands behind what clients see: cells, the tools that can be called, and who makes more."""
+"""The services of each client: its sandbox, broker, catalogue and tool factory."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from ...tools.meter import Meter
 from ...tools.registry import ToolRegistry
 from .sessions import SessionLimits
 
-_CELLS = 4  # that wait ready for the programs of one client
+_CELLS = 4  # kept ready for the programs of one client
 
 
 class ClientServices(NamedTuple):
-    """Of one client: `search` and `catalogue` know what `broker` can call, which programs in `sandbox`
-    are offered; `factory` makes tools that are its own."""
+    """The services of one client.  `search` and `catalogue` know the tools that `broker` can call, and
+    that programs in `sandbox` can call; `factory` makes tools that belong to this client."""
 
     sandbox: Sandbox
     broker: Broker
@@ -32,22 +32,21 @@ class ClientServices(NamedTuple):
     meter: Meter
 
     def caller(self, id: str, traceparent: str) -> Caller:
-        """Return on whose behalf a single call is made: under the rules of the policy, like a
-        program's."""
+        """Return the caller for a single call, under the same rules of the policy as a program."""
         rules = self.sandbox.policy.tools
         return Caller(id=id, traceparent=traceparent, rules=rules, meter=self.meter, is_model=True)
 
     def close(self) -> None:
-        """End what runs."""
+        """End the running programs."""
         self.sandbox.close()
         self.factory.close()
 
 
 class ServicesByClient:
-    """One for each client, made when it first comes; a client is a token, so they are few.
+    """ClientServices for each client, made at its first request; a client is a token, so they are few.
 
-    They share `ceiling`, which none exceeds, its trail, and `registry`: a tool that one has made the
-    others may call, and not replace.
+    All share the policy and trail of `ceiling`, and `registry`: clients may call each other's made
+    tools but not replace them.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ServicesByClient:
         """Return the services of a client."""
         with self._lock:
             if self._closed:
-                raise PolicyError("the server is being ended")
+                raise PolicyError("the server is shutting down")
             if client not in self._made:
                 self._made[client] = self._make(client)
             return self._made[client]
@@ -92,7 +91,7 @@ class ServicesByClient:
         return ClientServices(sandbox, factory.broker, factory, factory.search, factory, meter)
 
     def close(self) -> None:
-        """End all that runs for any client."""
+        """End the running programs of all clients."""
         with self._lock:
             self._closed = True
             made = list(self._made.values())

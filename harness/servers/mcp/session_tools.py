@@ -1,4 +1,4 @@
-"""`sessions`, `list_files`, `download_file`, `upload_file`: what is open, and what lies there."""
+"""The tools `sessions`, `list_files`, `download_file` and `upload_file`."""
 
 import base64
 import binascii
@@ -21,11 +21,11 @@ from .clients import Owner
 from .sessions import OwnedSessions
 
 _DOWNLOAD_BYTES = 8 * 1024 * 1024
-_UNLISTED = "here sessions are known by their ids only"
+_UNLISTED = "sessions cannot be listed over this protocol: use their ids"
 
 
 def sessions(open_sessions: OwnedSessions, owner: Owner, asked: SessionsArguments) -> Outcome:
-    """End a session if one is named, and list the others."""
+    """Close the named session if any, and list the open ones."""
     if asked.close:
         open_sessions.close(owner, asked.close)
     if not owner.may_list:
@@ -47,13 +47,15 @@ def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFilesArgum
 def download_file(
     open_sessions: OwnedSessions, owner: Owner, asked: DownloadFileArguments
 ) -> Outcome:
-    """Give a file: as a picture if it is one, else as a resource."""
+    """Return a file: as an image if it is one, else as a resource."""
     session = open_sessions.get(owner, asked.session)
     sizes = {file.path: file.size_bytes for file in session.files()}
     most = min(_DOWNLOAD_BYTES, owner.answer_bytes * 7 // 10)  # base64 takes 4 bytes for 3
     _check_size(asked.path, sizes.get(asked.path, 0), most)
     data = session.download(asked.path)
-    _check_size(asked.path, len(data), most)  # it was listed by another path, or has grown
+    _check_size(
+        asked.path, len(data), most
+    )  # the path was spelled differently, or the file has grown
     mime = mimetypes.guess_type(f"/{asked.path}")[0] or "application/octet-stream"
     artifact = Artifact(asked.path, mime, data)
     return answered(
@@ -64,8 +66,8 @@ def download_file(
 def _check_size(path: str, size: int, most: int) -> None:
     if size > most:
         raise WorkspaceError(
-            f"{path}: {size} bytes, and {most} go into one answer",
-            "have a program cut it into parts",
+            f"{path}: {size} bytes, more than the {most} of one answer",
+            "split it with a program",
         )
 
 
@@ -78,7 +80,7 @@ def upload_file(open_sessions: OwnedSessions, owner: Owner, asked: UploadFileArg
 
 def _content(asked: UploadFileArguments) -> bytes:
     if (asked.text is UNSET) == (asked.base64 is UNSET):
-        raise PolicyError("upload_file: give text or base64, one of them")
+        raise PolicyError("upload_file: give either text or base64")
     if asked.base64 is UNSET:
         return str(asked.text).encode("utf-8", "replace")
     try:

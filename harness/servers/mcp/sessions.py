@@ -1,4 +1,4 @@
-"""The sessions that clients have open: each its owner's alone, and no more than there is room for."""
+"""Open sessions of the clients: only its owner can use a session, and their number is limited."""
 
 import secrets
 import threading
@@ -8,6 +8,7 @@ from ....policies.errors import BusyError, CellwrightError, SessionLost
 from ....runner.session import SessionSettings
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
+from ..client_quota import ClientQuota
 
 if TYPE_CHECKING:
     from .clients import Owner  # which imports the SDK
@@ -16,7 +17,7 @@ _ID_BYTES = 16
 
 
 class SessionLimits(NamedTuple):
-    """How many sessions live, and for how long without being used."""
+    """The number of open sessions, and the seconds that one may be idle."""
 
     of_one: int = 8
     of_all: int = 32
@@ -24,81 +25,94 @@ class SessionLimits(NamedTuple):
 
     @property
     def of_a_client(self) -> int:
-        """Return how many there are in all of its conversations: some are left for others."""
+        """Return the limit of one client over all its conversations; some are left for other
+        clients."""
         return max(self.of_one, self.of_all * 3 // 4)
 
     @property
     def settings(self) -> SessionSettings:
-        """Return them for a sandbox, which would end the oldest of somebody else where we refuse."""
+        """Return the settings for a sandbox.  It allows one more than we do: at its own limit it would
+        end another client's oldest session instead of refusing."""
         return SessionSettings(alive=self.of_all + 1, idle_seconds=self.idle_seconds)
 
 
 class OwnedSessions:
-    """Sessions by owner and id: for others they do not exist.  Safe from many threads."""
+    """Sessions by owner and id; to other owners a session does not exist.  Safe from many threads."""
 
     def __init__(self, limits: SessionLimits) -> None:
-        self._limits = limits
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, str], Session] = {}
-        self._opening: dict[str, str] = {}  # id -> its owner: they count already
+        self._open: dict[tuple[str, str], Session] = {}  # by owner and id
+        hint, total = "close one", limits.of_all
+        self._of_owners = ClientQuota("open sessions", limits.of_one, total, hint, "conversation")
+        self._of_clients = ClientQuota("open sessions", limits.of_a_client, total, hint)
 
     def open(self, owner: "Owner", sandbox: Sandbox, language: str) -> Session:
-        """Open a session; raises BusyError if its owner, or all together, have too many."""
-        id = self._reserve(owner)
+        """Open a session; raises BusyError if its owner, its client or all together have too many."""
+        self._count(owner.id)
         try:
+            id = secrets.token_hex(_ID_BYTES)  # without a handshake, the id is the only credential
             session = sandbox.session(id, language)
-            with self._lock:
-                self._open[owner.id, id] = session
-            return session
-        finally:
-            with self._lock:
-                del self._opening[id]
+        except BaseException:
+            self._uncount(owner.id)
+            raise
+        with self._lock:
+            self._open[owner.id, id] = session
+        return session
 
-    def _reserve(self, owner: "Owner") -> str:
-        """Count a session that is about to be opened, and return its id."""
+    def _count(self, owner_id: str) -> None:
         with self._lock:
             self._forget_the_lost()
-            all_owners = [key[0] for key in self._open] + list(self._opening.values())
-            clients = [each.partition("/")[0] for each in all_owners]
-            if all_owners.count(owner.id) >= self._limits.of_one:
-                raise BusyError(f"{self._limits.of_one} sessions are open already", "close one")
-            if clients.count(owner.client) >= (most := self._limits.of_a_client):
-                raise BusyError(f"{most} sessions of this client are open already", "close one")
-            if len(all_owners) >= self._limits.of_all:
-                raise BusyError(f"{self._limits.of_all} sessions of all clients are open already")
-            id = secrets.token_hex(_ID_BYTES)  # where there is no handshake it is all that is known
-            self._opening[id] = owner.id
-            return id
+        self._of_owners.take(owner_id)
+        try:
+            self._of_clients.take(client_of(owner_id))
+        except BusyError:
+            self._of_owners.give_back(owner_id)
+            raise
+
+    def _uncount(self, owner_id: str) -> None:
+        self._of_clients.give_back(client_of(owner_id))
+        self._of_owners.give_back(owner_id)
 
     def get(self, owner: "Owner", id: str) -> Session:
-        """Return a session of this owner's; raises SessionLost alike if it is another's or nobody's."""
+        """Return a session of this owner; raises the same SessionLost for another owner's as for an
+        unknown one."""
         with self._lock:
             session = self._open.get((owner.id, id))
         if session is None or session.lost:
-            why = session.lost if session else "there is none of that id, or it is gone"
-            raise SessionLost(f"session {id[:64]!r}: {why}", 'open another with session="new"')
+            why = session.lost if session else "not found, or it has ended"
+            raise SessionLost(f"session {id[:64]!r}: {why}", 'open a new one with session="new"')
         return session
 
     def of(self, owner: "Owner") -> list[Session]:
-        """Return those that an owner has open, in the order in which they were opened."""
+        """Return an owner's open sessions, oldest first."""
         with self._lock:
             self._forget_the_lost()
             return [session for (whose, _), session in self._open.items() if whose == owner.id]
 
     def close(self, owner: "Owner", id: str) -> None:
-        """End one; raises SessionLost if there is none."""
+        """End a session; raises SessionLost if it does not exist."""
         self.get(owner, id).close()
 
     def close_all(self, owner_id: str) -> None:
-        """End those of an owner who is gone."""
+        """End all sessions of an owner whose conversation has ended."""
         with self._lock:
             gone = [key for key in self._open if key[0] == owner_id]
-            sessions = [self._open.pop(key) for key in gone]
+            sessions = [self._forget(key) for key in gone]
         for session in sessions:
             try:
                 session.close()
             except CellwrightError:
-                continue  # its launcher died: all is freed even so
+                continue  # its launcher died, which frees the session as well
 
     def _forget_the_lost(self) -> None:
-        self._open = {key: session for key, session in self._open.items() if not session.lost}
+        for key in [key for key, session in self._open.items() if session.lost]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, str]) -> Session:
+        self._uncount(key[0])
+        return self._open.pop(key)
+
+
+def client_of(owner_id: str) -> str:
+    """Return the client's name in an owner's id (see `clients.owner_id`)."""
+    return owner_id.partition("/")[0]

@@ -1,6 +1,6 @@
-"""The two descriptors that carry the protocol over a pipe, taken away from everything else.
+"""The descriptors of stdin and stdout, reserved for the protocol.
 
-Needs no SDK, so that the command claims them before it runs any code of a developer.
+Does not import the SDK, so that the command can claim them before it runs the files of --tools.
 """
 
 import os
@@ -19,7 +19,7 @@ class StdioStreams(NamedTuple):
 
 
 def claim() -> StdioStreams:
-    """Move standard input and output to descriptors of our own, for the rest of this process.
+    """Move standard input and output to new descriptors for the rest of this process.
 
     After this, descriptor 0 is empty and descriptor 1 is standard error, and they stay so: text that
     Python, a C library or a child still holds in a buffer then goes to standard error whenever it is
@@ -33,7 +33,7 @@ def claim() -> StdioStreams:
             "start it from an MCP client, or serve over HTTP: --http",
         ) from None
     if sys.stdout is not None:
-        sys.stdout.flush()  # what this command itself has printed so far
+        sys.stdout.flush()  # what this command has printed so far
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

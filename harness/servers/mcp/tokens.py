@@ -1,4 +1,4 @@
-"""The tokens that let clients in over HTTP, each with the name of who holds it."""
+"""Access over HTTP: the clients' tokens, each with the client's name, and the server's address."""
 
 import hashlib
 import hmac
@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import stat
+from typing import NamedTuple
 
 from ....policies.errors import PolicyError
 
@@ -17,21 +18,23 @@ _ONLY = "client"
 
 
 class Tokens:
-    """Knows clients by their tokens, of which it keeps hashes only."""
+    """Maps tokens to the names of clients; keeps only hashes of the tokens."""
 
     def __init__(self, by_name: dict[str, str]) -> None:
-        """Raises PolicyError for a token that could be guessed."""
+        """Raise PolicyError for a token that is too short or not unique."""
         for name, token in by_name.items():
             if len(token) < _SHORTEST:
-                raise PolicyError(f"the token of {name!r} is shorter than {_SHORTEST} characters")
+                raise PolicyError(
+                    f"the token of {name!r} must have at least {_SHORTEST} characters"
+                )
         self._hashes = {name: _hash(token) for name, token in by_name.items()}
         if len(set(self._hashes.values())) < len(self._hashes):
-            raise PolicyError("two clients have the same token", "give each its own")
+            raise PolicyError("two clients have the same token", "give each client its own")
 
     def client_of(self, authorization: str) -> str | None:
-        """Return whose the token of an Authorization header is; None if it is nobody's.
+        """Return the client's name for an Authorization header, None for an unknown token.
 
-        Every token is compared, each in the same time.
+        It compares every token, each in constant time.
         """
         scheme, _, token = authorization.partition(" ")
         given = _hash(token.strip())
@@ -39,12 +42,26 @@ class Tokens:
         return found[0] if found and scheme.lower() == "bearer" else None
 
 
+class HttpSettings(NamedTuple):
+    """Where the server listens and who may connect.  `made` is a generated token, "" if the clients
+    have theirs; `hosts` are the allowed names of this server, `origins` the allowed origins of web
+    pages."""
+
+    host: str
+    port: int
+    tokens: Tokens
+    made: str
+    hosts: tuple[str, ...]
+    origins: tuple[str, ...]
+
+
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
 def tokens_of(path: str | None) -> tuple[Tokens, str]:
-    """Return the tokens of a file, or of the environment, else a new one, which is returned too.
+    """Return the tokens of a file, else of the environment, else a generated one, which is also
+    returned.
 
     A line of the file is a token, or a name and a token.  Raises PolicyError.
     """
@@ -60,9 +77,7 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise PolicyError(
-                    f"{path} can be read by others than its owner", f"chmod 600 {path}"
-                )
+                raise PolicyError(f"{path} can be read by other users", f"chmod 600 {path}")
             return file.read(_LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"cannot read {path}: {error}") from None
@@ -74,8 +89,8 @@ def _parsed(text: str, path: str) -> dict[str, str]:
     for words in lines:
         name, token = words if len(words) == 2 else (_ONLY, words[0])
         if len(words) > 2 or not _NAME.fullmatch(name) or name in found:
-            raise PolicyError(f"{path}: a line is TOKEN, or NAME TOKEN, and no name stands twice")
+            raise PolicyError(f"{path}: each line must be TOKEN or NAME TOKEN, with unique names")
         found[name] = token
     if not found:
-        raise PolicyError(f"{path} holds no token")
+        raise PolicyError(f"{path} contains no token")
     return found

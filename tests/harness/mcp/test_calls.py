@@ -411,7 +411,7 @@ def test_a_disabled_server_has_no_tools_and_an_unknown_one_is_an_error(serve: Se
     assert fake.servers.specs() == []
     with pytest.raises(ToolFailed, match="disabled"):
         fake.call("echo")
-    with pytest.raises(PolicyError, match="there are: fake"):
+    with pytest.raises(PolicyError, match="configured servers: fake"):
         fake.servers.check("other")
     assert fake.starts == 0
 

@@ -62,22 +62,22 @@ def test_what_goes_into_a_header_is_a_secret_and_is_not_shown() -> None:
         ({"command": "a", "url": "https://a.org"}, "either command or url"),
         ({"command": "a", "comand": "b"}, "unknown field `comand`"),
         ({"command": "a", "args": "b"}, "Expected `array`"),
-        ({"command": "a", "headers": {"A": "b"}}, "headers: means nothing"),
-        ({"url": "https://a.org", "read": ["/a"]}, "read: means nothing"),
+        ({"command": "a", "headers": {"A": "b"}}, "headers: cannot be combined with command"),
+        ({"url": "https://a.org", "read": ["/a"]}, "read: cannot be combined with url"),
         ({"url": "ftp://a.org"}, "must begin with https"),
-        ({"url": "https://a.org", "type": "stdio"}, "does not go with"),
-        ({"url": "https://a.org", "type": "sse"}, "sse was replaced"),
-        ({"command": "a", "timeout": 0}, "timeout: must be seconds"),
+        ({"url": "https://a.org", "type": "stdio"}, "stdio contradicts url"),
+        ({"url": "https://a.org", "type": "sse"}, "sse is not supported"),
+        ({"command": "a", "timeout": 0}, "timeout: must be > 0 and <= 86400 seconds, got 0"),
         ({"command": "a", "timeout": "5"}, "Expected `float`"),
-        ({"command": "a", "sandboxed": False, "write": ["/"]}, "sandboxed is false"),
+        ({"command": "a", "sandboxed": False, "write": ["/"]}, "sandboxed: false"),
         ({"command": "${UNSET}"}, "the variable UNSET is not set"),
-        ({"command": "${vault:KEY}"}, "headers and env only"),
-        ({"command": "${input:key}"}, "is no variable"),
+        ({"command": "${vault:KEY}"}, "only in headers and env"),
+        ({"command": "${input:key}"}, "is not a valid variable"),
         ({"command": "a", "risky": "all"}, "risky"),
         ([], "must be a table"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_servers_name(given: Any, words: str) -> None:
+def test_an_invalid_configuration_is_refused_with_the_servers_name(given: Any, words: str) -> None:
     with pytest.raises(PolicyError, match=words) as refused:
         one(given)
     assert "'x'" in str(refused.value)
@@ -93,13 +93,13 @@ def test_one_table_is_needed(given: Any) -> None:
 
 def test_two_servers_have_two_names() -> None:
     both = {"mcpServers": {"A b": {"command": "a"}, "a_b": {"command": "a"}}}
-    with pytest.raises(PolicyError, match="one name"):
+    with pytest.raises(PolicyError, match="the same name"):
         servers_of(both)
 
 
 @pytest.mark.parametrize("name", ["", "___", "x" * 25, "results", "tools", 7, "\u0130"])
 def test_what_cannot_name_a_server_is_refused(name: Any) -> None:
-    with pytest.raises(PolicyError, match="is no name of a server"):
+    with pytest.raises(PolicyError, match="is not a valid name of a server"):
         server_name(name)
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_name_a_server_is_refused(name: Any) -> None:
 def test_a_file_that_is_none_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "servers.json"
     path.write_bytes(content)
-    with pytest.raises(PolicyError, match="servers.json: it cannot be read"):
+    with pytest.raises(PolicyError, match="servers.json: invalid file"):
         read_servers(path)
 
 

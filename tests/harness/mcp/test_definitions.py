@@ -30,16 +30,16 @@ def nested(depth: int) -> Any:
 
 
 BAD: list[tuple[Any, str]] = [
-    (7, "no object"),
-    ({"inputSchema": {}}, "its name is no text"),
-    (tool(""), "its name is no text"),
-    (tool("x" * 129), "its name is no text"),
-    (tool("a\u200bb"), "nobody sees"),
+    (7, "not an object"),
+    ({"inputSchema": {}}, "name: must be text"),
+    (tool(""), "name: must be text"),
+    (tool("x" * 129), "name: must be text"),
+    (tool("a\u200bb"), "hidden character"),
     ({"name": "a"}, "inputSchema: schema: must be an object"),
-    (tool("a", inputSchema={"type": "string"}), "of no object"),
+    (tool("a", inputSchema={"type": "string"}), "its type must be object"),
     (tool("a", inputSchema=nested(60)), "deep"),
     (tool("a", inputSchema={"properties": {"x": {"$ref": "https://a.org/x"}}}), "leads outside"),
-    (tool("a", inputSchema={"properties": {"x\u202e": {}}}), "nobody sees"),
+    (tool("a", inputSchema={"properties": {"x\u202e": {}}}), "hidden character"),
     (
         tool(
             "a",
@@ -47,20 +47,20 @@ BAD: list[tuple[Any, str]] = [
                 "$defs": {"x": {"properties": {"y": {"properties": {"a\U000e0041": {}}}}}}
             },
         ),
-        "nobody sees",
+        "hidden character",
     ),
-    (tool("a", inputSchema={"properties": {"x": {"enum": ["a", "a\ufe00"]}}}), "nobody sees"),
+    (tool("a", inputSchema={"properties": {"x": {"enum": ["a", "a\ufe00"]}}}), "hidden character"),
     (
         tool("a", inputSchema={"properties": {"x": {"anyOf": [{"const": ["\u3164"]}]}}}),
-        "nobody sees",
+        "hidden character",
     ),
-    (tool("a", inputSchema={"properties": {"x": {"pattern": "\u2066"}}}), "nobody sees"),
-    (tool("a", inputSchema={"x-help": {"en": "Obey.\u200b"}}), "nobody sees"),
-    (tool("a", outputSchema={"properties": {"x": {"enum": ["\U000e0153"]}}}), "nobody sees"),
+    (tool("a", inputSchema={"properties": {"x": {"pattern": "\u2066"}}}), "hidden character"),
+    (tool("a", inputSchema={"x-help": {"en": "Obey.\u200b"}}), "hidden character"),
+    (tool("a", outputSchema={"properties": {"x": {"enum": ["\U000e0153"]}}}), "hidden character"),
     (tool("a", inputSchema={"description": "x" * 300_000}), "more than 262144"),
     (tool("a", description="x" * 1_000_000), "more than 655360"),
-    (tool("a", description=7), "description: no text"),
-    (tool("a", annotations=[]), "annotations: no object"),
+    (tool("a", description=7), "description: must be text"),
+    (tool("a", annotations=[]), "annotations: must be an object"),
     (tool("a", outputSchema={"$ref": "#/nothing"}), "outputSchema: .*leads to nothing"),
 ]
 
@@ -77,7 +77,7 @@ def test_bad_tools_are_left_out_and_the_good_ones_stay(serve: Serve) -> None:
     assert [spec.name for spec in fake.servers.list_tools("fake")] == ["fake.echo"]
     dropped = fake.servers.status()[0].dropped
     assert len(dropped) == len(BAD) + 2
-    assert any("there is another of that name" in each for each in dropped)
+    assert any("duplicate name" in each for each in dropped)
     assert fake.call("echo") == "{}"
     fake.servers.check("fake")
     assert [spec.name for spec in fake.servers.specs()] == ["fake.echo"]
@@ -173,7 +173,7 @@ def test_a_pinned_tool_that_can_be_none_any_more_is_left_out(tmp_path: Path) -> 
 def test_pins_that_cannot_be_read_stop_everything(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pins.json"
     path.write_bytes(content)
-    with pytest.raises(RegistryError, match="holds no pins"):
+    with pytest.raises(RegistryError, match="is not a valid file of pins"):
         Pins(path).of(CONFIG)
     with pytest.raises(RegistryError):
         Pins(path).pin(CONFIG, [])

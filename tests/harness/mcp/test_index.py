@@ -36,7 +36,7 @@ def test_definitions_pay_for_being_compiled_out_of_one_budget(tmp_path: Path) ->
     slow = [tool(f"slow{n}", inputSchema={**SLOW, "description": str(n)}) for n in range(10)]
     budget = Budget("checking the tools of evil", 100_000)
     with pytest.raises(BudgetExceeded, match="the tools of evil takes more than 100000 steps"):
-        index_in(tmp_path).take(CONFIG, listing(tool("first"), *slow), budget)
+        index_in(tmp_path).update(CONFIG, listing(tool("first"), *slow), budget)
 
 
 def test_others_are_asked_while_definitions_are_checked(
@@ -51,7 +51,7 @@ def test_others_are_asked_while_definitions_are_checked(
         other.join(5.0)
 
     monkeypatch.setattr(booking, "check", check)
-    index.take(CONFIG, listing(tool("a")), Budget("checking", 1000))
+    index.update(CONFIG, listing(tool("a")), Budget("checking", 1000))
     assert answered == [[]]
     index.pin(CONFIG, Budget("checking", 1000))
     assert [spec.name for spec in answered[1]] == ["evil.a"]

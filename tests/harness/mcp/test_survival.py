@@ -131,7 +131,7 @@ def test_a_server_that_keeps_dying_is_left_alone_for_a_while(serve: Serve) -> No
 
 def test_a_program_that_is_not_there_is_named(serve: Serve) -> None:
     fake = serve(command="/nowhere/server")
-    with pytest.raises(ToolFailed, match="there is no program '/nowhere/server'"):
+    with pytest.raises(ToolFailed, match="program '/nowhere/server' not found"):
         fake.call("echo")
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_says_nothing_at_first_is_given_up_and_killed(
     serve: Serve, mode: str
 ) -> None:
     fake = serve(mode=mode, connect_timeout=1)
-    with pytest.raises(ToolFailed, match="did not answer in time"):
+    with pytest.raises(ToolFailed, match="did not answer within connect_timeout"):
         fake.call("echo")
     assert processes_of(fake.folder) == []
 
@@ -252,7 +252,7 @@ def test_schemas_that_would_take_hours_hold_up_no_server(serve: Serve, schema: A
 def test_pages_that_never_end_are_left(serve: Serve, mode: str, count: int) -> None:
     fake = serve(mode=mode)
     assert len(fake.servers.list_tools("fake")) == count
-    assert "circles" in fake.servers.status()[0].dropped[-1]
+    assert "repeated cursor" in fake.servers.status()[0].dropped[-1]
 
 
 def test_a_huge_list_is_cut_and_what_is_left_out_is_told(serve: Serve) -> None:
@@ -272,7 +272,7 @@ def test_a_result_that_is_not_what_the_schema_says_is_invalid(serve: Serve) -> N
 
 def test_text_is_no_structured_content_even_if_the_schema_would_take_it(serve: Serve) -> None:
     fake = serve(tool("break_promise", outputSchema={"type": "string"}))
-    with pytest.raises(ToolResultInvalid, match="promises structured content"):
+    with pytest.raises(ToolResultInvalid, match="requires structured content"):
         fake.call("break_promise")
 
 
@@ -324,7 +324,7 @@ def test_a_tool_that_changed_is_refused_until_it_is_pinned_again(serve: Serve) -
         broker_call = later.get("fake.echo").perform
         assert [spec.name for spec in later.list_tools()] == ["fake.env"]
         for name in ("fake.echo", "fake.new"):
-            with pytest.raises(ToolDenied, match="is not what was pinned"):
+            with pytest.raises(ToolDenied, match="differs from its pin"):
                 later.get(name)
         with pytest.raises(ToolDenied):
             broker_call({}, None)  # type: ignore[arg-type] # nobody's
@@ -343,7 +343,7 @@ def test_the_first_call_after_a_drift_is_refused_before_it_is_made(serve: Serve)
     fake.servers.list_tools()
     fake.servers.close()
     fake.list([tool("die", annotations={"title": "harmless"})])
-    with fake.again() as later, pytest.raises(ToolDenied, match="not what was pinned"):
+    with fake.again() as later, pytest.raises(ToolDenied, match="differs from its pin"):
         later.get("fake.die").perform({}, None)  # type: ignore[arg-type] # nobody's
 
 

@@ -117,7 +117,7 @@ def test_a_client_holds_so_many_bytes_and_the_next_one_others(tmp_path: Path) ->
             client.socket.send(channel._MORE + bytes(60_000))
         refused = [client for client in halves if select.select([client.socket], [], [], 1)[0]]
         assert len(refused) == 2
-        assert "150000 bytes of requests" in refused[0].hear().message
+        assert "bytes of requests: at most 150000" in refused[0].hear().message
         assert daemon.is_well()  # another process
         for client in halves:
             client.close()
@@ -273,8 +273,8 @@ def test_a_process_has_so_many_connections_and_others_theirs(tmp_path: Path) -> 
     with serving(tmp_path / "s", **limits) as daemon, unchanged(daemon):
         idle = [RawClient(daemon.path) for _ in range(30)]
         with RawClient(daemon.path, greets=False) as refused:
-            assert "this process has 30 connections" in refused.hear().message
-        with pytest.raises(BusyError, match="30 connections"):
+            assert "connections: at most 30 for each client" in refused.hear().message
+        with pytest.raises(BusyError, match="connections: at most 30"):
             daemon.sandbox()
         assert daemon.is_well()
         for client in idle:
@@ -285,7 +285,7 @@ def test_a_process_has_so_many_connections_and_others_theirs(tmp_path: Path) -> 
 def test_all_together_have_so_many_connections(tmp_path: Path) -> None:
     with serving(tmp_path / "s", connections=5) as daemon, unchanged(daemon):
         idle = [RawClient(daemon.path) for _ in range(5)]
-        with pytest.raises(BusyError, match="the daemon has 5 connections"):
+        with pytest.raises(BusyError, match="connections: at most 5 for all"):
             daemon.sandbox()
         idle.pop().close()
         assert soon(daemon.is_well)
@@ -384,7 +384,7 @@ def test_so_many_requests_of_a_process_are_at_work_and_the_next_is_refused(tight
         one.say(program(ENDLESS))
         assert soon(lambda: not is_free(tight))
         two.say(program("1"))
-        assert "1 requests at work" in two.hear().message
+        assert "requests at work: at most 1 for each client" in two.hear().message
         one.say(Cancel())
         assert isinstance(one.hear(), Executed)
         assert soon(lambda: is_free(tight))
@@ -431,7 +431,7 @@ def test_what_is_out_of_order_is_refused(daemon: Daemon) -> None:
                 assert "not what a client says here" in refusal.message
         with RawClient(daemon.path, greets=False) as client:
             client.say(Hello(VERSION + 1))
-            assert "speaks version 1" in client.hear_all()[-1].message
+            assert f"version {VERSION} of the protocol" in client.hear_all()[-1].message
 
 
 @pytest.mark.needs("root")
@@ -473,7 +473,7 @@ print(other.recv(100))
         assert impostor.stdout.readline() == b"ready\n"
         with pytest.raises(
             Exception,
-            match="is user 65534's, who would see what is run\nhint: start one of your own",
+            match="belongs to user 65534, which would see your programs\nhint: start one of your own",
         ):
             Sandbox(connect=tmp_path / "s")
         assert impostor.stdout.readline() == b"b''\n"

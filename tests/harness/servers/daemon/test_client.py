@@ -161,9 +161,11 @@ def test_a_client_chooses_among_the_daemons_policies_and_has_no_other(daemon: Da
     with Sandbox(connect=daemon.path) as sandbox:  # the first
         assert sandbox.policy.name == "strict"
         assert not sandbox.execute(start).ok
-    with pytest.raises(PolicyError, match="the daemon has strict, standard, not 'trusted-read'"):
+    with pytest.raises(
+        PolicyError, match="'trusted-read' is not one of the daemon's: strict, standard"
+    ):
         daemon.sandbox("trusted-read")
-    with pytest.raises(PolicyError, match="the name of one that the daemon has"):
+    with pytest.raises(PolicyError, match="must name a policy of the daemon"):
         Sandbox(connect=daemon.path, policy=Policy())
 
 
@@ -209,7 +211,7 @@ def test_a_daemon_that_dies_is_told_and_its_successor_serves(tmp_path: Path) -> 
         next(run.output())
         session = sandbox.session()
         first.process.kill()
-        with pytest.raises(ClosedError, match="hung up"):
+        with pytest.raises(ClosedError, match="closed the connection"):
             run.result()
         with pytest.raises((ClosedError, LaunchError)):  # it may be dying still
             sandbox.execute("1")
@@ -220,7 +222,7 @@ def test_a_daemon_that_dies_is_told_and_its_successor_serves(tmp_path: Path) -> 
         session.close()
     with serving(tmp_path / "s"):
         assert sandbox.execute("6 * 7").value == 42
-        with pytest.raises(SessionLost, match="the daemon knows nothing of it"):
+        with pytest.raises(SessionLost, match="unknown to the daemon"):
             session.execute("1")
         assert session.lost
     sandbox.close()
@@ -393,7 +395,7 @@ def test_a_daemon_keeps_no_workspaces_and_says_so(connected: Sandbox) -> None:
         lambda: connected.session(workspace="mine"),
         lambda: connected.workspaces,
     ):
-        with pytest.raises(PolicyError, match="a daemon keeps none for those who connect"):
+        with pytest.raises(PolicyError, match="not available with connect="):
             attempt()
     script = connected.execute(
         "import os\nos.stat('x').st_mode & 0o7777", files={"x": Executable(b"")}

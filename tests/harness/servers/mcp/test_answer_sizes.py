@@ -7,7 +7,7 @@ import pytest
 from mcp import Client
 from mcp.types import TextContent
 
-from cellwright.harness.servers.mcp.answer_sizes import fitted, weight_of
+from cellwright.harness.servers.mcp.answer_sizes import fitted, size_in_answer
 from cellwright.harness.servers.mcp.clients import HTTP_BYTES, PIPE_BYTES
 from tests.harness.servers.mcp.servers import ERAS, Inside, at, call, drive, over_http
 from tests.harness.servers.mcp.test_http import ANN, tokens_in
@@ -24,7 +24,7 @@ MANY = "x\n" * 1_000_000
 def test_whatever_is_told_fits_and_is_told_to_be_cut(value: Any, most: int) -> None:
     told = {"stdout": value, "short": "whole", "error": value}
     kept, notes = fitted(told, most)
-    assert sum(map(weight_of, kept.values())) < most
+    assert sum(map(size_in_answer, kept.values())) < most
     assert kept["short"] == "whole"
     cut = {name for name in kept if kept[name] != told[name]}
     assert {each.partition(":")[0] for each in notes} == cut

@@ -148,7 +148,7 @@ def test_a_connection_that_sends_bytes_and_no_welcome_request_is_closed(sent: by
 
 def test_one_client_never_has_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(http, "_REQUESTS_OF_ONE", 15)
+    monkeypatch.setattr(http, "_REQUESTS_PER_CLIENT", 15)
     with (
         served(most=20, wait_seconds=LONG) as server,
         held([server.connect(request(TOKEN, 5)) for _ in range(15)]),

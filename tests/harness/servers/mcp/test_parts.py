@@ -11,42 +11,41 @@ import pytest
 from mcp import MCPError
 
 from cellwright import Sandbox
+from cellwright.harness.servers.client_quota import ClientQuota
 from cellwright.harness.servers.mcp import request_threads as work
 from cellwright.harness.servers.mcp.clients import CLIENT, PIPE, Owner, owner_of
-from cellwright.harness.servers.mcp.gate import BUSY, Gate
 from cellwright.harness.servers.mcp.http_app import _length
 from cellwright.harness.servers.mcp.request_threads import GONE, RequestControl, RequestThreads
+from cellwright.harness.servers.mcp.server import BUSY, McpServer
 from cellwright.harness.servers.mcp.sessions import OwnedSessions, SessionLimits
 from cellwright.harness.servers.mcp.stdio import LINE_BYTES
-from cellwright.harness.servers.mcp.weights import Weights
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import ROOT, policy_named, soon
+from tests.harness.servers.mcp.servers import Inside
 
 ANN, BOB, CAT = (Owner(name, name) for name in ("ann", "bob", "cat"))
 
 
-def test_requests_are_let_in_while_there_is_room() -> None:
-    gate = Gate(most=3, most_of_one=2)
-    with gate.room_for(ANN), gate.room_for(ANN):
-        with pytest.raises(MCPError) as refused, gate.room_for(ANN):
+@pytest.mark.needs("userns")
+def test_requests_beyond_a_limit_are_refused_with_the_busy_code(server: Inside) -> None:
+    """The conversations of one client share its limit."""
+    handler = McpServer(server.services, server.sessions, server.runs, open_world=False)
+    handler._requests = ClientQuota("requests at work", per_client=2, total=3)
+    first, second, third = (Owner("ann", f"ann/{number}") for number in range(3))
+    with handler._counted(first), handler._counted(second):
+        with pytest.raises(MCPError, match="2 for each client") as refused, handler._counted(third):
             pass
         assert refused.value.error.code == BUSY
-        with gate.room_for(BOB), pytest.raises(MCPError, match="too many"), gate.room_for(CAT):
+        with (
+            handler._counted(BOB),
+            pytest.raises(MCPError, match="3 for all"),
+            handler._counted(CAT),
+        ):
             pass
-        with gate.room_for(CAT):
+        with handler._counted(CAT):
             pass
-    with gate.room_for(ANN), gate.room_for(ANN):
+    with handler._counted(ANN), handler._counted(ANN):
         pass
-
-
-def test_who_has_many_conversations_has_no_more_room() -> None:
-    first, second, third = (Owner("ann", f"ann/{number}") for number in range(3))
-    gate = Gate(most=3, most_of_one=2)
-    with gate.room_for(first), gate.room_for(second):
-        with pytest.raises(MCPError, match="of this client"), gate.room_for(third):
-            pass
-        with gate.room_for(BOB):
-            pass
 
 
 class Silent:
@@ -103,18 +102,6 @@ def test_one_client_never_has_all_turns(monkeypatch: pytest.MonkeyPatch) -> None
     assert heard == [True, True]
 
 
-def test_bodies_are_held_while_there_is_room() -> None:
-    weights = Weights(most=30, most_of_one=20)
-    with weights.held("ann", 20) as first, weights.held("ann", 1) as second:
-        assert (first, second) == (True, False)
-        with weights.held("bob", 10) as third, weights.held("cat", 1) as fourth:
-            assert (third, fourth) == (True, False)
-        with weights.held("cat", 10) as fifth:
-            assert fifth
-    with weights.held("ann", 20) as again:
-        assert again
-
-
 @pytest.mark.parametrize(
     ("headers", "length"),
     [
@@ -158,10 +145,10 @@ def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
         first = sessions.open(ANN, sandbox, "python")
         sessions.open(ANN, sandbox, "python")
-        with pytest.raises(BusyError, match="2 sessions are open already"):
+        with pytest.raises(BusyError, match="open sessions: at most 2 for each conversation"):
             sessions.open(ANN, sandbox, "python")
         sessions.open(BOB, sandbox, "python")
-        with pytest.raises(BusyError, match="of all clients"):
+        with pytest.raises(BusyError, match="at most 3 for all"):
             sessions.open(BOB, sandbox, "python")
         assert not first.lost  # nobody's was ended to make room
         with pytest.raises(SessionLost):
@@ -181,7 +168,7 @@ def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
     with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
         for number in range(3):
             sessions.open(Owner("ann", f"ann/{number}"), sandbox, "sh")
-        with pytest.raises(BusyError, match="3 sessions of this client"):
+        with pytest.raises(BusyError, match="at most 3 for each client"):
             sessions.open(Owner("ann", "ann/3"), sandbox, "sh")
         sessions.open(BOB, sandbox, "sh")
 

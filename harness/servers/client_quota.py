@@ -1,0 +1,60 @@
+"""`ClientQuota`: a limit for each client and one for all together."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+from ...policies.errors import BusyError
+
+
+class ClientQuota:
+    """Counts `what` (such as connections, or bytes) for each client; safe from many threads.
+
+    `per_client` is the limit of one client, `total` that of all clients together.  `hint` is added to
+    the error; `holder` is what the error calls a client.
+    """
+
+    def __init__(
+        self, what: str, per_client: int, total: int, hint: str = "", holder: str = "client"
+    ) -> None:
+        self._what = what
+        self._per_client = per_client
+        self._total = total
+        self._hint = hint
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._held: Counter[Hashable] = Counter()
+
+    def take(self, client: Hashable, amount: int = 1) -> None:
+        """Count `amount` more for a client; raises BusyError, and counts nothing, beyond a limit."""
+        with self._lock:
+            if self._held[client] + amount > self._per_client:
+                limit = f"{self._per_client} for each {self._holder}"
+            elif self._held.total() + amount > self._total:
+                limit = f"{self._total} for all {self._holder}s together"
+            else:
+                self._held[client] += amount
+                return
+            self._forget_if_none(client)
+        raise BusyError(f"too many {self._what}: at most {limit}", self._hint)
+
+    def give_back(self, client: Hashable, amount: int = 1) -> None:
+        """Count `amount` less for a client."""
+        with self._lock:
+            self._held[client] -= amount
+            self._forget_if_none(client)
+
+    @contextlib.contextmanager
+    def held(self, client: Hashable, amount: int = 1) -> Iterator[None]:
+        """Count `amount` more during the block; raises BusyError before it."""
+        self.take(client, amount)
+        try:
+            yield
+        finally:
+            self.give_back(client, amount)
+
+    def _forget_if_none(self, client: Hashable) -> None:
+        """Drop the entry of a client that holds nothing: clients come and go without bound."""
+        if not self._held[client]:
+            del self._held[client]
