@@ -237,7 +237,7 @@ def test_an_approval_is_used_once(server: Inside) -> None:
         first = await retry(client, "call_tool", arguments, state, key)
         again = await retry(client, "call_tool", arguments, state, key)
         assert (first.is_error, again.is_error) == (False, True)
-        assert "a second time" in again.content[0].text
+        assert "too late, or twice" in again.content[0].text
 
     driven(server, body)
     assert PAID == [("ann", 3)]

@@ -261,7 +261,7 @@ def test_without_conversations_a_session_is_of_who_holds_the_token_and_knows_it(
         id = await opened(client)
         told = await call(client, "sessions")
         assert told["sessions"] == []
-        assert "by their ids only" in told["hint"]
+        assert "use their ids" in told["hint"]
         for mode in ERAS:
             async with place.http.connected(BOB, mode)() as other:
                 await assert_unknown(other, id)
@@ -500,16 +500,14 @@ def test_tokens_come_from_a_file_of_ones_own(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "no token"),
-        ("short", "shorter than 16"),
+        ("short", "at least 16 characters"),
         (f"ann {ANN}\nbob {ANN}", "same token"),
-        (f"ann {ANN}\nann {BOB}", "no name stands twice"),
-        (f"ann bob {ANN}", "TOKEN, or NAME TOKEN"),
-        (f"an/n {ANN}", "TOKEN, or NAME TOKEN"),
+        (f"ann {ANN}\nann {BOB}", "unique names"),
+        (f"ann bob {ANN}", "TOKEN or NAME TOKEN"),
+        (f"an/n {ANN}", "TOKEN or NAME TOKEN"),
     ],
 )
-def test_a_file_of_tokens_that_makes_no_sense_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_invalid_file_of_tokens_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         tokens_of(tokens_in(tmp_path, text))
 
@@ -517,7 +515,7 @@ def test_a_file_of_tokens_that_makes_no_sense_is_refused(
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file = tokens_in(tmp_path, ANN)
     os.chmod(file, stat.S_IRUSR | stat.S_IRGRP)
-    with pytest.raises(PolicyError, match="can be read by others"):
+    with pytest.raises(PolicyError, match="can be read by other users"):
         tokens_of(file)
 
 
@@ -531,7 +529,7 @@ def test_a_token_comes_from_the_environment_else_it_is_new(monkeypatch: pytest.M
 
 
 def test_a_token_that_could_be_guessed_is_refused() -> None:
-    with pytest.raises(PolicyError, match="shorter"):
+    with pytest.raises(PolicyError, match="at least 16 characters"):
         Tokens({"ann": "x" * 15})
 
 
