@@ -349,7 +349,7 @@ def test_who_does_not_know_a_sessions_key_cannot_use_it(daemon: Daemon) -> None:
             for key in ("", session.id, "0" * 32):
                 client.say(frames.ListSessionFiles(key))
                 failure = client.hear()
-                assert (failure.kind, "knows nothing" in failure.message) == ("SessionLost", True)
+                assert (failure.kind, "unknown to the daemon" in failure.message) == ("SessionLost", True)
         assert session.execute("1").ok
 
 
