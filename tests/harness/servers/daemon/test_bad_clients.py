@@ -349,7 +349,10 @@ def test_who_does_not_know_a_sessions_key_cannot_use_it(daemon: Daemon) -> None:
             for key in ("", session.id, "0" * 32):
                 client.say(frames.ListSessionFiles(key))
                 failure = client.hear()
-                assert (failure.kind, "unknown to the daemon" in failure.message) == ("SessionLost", True)
+                assert (failure.kind, "unknown to the daemon" in failure.message) == (
+                    "SessionLost",
+                    True,
+                )
         assert session.execute("1").ok
 
 
@@ -428,7 +431,7 @@ def test_what_is_out_of_order_is_refused(daemon: Daemon) -> None:
                 for word in words:
                     client.say(word)
                 refusal = client.hear_all()[-1]
-                assert "not what a client says here" in refusal.message
+                assert "invalid frame" in refusal.message
         with RawClient(daemon.path, greets=False) as client:
             client.say(Hello(VERSION + 1))
             assert f"version {VERSION} of the protocol" in client.hear_all()[-1].message

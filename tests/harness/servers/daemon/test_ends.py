@@ -163,17 +163,20 @@ def cellwright(*arguments: str, **environment: str) -> "subprocess.CompletedProc
 
 def test_two_daemons_do_not_share_a_socket(daemon: Daemon) -> None:
     done = cellwright("serve", *OPTIONS, "--socket", str(daemon.path))
-    assert (done.returncode, "a daemon listens at" in done.stderr) == (70, True)
+    assert (done.returncode, "a daemon already listens at" in done.stderr) == (70, True)
     assert daemon.is_well()
 
 
 def test_what_is_no_socket_of_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("precious")
     done = cellwright("serve", *OPTIONS, "--socket", f"{tmp_path}/s")
-    assert (done.returncode, "no socket of ours" in done.stderr) == (2, True)
+    assert (done.returncode, "is not a socket of this user" in done.stderr) == (2, True)
     assert (tmp_path / "s").read_text() == "precious"
     (tmp_path / "t").symlink_to(tmp_path / "elsewhere")
-    assert "no socket of ours" in cellwright("serve", *OPTIONS, "--socket", f"{tmp_path}/t").stderr
+    assert (
+        "is not a socket of this user"
+        in cellwright("serve", *OPTIONS, "--socket", f"{tmp_path}/t").stderr
+    )
     assert sorted(os.listdir(tmp_path)) == ["s", "t"]
 
 
@@ -202,7 +205,7 @@ def test_one_listens_at_a_time_and_the_next_finds_nothing_of_it(tmp_path: Path) 
 
 def test_policies_of_one_name_are_refused(tmp_path: Path) -> None:
     done = cellwright("serve", "--policy", "strict", "--policy", "strict", "--socket", f"{tmp_path}/s")  # fmt: skip
-    assert (done.returncode, "two of one name" in done.stderr) == (2, True)
+    assert (done.returncode, "names must differ" in done.stderr) == (2, True)
     assert os.listdir(tmp_path) == []
 
 
@@ -227,7 +230,7 @@ def test_a_run_uses_the_daemon(daemon: Daemon) -> None:
     done = cellwright("run", "--connect", str(daemon.path), "-c", "1 / 0")
     assert (done.returncode, "ZeroDivisionError" in done.stderr) == (1, True)
     done = cellwright("run", "--connect", str(daemon.path), "--memory", "9", "-c", "1")
-    assert (done.returncode, "the daemon's to say" in done.stderr) == (2, True)
+    assert (done.returncode, "cannot be combined with --connect" in done.stderr) == (2, True)
     done = cellwright("run", "--connect", f"{daemon.path}.none", "-c", "1")
     assert (done.returncode, "no daemon answers" in done.stderr) == (70, True)
 
@@ -292,7 +295,7 @@ def test_anything_else_that_is_passed_is_refused(tmp_path: Path, kind: str) -> N
             ["/bin/bash", "-c", script, "-", *command], cwd=ROOT, pass_fds=[passed],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False,
         )  # fmt: skip
-    assert (done.returncode, b"systemd passes" in done.stderr) == (2, True)
+    assert (done.returncode, b"systemd " in done.stderr) == (2, True)
 
 
 def test_a_notice_goes_to_an_abstract_socket_too() -> None:
