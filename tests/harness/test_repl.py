@@ -141,15 +141,15 @@ def test_what_a_program_says_is_made_harmless(screen: Screen) -> None:
     assert "\x1b" not in screen.tell(":files")
 
 
-def test_a_lost_session_is_told_and_another_begins(screen: Screen) -> None:
+def test_a_lost_session_is_reported_and_replaced(screen: Screen) -> None:
     screen.tell("x = 1")
     shown = screen.tell("import os; os._exit(3)")
     assert "exit code 3" in shown
-    assert "a new session begins" in shown
+    assert "started a new session" in shown
     assert "NameError" in screen.tell("x")
 
 
-def test_commands_move_files_and_say_what_was_used(screen: Screen, tmp_path: Path) -> None:
+def test_commands_copy_files_and_print_the_usage(screen: Screen, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("data")
     assert ":download PATH" in screen.tell(":help")
     assert screen.tell(":upload in.txt sub/in.txt") == ""
@@ -160,7 +160,7 @@ def test_commands_move_files_and_say_what_was_used(screen: Screen, tmp_path: Pat
     assert "out.txt: File exists" in screen.tell(":download sub/in.txt out.txt")
     assert (tmp_path / "out.txt").read_text() == "data"
     assert "2 calls: 0." in screen.tell(":usage") or "1 calls: 0." in screen.tell(":usage")
-    assert "a new session begins" in screen.tell(":reset")
+    assert "started a new session" in screen.tell(":reset")
     assert screen.tell(":files") == ""
     for wrong in (":nope", ":upload", ":upload 'a", ":upload /nowhere", ":download nowhere"):
         assert "cellwright: " in screen.tell(wrong)
@@ -209,7 +209,7 @@ def test_output_from_a_pipe_is_as_it_is(tmp_path: Path) -> None:
     assert piped("print('\\x1b[1m')", tmp_path).stdout == "\x1b[1m\n"
 
 
-def test_pictures_are_written_and_told(tmp_path: Path) -> None:
+def test_pictures_are_written_and_their_names_printed(tmp_path: Path) -> None:
     script = (
         "class P:\n def _repr_png_(self): return b'png'\n def __repr__(self): return 'P()'\n\nP()"
     )
@@ -226,7 +226,7 @@ def test_its_files_are_kept_in_the_workspace_that_is_named(tmp_path: Path) -> No
     assert piped("open('f').read()", tmp_path, "--workspace", "mine").stdout == "'1'\n"
 
 
-def test_a_call_that_takes_long_is_ended_and_its_usage_told(tmp_path: Path) -> None:
+def test_a_call_that_takes_too_long_is_ended_and_its_usage_printed(tmp_path: Path) -> None:
     done = piped("x = 5\nwhile True: x = 6\n\nx\n", tmp_path, "--timeout", "0.3")
     assert done.stdout == "6\n"
     assert re.search(r"cellwright: timeout \(wall_time\)", done.stderr)

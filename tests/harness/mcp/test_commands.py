@@ -30,7 +30,7 @@ def test_servers_are_looked_at_and_pinned(serve: Serve, capsys: pytest.CaptureFi
 
     assert "fake  configured, on the host: python" in said("list")
     assert fake.starts == 0
-    assert said("tools") == ("fake.drop  [has to be approved]  Does drop.\nfake.echo  Does echo.\n")
+    assert said("tools") == ("fake.drop  [needs approval]  Does drop.\nfake.echo  Does echo.\n")
     told: list[dict[str, Any]] = json.loads(said("tools", "fake", "--json"))
     assert [each["wire_name"] for each in told] == ["drop", "echo"]
     assert json.loads(said("call", "fake.echo", '{"a": 1}')) == '{"a": 1}'

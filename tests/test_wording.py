@@ -1,0 +1,61 @@
+"""scripts/words: it finds each phrase of its table, and is quiet on good text."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+BAD = (
+    "the cap, 8 unless told",
+    "it is none of ours",
+    "a value that makes no sense",
+    "whoever connects",
+    "the writer waits himself",
+    "output that nobody reads",
+    "a caller who has no name",
+    "# who waits is woken",
+    "a list of who calls",
+    "refused all the same",
+)
+GOOD = (
+    "the cap, default 8",
+    "invalid value",
+    "the server closes idle connections",
+    "none of the cells is left",
+    "the person who approves a call",
+    "name the user whose id a cell has",
+)
+
+
+def words(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts" / "words", path], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_phrase_that_readers_stumble_over_is_found_with_its_line(
+    text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "text.md"
+    file.write_text(f"{GOOD[0]}\n{text}\n")
+    done = words(file)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{file}:2: ")
+
+
+@pytest.mark.parametrize("word", ["What", "Who", "Where", "How", "Whether"])
+def test_a_module_begins_with_a_noun(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(f'"""{word} a cell sees."""\n')
+    assert words(file).returncode == 1
+    file.write_text('"""The view of a cell."""\n\n\ndef f() -> None:\n    """What it sees."""\n')
+    assert (words(file).returncode, words(file).stdout) == (0, "")
+
+
+def test_good_text_is_not_complained_about(tmp_path: Path) -> None:
+    file = tmp_path / "text.md"
+    file.write_text("\n".join(GOOD))
+    assert (words(file).returncode, words(file).stdout) == (0, "")
