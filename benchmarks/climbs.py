@@ -4,7 +4,6 @@ import msgspec
 
 FORK = "bare fork"
 AHEAD = "the four made ahead"
-WHOLE = "enter(), all of it"
 
 
 class Order(msgspec.Struct, frozen=True):

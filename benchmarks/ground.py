@@ -36,7 +36,11 @@ class Ground:
         self._tree = tree
         runtime = find_runtime(interpreter())
         uid = os.geteuid() or id_for(None)
-        launcher.boot(Boot(self._plan, runtime.files, runtime.links, runtime.hidden, uid))
+        launcher.boot(
+            Boot(
+                self._plan, runtime.files, runtime.links, runtime.hidden, uid, tree.joined_by_write
+            )
+        )
         tree.admit(launcher.pids(), uid)
 
     def climb(self, rounds: int) -> Climbs:

@@ -1,29 +1,28 @@
 """The rungs of the ladder, climbed in a launcher: a process of its own, started as launchers are.
 
-It is never imported by the process that measures.  The steps are those of `runner/cell/enter.py`, its
-own functions in its own order; tests/benchmarks holds the two together.
+It is never imported by the process that measures.  A rung is the list of steps that a cell executes
+(`runner/cell/enter.py`), up to the end of a layer.
 """
 
 import mmap
 import os
 import select
+import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from ..runner import channel
-from ..runner.cell import enter, privileges
-from ..runner.cell.enter import Descriptors, Site
-from ..runner.kernel import privileges as kernel
-from ..runner.kernel import processes
-from ..runner.launcher import inits
+from ..runner.cell.enter import INIT, TASKS, Site
+from ..runner.kernel import _steps, processes
+from ..runner.kernel.steps import Steps
+from ..runner.launcher import forking
 from ..runner.launcher import main as launcher
-from .climbs import AHEAD, FORK, WHOLE, Climb, Order
+from .climbs import AHEAD, FORK, Climb, Order
 
 _CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
 _PACKET = 4096
@@ -40,32 +39,42 @@ NAMESPACES = {
 
 class Rung(NamedTuple):
     name: str
-    flags: int
-    steps: tuple[Callable[[], object], ...]
+    flags: int = 0
+    program: bytes = b""
     ahead: bool = False  # its namespaces were made before, by the nursery
     joins: bool = False  # the cell's cgroup; on v2 it is born there
 
 
 def main(own_paths: int) -> NoReturn:
     """Do all that a launcher does, and climb where that would fork cells."""
-    launcher.main(own_paths, lambda site, sock, ahead, _: _Ladder(site, sock, ahead).serve())
+
+    def climb(site: Site, steps: Steps, sock: int, nursery: int, _: int, home: list[int]) -> None:
+        _Ladder(site, steps, sock, nursery, home).serve()
+
+    launcher.main(own_paths, climb)
 
 
 class _Ladder:
     """Stands where a launcher serves."""
 
-    def __init__(self, site: Site, sock: socket.socket, ahead: inits.Inits) -> None:
+    def __init__(self, site: Site, steps: Steps, sock: int, nursery: int, home: list[int]) -> None:
         self._site = site
-        self._sock = sock
-        self._inits = ahead
+        self._steps = steps
+        self._sock = socket.socket(fileno=sock)
+        self._nursery = socket.socket(fileno=nursery)
+        self._home = home
         self._marks = mmap.mmap(-1, _MARKS.size)  # shared with every child
+        self._inputs: list[int] = []
 
     def serve(self) -> None:
         """Carry out one order and end."""
         frame, descriptors = channel.receive_with_descriptors(self._sock)
         order = msgspec.json.decode(frame, type=Order)
         cgroup = descriptors.pop() if order.into_cgroup else None
-        rungs = _rungs(self._site, _descriptors(tuple(descriptors)))
+        streams = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(TASKS - 1)]
+        self._inputs = [*streams, *descriptors]
+        unheard = self._site._replace(plan=msgspec.structs.replace(self._site.plan, refusals=()))
+        rungs = _rungs(self._site, self._steps, forking.list_of_steps(unheard))
         self._begin_beside(rungs)
         climbs = {rung.name: Climb() for rung in rungs}
         for _ in range(order.rounds):
@@ -108,24 +117,35 @@ class _Ladder:
 
     def _fork(self, rung: Rung, calls: int, cgroup: int | None = None) -> tuple[float, float]:
         self._marks[: _MARKS.size] = bytes(_MARKS.size)
-        joined = cgroup if rung.joins else None
-        init = None
+        joined = -1 if cgroup is None or not rung.joins else cgroup
+        ours, status = channel.pair()
+        init, namespaces = -1, list[int]()
         began = time.perf_counter()
         if rung.ahead:
-            pid, pidfd, init = self._inits.fork(joined)
-        else:
-            pid, pidfd = processes.fork(rung.flags, joined)
+            self._nursery.send(b"+")
+            _, (init, *namespaces) = channel.receive_with_descriptors(self._nursery)
+            _enter(namespaces)
+        pid = _steps.fork(processes.CLONE_NEWNS if rung.ahead else rung.flags, joined)
         if pid == 0:
-            _run(rung.steps, self._marks, calls)
+            os.dup2(status.fileno(), self._site.plan.open_files, inheritable=False)
+            _run(rung.program, (status.fileno(), *self._inputs), init, self._marks, calls)
+        if rung.ahead:
+            _enter(self._home)
         os.waitpid(pid, 0)
-        if init:
-            init.kill()
-            _wait(init.pidfd)
+        if rung.ahead:
+            signal.pidfd_send_signal(init, signal.SIGKILL)
+            _wait(init)
         gone = time.perf_counter() - began
-        for descriptor in (pidfd, init.pidfd if init else -1):
-            if descriptor >= 0:
-                os.close(descriptor)
+        for descriptor in (init, *namespaces) if rung.ahead else ():
+            os.close(descriptor)
+        ours.close()
+        status.close()
         return _MARKS.unpack(self._marks[: _MARKS.size])[0] - began, gone
+
+
+def _enter(namespaces: list[int]) -> None:
+    for namespace in namespaces:
+        processes.enter(namespace)
 
 
 def _wait(pidfd: int) -> None:
@@ -134,12 +154,15 @@ def _wait(pidfd: int) -> None:
     poll.poll()
 
 
-def _run(steps: Sequence[Callable[[], object]], marks: mmap.mmap, calls: int) -> NoReturn:
-    """Take the steps in a child and note when; never returns."""
+def _run(
+    program: bytes, inputs: tuple[int, ...], init: int, marks: mmap.mmap, calls: int
+) -> NoReturn:
+    """Execute the steps in a child and note when; never returns."""
     words, ready, call = b"", 0.0, 0.0
     try:
-        for step in steps:
-            step()
+        filled = (*inputs, *(-1 for _ in range(INIT - len(inputs))), init)
+        if refused := program and _steps.execute(program, filled):
+            raise OSError(refused[1], os.strerror(refused[1]), refused[2])
         ready = time.perf_counter()
         getppid, numbers = os.getppid, range(calls)
         began = time.perf_counter()
@@ -153,93 +176,28 @@ def _run(steps: Sequence[Callable[[], object]], marks: mmap.mmap, calls: int) ->
         os._exit(0)
 
 
-def _descriptors(cgroups: tuple[int, ...]) -> Descriptors:
-    """Return what a cell is given, leading nowhere."""
-    status, control, *streams = (
-        os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in Descriptors._fields[:-1]
-    )
-    return Descriptors(status, control, streams[0], streams[1], streams[2], cgroups)
-
-
-# The rungs behind `AHEAD`, each on top of those before it; the names are those of layers.
-STEPS = (
+# The rungs behind `AHEAD`, each on top of those before it: the layers of the list, in its order.
+LAYERS = (
     "descriptor sweep", "cgroup", "cgroup_ns", "own mounts", "user_ns", "rlimits", "capabilities",
-    "landlock", "seccomp", "listener",
+    "landlock", "pages", "seccomp",
 )  # fmt: skip
 
 
-def _rungs(site: Site, descriptors: Descriptors) -> list[Rung]:
-    """Return every rung: a bare fork, namespaces singly and added up, then the steps of a cell."""
-    singly = [Rung(f"{name} alone", flag, ()) for name, flag in NAMESPACES.items()]
+def _rungs(site: Site, steps: Steps, unheard: Steps) -> list[Rung]:
+    """Return every rung: a bare fork, namespaces singly and added up, then the layers of a cell.
+
+    `unheard` are the steps of a cell without a listener, which comes with the filter.
+    """
+    singly = [Rung(f"{name} alone", flag) for name, flag in NAMESPACES.items()]
     added, flags = [], 0
     for name, flag in NAMESPACES.items():
         flags |= flag
-        added.append(Rung(f"+ {name}", flags, ()))
-    steps = _steps(site, descriptors)
+        added.append(Rung(f"+ {name}", flags))
+    status, inputs = site.plan.open_files, TASKS + site.joins
     confined = [
-        Rung(f"+ {name}", 0, tuple(each for step in STEPS[: number + 1] for each in taken(step)),
-             ahead=True, joins="cgroup" in STEPS[: number + 1])
-        for number, name in enumerate(STEPS)
-        for taken in [_without_filter_twice(steps, name)]
+        Rung(f"+ {layer}", program=unheard.up_to(LAYERS[: number + 1]).layout(status, inputs),
+             ahead=True, joins="cgroup" in LAYERS[: number + 1])
+        for number, layer in enumerate(LAYERS)
     ]  # fmt: skip
-    whole = Rung(WHOLE, 0, (lambda: enter.enter(site, descriptors, _tell_nobody),), True, True)
-    return [
-        Rung(FORK, 0, ()), *singly, *added, Rung(AHEAD, 0, (), ahead=True), *confined, whole,
-    ]  # fmt: skip
-
-
-Steps = dict[str, tuple[Callable[[], object], ...]]
-
-
-def _without_filter_twice(
-    steps: Steps, top: str
-) -> Callable[[str], tuple[Callable[[], object], ...]]:
-    """Where the listener is on, the filter comes with it, as it does in a cell."""
-    return lambda step: () if step == "seccomp" and top == "listener" else steps[step]
-
-
-def _tell_nobody(frame: object, descriptor: int) -> None:
-    os.close(descriptor)
-
-
-def _steps(site: Site, descriptors: Descriptors) -> Steps:
-    """Return the steps of `enter.enter`, by layer; messages to the supervisor are left out."""
-    plan = site.plan
-
-    def sweep() -> None:
-        enter._keep_only(descriptors, plan.open_files, site.host_proc)
-
-    def join() -> None:
-        enter._join_cgroups(descriptors.cgroups)
-
-    def mount() -> None:
-        os.setsid()
-        os.close(enter._mount_own_filesystems(plan, site.beneath_memory))
-        if plan.loopback:
-            enter._bring_loopback_up()
-
-    def change_user() -> None:
-        privileges.make_dumpable()
-        enter._enter_user_namespace(site)
-        os.close(site.host_proc)
-
-    def give_up() -> None:
-        privileges.give_up_all(site.last_capability)
-        os.umask(0o022)
-        os.chdir("/workspace")
-
-    def fence() -> None:
-        enter._fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
-
-    return {
-        "descriptor sweep": (sweep,),
-        "cgroup": (join,),
-        "cgroup_ns": (lambda: processes.unshare(processes.CLONE_NEWCGROUP),),
-        "own mounts": (mount,),
-        "user_ns": (change_user,),
-        "rlimits": (lambda: enter._limit_resources(plan.rlimits),),
-        "capabilities": (give_up,),
-        "landlock": (fence,) if plan.landlock_abi else (),
-        "seccomp": (lambda: kernel.install_seccomp_filter(plan.guest_filter),),
-        "listener": (lambda: enter._filter_system_calls(plan, _tell_nobody),),
-    }
+    whole = confined[-1]._replace(name="+ listener", program=steps.layout(status, inputs))
+    return [Rung(FORK), *singly, *added, Rung(AHEAD, ahead=True), *confined, whole]

@@ -54,8 +54,7 @@ def compile_policy(
     groups = ("base",) if learning else _groups(policy, runs)
     open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _IN_FLIGHT))
     listened = _listened(policy, table, runs) if "listener" in layers else None
-    rules = _granted(policy, layers, table.rules(groups))
-    rules += (_hand_over(open_files),) if listened else ()
+    rules = (*_granted(policy, layers, table.rules(groups)), _hand_over(open_files))
     locks = _answers_to_locks(table, is_heard=bool(listened), is_alone=_is_alone(policy, learning))
     ignored = ((rule, 0) for group in groups for rule in table.ignored[group])
     return Plan(
@@ -247,10 +246,10 @@ def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listen
 
 
 def _hand_over(descriptor: int) -> Rule:
-    """Return the rule for the message that hands over the listener: sendmsg(2) on one descriptor.
+    """Return the rule for the message that tells that the guest is ready: sendmsg(2) on one descriptor.
 
     The number equals RLIMIT_NOFILE of the guest: once the descriptor is closed and the limit lowered,
-    no guest can have that number again.
+    no guest can have that number again.  The message brings the listener, if there is one.
     """
     return Rule("sendmsg", (Condition(0, 0xFFFFFFFF, descriptor),))
 

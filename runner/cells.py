@@ -37,7 +37,7 @@ class Cell:
             os.set_blocking(descriptor, False)
 
     def descriptors(self) -> tuple[int, ...]:
-        """What the launcher is sent, in the order of `cell.enter.Descriptors`."""
+        """What the launcher is sent, in the order of `cell.enter`, STATUS to TASKS."""
         streams = (self._their_stdin, self._their_stdout, self._their_stderr)
         channels = (self._their_status.fileno(), self._their_control.fileno())
         return (*channels, *streams, *self.cgroup.descriptors)

@@ -1,6 +1,6 @@
 """A cell from its birth to its end, as it is reported on the status channel.
 
-Their word is trusted.  Should it make no sense all the same, that is our bug and said so.
+Status frames come from trusted code; a malformed one raises InternalError.
 """
 
 import os
@@ -13,12 +13,12 @@ import msgspec
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
-from .messages import Ended, Entered, Forked, Listening, Mounted, Reaped, Status, decode
+from .messages import Ended, Failed, Ready, Status, decode
 from .watching.listener import Listener
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
-_DESCRIPTORS = {Forked: 2, Mounted: 1, Listening: 1}
+_ALWAYS = 3  # descriptors that a Ready frame brings: init, guest, /workspace
 
 
 class Origin(Protocol):
@@ -55,27 +55,28 @@ class Custody:
     def __init__(self, cell: Cell, origin: Origin) -> None:
         self.cell = cell
         self.listener: Listener | None = None
-        self.wait_status: int | None = None  # of the guest's main process
-        self.reaped: Reaped | None = None
+        self.ended: Ended | None = None  # what the launcher reported of the guest's main process
         self._origin = origin
-        self._entered = False
-        self._told: set[type] = set()  # of the frames that bring descriptors, each comes once
         self._has_work = False
 
-    def prepare(self) -> None:
-        """Wait until every layer is on, the guest waits for its program, and we can kill it.
+    @property
+    def wait_status(self) -> int | None:
+        """The wait status of the guest's main process, once it has ended."""
+        return self.ended.wait_status if self.ended else None
 
-        Launcher and guest speak on one channel and do not wait for each other: the guest may be
-        ready before we have heard of its init.  Raises LaunchError if the cell could not be built,
-        LauncherLost if the launcher died, or took too long: it is ended then.
+    def prepare(self) -> None:
+        """Wait until every layer is on and the guest waits for its program.
+
+        Raises LaunchError if the cell could not be built, LauncherLost if the launcher died, or took
+        too long: it is ended then.
         """
-        deadline = time.monotonic() + _SETUP_SECONDS
-        while not self._entered or self.cell.pidfd < 0:
-            if not self._hears_by(deadline):
-                raise LauncherLost(cell_began=False)
-            self.receive()
+        if not self._hears_by(time.monotonic() + _SETUP_SECONDS):
+            raise LauncherLost(cell_began=False)
+        self.receive()
+        if self.ended:
+            raise LaunchError(f"cannot build a cell: its process ended ({self.ended.wait_status})")
         if self._origin.listens and self.listener is None:
-            raise InternalError("a cell is ready, and nobody hears what it is refused")
+            raise InternalError("a cell is ready, but its seccomp listener is missing")
 
     def is_alive(self) -> bool:
         """Tell whether a cell that waits for its program still does."""
@@ -100,33 +101,46 @@ class Custody:
     def receive(self) -> None:
         """Take one frame from the status channel."""
         message, descriptors = self._receive()
-        if isinstance(message, Forked):
-            self.cell.pidfd, self.cell.guest = descriptors
-        elif isinstance(message, Mounted):
-            (self.cell.workspace,) = descriptors
-        elif isinstance(message, Listening):
-            (self.cell.listener,) = descriptors
-            self.listener = self._origin.listen(self.cell.listener)
-        elif isinstance(message, Entered):
-            self._entered = True
-        elif isinstance(message, Ended):
-            self.wait_status = message.wait_status
-        elif isinstance(message, Reaped):
-            self.reaped = message
-        elif self._entered:
-            raise InternalError(f"it failed while the cell ran: {message.message}")
+        if isinstance(message, Ready):
+            self._take(message, descriptors)
+            return
+        _close(descriptors)
+        if isinstance(message, Ended):
+            self.ended = message
         else:
-            raise LaunchError(f"cannot build a cell: {message.message}", hint="cellwright doctor")
+            raise LaunchError(f"cannot build a cell: {_words(message)}", hint="cellwright doctor")
 
-    def retire(self) -> Reaped:
+    def _take(self, ready: Ready, descriptors: list[int]) -> None:
+        cell = self.cell
+        if len(descriptors) != _ALWAYS + ready.listens or cell.pidfd >= 0:
+            _close(descriptors)
+            raise InternalError("a cell is ready without its descriptors, or twice")
+        cell.pidfd, cell.guest, cell.workspace, *listener = descriptors
+        for cell.listener in listener:
+            self.listener = self._origin.listen(cell.listener)
+
+    def retire(self) -> None:
         """Kill what is left of the cell and wait until nothing of it runs."""
         self.cell.kill()
         deadline = time.monotonic() + _REAP_SECONDS
-        while self.reaped is None:
+        if self.cell.pidfd < 0:  # it never was ready: only its launcher knows of its end
+            while not self.ended and self._hears_by(deadline):
+                self.receive()
+        elif not channel.has_news(self.cell.pidfd, _REAP_SECONDS):
+            self._origin.give_up()
+            raise LaunchError("the cell did not end in time")
+        if self.ended is None and channel.has_news(self.cell.status.fileno()):
+            self.receive()  # notices a launcher that died
+
+    def account(self) -> Ended:
+        """Return what the launcher reports of the ended cell, once it does."""
+        self.retire()
+        deadline = time.monotonic() + _REAP_SECONDS
+        while self.ended is None:
             if not self._hears_by(deadline):
                 raise LaunchError("the cell did not end in time")
             self.receive()
-        return self.reaped
+        return self.ended
 
     def workspace_at_rest(self) -> int:
         """Kill the cell and return its /workspace once nothing changes there any more.
@@ -176,18 +190,15 @@ class Custody:
             if isinstance(error, msgspec.DecodeError):
                 raise _nonsense(error) from None
             raise
-        expected = _DESCRIPTORS.get(type(message), 0)
-        if expected and len(descriptors) == expected and type(message) not in self._told:
-            self._told.add(type(message))
-            return message, descriptors
-        _close(descriptors)
-        if expected:
-            raise InternalError(f"{type(message).__name__} came without its descriptors, or again")
-        return message, []
+        return message, descriptors
+
+
+def _words(failed: Failed) -> str:
+    return f"{failed.message}: {os.strerror(failed.errno)}" if failed.errno else failed.message
 
 
 def _nonsense(error: Exception) -> InternalError:
-    return InternalError(f"a frame on a status channel makes no sense: {error}")
+    return InternalError(f"a frame on a status channel is malformed: {error}")
 
 
 def _close(descriptors: list[int]) -> None:

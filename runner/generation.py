@@ -125,14 +125,19 @@ class Generation:
             raise PolicyError(
                 f"the policy shows {PLACE}, where cells have the files about their tools"
             )
-        sources = tuple(elsewhere.items())
-        return Boot(self.plan, files, links, runtime.hidden, uid, sources, self._shelf is not None)
+        return Boot(
+            self.plan,
+            files,
+            links,
+            runtime.hidden,
+            uid,
+            self.tree.joined_by_write,
+            tuple(elsewhere.items()),
+            self._shelf is not None,
+        )
 
-    def make(self, *, parked: bool = False) -> Custody:
-        """Return a cell that waits for its program; raises LaunchError, LauncherLost.
-
-        One that will be parked rehearses first.
-        """
+    def make(self) -> Custody:
+        """Return a cell that waits for its program; raises LaunchError, LauncherLost."""
         with self._lock:
             if self._retired:
                 raise LauncherLost(cell_began=False)
@@ -141,7 +146,7 @@ class Generation:
         cell: Cell | None = None
         try:
             cell = self._new_cell()
-            self.launcher.fork(cell, parked=parked)
+            self.launcher.fork(cell)
             custody = Custody(cell, self)
             custody.prepare()
             return custody

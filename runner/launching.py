@@ -45,6 +45,11 @@ class Launcher:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
             self._sock.send("\0".join(_import_paths()).encode())
 
+    @property
+    def socket(self) -> socket.socket:
+        """The channel to the launcher."""
+        return self._sock
+
     def boot(self, boot: Boot) -> Booted:
         """Send what its cells share and wait until it is ready; return what it hands over.
 
@@ -107,9 +112,9 @@ class Launcher:
         answer = decode(frame, Forked | Mounted | Viewed | Failed) if frame else None
         return answer, received
 
-    def fork(self, cell: Cell, *, parked: bool) -> None:
+    def fork(self, cell: Cell) -> None:
         """Have it make `cell`; what comes of it arrives on the cell's status channel."""
-        frame = encode(Fork(cell.cgroup.into_cgroup, parked))
+        frame = encode(Fork(cell.cgroup.into_cgroup))
         with self._lock:
             if self._sock.fileno() < 0:  # another thread found it dead
                 raise LauncherLost(cell_began=False)

@@ -34,6 +34,7 @@ class Boot(_Frame, frozen=True):
     links: tuple[tuple[str, str], ...]  # (path, what it points to)
     hidden: tuple[str, ...]  # directories of the interpreter that must look empty
     host_uid: int  # whom to become, if started as root
+    joins: int  # how many cgroups a cell joins by writing to `tasks` (cgroup v1)
     sources: tuple[
         tuple[str, str], ...
     ] = ()  # shown path -> what it is on the host, if not the same
@@ -41,10 +42,9 @@ class Boot(_Frame, frozen=True):
 
 
 class Fork(_Frame, frozen=True):
-    """Make a cell; comes with the descriptors of `cell.enter.Descriptors`, in that order."""
+    """Make a cell; comes with the descriptors of `cell.enter` (STATUS to TASKS), in that order."""
 
     into_cgroup: bool  # the last descriptor is a v2 cgroup directory to be born in
-    parked: bool  # it will wait for its program, so it may rehearse
 
 
 # launcher, and the guest's process before its program -> supervisor, on a cell's status channel
@@ -71,6 +71,12 @@ class Cover(_Frame, frozen=True):
     inode: int
 
 
+class Listed(_Frame, frozen=True):
+    """The steps that a guest's process executes: the layer of each, and the step in words."""
+
+    steps: tuple[tuple[str, str], ...]
+
+
 class Snapshot(_Frame, frozen=True):
     """A host directory that is shown entry by entry, as it was then."""
 
@@ -87,12 +93,11 @@ class Views(_Frame, frozen=True):
     snapshots: tuple[Snapshot, ...]
 
 
-class Listening(_Frame, frozen=True):
-    """The guest's filter is on; comes with the listener that hears of what it refuses."""
+class Ready(_Frame, frozen=True):
+    """Every layer is on and the guest's process waits for its program; comes with the pidfds of init
+    and of itself, /workspace, and, if it `listens`, the listener that hears of what is refused."""
 
-
-class Entered(_Frame, frozen=True):
-    """Every layer is on and the guest's process waits for its program."""
+    listens: bool
 
 
 class Failed(_Frame, frozen=True):
@@ -101,21 +106,16 @@ class Failed(_Frame, frozen=True):
     `field` is the policy's, if what it says cannot be; `hint` says what to do.
     """
 
-    errno: int
+    errno: Annotated[int, msgspec.Meta(ge=0, le=4095)]
     message: str
     field: str = ""
     hint: str = ""
 
 
 class Ended(_Frame, frozen=True):
-    """The guest's main process ended, as wait4(2) told the launcher."""
+    """The guest's main process ended, and init is being killed; what it used, as wait4(2) told."""
 
-    wait_status: int
-
-
-class Reaped(_Frame, frozen=True):
-    """Nothing of the cell runs any more; what it used, as wait4(2) told the launcher."""
-
+    wait_status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     cpu_user_seconds: float
     cpu_system_seconds: float
     max_rss_bytes: int
@@ -212,7 +212,7 @@ class Finished(_Frame, frozen=True):
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
-Status = Forked | Mounted | Listening | Entered | Failed | Ended | Reaped
+Status = Ready | Failed | Ended
 
 
 def encode(frame: msgspec.Struct) -> bytes:

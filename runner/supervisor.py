@@ -15,7 +15,7 @@ from .cgroups import Usage
 from .custody import Custody
 from .generation import Generation
 from .host.paths import sources_of
-from .messages import Reaped
+from .messages import Ended
 from .outcome import Count, conclude
 from .performance import NEVER, Request, called_off, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
@@ -56,7 +56,7 @@ class Supervisor:
         self._turns = Turns(settings.running, settings.queue_seconds)
         self._programs = Turns(settings.programs, settings.queue_seconds)  # who lives for hours
         try:
-            self._pool = Pool(settings, lambda: self._make(parked=True))
+            self._pool = Pool(settings, self._make)
         except BaseException:
             self._generation.close()
             raise
@@ -152,8 +152,8 @@ class Supervisor:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
         self._pool.settle()
 
-    def _make(self, *, parked: bool = False) -> Custody:
-        return self._current().make(parked=parked)
+    def _make(self) -> Custody:
+        return self._current().make()
 
     def _current(self) -> Generation:
         """Return the launcher to fork from; one that died or has served its time is replaced."""
@@ -184,26 +184,26 @@ class Supervisor:
 
 
 def _count(custody: Custody, seen: Observation) -> Count:
-    """Ask the cgroup what the cell used; where nothing counts, ask who reaped it."""
+    """Ask the cgroup what the cell used; where nothing counts, ask who ended it."""
     cgroup = custody.cell.cgroup
     usage = cgroup.usage()
     if usage.cpu_user_seconds is None or usage.memory_peak_bytes is None:
-        usage = _or_else(usage, custody.retire())
+        usage = _or_else(usage, custody.account())
     ended_well = seen.finished and seen.finished.ends_well
     return Count(usage, 0 if ended_well else cgroup.oom_kills())
 
 
-def _or_else(usage: Usage, reaped: Reaped) -> Usage:
+def _or_else(usage: Usage, ended: Ended) -> Usage:
     """Fill in what wait4(2) said; it misses children whose parent ignores SIGCHLD."""
     counted = usage._asdict() | {
-        name: value for name, value in _counts(reaped).items() if getattr(usage, name) is None
+        name: value for name, value in _counts(ended).items() if getattr(usage, name) is None
     }
     return Usage(**counted)
 
 
-def _counts(reaped: Reaped) -> dict[str, float | int]:
+def _counts(ended: Ended) -> dict[str, float | int]:
     return {
-        "cpu_user_seconds": reaped.cpu_user_seconds,
-        "cpu_system_seconds": reaped.cpu_system_seconds,
-        "memory_peak_bytes": reaped.max_rss_bytes,
+        "cpu_user_seconds": ended.cpu_user_seconds,
+        "cpu_system_seconds": ended.cpu_system_seconds,
+        "memory_peak_bytes": ended.max_rss_bytes,
     }

@@ -207,12 +207,12 @@ def test_every_option_of_the_daemon_is_described() -> None:
 def test_every_process_is_described() -> None:
     """By the name that ps(1) shows, which the code gives it."""
     calls = [
-        node.args[0].value
+        node.args[1].value
         for path in ROOT.glob("runner/**/*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and getattr(node.func, "attr", "") == "set_process_name"
-        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[1], ast.Constant)
     ]
     assert len(set(calls)) == 5
     assert set(calls) <= named_in("runner/README.md")

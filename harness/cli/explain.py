@@ -6,6 +6,7 @@ from ...policies.explain import explain
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds
 from ...policies.policy import Policy
+from ...runner.listing import list_system_calls
 from ..sandbox.sandbox import Sandbox
 from .options import SUCCEEDED, add_json, add_policy, policy_of, print_json
 
@@ -15,18 +16,33 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diff", metavar="P", help="print only what this policy allows more (+) or less (-)"
     )
+    parser.add_argument(
+        "--system-calls", action="store_true", help="list instead the calls that confine a cell"
+    )
     add_json(parser, "value")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.diff:
         return _diff(policy_of(options), options)
+    if options.system_calls:
+        return _list_system_calls(policy_of(options), options)
     with Sandbox(policy=policy_of(options), pool=0) as sandbox:
         lines = explain(sandbox.plan, sandbox.policy.limits)
     if options.json:
         print_json(lines)
     else:
         print("\n".join(lines))
+    return SUCCEEDED
+
+
+def _list_system_calls(policy: Policy, options: argparse.Namespace) -> int:
+    calls = list_system_calls(policy)
+    if options.json:
+        print_json(calls)
+    else:
+        for layer, lines in calls.items():
+            print(layer, *(f"  {line}" for line in lines), sep="\n")
     return SUCCEEDED
 
 

@@ -1,44 +1,33 @@
-"""The security story of a cell: `enter`, in order, with the reason where the order matters.
+"""The security story of a cell: `confinement`, in order, with the reason where the order matters.
 
-The guest's process was forked from the launcher into fresh mount, pid, net, ipc and uts namespaces.
-Those belong to the launcher's user namespace, while the guest ends in a user namespace of its own
-that owns nothing: whatever capability it regained, it would have no power over them.
+It is a list of system calls.  The launcher makes it once; each guest's process, forked into fresh
+mount, pid, net, ipc and uts namespaces, executes it before anything else, without Python (steps.c).
+Those namespaces belong to the launcher's user namespace, while the guest ends in a user namespace of
+its own that owns nothing: whatever capability it regained, it would have no power over them.
 """
 
-import fcntl
 import os
 import resource
+import signal
 import socket
 import stat
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
-from ..kernel import landlock, mounts, processes
+from ..kernel import landlock, memory, mounts, processes
 from ..kernel import privileges as kernel
-from ..messages import Listening, Mounted
+from ..kernel.steps import MAY_FAIL, Result, Steps
+from ..messages import Ready, encode
 from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
+CONTROL = 3  # where the guest's process finds its control channel
+STATUS, _CONTROL, _STDIN, _STDOUT, _STDERR, TASKS = range(6)  # what a Fork frame brings, in order
+INIT = 15  # the pidfd of the cell's init
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _HARD = mounts.NOSUID | mounts.NODEV
-CONTROL = 3  # where the guest's process finds its control channel
-
-
-# Sends a frame with a descriptor, and closes that.
-Tell = Callable[[Mounted | Listening, int], None]
-
-
-class Descriptors(NamedTuple):
-    """What crosses into a cell, by name; everything else is closed."""
-
-    status: int  # how far it has come, and set-up errors; never the program's
-    control: int  # the guest's talk with the supervisor
-    stdin: int
-    stdout: int
-    stderr: int
-    cgroups: tuple[int, ...]  # v1: `tasks` of each hierarchy, to be joined
+_OPEN = os.O_CLOEXEC
 
 
 class Site(NamedTuple):
@@ -49,116 +38,153 @@ class Site(NamedTuple):
     launcher_id: int  # the launcher's uid and gid in its user namespace
     last_capability: int
     beneath_memory: dict[str, tuple[str, ...]]  # a Tmpfs' target -> what the root has there
+    joins: int  # how many cgroups are joined by a write to their `tasks` (v1)
 
 
-def enter(site: Site, descriptors: Descriptors, tell: Tell) -> None:
-    """Confine this process behind every layer, and hand over what the supervisor keeps of it.
+def confinement(site: Site, pages: tuple[memory.Range, ...] = ()) -> Steps:
+    """Return what confines a process behind every layer, and hands over what the supervisor keeps.
 
-    Raises OSError if the kernel refuses a step; there is no cell then.
+    If the kernel refuses a step there is no cell.  `pages` are those that any program writes.
     """
-    plan = site.plan
-    # First: other cells' descriptors came with the fork.
-    _keep_only(descriptors, plan.open_files, site.host_proc)
-    _join_cgroups(descriptors.cgroups)  # before any work, so that the work is charged to the cell
-    processes.unshare(processes.CLONE_NEWCGROUP)  # after joining: the cell's cgroup is its root
-    os.setsid()  # no terminal, and signals of no foreign process group
-    tell(Mounted(), _mount_own_filesystems(plan, site.beneath_memory))
+    plan, do = site.plan, Steps()
+    do.layer("descriptor sweep")
+    _keep_only(do, site.host_proc)  # first: other cells' descriptors came too
+    do.layer("cgroup")
+    _join_cgroups(do, site.joins)  # before any work, so that the work is charged to the cell
+    do.layer("cgroup_ns")
+    # After joining: the cell's cgroup is its root.
+    do.call("unshare", processes.CLONE_NEWCGROUP, about="new cgroup namespace")
+    do.layer("own mounts")
+    privileges.set_process_name(do, "cell-guest")
+    do.call("setsid")  # no terminal, and signals of no foreign process group
+    _ignore_interrupts(do)
+    workspace = _mount_own_filesystems(do, plan, site.beneath_memory)
     if plan.loopback:
-        _bring_loopback_up()
-    privileges.make_dumpable()  # the launcher is not, and our id maps are ours to write only if we are
-    _enter_user_namespace(site)  # after the mounts: here nothing can be mounted any more
-    os.close(site.host_proc)  # the last sight of anything outside
-    _limit_resources(plan.rlimits)
-    privileges.give_up_all(site.last_capability)  # sets no_new_privs, for Landlock and seccomp
-    os.umask(0o022)
-    os.chdir("/workspace")
+        _bring_loopback_up(do)
+    guest = do.call("pidfd_open", do.call("getpid"), 0, about="itself")
+    do.layer("user_ns")
+    # The launcher is not dumpable, and our id maps are ours to write only if we are.
+    privileges.make_dumpable(do)
+    _enter_user_namespace(do, site)  # after the mounts: here nothing can be mounted any more
+    do.call(
+        "close", site.host_proc, about="/proc of the launcher"
+    )  # the last sight of anything outside
+    do.layer("rlimits")
+    _limit_resources(do, plan.rlimits)
+    do.layer("capabilities")
+    privileges.give_up_all(do, site.last_capability)  # sets no_new_privs, for Landlock and seccomp
+    do.call("umask", 0o022, about="022")
+    do.call("chdir", b"/workspace", about="/workspace")
+    do.layer("landlock")
     if plan.landlock_abi:
-        _fence_paths(plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
-    _filter_system_calls(plan, tell)  # last: it refuses most of the above
+        _fence_paths(do, plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
+    do.layer("pages")
+    _own_pages(do, pages)
+    do.layer("seccomp")
+    _filter_system_calls(
+        do, plan, [do.input(INIT), guest, workspace]
+    )  # last: it refuses most of the above
+    return do
 
 
-def _filter_system_calls(plan: Plan, tell: Tell) -> None:
+def _filter_system_calls(do: Steps, plan: Plan, kept: list[Result]) -> None:
     if plan.refusals:
-        # The filter allows one more descriptor to be sent, on the status channel alone.
-        tell(Listening(), kernel.install_with_listener(plan.guest_filter))
+        # The filter allows descriptors to be sent once more, on the status channel alone.
+        kept = [*kept, kernel.install_seccomp_filter(do, plan.guest_filter, listens=True)]
     else:
-        kernel.install_seccomp_filter(plan.guest_filter)
+        kernel.install_seccomp_filter(do, plan.guest_filter, listens=False)
+    ready = b"\0" + encode(Ready(listens=bool(plan.refusals)))
+    do.tell(ready, *kept, about="init, guest, /workspace and the listener to the supervisor")
     # How many descriptors a uid may have on their way is judged by the sender's RLIMIT_NOFILE, and
     # another cell may have used up a low one (unix(7)): so this limit comes after they were sent.
-    _limit_resources((("NOFILE", plan.open_files),))
+    _limit_resources(do, (("NOFILE", plan.open_files),))
+    for descriptor in kept:
+        do.call("close", descriptor)
+    do.call("close", plan.open_files, about="the status channel")
 
 
-def _keep_only(descriptors: Descriptors, status: int, host_proc: int) -> None:
+def _keep_only(do: Steps, host_proc: int) -> None:
     """Put the guest's four descriptors where it finds them and close what has no business here.
 
     The launcher keeps 0 to 3 occupied, so that nothing it passes on has one of those numbers.
     """
-    for number, stream in enumerate((descriptors.stdin, descriptors.stdout, descriptors.stderr)):
-        os.dup2(stream, number)
-    os.dup2(descriptors.control, CONTROL, inheritable=False)
-    keep = [0, 1, 2, CONTROL, status, host_proc, *descriptors.cgroups]
-    processes.close_all_but(keep)
+    for number, stream in enumerate((_STDIN, _STDOUT, _STDERR)):
+        do.call("dup3", do.input(stream), number, 0, about=f"descriptor {number}")
+    do.call("dup3", do.input(_CONTROL), CONTROL, os.O_CLOEXEC, about="the control channel")
+    do.keep_only(host_proc)
 
 
-def _join_cgroups(tasks_files: tuple[int, ...]) -> None:
-    for tasks in tasks_files:
-        os.write(tasks, b"0")
-        os.close(tasks)
+def _join_cgroups(do: Steps, joins: int) -> None:
+    for n in range(joins):
+        tasks = do.input(TASKS + n)
+        do.call("write", tasks, b"0", 1, about="the cgroup's tasks")
+        do.call("close", tasks)
 
 
-def _mount_own_filesystems(plan: Plan, beneath: dict[str, tuple[str, ...]]) -> int:
+def _ignore_interrupts(do: Steps) -> None:
+    """Ignore SIGINT until a program is there: one that comes too early ends nothing (sigaction(2))."""
+    ignore = do.structure(struct.pack("=4Q", signal.SIG_IGN, 0, 0, 0))
+    do.call("rt_sigaction", signal.SIGINT, ignore, None, 8, about="SIGINT ignored")
+
+
+def _mount_own_filesystems(do: Steps, plan: Plan, beneath: dict[str, tuple[str, ...]]) -> Result:
     """Mount what belongs to this cell alone; return a descriptor of /workspace."""
     for tmpfs in plan.tmpfs:
-        _mount_tmpfs(tmpfs, [f"{tmpfs.target}/{name}" for name in beneath[tmpfs.target]])
+        _mount_tmpfs(do, tmpfs, [f"{tmpfs.target}/{name}" for name in beneath[tmpfs.target]])
     # subset=pid: neither /proc/sys nor any other file of the whole machine exists (proc(5)).
-    proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
-    mounts.attach(proc, "/proc")
-    return os.open("/workspace", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    proc = mounts.new(do, "proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
+    mounts.put(do, proc, "/proc")
+    flags = os.O_DIRECTORY | _OPEN
+    return do.call("openat", mounts.AT_FDCWD, b"/workspace", flags, about="/workspace")
 
 
-def _mount_tmpfs(tmpfs: Tmpfs, covered: list[str]) -> None:
+def _mount_tmpfs(do: Steps, tmpfs: Tmpfs, covered: list[str]) -> None:
     """Mount a fresh tmpfs and, on top, again what the root has there: host paths that are shown.
 
     The directories above them come along from the root and are as read-only as it is: a program that
     wrote beside a shown file would believe that it wrote to the host, and lose it with the cell.
     """
-    trees = [(mounts.clone_tree(path), path, os.path.isdir(path)) for path in covered]
+    trees = [(mounts.clone(do, path), path, os.path.isdir(path)) for path in covered]
     attributes = _HARD | (0 if tmpfs.executable else mounts.NOEXEC)
     limits = {"size": str(tmpfs.size_bytes), "nr_inodes": str(tmpfs.inodes)}
-    mounts.attach(mounts.new_filesystem("tmpfs", attributes, mode="0700", **limits), tmpfs.target)
+    mounts.put(do, mounts.new(do, "tmpfs", attributes, mode="0700", **limits), tmpfs.target)
     for tree, path, is_directory in trees:
-        if is_directory:
-            os.mkdir(path)
-        else:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
-        mounts.attach(tree, path)
+        mounts.put_making(do, tree, path, is_directory=is_directory)
 
 
-def _bring_loopback_up() -> None:
+def _bring_loopback_up(do: Steps) -> None:
     """Switch lo on (netdevice(7)); a new network namespace has it down, and nothing else."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH22x", b"lo", _IFF_UP)
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+    any_socket = do.call("socket", socket.AF_INET, socket.SOCK_DGRAM, 0)
+    request = do.structure(struct.pack("16sH22x", b"lo", _IFF_UP))
+    do.call("ioctl", any_socket, _SIOCSIFFLAGS, request, about="lo up")
+    do.call("close", any_socket)
 
 
-def _enter_user_namespace(site: Site) -> None:
+def _enter_user_namespace(do: Steps, site: Site) -> None:
     """Move into a user namespace that knows one id and owns nothing (user_namespaces(7))."""
-    processes.unshare(processes.CLONE_NEWUSER)
-    privileges.map_ids(site.host_proc, CELL_ID, site.launcher_id, site.launcher_id)
+    do.call("unshare", processes.CLONE_NEWUSER, about="new user namespace")
+    privileges.map_ids(do, site.host_proc, CELL_ID, site.launcher_id, site.launcher_id)
 
 
-def _limit_resources(rlimits: tuple[tuple[str, int], ...]) -> None:
+def _limit_resources(do: Steps, rlimits: tuple[tuple[str, int], ...]) -> None:
     """Lower limits, never raise one that the host set lower (sandlock d4a8543 widened it)."""
     for name, value in rlimits:
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (limit, limit))
+        new = do.structure(struct.pack("=2Q", limit, limit))
+        do.call("prlimit64", 0, number, new, None, about=f"{name} {limit}")
 
 
-def _fence_paths(abi: int, rules: tuple[PathRule, ...], *, deny_tcp: bool) -> None:
-    rights = [(rule.path, _rights(rule)) for rule in rules]
-    landlock.restrict_self(abi, rights, deny_tcp)
+def _own_pages(do: Steps, pages: tuple[memory.Range, ...]) -> None:
+    """Copy now what any program writes: on the first touch each page would be a fault of its own."""
+    about = "pages that any program writes"
+    for address, length in pages:
+        do.call("madvise", address, length, memory.MADV_POPULATE_WRITE, about=about, flags=MAY_FAIL)
+
+
+def _fence_paths(do: Steps, abi: int, rules: tuple[PathRule, ...], *, deny_tcp: bool) -> None:
+    landlock.restrict(do, abi, [(rule.path, _rights(rule)) for rule in rules], deny_tcp)
 
 
 def _rights(rule: PathRule) -> int:

@@ -20,6 +20,7 @@ from .values import NotPlain, plain
 FILENAME = "<cell>"
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
+_ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _OURS = os.path.dirname(__file__) + os.sep
 # Between us and the program: our frames, and those of the event loop in which it awaits.
 _NOT_THE_PROGRAMS = (
@@ -102,7 +103,7 @@ def _value(value: object, limit: int) -> Finished:
     if value is None:
         return Finished(None, None, None, None)
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        text = _ENCODE(value).encode()
         if len(text) <= limit:
             return Finished(text, None, None, None)
     except (TypeError, ValueError, RecursionError):

@@ -40,8 +40,11 @@ def receive(receiver: Receiver) -> Run | Start | Become | None:
 
 def give(run: Run, main: types.ModuleType, filename: str) -> None:
     """Give the program its environment, its variables and its files, and tracebacks its source."""
-    os.environ.update(run.environment)
-    main.__dict__.update(json.loads(run.inputs), __builtins__=builtins)
+    if run.environment:
+        os.environ.update(run.environment)
+    if run.inputs != b"{}":
+        main.__dict__.update(json.loads(run.inputs))
+    main.__dict__["__builtins__"] = builtins
     lines = (run.code + "\n").splitlines(keepends=True)  # as linecache has them: all end in one
     linecache.cache[filename] = (len(run.code), None, lines, filename)
     for file in run.files:

@@ -4,19 +4,22 @@ Everything before `outcome` is ours and runs behind every layer already; from th
 this process can be trusted, least of all the Finished frame it sends.
 """
 
+import _random
+import _signal  # type: ignore[import-not-found]  # has no stub
 import _sitebuiltins
+import _socket
 import atexit
 import builtins
 import gc
 import importlib
 import linecache
 import os
-import random  # noqa: F401 - loaded here, it seeds itself anew after every fork
-import signal
+import random
 import socket
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import NoReturn
 
 from ...policies.plan import Plan
@@ -29,10 +32,8 @@ from .programs import Interpreter, become_program
 from .repl import converse
 from .tools import Toolbox
 
-_WRITTEN_TO = {
-    "TMPDIR",
-    "MPLCONFIGDIR",
-}  # while modules are preloaded, there is no /tmp to write to
+# While modules are preloaded there is no /tmp to write to.
+_WRITTEN_TO = {"TMPDIR", "MPLCONFIGDIR"}
 _REHEARSALS = (
     Run("1 + 1", b"{}", (), {}, 100),
     Run("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
@@ -40,6 +41,12 @@ _REHEARSALS = (
 
 
 _other: Interpreter | None = None  # where the plan is for another language
+_hooks: list[object] = []  # that preloaded modules registered, to be called after a fork
+
+
+def has_hooks() -> bool:
+    """Tell whether a preloaded module registered functions that a fork has to call."""
+    return bool(_hooks)
 
 
 def prepare(plan: Plan) -> None:
@@ -70,6 +77,13 @@ def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
     sys.path.extend(path)
     environment = dict(os.environ)
     os.environ.update(dict.fromkeys(_WRITTEN_TO & os.environ.keys(), "/workspace"))
+    register = os.register_at_fork
+
+    def note(**hooks: Callable[[], object]) -> None:
+        register(**hooks)
+        _hooks.append(hooks)
+
+    os.register_at_fork = note  # type: ignore[assignment]
     for name in names:
         try:
             importlib.import_module(name)
@@ -77,6 +91,7 @@ def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
             raise PreloadError(f"cannot preload {name}: {type(error).__name__}: {error}") from None
         if len(os.listdir("/proc/self/task")) > 1:  # a fork would have none of them
             raise PreloadError(f"cannot preload {name}: it starts a thread")
+    os.register_at_fork = register
     os.environ.update(environment)
 
 
@@ -135,48 +150,71 @@ def serve(control: int) -> NoReturn:
     never returns."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as python(1) has it
-        sock = socket.socket(fileno=control)
-        receiver = receiver_of(sock)
-        run = receive(receiver)
-        if isinstance(run, Become):
-            become_program(run, control)
-        if run and _other:
-            _other.become(run, control)
-        _be_random()
-        if isinstance(run, Run) and run.request:
-            toolbox = Toolbox(sock, control, receiver)
-            code = _leave(converse(run, receiver, sock, fresh_main(), toolbox))
-        elif isinstance(run, Run):
-            code = _run(run, sock, Toolbox(sock, control, receiver))
+        code = _serve(control)
     finally:
         os._exit(code)
+
+
+def _serve(control: int) -> int:
+    # The C functions: the enumerations of their Python faces cost 70 pages (measured).
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # as python(1) has it
+    sock = _socket.socket(fileno=control)
+    receiver = receiver_of(sock)
+    run = receive(receiver)
+    if isinstance(run, Become):
+        become_program(run, control)
+    if run and _other:
+        _other.become(run, control)
+    threading.main_thread()._native_id = os.getpid()  # type: ignore[attr-defined]  # set at start only
+    _be_random()
+    if isinstance(run, Run) and run.request:
+        toolbox = Toolbox(sock, control, receiver)
+        return _leave(converse(run, receiver, sock, fresh_main(), toolbox))
+    if isinstance(run, Run):
+        return _run(run, sock, Toolbox(sock, control, receiver) if run.tools else None)
+    return 1
+
+
+def rehearsal() -> Callable[[], object]:
+    """Return what any program has a cell do, for a child of the launcher to do it once."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    there.send(b"\0" + encode(_REHEARSALS[0]))
+
+    def rehearse_in_child() -> None:
+        there.fileno()  # holds the other end open
+        _serve(here.detach())
+
+    return rehearse_in_child
 
 
 def _be_random() -> None:
     """Seed what was loaded ahead: all cells of a launcher have a copy of the same state.  `random`
     does so by itself in every fork; `secrets` and uuid4 ask the kernel."""
+    if not _hooks:
+        _random.Random.seed(random._inst)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     if uuid := sys.modules.get("uuid"):  # uuid1
         uuid.__dict__.update(_node=None, _last_timestamp=None)
 
 
-def _run(run: Run, sock: Channel, toolbox: Toolbox) -> int:
+def _run(run: Run, sock: Channel, toolbox: Toolbox | None) -> int:
     itself = os.getpid()
     finished, code = _execute(run, toolbox)
     code = _leave(code)
     if os.getpid() == itself:  # not a child that the program forked, and that came to its end
-        toolbox.close()
+        if toolbox:
+            toolbox.close()
         report((finished, code), sock)
     return code
 
 
-def _execute(run: Run, toolbox: Toolbox) -> tuple[Finished, int]:
+def _execute(run: Run, toolbox: Toolbox | None) -> tuple[Finished, int]:
     main = fresh_main()
     gc.enable()
     give(run, main, FILENAME)
-    toolbox.open(run, main)
+    if toolbox:
+        toolbox.open(run, main)
     program = Program(run.code, Executor())
     return outcome(
         lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes, is_plain=run.plain
@@ -210,15 +248,23 @@ def _raised_in_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _flush() -> None:
-    atexit._run_exitfuncs()
+    if atexit._ncallbacks():
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _has_threads() -> bool:
+    """Tell whether threads were started; threading._shutdown costs pages where none was."""
+    inside = vars(threading)
+    return len(inside["_active"]) > 1 or bool(inside["_threading_atexits"] or inside["_limbo"])
 
 
 def _leave(code: int) -> int:
     """Do what python(1) does at its end: wait for threads, run atexit, flush."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if _has_threads():
+            threading._shutdown()  # type: ignore[attr-defined]
         _flush()
     except BaseException:  # noqa: BLE001 - as python(1): 120 if the last flush fails
         return code or 120

@@ -10,6 +10,8 @@ import os
 import prctl
 
 from ..kernel import privileges as kernel
+from ..kernel.now import Now
+from ..kernel.steps import Calls, Descriptor
 
 # A process with no capability could regain one by exec of a set-uid-root file or by setuid; these
 # bits end both, and their locks cannot be undone (capabilities(7), "The securebits flags").
@@ -25,54 +27,54 @@ _SECUREBITS = (
 )
 
 
-def set_process_name(name: str) -> None:
+def set_process_name(do: Calls[Descriptor], name: str) -> None:
     """Name this process for ps(1); at most 15 bytes."""
-    prctl.set_name(name)
+    kernel.set_name(do, name)
 
 
-def make_undumpable() -> None:
+def make_undumpable(do: Calls[Descriptor]) -> None:
     """Hide memory, environment and descriptors of this process from others of its uid (ptrace(2))."""
-    prctl.set_dumpable(0)
+    kernel.set_dumpable(do, 0)
 
 
-def make_dumpable() -> None:
+def make_dumpable(do: Calls[Descriptor]) -> None:
     """Undo that, in a process that was forked from one that hides."""
-    prctl.set_dumpable(1)
+    kernel.set_dumpable(do, 1)
 
 
-def map_ids(proc: int, inside: int, outside_uid: int, outside_gid: int) -> None:
+def map_ids(
+    do: Calls[Descriptor], proc: int, inside: int, outside_uid: int, outside_gid: int
+) -> None:
     """Map one uid and one gid into the user namespace just entered, through the /proc at `proc`.
 
     setgroups must be denied first, or the kernel refuses the gid map (user_namespaces(7)).
     """
-    _write(proc, "self/setgroups", "deny")
-    _write(proc, "self/uid_map", f"{inside} {outside_uid} 1")
-    _write(proc, "self/gid_map", f"{inside} {outside_gid} 1")
+    _write(do, proc, "self/setgroups", "deny")
+    _write(do, proc, "self/uid_map", f"{inside} {outside_uid} 1")
+    _write(do, proc, "self/gid_map", f"{inside} {outside_gid} 1")
 
 
-def _write(directory: int, path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+def _write(do: Calls[Descriptor], directory: int, path: str, text: str) -> None:
+    opened = do.call("openat", directory, path.encode(), os.O_WRONLY | os.O_CLOEXEC, about=path)
+    do.call("write", opened, text.encode(), len(text), about=path)
+    do.call("close", opened)
 
 
-def give_up_all(last_capability: int) -> None:
+def give_up_all(do: Calls[Descriptor], last_capability: int) -> None:
     """Empty every capability set for good.  The order: dropping from the bounding set and setting
     securebits both need CAP_SETPCAP, so the sets themselves go last."""
-    kernel.drop_bounding_set(last_capability)
-    kernel.set_securebits(_SECUREBITS)  # python-prctl does not know the ambient bits
-    kernel.clear_capabilities()
-    prctl.set_no_new_privs(1)
+    kernel.drop_bounding_set(do, last_capability)
+    kernel.set_securebits(do, _SECUREBITS)
+    kernel.clear_capabilities(do)
+    kernel.set_no_new_privs(do)
 
 
-def keep_only_sys_admin(last_capability: int) -> None:
+def keep_only_sys_admin(do: Calls[Descriptor], last_capability: int) -> None:
     """Give up every capability but the one that new namespaces need, of this process's own user
     namespace, and any way to another; for a process that never executes a program."""
-    kernel.drop_bounding_set(last_capability)
-    kernel.clear_capabilities(but=_CAP_SYS_ADMIN)
-    prctl.set_no_new_privs(1)
+    kernel.drop_bounding_set(do, last_capability)
+    kernel.clear_capabilities(do, but=_CAP_SYS_ADMIN)
+    kernel.set_no_new_privs(do)
 
 
 def has_sys_admin() -> bool:
@@ -90,4 +92,4 @@ def become(uid: int) -> None:
         os.setresuid(uid, uid, uid)
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"becoming uid {uid}") from None
-    prctl.set_dumpable(1)  # the change cleared it, and with it our right to our own /proc/self
+    make_dumpable(Now())  # the change cleared it, and with it our right to our own /proc/self

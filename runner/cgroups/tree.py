@@ -63,6 +63,10 @@ class CgroupTree(Protocol):
 
     missing: dict[str, str]  # controller -> why the host lacks it; "" if it has it
 
+    @property
+    def joined_by_write(self) -> int:
+        """How many `tasks` files a cell has to write to (v1)."""
+
     def create(self, name: str, caps: Caps) -> Cgroup: ...
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
@@ -104,6 +108,8 @@ class NoCgroup:
 
 class NoCgroups:
     """The tree of a host without usable control groups."""
+
+    joined_by_write = 0
 
     def __init__(self, reason: str) -> None:
         self.missing = dict.fromkeys(CONTROLLERS, reason)

@@ -136,6 +136,10 @@ class CgroupTreeV1:
         for directory in self._unique():
             directory.mkdir()
 
+    @property
+    def joined_by_write(self) -> int:
+        return len(self._unique())
+
     def _unique(self) -> list[Path]:
         return list(dict.fromkeys(self._directories.values()))
 

@@ -107,6 +107,8 @@ def _give(directory: Path, owner: int) -> None:
 class CgroupTreeV2:
     """A supervisor's directory: the launcher in one child, each cell in a child of its own."""
 
+    joined_by_write = 0
+
     def __init__(self, directory: Path, *, create: bool) -> None:
         """Use `directory`, which must hold no foreign process; with `create`, make it."""
         if create:

@@ -4,6 +4,8 @@ import os
 import struct
 
 from . import libc
+from .mounts import AT_FDCWD
+from .steps import Steps
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -61,23 +63,18 @@ def _ruleset(version: int, deny_tcp: bool) -> bytes:
     return struct.pack("=3Q", rights, tcp, _SCOPE_ALL)
 
 
-def restrict_self(version: int, rules: list[tuple[str, int]], deny_tcp: bool) -> None:
-    """Allow this process, from now on, only `rules`: (path, rights beneath it)."""
+def restrict(do: Steps, version: int, rules: list[tuple[str, int]], deny_tcp: bool) -> None:
+    """Add the steps that allow a process, from then on, only `rules`: (path, rights beneath it)."""
     attributes = _ruleset(version, deny_tcp)
-    ruleset = libc.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
+    ruleset = do.call("landlock_create_ruleset", do.structure(attributes), len(attributes), 0)
     handled = handled_filesystem_rights(version)
-    try:
-        for path, rights in rules:
-            _allow(ruleset, path, rights & handled)
-        libc.syscall("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        rule = struct.pack("=Qi", rights, parent)
-        libc.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0, about=path)
-    finally:
-        os.close(parent)
+    for path, rights in rules:
+        parent = do.call(
+            "openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, about=path
+        )
+        rule = do.structure(struct.pack("=Qi", rights & handled, 0))
+        do.store(rule, 8, parent)
+        do.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0, about=path)
+        do.call("close", parent)
+    do.call("landlock_restrict_self", ruleset, 0)
+    do.call("close", ruleset)

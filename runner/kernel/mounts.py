@@ -7,6 +7,7 @@ import os
 import struct
 
 from . import libc
+from .steps import Calls, Descriptor
 
 AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -29,26 +30,43 @@ NOEXEC = 0x8
 _MOUNT_ATTR = struct.Struct("=4Q")
 
 
-def new_filesystem(kind: str, attributes: int, **options: str) -> int:
-    """Create a detached mount of a new `kind` filesystem and return its descriptor."""
-    context = libc.syscall("fsopen", kind.encode(), _FSOPEN_CLOEXEC, about=kind)
-    try:
-        for key, value in options.items():
-            _configure(context, _FSCONFIG_SET_STRING, key, value)
-        libc.syscall("fsconfig", context, _FSCONFIG_CMD_CREATE, None, None, 0, about=kind)
-        return libc.syscall("fsmount", context, _FSMOUNT_CLOEXEC, attributes, about=kind)
-    finally:
-        os.close(context)
+def new(do: Calls[Descriptor], kind: str, attributes: int, **options: str) -> Descriptor:
+    """Make a detached mount of a new `kind` filesystem."""
+    context = do.call("fsopen", kind.encode(), _FSOPEN_CLOEXEC, about=kind)
+    for key, value in options.items():
+        arguments = context, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0
+        do.call("fsconfig", *arguments, about=f"{kind} {key}={value}")
+    do.call("fsconfig", context, _FSCONFIG_CMD_CREATE, None, None, 0, about=kind)
+    mount = do.call("fsmount", context, _FSMOUNT_CLOEXEC, attributes, about=kind)
+    do.call("close", context)
+    return mount
 
 
-def _configure(context: int, command: int, key: str, value: str) -> None:
-    libc.syscall("fsconfig", context, command, key.encode(), value.encode(), 0, about=key)
-
-
-def clone_tree(path: str) -> int:
-    """Return a detached bind mount of `path`, with what is mounted below it."""
+def clone(do: Calls[Descriptor], path: str) -> Descriptor:
+    """Make a detached bind mount of `path`, with what is mounted below it."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
-    return libc.syscall("open_tree", AT_FDCWD, os.fsencode(path), flags, about=path)
+    return do.call("open_tree", AT_FDCWD, os.fsencode(path), flags, about=path)
+
+
+def put(do: Calls[Descriptor], mount: Descriptor, target: str) -> None:
+    """Put a detached mount at `target` and close its descriptor."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH
+    do.call("move_mount", mount, b"", AT_FDCWD, os.fsencode(target), flags, about=target)
+    do.call("close", mount)
+
+
+def put_making(
+    do: Calls[Descriptor], mount: Descriptor, target: str, *, is_directory: bool
+) -> None:
+    """Do the same with a mount point that is made first."""
+    if is_directory:
+        do.call("mkdirat", AT_FDCWD, os.fsencode(target), 0o777, about=target)
+    else:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        do.call(
+            "close", do.call("openat", AT_FDCWD, os.fsencode(target), flags, 0o444, about=target)
+        )
+    put(do, mount, target)
 
 
 def clone_opened(descriptor: int) -> int:
@@ -76,15 +94,6 @@ def make_opened_read_only(descriptor: int) -> None:
     """Set the mount that `descriptor` has open, and only that one, read-only."""
     data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
     libc.syscall("mount_setattr", descriptor, b"", _AT_EMPTY_PATH, data, _MOUNT_ATTR.size)
-
-
-def attach(mount: int, target: str) -> None:
-    """Put a detached mount at `target` and close its descriptor."""
-    try:
-        flags = _MOVE_MOUNT_F_EMPTY_PATH
-        libc.syscall("move_mount", mount, b"", AT_FDCWD, os.fsencode(target), flags, about=target)
-    finally:
-        os.close(mount)
 
 
 def attach_opened(mount: int, target: int) -> None:

@@ -1,10 +1,9 @@
 """Capabilities, host name and seccomp: the calls that python-prctl does not have."""
 
-import errno
-import os
 import struct
 
 from . import libc
+from .steps import Calls, Descriptor
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _SECCOMP_SET_MODE_FILTER = 1
@@ -12,27 +11,40 @@ _NEW_LISTENER = 1 << 3
 _WAIT_KILLABLE_RECV = 1 << 5
 _PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
+_PR_SET_DUMPABLE, _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS = 4, 15, 38
 
 
-def drop_bounding_set(last_capability: int) -> None:
+def drop_bounding_set(do: Calls[Descriptor], last_capability: int) -> None:
     """Empty the bounding set up to the kernel's own last capability, which a header may not know."""
     for capability in range(last_capability + 1):
-        if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"prctl drop {capability}")
+        do.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0, about=f"drop {capability}")
 
 
-def set_securebits(bits: int) -> None:
-    libc.call("prctl", _PR_SET_SECUREBITS, bits, 0, 0, 0)
+def set_securebits(do: Calls[Descriptor], bits: int) -> None:
+    do.call("prctl", _PR_SET_SECUREBITS, bits, 0, 0, 0, about="securebits")
 
 
-def clear_capabilities(but: int | None = None) -> None:
+def clear_capabilities(do: Calls[Descriptor], but: int | None = None) -> None:
     """Empty the effective, permitted and inheritable sets (capset(2)); ambient follows.
 
     `but` is a capability below 32 that stays effective and permitted.
     """
     kept = 0 if but is None else 1 << but
-    header = libc.buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
-    libc.syscall("capset", header, libc.buffer(struct.pack("=6I", kept, kept, 0, 0, 0, 0)))
+    header = do.structure(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    sets = do.structure(struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+    do.call("capset", header, sets, about="none" if but is None else f"only {but}")
+
+
+def set_no_new_privs(do: Calls[Descriptor]) -> None:
+    do.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, about="no_new_privs")
+
+
+def set_dumpable(do: Calls[Descriptor], value: int) -> None:
+    do.call("prctl", _PR_SET_DUMPABLE, value, 0, 0, 0, about=f"dumpable {value}")
+
+
+def set_name(do: Calls[Descriptor], name: str) -> None:
+    do.call("prctl", _PR_SET_NAME, name.encode(), about=f"name {name}")
 
 
 def sethostname(name: str) -> None:
@@ -41,26 +53,15 @@ def sethostname(name: str) -> None:
     libc.call("setdomainname", data, len(data))
 
 
-def install_seccomp_filter(program: bytes) -> None:
-    """Install a compiled BPF `program` for this thread and what it starts (seccomp(2))."""
-    _install(program, 0)
+def install_seccomp_filter(
+    do: Calls[Descriptor], program: bytes, *, listens: bool = False
+) -> Descriptor:
+    """Install a compiled BPF `program` for this thread and what it starts (seccomp(2)).
 
-
-def install_with_listener(program: bytes) -> int:
-    """Install `program` and return the descriptor on which its notifications are answered.
-
-    Once a notification was received only a fatal signal takes its caller out of the call (Linux
-    5.19); an older kernel would restart the call, and so count it twice.
+    With `listens` the answer is the descriptor on which its notifications are answered.  Once a
+    notification was received only a fatal signal takes its caller out of the call (Linux 5.19).
     """
-    try:
-        return _install(program, _NEW_LISTENER | _WAIT_KILLABLE_RECV)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return _install(program, _NEW_LISTENER)
-
-
-def _install(program: bytes, flags: int) -> int:
-    instructions = libc.buffer(program)
-    header = struct.pack("=HxxxxxxQ", len(program) // 8, libc.address(instructions))
-    return libc.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, flags, libc.buffer(header))
+    flags = (_NEW_LISTENER | _WAIT_KILLABLE_RECV) if listens else 0
+    header = do.structure(struct.pack("=HxxxxxxQ", len(program) // 8, 0), {8: program})
+    about = f"a filter of {len(program) // 8} instructions{', with a listener' if listens else ''}"
+    return do.call("seccomp", _SECCOMP_SET_MODE_FILTER, flags, header, about=about)

@@ -1,4 +1,4 @@
-"""Processes and namespaces: clone3, clone, setns, unshare, close_range."""
+"""Processes and namespaces: clone, setns, unshare, close_range."""
 
 import signal
 import struct
@@ -15,48 +15,10 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 _CLONE_VM, _CLONE_FS, _CLONE_FILES = 0x00000100, 0x00000200, 0x00000400
 _CLONE_PIDFD = 0x00001000
-_CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x00200000, 0x01000000
-_CLONE_INTO_CGROUP = 0x200000000
-_PR_GET_TID_ADDRESS = 40
 
-_CLONE_ARGS = struct.Struct("=11Q")
 _PIDFD = struct.Struct("=i")
 _STACK_BYTES = 4096
 _stack = libc.buffer(bytes(_STACK_BYTES))  # of all that sleep: none ever returns to it
-
-
-def fork(flags: int, cgroup: int | None = None) -> tuple[int, int]:
-    """Fork into the new namespaces of `flags`; return (pid, pidfd), and (0, -1) in the child.
-
-    With `cgroup`, a directory descriptor, the child starts life in that v2 cgroup (attaching it
-    later by a write costs ten times as much).  Otherwise as os.fork.
-    """
-    pidfd = libc.buffer(_PIDFD.pack(-1))
-    flags |= _CLONE_PIDFD | (_CLONE_INTO_CGROUP if cgroup is not None else 0)
-    thread_id = _thread_id_address()
-    if thread_id:  # glibc keeps it for itself, and after its own fork has it right
-        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
-    fields = (
-        flags, libc.address(pidfd), thread_id, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup or 0,
-    )  # fmt: skip
-    arguments = libc.buffer(_CLONE_ARGS.pack(*fields))
-    pid = -1
-    libc.before_fork()
-    try:
-        pid = libc.syscall("clone3", arguments, _CLONE_ARGS.size)
-    finally:
-        libc.after_fork_parent() if pid else libc.after_fork_child()
-    return pid, _PIDFD.unpack(pidfd.raw)[0] if pid else -1
-
-
-def _thread_id_address() -> int:
-    """Return where the C library has the thread's id, 0 if the kernel does not say (prctl(2))."""
-    found = libc.buffer(bytes(8))
-    try:
-        libc.call("prctl", _PR_GET_TID_ADDRESS, found)
-    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
-        return 0
-    return int.from_bytes(found.raw, "little")
 
 
 def sleeper(flags: int) -> tuple[int, int]:

@@ -23,9 +23,11 @@ from ..cell import interpreter, privileges
 from ..cell.enter import Site
 from ..kernel import mounts, processes
 from ..kernel import privileges as kernel
+from ..kernel.now import Now
+from ..kernel.steps import Steps
 from ..messages import Boot, Failed, Forked, Mounted, Viewed, Views, decode, encode
-from .forking import serve
-from .inits import Inits, Nursery
+from .forking import list_of_steps, serve
+from .inits import NAMES, Nursery, open_namespaces
 from .root import enter_new_root
 from .views import ViewError
 
@@ -37,7 +39,7 @@ _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 
 def main(
-    own_paths: int, serve: Callable[[Site, socket.socket, Inits, int], None] = serve
+    own_paths: int, serve: Callable[[Site, Steps, int, int, int, list[int]], None] = serve
 ) -> NoReturn:
     """Read the boot frame, become keeper and launcher, and `serve` until the supervisor is gone.
 
@@ -58,11 +60,13 @@ def main(
         if pid:
             _keep(pid, sock, boot.host_uid)
         site = _settle(boot, sock)
-        inits = _part_from_nursery(site)
+        nursery = _part_from_nursery(site)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan)
+        steps = list_of_steps(site)
+        home = open_namespaces("self", NAMES, site.host_proc)
         channel.send(sock, encode(Forked()))
-        serve(site, sock, inits, keeper)
+        serve(site, steps, sock.fileno(), nursery.fileno(), keeper, home)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
@@ -90,7 +94,7 @@ def _leave_the_host(boot: Boot) -> None:
     Root does it as root, because only root may read every path that has to be shown; anyone else,
     root without CAP_SYS_ADMIN included, does it in a user namespace.
     """
-    privileges.set_process_name("cell-keeper")
+    privileges.set_process_name(Now(), "cell-keeper")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd and a socket for every cell
     _prefer_to_be_killed()
@@ -111,7 +115,7 @@ def _enter_user_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     processes.unshare(processes.CLONE_NEWUSER)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    privileges.map_ids(proc, _LAUNCHER_ID, uid, gid)
+    privileges.map_ids(Now(), proc, _LAUNCHER_ID, uid, gid)
     os.close(proc)
 
 
@@ -134,7 +138,8 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     # Namespaces of its own, to come home to; each cell's uts namespace starts as a copy.
     processes.unshare(processes.CLONE_NEWNET | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS)
     kernel.sethostname(boot.plan.hostname)
-    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability, _beneath_memory(boot.plan))
+    beneath = _beneath_memory(boot.plan)
+    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins)
 
 
 def _hand_over(views: Views, sock: socket.socket) -> None:
@@ -153,14 +158,14 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
-def _part_from_nursery(site: Site) -> Inits:
+def _part_from_nursery(site: Site) -> socket.socket:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
     if os.fork():
         Nursery(launcher, site.host_proc).serve(site.last_capability, site.plan.init_filter)
-    privileges.set_process_name("cell-launcher")
+    privileges.set_process_name(Now(), "cell-launcher")
     launcher.close()
-    return Inits(nursery, site.host_proc)
+    return nursery
 
 
 @contextlib.contextmanager
@@ -170,7 +175,8 @@ def _writable_workspace(preload: tuple[str, ...]) -> Iterator[None]:
         yield
         return
     flags = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
-    mounts.attach(mounts.new_filesystem("tmpfs", flags, size="64M", mode="0700"), "/workspace")
+    do = Now()
+    mounts.put(do, mounts.new(do, "tmpfs", flags, size="64M", mode="0700"), "/workspace")
     yield
     mounts.detach("/workspace")
 

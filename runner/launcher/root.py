@@ -17,6 +17,7 @@ from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
 from ...policies.plan import Bind, Plan
 from ..kernel import files, mounts
+from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
 from ..shelf import PLACE
 from .views import Shown, SinglyShown, cover, guard, new_view, open_source
@@ -49,26 +50,27 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
     has to look at while cells live.  The calling process needs CAP_SYS_ADMIN over its mount namespace.
     Raises OSError, and ViewError.
     """
+    do = Now()
     mounts.make_private()
     with contextlib.ExitStack() as opened:
         sources = _open_sources(boot)
         for each in sources:
             opened.callback(os.close, each.descriptor)
         size = {"size": "1M", "mode": "0755", "nr_inodes": "8192"}
-        mounts.attach(mounts.new_filesystem("tmpfs", _HARD, **size), _STAGING)
+        mounts.put(do, mounts.new(do, "tmpfs", _HARD, **size), _STAGING)
         root = os.open(_STAGING, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, root)
         for place in _PLACES:
             os.makedirs(_STAGING + place, exist_ok=True)
         views = _show(root, sources, boot)
-    shelf = _put_up_shelf() if boot.tools else None
+    shelf = _put_up_shelf(do) if boot.tools else None
     _write_texts()
     _write_client(boot.plan)
     _make_links((*_LINKS, *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
     # allows those only while a whole /proc is mounted somewhere (mount_too_revealing).
-    proc = mounts.new_filesystem("proc", _HARD | mounts.NOEXEC, subset="pid")
-    mounts.attach(proc, _STAGING + "/proc")
+    proc = mounts.new(do, "proc", _HARD | mounts.NOEXEC, subset="pid")
+    mounts.put(do, proc, _STAGING + "/proc")
     mounts.pivot_into(_STAGING)
     mounts.make_read_only("/")
     return shelf, views
@@ -181,17 +183,17 @@ def _open_place(root: int, path: str, *, is_directory: bool) -> int:
             os.close(directory)
 
 
-def _put_up_shelf() -> int:
+def _put_up_shelf(do: Now) -> int:
     """Mount a filesystem twice: read-only where cells see it, and writable nowhere but behind the
     descriptor that is returned."""
     place, attributes = _STAGING + PLACE, _HARD | mounts.NOEXEC
     os.mkdir(place, 0o755)
-    mounts.attach(mounts.new_filesystem("tmpfs", attributes, **_SHELF), place)
+    mounts.put(do, mounts.new(do, "tmpfs", attributes, **_SHELF), place)
     writable = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    shown = mounts.clone_tree(place)
+    shown = mounts.clone(do, place)
     mounts.restrict(shown, attributes | mounts.RDONLY)
     mounts.detach(place)  # the descriptor keeps it
-    mounts.attach(shown, place)
+    mounts.put(do, shown, place)
     return writable
 
 

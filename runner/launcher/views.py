@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ...policies.denied import Denied
 from ..kernel import files, mounts
+from ..kernel.now import Now
 from ..messages import Cover, Snapshot
 
 _HARD = mounts.NOSUID | mounts.NODEV
@@ -225,9 +226,9 @@ def cover(root: int, path: str) -> Cover:
     place = files.open_within(root, os.fsencode(path.lstrip("/")), _ANY)
     try:
         if stat.S_ISDIR(os.fstat(place).st_mode):
-            mount = mounts.new_filesystem("tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
+            mount = mounts.new(Now(), "tmpfs", _HARD | mounts.RDONLY, size="4k", mode="0555")
         else:
-            mount = mounts.clone_tree("/dev/null")
+            mount = mounts.clone(Now(), "/dev/null")
             mounts.restrict(mount, _HARD | mounts.NOEXEC | mounts.RDONLY)
         status = os.fstat(mount)
         mounts.attach_opened(mount, place)
@@ -239,4 +240,4 @@ def cover(root: int, path: str) -> Cover:
 def new_view(shown: Shown) -> int:
     """Return a detached memory filesystem for a directory that is shown entry by entry."""
     mode = f"{os.fstat(shown.descriptor).st_mode & 0o777:o}"
-    return mounts.new_filesystem("tmpfs", shown.attributes & ~mounts.RDONLY, mode=mode, **_SIZE)
+    return mounts.new(Now(), "tmpfs", shown.attributes & ~mounts.RDONLY, mode=mode, **_SIZE)

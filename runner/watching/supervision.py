@@ -158,7 +158,7 @@ class Supervision:
     def _has_ended(self) -> bool:
         if self._cause or self._talk.finished_for_good(stays=self._stays):
             return True
-        return self._custody.wait_status is not None or self._custody.reaped is not None
+        return self._custody.wait_status is not None
 
     def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self._handlers[descriptor] = handler

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox
-from cellwright.runner.cell.enter import Descriptors
-from cellwright.runner.cell.guest import _clear_of
 from tests.conftest import policy_named
 
 LIST = "import os\n{n: os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in os.listdir('/proc/self/fd') if os.path.lexists(f'/proc/self/fd/{n}')}"
@@ -62,20 +60,6 @@ def test_a_cell_has_its_own_descriptors_however_many_live_beside_it(open_files: 
             run.cancel()
             run.result()
     assert set(said) == {("stdout", b"{'0': 'pipe', '1': 'pipe', '2': 'pipe', '3': 'socket'}")}
-
-
-@pytest.mark.parametrize("position", range(7))
-def test_the_number_of_the_status_channel_is_cleared_whoever_has_it(position: int) -> None:
-    files = [os.memfd_create(str(each)) for each in range(7)]
-    cleared = _clear_of(files[position], Descriptors(*files[:5], cgroups=tuple(files[5:])))
-    now = [*cleared[:5], *cleared.cgroups]
-    try:
-        assert files[position] not in now
-        for before, after in zip(files, now, strict=True):
-            assert os.path.sameopenfile(before, after)
-    finally:
-        for descriptor in {*files, *now}:
-            os.close(descriptor)
 
 
 def test_the_control_channel_takes_no_descriptors(strict: Sandbox, standard: Sandbox) -> None:

@@ -45,14 +45,12 @@ from cellwright.runner.messages import (
     Answer,
     Call,
     Ended,
-    Entered,
     Failed,
     Finished,
     Forked,
     InputFile,
-    Listening,
     Mounted,
-    Reaped,
+    Ready,
     Run,
     Start,
     decode,
@@ -73,7 +71,7 @@ OF_GUESTS = (
     Call(1, "weather.get", b'{"city": "Paris"}', "<cell>:1"), Call(2**60, "x" * 300, b"[" * 300),
 )  # fmt: skip
 OF_LAUNCHERS = (
-    Forked(), Mounted(), Listening(), Entered(), Failed(1, "m"), Ended(256), Reaped(1.0, 0.5, 7),
+    Forked(), Mounted(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
 )  # fmt: skip
 FOR_GUESTS = (
     Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),

@@ -33,16 +33,16 @@ _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NEW_LISTENER = 1 << 3
 _LAST = "main(len(paths))"  # of what a launcher is started with
 _FILTER = (
-    "from cellwright.runner.kernel import privileges as p;"
-    "p.install_seccomp_filter(bytes.fromhex('{program}'));del p;"
+    "from cellwright.runner.kernel import privileges as p,now as n;"
+    "p.install_seccomp_filter(n.Now(),bytes.fromhex('{program}'));del p,n;"
 )
 ASK_THROUGH = (
     "import array,socket;"
-    "from cellwright.runner.kernel import privileges as p;"
+    "from cellwright.runner.kernel import privileges as p,now as n;"
     "s=socket.socket(fileno={channel});"
-    "l=p.install_with_listener(bytes.fromhex('{program}'));"
+    "l=p.install_seccomp_filter(n.Now(),bytes.fromhex('{program}'),listens=True);"
     "s.sendmsg([b'\\0.'],[(1,1,array.array('i',[l]))]);"
-    "s.detach();del p,s,l;"  # the launcher closes both itself
+    "s.detach();del p,n,s,l;"  # the launcher closes both itself
 )
 
 

@@ -7,31 +7,45 @@ import pytest
 
 from cellwright import LaunchError, Sandbox, SandboxStatus
 from cellwright.policies.errors import InternalError
+from cellwright.runner import custody
+from cellwright.runner.messages import Ready, encode
 from cellwright.runner.watching.listener import Listener
 from tests.conftest import policy_named
-from tests.faults.injection import shim
+from tests.faults.injection import numbers, shim
 from tests.faults.test_ends import nothing_left
 
 pytestmark = pytest.mark.needs("userns")
 
-# What guests do instead, where their listener is sent: the descriptor is there, and every layer is on.
+# What becomes of the step `at`, which sends the listener: it is there, and every layer is on.
 LOSING = {
-    "it cannot be sent": "raise OSError(109, 'Too many references: cannot splice')",
-    "it is closed before": "os.close(descriptor); send(status, encode(frame), (descriptor,))",
-    "none is sent": "send(status, encode(frame), ())",
-    "it is sent twice": "send(status, encode(frame), (descriptor,)); send(status, encode(frame), (descriptor,))",
-    "nobody speaks of it": "os.close(descriptor)",
-    "its sender is killed": "os.kill(os.getpid(), 9)",
-    "its sender is killed, once it is sent": "send(status, encode(frame), (descriptor,)); os.kill(os.getpid(), 9)",
+    "it cannot be sent": "steps[at] = with_arguments(*sent[:-1], do.input(14))",
+    "it is closed before": "steps.insert(at, call('close', sent[-1]))",
+    "none is sent": "steps[at] = with_arguments(*sent[:-1])",
+    "it is sent twice": "steps.insert(at, steps[at])",
+    "nobody speaks of it": "steps[at] = quietly(*sent[2:-1])",
+    "nothing is sent": "steps[at] = call('getpid')",
+    "its sender is killed": "steps[at] = call('kill', 0, 9)",
 }
 _INSTEAD = """
-from cellwright.runner.cell import guest as g, enter as e
-def hand_over(status, frame, descriptor, before=g._hand_over, os=g.os, send=g.send, encode=g.encode):
-    if type(frame).__name__ != "Listening":
-        return before(status, frame, descriptor)
+from cellwright.runner.kernel import _steps
+from cellwright.runner.launcher import forking
+_steps.NUMBERS["kill"] = {kill}
+def confinement(site, pages, before=forking.confinement):
+    do = before(site, pages)
+    steps = do.steps
+    at = next(n for n, step in enumerate(steps) if step.name == "sendmsg")
+    sent = steps[at].arguments
+    def with_arguments(*arguments):
+        return steps[at]._replace(arguments=arguments)
+    def call(name, *arguments):
+        return steps[at]._replace(name=name, operation=0, arguments=arguments)
+    def quietly(*descriptors):
+        frame = {quiet!r}
+        return with_arguments(do.structure(frame), len(frame), *descriptors)
     {losing}
-g._hand_over = hand_over
-del g, e, hand_over
+    return do
+forking.confinement = confinement
+del _steps, forking, confinement
 """
 
 
@@ -39,14 +53,29 @@ del g, e, hand_over
 def test_a_cell_whose_listener_is_lost_on_its_way_is_not_lent(
     losing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = _INSTEAD.format(losing=LOSING[losing])
+    quiet = b"\0" + encode(Ready(listens=False))
+    code = _INSTEAD.format(losing=LOSING[losing], kill=numbers()["kill"], quiet=quiet)
     with nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(custody, "_SETUP_SECONDS", 2.0)  # of a cell that never says that it is ready
         shim(f"exec({code!r});", patch)
         with (
             Sandbox(policy=policy_named("strict"), pool=0) as box,
             pytest.raises((LaunchError, InternalError)),
         ):
             box.execute("1")
+
+
+def test_a_guest_that_is_killed_once_its_listener_is_sent_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = _INSTEAD.format(
+        losing="steps.insert(at + 1, call('kill', 0, 9))", kill=numbers()["kill"], quiet=b""
+    )
+    with nothing_left(), monkeypatch.context() as patch:
+        shim(f"exec({code!r});", patch)
+        with Sandbox(policy=policy_named("strict"), pool=0) as box:
+            result = box.execute("1")
+    assert (result.status, result.value) == (SandboxStatus.FAILED, None)
 
 
 TRYING = """

@@ -224,6 +224,18 @@ def test_explain_names_what_is_in_force() -> None:
     assert "layer seccomp: " in done.stdout
 
 
+def test_explain_lists_the_system_calls_that_confine_a_cell_by_layer() -> None:
+    done = cellwright("explain", "--system-calls", "--json", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    calls = json.loads(done.stdout)
+    assert next(iter(calls)) == "descriptor sweep"
+    assert "unshare: new user namespace" in calls["user_ns"]
+    assert calls["capabilities"][-1] == "chdir: /workspace"
+    assert any(each.startswith("seccomp: a filter of ") for each in calls["seccomp"])
+    plain = cellwright("explain", "--system-calls", *OPTIONS).stdout
+    assert plain.startswith("descriptor sweep\n  dup3: descriptor 0\n")
+
+
 def test_doctor_proves_every_layer_that_is_in_force() -> None:
     done = cellwright("doctor", "--json", *OPTIONS)
     findings = {each["layer"]: each for each in json.loads(done.stdout)}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OPTIONAL, ROOT
+from tests.runner.test_forked import PROGRAM
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("policies", "runner", "harness", "benchmarks")
@@ -21,7 +22,7 @@ DATA = sorted(
     for folder in PACKAGES
     for path in (ROOT / folder).rglob("*")
     if path.is_file()
-    and path.suffix not in (".py", ".pyc", ".md")
+    and path.suffix not in (".py", ".pyc", ".md", ".c", ".so")
     and path.name != "peers-setup"  # for a checkout: it installs what benchmarks compare with
 )
 
@@ -93,7 +94,19 @@ def test_the_sdist_has_every_module_and_what_they_read(sdist: Path) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix() for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")
     }  # fmt: skip
-    assert wanted | set(DATA) | {"cellwright/__init__.py", "pyproject.toml", "LICENSE"} <= names
+    source = "runner/kernel/steps.c"
+    assert (
+        wanted | set(DATA) | {"cellwright/__init__.py", "pyproject.toml", "LICENSE", source}
+        <= names
+    )
+    assert not any(name.endswith(".so") for name in names)  # it would be of another machine
+
+
+def test_one_wheel_serves_every_python_from_3_11_on(wheel: Path) -> None:
+    _, _, *tags = wheel.name.removesuffix(".whl").split("-")
+    assert tags == ["cp311", "abi3", f"linux_{os.uname().machine}"]
+    with zipfile.ZipFile(wheel) as archive:
+        assert "cellwright/runner/kernel/_steps.abi3.so" in archive.namelist()
 
 
 def test_the_wheel_has_real_packages_where_the_checkout_has_links(wheel: Path) -> None:
@@ -195,6 +208,17 @@ print(called.value, refused.error.partition(":")[0])
 """
 
 
+FORKED = f"""
+from cellwright import Sandbox
+from cellwright.policies.loading import load_policy
+import msgspec
+policy = msgspec.structs.replace(load_policy("standard"), optional_layers={OPTIONAL!r})
+with Sandbox(policy=policy, pool=0) as sandbox:
+    result = sandbox.execute({PROGRAM!r})
+print(result.value if result.error is None else result.traceback)
+"""
+
+
 def usable(name: str) -> str:
     """Return the first `name` of PATH that starts and for which packages can be built, or nothing."""
     for folder in os.get_exec_path():
@@ -215,3 +239,4 @@ def test_the_wheel_works_with_another_python(wheel: Path, place: Path, name: str
     if not OPTIONAL:
         run(made.with_name("cellwright"), "doctor", cwd=place)
     assert run(made, "-I", "-c", WITH_A_TOOL, cwd=place).split() == ["42", "FileNotFoundError"]
+    assert run(made, "-I", "-c", FORKED, cwd=place).strip() == "8"

@@ -8,16 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from cellwright import LaunchError, Sandbox
 from cellwright.runner import channel
-from cellwright.runner.cell import guest
-from cellwright.runner.cell.enter import Descriptors
-from cellwright.runner.kernel import processes
-from cellwright.runner.launcher.inits import Init, Inits
 from tests.conftest import policy_named, soon
 
 
@@ -34,33 +29,6 @@ def test_inits_that_were_killed_while_they_waited_are_passed_over() -> None:
             assert channel.has_news(pidfd, 5)
             os.close(pidfd)
         assert [sandbox.execute("1 + 1").value for _ in range(4)] == [2] * 4
-
-
-def test_who_cannot_leave_a_cell_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a guest would run of which nobody knows, and its init be forgotten."""
-    init = Init(os.open("/dev/null", os.O_RDONLY), ())
-    inits = object.__new__(Inits)
-    inits._home = [-1]  # no namespace: entering it fails
-    monkeypatch.setattr(Inits, "_take", lambda _: init)
-    monkeypatch.setattr(processes, "fork", lambda *_: (1, -1))
-    with pytest.raises(RuntimeError, match="cannot leave a cell: .*Bad file descriptor"):
-        inits.fork(None)
-    os.close(init.pidfd)
-
-
-def test_a_guests_process_ends_even_if_nobody_hears_why() -> None:
-    theirs, ours = channel.pair()
-    theirs.close()
-    status = ours.detach()
-    site = SimpleNamespace(plan=SimpleNamespace(open_files=200))  # too little to build a cell
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            descriptors = Descriptors(status, *[-1] * 4, cgroups=())
-            guest.become_guest(site, descriptors, SimpleNamespace())  # type: ignore[arg-type]
-        os._exit(1)  # it came back, into what was the launcher's code
-    os.close(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == guest._SETUP_FAILED
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])

@@ -13,7 +13,9 @@ from cellwright.runner.watching.shown import Shown
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
 POLICY = Policy(filesystem=Filesystem(read=("/srv/data",), write=("/srv/out",)))
 SHOWN = Shown(
-    Boot(compile_policy(POLICY, HOST), ("/opt/py/lib/python3.11",), (("/lib", "usr/lib"),), (), 1)
+    Boot(
+        compile_policy(POLICY, HOST), ("/opt/py/lib/python3.11",), (("/lib", "usr/lib"),), (), 1, 0
+    )
 )
 READ, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
 OUTSIDE, READ_ONLY, FINE = "mount_ns: not shown", "landlock: not writable", ""

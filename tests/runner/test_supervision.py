@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -18,53 +19,52 @@ from cellwright.runner.cgroups.tree import NoCgroup
 from cellwright.runner.custody import Custody
 from cellwright.runner.messages import (
     Ended,
-    Entered,
     Failed,
     Finished,
-    Forked,
-    Mounted,
-    Reaped,
+    Ready,
     encode,
 )
 from cellwright.runner.watching.supervision import Observation, Supervision, Work
 
 LIMITS = Limits(wall_seconds=0.3)
 DONE = Finished(b"5", None, None, None)
-REAPED = Reaped(0.0, 0.0, 0)
+KILLED = Ended(9, 0.0, 0.0, 0)
 
 
 class FakeCell(Cell):
-    """A cell whose other ends stay here, and whose kill is a note."""
+    """A cell whose other ends stay here, and whose init is a process that sleeps."""
 
     def __init__(self) -> None:
         super().__init__(NoCgroup())
         self.killed = threading.Event()
+        self.init = subprocess.Popen(["sleep", "600"])
 
     def kill_init(self) -> None:
         self.killed.set()
+        self.init.kill()
+
+    def close(self) -> None:
+        super().close()
+        self.init.kill()
+        self.init.wait()
 
     # what launcher, init and guest would say
 
     def says(self, frame: object, *descriptors: int) -> None:
         channel.send(self._their_status, encode(frame), descriptors)  # type: ignore[arg-type]
 
-    def forks(self) -> None:
-        pidfd = os.pidfd_open(os.getpid())
-        self.says(Forked(), pidfd, pidfd)
-        os.close(pidfd)
-
-    def enters(self) -> None:
+    def is_ready(self) -> None:
+        pidfd = os.pidfd_open(self.init.pid)
         workspace = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-        self.says(Mounted(), workspace)
-        self.says(Entered())
+        self.says(Ready(listens=False), pidfd, pidfd, workspace)
+        os.close(pidfd)
         os.close(workspace)
 
     def guest_says(self, frame: bytes) -> None:
         channel.send(self._their_control, frame)
 
     def ends(self, wait_status: int = 0) -> None:
-        self.says(Ended(wait_status))
-        self.says(REAPED)
+        self.says(Ended(wait_status, 0.0, 0.0, 0))
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def custody_of(cell: FakeCell) -> Custody:
 def reap_once_killed(cell: FakeCell) -> threading.Thread:
     def work() -> None:
         if cell.killed.wait(5):
-            cell.says(REAPED)
+            cell.says(KILLED)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -130,8 +130,7 @@ def reap_once_killed(cell: FakeCell) -> threading.Thread:
 
 
 def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     cell.guest_says(encode(DONE))
     cell.ends(3 << 8)
     seen = supervise(cell)
@@ -140,21 +139,8 @@ def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
     assert not cell.killed.is_set()
 
 
-def test_a_guest_that_is_ready_before_its_init_is_told_of_can_be_killed_all_the_same(
-    cell: FakeCell,
-) -> None:
-    """It overtook the launcher, was parked, and could not be killed where there is no cgroup."""
-    cell.enters()
-    cell.forks()
-    custody = custody_of(cell)
-    custody.prepare()
-    assert cell.pidfd >= 0
-    assert custody.is_alive()
-
-
 def test_a_last_word_that_comes_with_the_end_is_heard(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     cell.ends()
     cell.guest_says(encode(DONE))
     os.write(cell._their_stdout, b"late")
@@ -164,7 +150,7 @@ def test_a_last_word_that_comes_with_the_end_is_heard(cell: FakeCell) -> None:
 HOSTILE: dict[str, Callable[[FakeCell], None]] = {
     "garbage": lambda cell: cell.guest_says(b"garbage"),
     "an empty frame": lambda cell: cell.guest_says(b""),
-    "another's frame": lambda cell: cell.guest_says(encode(Ended(0))),
+    "another's frame": lambda cell: cell.guest_says(encode(Ended(0, 0.0, 0.0, 0))),
     "two frames": lambda cell: [cell.guest_says(encode(DONE)) for _ in range(2)] and None,
     "no mark": lambda cell: cell._their_control.send(b"\x07") and None,
     "deep nesting": lambda cell: cell.guest_says(b"\x91" * 60_000),
@@ -176,8 +162,7 @@ HOSTILE: dict[str, Callable[[FakeCell], None]] = {
 def test_a_guest_that_breaks_the_protocol_is_killed_for_it(
     cell: FakeCell, speak: Callable[[FakeCell], None]
 ) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     speak(cell)
     reaper = reap_once_killed(cell)
     seen = supervise(cell)
@@ -188,8 +173,7 @@ def test_a_guest_that_breaks_the_protocol_is_killed_for_it(
 
 
 def test_a_value_larger_than_allowed_is_a_violation(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     limits = msgspec.structs.replace(LIMITS, value_bytes=1000)
     frame = encode(Finished(bytes(400_000), None, None, None))
 
@@ -207,8 +191,7 @@ def test_a_value_larger_than_allowed_is_a_violation(cell: FakeCell) -> None:
 
 
 def test_a_deaf_guest_that_never_reads_its_program_is_timed_out(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     reaper = reap_once_killed(cell)
     assert supervise(cell).cause == "wall_time"
     reaper.join(5)
@@ -216,16 +199,14 @@ def test_a_deaf_guest_that_never_reads_its_program_is_timed_out(cell: FakeCell) 
 
 def test_limits_may_be_longer_than_poll_can_wait(cell: FakeCell) -> None:
     """poll(2) counts milliseconds in an int: after 24 days it says that the timeout is too large."""
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     cell.ends()
     limits = msgspec.structs.replace(LIMITS, wall_seconds=1e9, cpu_seconds=1e9)
     assert supervise(cell, limits).wait_status == 0
 
 
 def test_a_guest_that_hangs_up_may_still_end_well(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     cell._their_control.close()
     cell.ends()
     seen = supervise(cell)
@@ -233,8 +214,7 @@ def test_a_guest_that_hangs_up_may_still_end_well(cell: FakeCell) -> None:
 
 
 def test_a_guest_that_closes_its_streams_costs_no_time(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     os.close(cell._their_stdout)
     os.close(cell._their_stderr)
     cell._their_stdout = cell._their_stderr = -1
@@ -244,8 +224,7 @@ def test_a_guest_that_closes_its_streams_costs_no_time(cell: FakeCell) -> None:
 
 def test_cancelling_ends_it(cell: FakeCell) -> None:
     cancel = os.eventfd(1)
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     reaper = reap_once_killed(cell)
     assert supervise(cell, cancel=cancel).cause == "cancelled"
     reaper.join(5)
@@ -253,8 +232,7 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
 
 
 def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     well = msgspec.structs.replace(DONE, ends_well=True)
     cell.guest_says(encode(well))
     assert supervise(cell) == Observation(None, None, well, None)
@@ -262,14 +240,13 @@ def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
 
 def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> None:
     origin = FakeOrigin()
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     custody = Custody(cell, origin)
     custody.prepare()
     reaper = reap_once_killed(cell)
     custody.dispose()
     reaper.join(5)
-    assert custody.reaped == REAPED
+    assert cell.init.wait() < 0
     assert origin.freed == [cell]
 
 
@@ -283,8 +260,7 @@ def test_a_cell_whose_launcher_died_is_freed_all_the_same(cell: FakeCell) -> Non
 
 
 def test_a_parked_cell_is_alive_until_its_launcher_is_not(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     custody = custody_of(cell)
     custody.prepare()
     assert custody.is_alive()
@@ -293,15 +269,14 @@ def test_a_parked_cell_is_alive_until_its_launcher_is_not(cell: FakeCell) -> Non
 
 
 def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     cell.guest_says(b"garbage")
     cancel = os.eventfd(0)
 
     def work() -> None:
         if cell.killed.wait(5):
             os.eventfd_write(cancel, 1)
-            cell.says(REAPED)
+            cell.says(KILLED)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -311,11 +286,9 @@ def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
 
 
 def test_an_end_that_was_reported_is_not_blamed_on_what_comes_after(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
-    cell.says(Ended(0))
+    cell.is_ready()
+    cell.says(Ended(0, 0.0, 0.0, 0))
     cell.guest_says(encode(DONE))
-    cell.says(REAPED)
     cancel = os.eventfd(0)
     assert supervise(cell, cancel=cancel).cause is None
     os.close(cancel)
@@ -337,15 +310,14 @@ def test_what_we_could_not_do_is_an_exception(
 
 
 def test_the_failed_step_is_named(cell: FakeCell) -> None:
-    cell.forks()
     cell.says(Failed(1, "mount: Operation not permitted"))
     with pytest.raises(LaunchError, match="mount: Operation not permitted"):
         supervise(cell)
 
 
 DISORDER: dict[str, Callable[[FakeCell], None]] = {
-    "forked without a pidfd": lambda cell: cell.says(Forked()),
-    "mounted without a workspace": lambda cell: [cell.forks(), cell.says(Mounted())].clear(),
+    "ready without its descriptors": lambda cell: cell.says(Ready(listens=False)),
+    "ready without a listener": lambda cell: cell.says(Ready(listens=True), 0, 1, 2),
     "garbage": lambda cell: channel.send(cell._their_status, b"garbage"),
     "the guest's frame": lambda cell: cell.says(DONE),
     "a frame in two packets": lambda cell: cell._their_status.send(b"\x01x") and None,
@@ -367,7 +339,7 @@ BESIDE_NONSENSE = {
     "an empty frame": [b"\0"],
     "no frame": [b""],
     "the guest's frame": [b"\0" + encode(DONE)],
-    "the same again": [b"\0" + encode(Mounted())] * 2,
+    "the same again": [b"\0" + encode(Ready(listens=True))],
 }
 
 
@@ -387,12 +359,10 @@ def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes])
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
-    cell.forks()
-    cell.enters()
+    cell.is_ready()
     before = len(os.listdir("/proc/self/fd"))
-    cell.says(Ended(0), 0, 1, 2)
-    cell.says(REAPED)
+    cell.says(Ended(0, 0.0, 0.0, 0), 0, 1, 2)
     with contextlib.suppress(CellwrightError):  # refused or ignored, but never kept
         supervise(cell)
-    owned = 2  # pidfd and workspace, which the cell closes
+    owned = 3  # pidfds and workspace, which the cell closes
     assert len(os.listdir("/proc/self/fd")) <= before + owned

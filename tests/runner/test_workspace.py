@@ -87,6 +87,7 @@ def test_names_lead_nowhere_else(place: tuple[Path, int], name: str) -> None:
 @pytest.mark.needs("root")
 def test_other_mounts_are_not_entered(place: tuple[Path, int]) -> None:
     from cellwright.runner.kernel import mounts, processes
+    from cellwright.runner.kernel.now import Now
 
     path, _ = place
     (path / "m").mkdir()
@@ -95,7 +96,7 @@ def test_other_mounts_are_not_entered(place: tuple[Path, int]) -> None:
         try:
             processes.unshare(processes.CLONE_NEWNS)
             mounts.make_private()
-            mounts.attach(mounts.new_filesystem("tmpfs", 0, size="1M"), str(path / "m"))
+            mounts.put(Now(), mounts.new(Now(), "tmpfs", 0, size="1M"), str(path / "m"))
             (path / "m/f").write_text("x")
             inside = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             os._exit(0 if list(list_files(inside)) == [] else 1)

@@ -1,0 +1,848 @@
+/* System calls as data, and the loop that forks cells and has each child execute them.
+ *
+ * A copied page costs 1.5 to 1.9 us, and whatever Python does after a fork copies hundreds
+ * (measured).  So nothing here touches a Python object between the fork and the moment when the
+ * child's program arrives; the launcher itself touches none between two cells.
+ *
+ * This file decides nothing.  steps.py lays a list out, enter.py says what is in it and why.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef CLONE_PIDFD
+#define CLONE_PIDFD 0x00001000
+#endif
+#ifndef CLONE_INTO_CGROUP
+#define CLONE_INTO_CGROUP 0x200000000ULL
+#endif
+#ifndef PR_GET_TID_ADDRESS
+#define PR_GET_TID_ADDRESS 40
+#endif
+/* The same on every architecture (asm-generic/unistd.h); headers of Linux 5.10 lack some. */
+enum {
+    NR_PIDFD_SEND_SIGNAL = 424, NR_OPEN_TREE = 428, NR_MOVE_MOUNT = 429, NR_FSOPEN = 430,
+    NR_FSCONFIG = 431, NR_FSMOUNT = 432, NR_PIDFD_OPEN = 434, NR_CLONE3 = 435,
+    NR_CLOSE_RANGE = 436, NR_OPENAT2 = 437, NR_PIDFD_GETFD = 438, NR_MOUNT_SETATTR = 442,
+    NR_LANDLOCK_CREATE_RULESET = 444,
+    NR_LANDLOCK_ADD_RULE = 445, NR_LANDLOCK_RESTRICT_SELF = 446,
+};
+
+enum { INPUTS = 16, INIT = 15, STREAMS = 5, MOST_STEPS = 4096, MOST_DATA = 1 << 20, ARGUMENTS = 6, PACKET = 512 };
+enum { MAGIC = 0x50455453, SETUP_FAILED = 70 /* EX_SOFTWARE; the status channel says what failed */ };
+
+/* What an argument is, four bits each: itself, where it lies in the data, or what a step answered. */
+enum { LITERAL, DATA, RESULT };
+/* What a step does. */
+enum { CALL, STORE, KEEP_ONLY, TELL, OPERATIONS };
+/* How a step may go wrong without ending the cell. */
+enum { MAY_FAIL = 1, KNOWN_FLAGS = 1 };
+
+struct step {
+    uint16_t operation;
+    uint16_t flags;
+    uint32_t number;     /* of the system call */
+    uint32_t kinds;      /* of the arguments */
+    uint32_t words;      /* where in the data its description lies, NUL-terminated */
+    int64_t arguments[ARGUMENTS];
+};
+
+struct header {
+    uint32_t magic, steps, data, relocations;
+    uint32_t status;     /* the number at which the status channel is to be found */
+    uint32_t inputs;     /* how many descriptors a cell is given */
+};
+
+struct relocation {
+    uint32_t where, target;  /* the 8 bytes of data there become the address of `target` */
+};
+
+struct program {
+    uint32_t count, size, status, inputs;
+    struct step *steps;
+    char *data;
+    int64_t *results;  /* INPUTS that the caller sets, then what each step answered */
+    size_t mapped;
+};
+
+/* reading a list: everything is checked before the first step */
+
+static int argument_is_valid(const struct step *step, unsigned at, uint32_t index, uint32_t size)
+{
+    unsigned kind = step->kinds >> (4 * at) & 15;
+    int64_t value = step->arguments[at];
+    if (kind == DATA)
+        return value >= 0 && value < size;
+    if (kind == RESULT)
+        return value >= 0 && value < INPUTS + (int64_t)index;
+    return kind == LITERAL;
+}
+
+static int step_is_valid(const struct program *program, uint32_t index)
+{
+    const struct step *step = &program->steps[index];
+    const char *data = program->data;
+    if (step->operation >= OPERATIONS || step->flags & ~KNOWN_FLAGS || step->kinds >> 24)
+        return 0;
+    if (step->words >= program->size || !memchr(data + step->words, 0, program->size - step->words))
+        return 0;
+    for (unsigned at = 0; at < ARGUMENTS; at++)
+        if (!argument_is_valid(step, at, index, program->size))
+            return 0;
+    unsigned first = step->kinds & 15;
+    int64_t offset = step->arguments[0], length = step->arguments[1];
+    if (step->operation == STORE)
+        return first == DATA && offset + 4 <= program->size;
+    if (step->operation == TELL)
+        return first == DATA && (step->kinds >> 4 & 15) == LITERAL && length > 0
+            && length <= PACKET && offset + length <= program->size;
+    return 1;
+}
+
+static const char *load(struct program *program, const char *bytes, size_t length)
+{
+    struct header header;
+    if (length < sizeof header)
+        return "it is shorter than its header";
+    memcpy(&header, bytes, sizeof header);
+    if (header.magic != MAGIC || header.steps > MOST_STEPS || header.data > MOST_DATA
+        || header.relocations > MOST_STEPS || header.inputs >= INIT)
+        return "its header is invalid";
+    size_t steps = header.steps * sizeof(struct step);
+    size_t relocations = header.relocations * sizeof(struct relocation);
+    if (length != sizeof header + steps + relocations + header.data)
+        return "its length is not what its header says";
+    size_t results = (INPUTS + header.steps) * sizeof(int64_t);
+    program->mapped = steps + results + header.data + 1;
+    char *memory = mmap(NULL, program->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return "there is no memory for it";
+    program->count = header.steps;
+    program->size = header.data;
+    program->status = header.status;
+    program->inputs = header.inputs;
+    program->steps = (struct step *)memory;
+    program->results = (int64_t *)(memory + steps);
+    program->data = memory + steps + results;
+    bytes += sizeof header;
+    memcpy(program->steps, bytes, steps);
+    memcpy(program->data, bytes + steps + relocations, header.data);
+    for (uint32_t n = 0; n < header.relocations; n++) {
+        struct relocation relocation;
+        memcpy(&relocation, bytes + steps + n * sizeof relocation, sizeof relocation);
+        if (relocation.target >= header.data || (uint64_t)relocation.where + 8 > header.data) {
+            munmap(memory, program->mapped);
+            return "a pointer in its data leads outside";
+        }
+        uint64_t address = (uint64_t)(uintptr_t)(program->data + relocation.target);
+        memcpy(program->data + relocation.where, &address, sizeof address);
+    }
+    for (uint32_t n = 0; n < header.steps; n++)
+        if (!step_is_valid(program, n)) {
+            munmap(memory, program->mapped);
+            return "a step is invalid";
+        }
+    return NULL;
+}
+
+/* executing it */
+
+static int send_packet(int sock, const void *packet, size_t length, const int *descriptors, size_t count)
+{
+    union {
+        char bytes[CMSG_SPACE(INPUTS * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {(void *)packet, length};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (count) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(count * sizeof(int));
+        memcpy(CMSG_DATA(rights), descriptors, count * sizeof(int));
+    }
+    return sendmsg(sock, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+static size_t put_integer(unsigned char *at, int64_t value)
+{
+    at[0] = 0xd3; /* msgpack: int 64 */
+    for (int n = 0; n < 8; n++)
+        at[1 + n] = (uint64_t)value >> (56 - 8 * n) & 0xff;
+    return 9;
+}
+
+static size_t put_double(unsigned char *at, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_integer(at, (int64_t)bits);
+    at[0] = 0xcb; /* msgpack: float 64 */
+    return 9;
+}
+
+/* Send a Failed frame (messages.py) of what failed and the kernel's answer. */
+static void tell_failure(int status, int number, const char *words)
+{
+    unsigned char packet[PACKET] = "\0\x93\xa6" "Failed";
+    size_t length = 9, size = strnlen(words, 200);
+    length += put_integer(packet + length, number);
+    packet[length++] = 0xd9; /* msgpack: str 8 */
+    packet[length++] = (unsigned char)size;
+    memcpy(packet + length, words, size);
+    (void)send_packet(status, packet, length + size, NULL, 0);
+}
+
+static int close_between(int64_t first, int64_t last)
+{
+    return first > last ? 0 : (int)syscall(NR_CLOSE_RANGE, first, last, 0);
+}
+
+/* Close every descriptor but 0 to 3 and those in `keep`, by number: /proc/self/fd can lie. */
+static int keep_only(int64_t *keep, unsigned count)
+{
+    for (unsigned n = 1; n < count; n++)
+        for (unsigned m = n; m > 0 && keep[m - 1] > keep[m]; m--) {
+            int64_t larger = keep[m - 1];
+            keep[m - 1] = keep[m];
+            keep[m] = larger;
+        }
+    int64_t first = 4;
+    for (unsigned n = 0; n < count; n++) {
+        if (keep[n] < first || keep[n] > INT32_MAX)
+            continue;
+        if (close_between(first, keep[n] - 1))
+            return -1;
+        first = keep[n] + 1;
+    }
+    return close_between(first, INT32_MAX);
+}
+
+static long execute_step(struct program *program, const struct step *step)
+{
+    int64_t value[ARGUMENTS];
+    for (unsigned at = 0; at < ARGUMENTS; at++) {
+        value[at] = step->arguments[at];
+        switch (step->kinds >> (4 * at) & 15) {
+        case DATA:
+            value[at] = (int64_t)(uintptr_t)(program->data + value[at]);
+            break;
+        case RESULT:
+            value[at] = program->results[value[at]];
+            break;
+        }
+    }
+    switch (step->operation) {
+    case STORE: {
+        int32_t stored = (int32_t)value[1];
+        memcpy((char *)(uintptr_t)value[0], &stored, sizeof stored);
+        return 0;
+    }
+    case KEEP_ONLY: {
+        int64_t keep[ARGUMENTS + 1 + INPUTS - STREAMS];
+        memcpy(keep, value, sizeof value);
+        keep[ARGUMENTS] = program->status;
+        memcpy(keep + ARGUMENTS + 1, program->results + STREAMS, (INPUTS - STREAMS) * sizeof *keep);
+        return keep_only(keep, sizeof keep / sizeof *keep);
+    }
+    case TELL: {
+        int descriptors[ARGUMENTS];
+        size_t count = 0;
+        for (unsigned at = 2; at < ARGUMENTS; at++)
+            if ((step->kinds >> (4 * at) & 15) == RESULT)
+                descriptors[count++] = (int)value[at];
+        return send_packet(
+            (int)program->status, (void *)(uintptr_t)value[0], (size_t)value[1], descriptors, count);
+    }
+    default:
+        return syscall(step->number, value[0], value[1], value[2], value[3], value[4], value[5]);
+    }
+}
+
+/* Execute every step; return the index of the first that the kernel refused, with errno, or -1. */
+static int64_t execute(struct program *program)
+{
+    for (uint32_t n = 0; n < program->count; n++) {
+        const struct step *step = &program->steps[n];
+        long answer = execute_step(program, step);
+        if (answer == -1 && !(step->flags & MAY_FAIL))
+            return n;
+        program->results[INPUTS + n] = answer;
+    }
+    return -1;
+}
+
+/* the launcher's loop */
+
+struct cell {
+    pid_t pid;
+    int pidfd, init, status;
+};
+
+struct launcher {
+    int sock, nursery, keeper, events;
+    int ahead;           /* how many inits the nursery is to have ready beyond the next */
+    int home[3];         /* the launcher's own net, ipc and uts namespaces */
+    void *thread_id;
+    struct program program;
+    struct cell *cells;
+    size_t room;
+};
+
+struct received {
+    unsigned char packet[PACKET];
+    ssize_t length;
+    int descriptors[INPUTS];
+    int count;
+};
+
+static void close_all(const int *descriptors, int count)
+{
+    for (int n = 0; n < count; n++)
+        close(descriptors[n]);
+}
+
+/* Receive one packet and its descriptors; -1 with errno, or EPROTO for one that was cut. */
+static int receive(int sock, struct received *into)
+{
+    union {
+        char bytes[CMSG_SPACE(INPUTS * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {into->packet, sizeof into->packet};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control,
+    };
+    do
+        into->length = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
+    while (into->length < 0 && errno == EINTR);
+    into->count = 0;
+    if (into->length < 0)
+        return -1;
+    for (struct cmsghdr *each = CMSG_FIRSTHDR(&message); each; each = CMSG_NXTHDR(&message, each))
+        if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
+            into->count = (int)((each->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(into->descriptors, CMSG_DATA(each), (size_t)into->count * sizeof(int));
+        }
+    if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        close_all(into->descriptors, into->count);
+        into->count = 0;
+        errno = EPROTO;
+        return -1;
+    }
+    return 0;
+}
+
+enum { NAMESPACES = 4, MOST_TRIES = 3 };
+
+static int is_alive(int pidfd)
+{
+    struct pollfd poll_one = {pidfd, POLLIN, 0};
+    return poll(&poll_one, 1, 0) == 0;
+}
+
+/* Take the next init from the nursery: a pidfd and its pid, net, ipc and uts namespaces.
+ * On failure tell `status`, in the nursery's own words where there are some. */
+static int take_init(struct launcher *launcher, int status, struct received *init)
+{
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        size_t wanted = (size_t)(1 + launcher->ahead);
+        launcher->ahead = 0; /* from now on as many are made as are taken */
+        if (send(launcher->nursery, "+++++++", wanted, MSG_NOSIGNAL) < 0 || receive(launcher->nursery, init)) {
+            tell_failure(status, errno, "asking the nursery for an init");
+            return -1;
+        }
+        if (init->count != 1 + NAMESPACES) {
+            close_all(init->descriptors, init->count);
+            if (init->length > 1)
+                (void)send_packet(status, init->packet, (size_t)init->length, NULL, 0);
+            else
+                tell_failure(status, ECHILD, "the nursery is gone");
+            return -1;
+        }
+        if (is_alive(init->descriptors[0]))
+            return 0;
+        close_all(init->descriptors, init->count); /* it was killed while it waited */
+    }
+    tell_failure(status, ESRCH, "clone of a cell's init");
+    return -1;
+}
+
+/* Where the C library keeps the thread's id, which clone3 has to set; NULL without CONFIG_CHECKPOINT_RESTORE. */
+static void *find_thread_id(void)
+{
+    void *found = NULL;
+    (void)prctl(PR_GET_TID_ADDRESS, &found);
+    return found;
+}
+
+/* Fork into new namespaces, and with `cgroup` >= 0 into that v2 cgroup: attaching the child later, by a
+ * write, costs ten times as much (measured). */
+static pid_t clone_process(uint64_t flags, int cgroup, void *thread_id, int *pidfd)
+{
+    uint64_t arguments[11] = {0};
+    arguments[0] = flags | CLONE_PIDFD;
+    arguments[1] = (uint64_t)(uintptr_t)pidfd;
+    if (thread_id) {
+        arguments[0] |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+        arguments[2] = (uint64_t)(uintptr_t)thread_id;
+    }
+    arguments[4] = SIGCHLD;
+    if (cgroup >= 0) {
+        arguments[0] |= CLONE_INTO_CGROUP;
+        arguments[10] = (uint64_t)cgroup;
+    }
+    return (pid_t)syscall(NR_CLONE3, arguments, sizeof arguments);
+}
+
+/* In the child: execute the list and wait for the program; returns once there is one, or the end. */
+static void become_guest(struct launcher *launcher, const int *given, int count, int init)
+{
+    struct program *program = &launcher->program;
+    int64_t *inputs = program->results;
+    int number = (int)program->status;
+    for (int n = 0; n < INPUTS; n++)
+        inputs[n] = n < count ? given[n] : -1;
+    inputs[INIT] = init;
+    /* Where many cells live, one of our own descriptors may have the number that status is to have. */
+    for (int n = 1; n < INPUTS; n++)
+        if (inputs[n] == number)
+            inputs[n] = dup(number);
+    if (inputs[0] != number && dup3((int)inputs[0], number, O_CLOEXEC) < 0)
+        _exit(SETUP_FAILED);
+    int64_t failed = execute(program);
+    if (failed >= 0) {
+        tell_failure(number, errno, program->data + program->steps[failed].words);
+        _exit(SETUP_FAILED);
+    }
+    char byte;
+    while (recv(3, &byte, 1, MSG_PEEK) < 0 && errno == EINTR)
+        ;
+}
+
+/* Go home: what is in a cell's namespaces must not outlive the cell.  Without that the launcher ends. */
+static int leave(struct launcher *launcher)
+{
+    for (int n = 0; n < 3; n++)
+        if (setns(launcher->home[n], 0))
+            return -1;
+    return 0;
+}
+
+static void kill_and_close(int pidfd)
+{
+    (void)syscall(NR_PIDFD_SEND_SIGNAL, pidfd, SIGKILL, NULL, 0);
+    close(pidfd);
+}
+
+static int remember(struct launcher *launcher, struct cell cell)
+{
+    size_t at = 0;
+    while (at < launcher->room && launcher->cells[at].pid)
+        at++;
+    if (at == launcher->room) {
+        size_t room = launcher->room ? 2 * launcher->room : 64;
+        struct cell *cells = mremap(
+            launcher->cells, launcher->room * sizeof cell, room * sizeof cell, MREMAP_MAYMOVE);
+        if (cells == MAP_FAILED)
+            return -1;
+        launcher->cells = cells;
+        launcher->room = room;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2 + at};
+    if (epoll_ctl(launcher->events, EPOLL_CTL_ADD, cell.pidfd, &event))
+        return -1;
+    launcher->cells[at] = cell;
+    return 0;
+}
+
+enum { IN_LAUNCHER, IN_GUEST, AT_END };
+
+/* Make one cell as a Fork frame asks. */
+static int fork_one(struct launcher *launcher, struct received *fork, int into_cgroup)
+{
+    struct received init;
+    int cgroup = into_cgroup ? fork->descriptors[--fork->count] : -1;
+    int status = fork->descriptors[0];
+    int outcome = IN_LAUNCHER;
+    struct cell cell = {0, -1, -1, status};
+    if (take_init(launcher, status, &init)) {
+        close_all(fork->descriptors, fork->count);
+        if (cgroup >= 0)
+            close(cgroup);
+        return IN_LAUNCHER;
+    }
+    cell.init = init.descriptors[0];
+    int refused = 0;
+    for (int n = 1; n <= NAMESPACES && !refused; n++)
+        refused = setns(init.descriptors[n], 0);
+    if (refused)
+        tell_failure(status, errno, "setns into a cell's namespaces");
+    else if (!(cell.pid = clone_process(CLONE_NEWNS, cgroup, launcher->thread_id, &cell.pidfd))) {
+        become_guest(launcher, fork->descriptors, fork->count, cell.init);
+        return IN_GUEST;
+    } else if ((refused = cell.pid < 0))
+        tell_failure(status, errno, "clone3 of a guest");
+    if (leave(launcher))
+        outcome = AT_END;
+    close_all(init.descriptors + 1, NAMESPACES);
+    close_all(fork->descriptors + 1, fork->count - 1);
+    if (cgroup >= 0)
+        close(cgroup);
+    if (!refused && remember(launcher, cell)) { /* no memory: nobody would reap it */
+        tell_failure(status, errno, "watching a guest");
+        (void)syscall(NR_PIDFD_SEND_SIGNAL, cell.pidfd, SIGKILL, NULL, 0);
+        (void)waitpid(cell.pid, NULL, 0);
+        close(cell.pidfd);
+        refused = 1;
+    }
+    if (refused) {
+        kill_and_close(cell.init);
+        close(status);
+    }
+    return outcome;
+}
+
+static double seconds(struct timeval time)
+{
+    return (double)time.tv_sec + (double)time.tv_usec / 1e6;
+}
+
+/* The guest's main process has ended, and with it the cell: send an Ended frame (messages.py). */
+static void bury(struct launcher *launcher, size_t at)
+{
+    struct cell cell = launcher->cells[at];
+    int wait_status = 0;
+    struct rusage usage = {0};
+    launcher->cells[at].pid = 0;
+    (void)epoll_ctl(launcher->events, EPOLL_CTL_DEL, cell.pidfd, NULL);
+    (void)wait4(cell.pid, &wait_status, 0, &usage);
+    close(cell.pidfd);
+    kill_and_close(cell.init);
+    unsigned char packet[64] = "\0\x95\xa5" "Ended";
+    size_t length = 8;
+    length += put_integer(packet + length, wait_status);
+    length += put_double(packet + length, seconds(usage.ru_utime));
+    length += put_double(packet + length, seconds(usage.ru_stime));
+    length += put_integer(packet + length, (int64_t)usage.ru_maxrss * 1024);
+    (void)send_packet(cell.status, packet, length, NULL, 0);
+    close(cell.status);
+}
+
+/* A Fork frame is array_like msgpack: its tag and one boolean (messages.py). */
+static const unsigned char FORK[] = "\0\x92\xa4" "Fork";
+enum { FORK_LENGTH = sizeof FORK - 1 };
+
+static int serve_one(struct launcher *launcher)
+{
+    struct received fork;
+    if (receive(launcher->sock, &fork) || fork.length == 0)
+        return AT_END;
+    int into_cgroup = fork.packet[FORK_LENGTH] == 0xc3;
+    if (fork.length != FORK_LENGTH + 1 || memcmp(fork.packet, FORK, FORK_LENGTH)
+        || (fork.packet[FORK_LENGTH] & 0xfe) != 0xc2 || fork.count != (int)launcher->program.inputs + into_cgroup) {
+        close_all(fork.descriptors, fork.count);
+        return AT_END; /* our own supervisor sends no such thing: fail closed */
+    }
+    return fork_one(launcher, &fork, into_cgroup);
+}
+
+static int serve(struct launcher *launcher)
+{
+    struct epoll_event events[32];
+    struct epoll_event sock = {.events = EPOLLIN, .data.u64 = 0};
+    struct epoll_event keeper = {.events = EPOLLIN, .data.u64 = 1};
+    launcher->events = epoll_create1(EPOLL_CLOEXEC);
+    if (launcher->events < 0 || epoll_ctl(launcher->events, EPOLL_CTL_ADD, launcher->sock, &sock)
+        || epoll_ctl(launcher->events, EPOLL_CTL_ADD, launcher->keeper, &keeper))
+        return AT_END;
+    for (;;) {
+        int count = epoll_wait(launcher->events, events, 32, -1);
+        if (count < 0 && errno != EINTR)
+            return AT_END;
+        for (int n = 0; n < count; n++) {
+            uint64_t which = events[n].data.u64;
+            if (which == 1)
+                return AT_END;
+            int outcome = IN_LAUNCHER;
+            if (which == 0)
+                outcome = serve_one(launcher);
+            else
+                bury(launcher, (size_t)which - 2);
+            if (outcome != IN_LAUNCHER)
+                return outcome;
+        }
+    }
+}
+
+/* the module */
+
+static PyObject *refuse(const char *why)
+{
+    PyErr_Format(PyExc_ValueError, "a list of steps cannot be loaded: %s", why);
+    return NULL;
+}
+
+PyDoc_STRVAR(serve_doc,
+"serve(program, sock, nursery, keeper, home, hooks) -> bool\n\n"
+"Fork a cell for each Fork frame on `sock`.  Return True in a guest whose program has arrived, and\n"
+"False in the launcher once the supervisor or the process behind the pidfd `keeper` is gone.  `home`\n"
+"are the launcher's own net, ipc and uts namespaces; `hooks` tells that functions were registered to be\n"
+"called after a fork (os.register_at_fork).  Raises ValueError for an invalid program.");
+
+static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    struct launcher launcher = {.events = -1, .ahead = 2};
+    const char *bytes;
+    Py_ssize_t length;
+    int hooks;
+    if (!PyArg_ParseTuple(arguments, "y#iii(iii)p", &bytes, &length, &launcher.sock, &launcher.nursery,
+                          &launcher.keeper, &launcher.home[0], &launcher.home[1], &launcher.home[2],
+                          &hooks))
+        return NULL;
+    const char *wrong = load(&launcher.program, bytes, (size_t)length);
+    if (!wrong && launcher.program.inputs == 0)
+        wrong = "a cell is given no status channel";
+    if (wrong)
+        return refuse(wrong);
+    launcher.thread_id = find_thread_id();
+    launcher.room = 64;
+    launcher.cells = mmap(NULL, launcher.room * sizeof(struct cell), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (launcher.cells == MAP_FAILED)
+        return PyErr_NoMemory();
+    /* The launcher has one thread, so the interpreter is as consistent in a child as it is here:
+     * PyOS_AfterFork_Child has nothing to mend, and would copy 200 pages.  What its hooks are for
+     * (random numbers) is done when a program comes, unless others than ours were registered. */
+    if (hooks)
+        PyOS_BeforeFork();
+    int outcome = serve(&launcher);
+    if (hooks && outcome == IN_GUEST)
+        PyOS_AfterFork_Child();
+    else if (hooks)
+        PyOS_AfterFork_Parent();
+    return PyBool_FromLong(outcome == IN_GUEST);
+}
+
+PyDoc_STRVAR(count_doc,
+"count(program) -> int\n\n"
+"Return how many steps a program has.  Raises ValueError for an invalid program.");
+
+static PyObject *steps_count(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    struct program program;
+    const char *bytes;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(arguments, "y#", &bytes, &length))
+        return NULL;
+    const char *wrong = load(&program, bytes, (size_t)length);
+    if (wrong)
+        return refuse(wrong);
+    munmap(program.steps, program.mapped);
+    return PyLong_FromUnsignedLong(program.count);
+}
+
+PyDoc_STRVAR(execute_doc,
+"execute(program, inputs) -> tuple\n\n"
+"Execute a program in this process, for tests and benchmarks: return (index, errno, words) of the first step that\n"
+"the kernel refused, or () if none was.  Raises ValueError for an invalid program.");
+
+static PyObject *steps_execute(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    struct program program;
+    const char *bytes;
+    Py_ssize_t length;
+    PyObject *inputs;
+    if (!PyArg_ParseTuple(arguments, "y#O", &bytes, &length, &inputs))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(inputs);
+    if (count < 0)
+        return NULL;
+    const char *wrong = count > INPUTS ? "it has too many inputs" : load(&program, bytes, (size_t)length);
+    if (wrong)
+        return refuse(wrong);
+    for (Py_ssize_t n = 0; n < INPUTS; n++)
+        program.results[n] = -1;
+    for (Py_ssize_t n = 0; n < count; n++) {
+        PyObject *item = PySequence_GetItem(inputs, n);
+        if (!item)
+            break;
+        program.results[n] = PyLong_AsLongLong(item);
+        Py_DECREF(item);
+        if (PyErr_Occurred())
+            break;
+    }
+    PyObject *answer = NULL;
+    if (!PyErr_Occurred()) {
+        int64_t failed = execute(&program);
+        answer = failed < 0
+            ? PyTuple_New(0)
+            : Py_BuildValue("(Lis)", (long long)failed, errno, program.data + program.steps[failed].words);
+    }
+    munmap(program.steps, program.mapped);
+    return answer;
+}
+
+PyDoc_STRVAR(fork_doc,
+"fork(flags=0, cgroup=-1) -> int\n\n"
+"Fork as `serve` does, without the hooks of os.register_at_fork, into the new namespaces of `flags` and\n"
+"the v2 cgroup whose directory is open as `cgroup`; return 0 in the child.  Raises OSError.");
+
+static PyObject *steps_fork(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    unsigned long long flags = 0;
+    int cgroup = -1, pidfd = -1;
+    if (!PyArg_ParseTuple(arguments, "|Ki", &flags, &cgroup))
+        return NULL;
+    pid_t pid = clone_process(flags, cgroup, find_thread_id(), &pidfd);
+    if (pid < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    if (pid)
+        close(pidfd);
+    return PyLong_FromLong(pid);
+}
+
+PyDoc_STRVAR(written_doc,
+"written(pagemap, regions, out) -> None\n\n"
+"Write to `out` which pages of `regions` (pairs of 64-bit start and end) are this process's own, as\n"
+"pairs of address and length.  `pagemap` is /proc/self/pagemap (its bits 63, 61 and 56).");
+
+struct found {
+    int out;
+    unsigned count;
+    uint64_t ranges[1024][2];
+};
+
+static int flush_ranges(struct found *found)
+{
+    size_t size = found->count * sizeof *found->ranges;
+    found->count = 0;
+    return size && write(found->out, found->ranges, size) != (ssize_t)size ? -1 : 0;
+}
+
+static int add_range(struct found *found, const uint64_t *range)
+{
+    if (!range[1])
+        return 0;
+    memcpy(found->ranges[found->count++], range, sizeof *found->ranges);
+    return found->count == sizeof found->ranges / sizeof *found->ranges ? flush_ranges(found) : 0;
+}
+
+/* In C, because Python that counts pages writes a hundred of its own. */
+static PyObject *steps_written(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    int pagemap, out;
+    const char *regions;
+    Py_ssize_t length;
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t range[2] = {0, 0};
+    struct found found = {.out = -1};
+    if (!PyArg_ParseTuple(arguments, "iy#i", &pagemap, &regions, &length, &out))
+        return NULL;
+    found.out = out;
+    for (Py_ssize_t at = 0; at + 16 <= length; at += 16) {
+        uint64_t region[2], words[128];
+        memcpy(region, regions + at, sizeof region);
+        for (uint64_t start = region[0]; start < region[1]; start += 128 * page) {
+            ssize_t size = pread(pagemap, words, sizeof words, (off_t)(start / page * 8));
+            for (uint64_t n = 0; size > 0 && n < (uint64_t)size / 8 && start + n * page < region[1]; n++) {
+                if (!(words[n] >> 63) || words[n] >> 61 & 1 || !(words[n] >> 56 & 1))
+                    continue;
+                if (range[0] + range[1] != start + n * page) {
+                    if (add_range(&found, range))
+                        return PyErr_SetFromErrno(PyExc_OSError);
+                    range[0] = start + n * page;
+                    range[1] = 0;
+                }
+                range[1] += page;
+            }
+        }
+    }
+    if (add_range(&found, range) || flush_ranges(&found))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"written", steps_written, METH_VARARGS, written_doc},
+    {"fork", steps_fork, METH_VARARGS, fork_doc},
+    {"serve", steps_serve, METH_VARARGS, serve_doc},
+    {"count", steps_count, METH_VARARGS, count_doc},
+    {"execute", steps_execute, METH_VARARGS, execute_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static const struct {
+    const char *name;
+    int number;
+} NUMBERS[] = {
+    {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
+    {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"madvise", SYS_madvise},
+    {"mkdirat", SYS_mkdirat}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
+    {"prctl", SYS_prctl},
+    {"prlimit64", SYS_prlimit64}, {"rt_sigaction", SYS_rt_sigaction}, {"seccomp", SYS_seccomp}, {"setsid", SYS_setsid},
+    {"socket", SYS_socket}, {"umask", SYS_umask}, {"unshare", SYS_unshare}, {"write", SYS_write},
+    {"open_tree", NR_OPEN_TREE}, {"move_mount", NR_MOVE_MOUNT}, {"fsopen", NR_FSOPEN},
+    {"fsconfig", NR_FSCONFIG}, {"fsmount", NR_FSMOUNT}, {"pidfd_open", NR_PIDFD_OPEN},
+    {"close_range", NR_CLOSE_RANGE}, {"openat2", NR_OPENAT2}, {"pidfd_getfd", NR_PIDFD_GETFD},
+    {"mount_setattr", NR_MOUNT_SETATTR},
+    {"landlock_create_ruleset", NR_LANDLOCK_CREATE_RULESET},
+    {"landlock_add_rule", NR_LANDLOCK_ADD_RULE},
+    {"landlock_restrict_self", NR_LANDLOCK_RESTRICT_SELF},
+};
+
+static int add_numbers(PyObject *module)
+{
+    PyObject *numbers = PyDict_New();
+    if (!numbers)
+        return -1;
+    for (size_t n = 0; n < sizeof NUMBERS / sizeof *NUMBERS; n++) {
+        PyObject *number = PyLong_FromLong(NUMBERS[n].number);
+        if (!number || PyDict_SetItemString(numbers, NUMBERS[n].name, number)) {
+            Py_XDECREF(number);
+            Py_DECREF(numbers);
+            return -1;
+        }
+        Py_DECREF(number);
+    }
+    int failed = PyModule_AddObjectRef(module, "NUMBERS", numbers);
+    Py_DECREF(numbers);
+    return failed;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_numbers}, {0, NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_steps",
+    .m_doc = "System calls as data, and the loop that forks cells.",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__steps(void)
+{
+    return PyModuleDef_Init(&module);
+}

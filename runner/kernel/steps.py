@@ -1,0 +1,175 @@
+"""`Steps`: a list of system calls, laid out as data that steps.c executes without Python.
+
+A step is a system call with up to six arguments.  An argument is a number, bytes that the kernel
+reads, or the `Result` of an earlier step.  Nothing is executed here: the list can be printed, counted
+and changed before any process is forked.
+"""
+
+import struct
+from collections.abc import Collection
+from typing import NamedTuple, Protocol, TypeVar
+
+from . import _steps
+
+_HEADER = struct.Struct("=6I")
+_STEP = struct.Struct("=HHIII6q")
+_RELOCATION = struct.Struct("=2I")
+_MAGIC = 0x50455453
+_INPUTS = 16
+_ARGUMENTS = 6
+_LITERAL, _DATA, _RESULT = range(3)
+_CALL, _STORE, _KEEP_ONLY, _TELL = range(4)
+MAY_FAIL = 1
+
+
+class Result(NamedTuple):
+    """What an input or an earlier step gives: most often a descriptor."""
+
+    at: int
+
+
+class Text(NamedTuple):
+    """A place in the list's data, or of a call that is made at once: an address."""
+
+    offset: int
+
+
+Argument = int | bytes | Result | Text | None
+Descriptor = TypeVar("Descriptor", bound=int | Result)
+_Answer = TypeVar("_Answer", bound=int | Result, covariant=True)
+
+
+class Calls(Protocol[_Answer]):
+    """What a function needs that makes system calls: `Steps` notes them, `Now` makes them at once."""
+
+    def call(self, name: str, *arguments: Argument, about: str = "") -> _Answer: ...
+
+    def structure(self, data: bytes, pointers: dict[int, bytes] | None = None) -> Text: ...
+
+
+class Step(NamedTuple):
+    """One step: the layer that it belongs to, the call's name, what it is about, and its layout."""
+
+    layer: str
+    name: str
+    about: str
+    operation: int
+    flags: int
+    arguments: tuple[Argument, ...]
+
+    @property
+    def is_call(self) -> bool:
+        """Tell whether it asks the kernel for something."""
+        return self.operation != _STORE
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.about}" if self.about else self.name
+
+
+class Steps:
+    """A list of steps under construction; `layout` gives what `serve` and `execute` take."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._layer = ""
+        self._data = bytearray()
+        self._places: dict[bytes, int] = {}
+        self._pointers: list[tuple[int, int]] = []
+
+    def layer(self, name: str) -> None:
+        """Name the layer that the steps after this belong to."""
+        self._layer = name
+
+    def up_to(self, layers: Collection[str]) -> "Steps":
+        """Return a list that ends with the last step of `layers`."""
+        part = Steps()
+        vars(part).update(vars(self))
+        ends = [n for n, step in enumerate(self.steps, 1) if step.layer in layers]
+        part.steps = self.steps[: max(ends, default=0)]
+        return part
+
+    def input(self, number: int) -> Result:
+        """Return the descriptor that a cell is given as its `number`-th, -1 if it is given none."""
+        if not 0 <= number < _INPUTS:
+            raise ValueError(f"number: must be from 0 to {_INPUTS - 1}, got {number}")
+        return Result(number)
+
+    def call(self, name: str, *arguments: Argument, about: str = "", flags: int = 0) -> Result:
+        """Add the system call `name`; return what it will answer."""
+        return self._add(name, about, _CALL, flags, arguments)
+
+    def keep_only(self, *descriptors: int) -> None:
+        """Close every descriptor but 0 to 3, the status channel, the inputs after them that were given,
+        and `descriptors`."""
+        self._add("close_range", "every other descriptor", _KEEP_ONLY, 0, descriptors)
+
+    def tell(self, frame: bytes, *descriptors: Result, about: str) -> None:
+        """Send `frame`, with `descriptors`, on the status channel."""
+        place = Text(self._append(frame))
+        self._add("sendmsg", about, _TELL, 0, (place, len(frame), *descriptors))
+
+    def structure(self, data: bytes, pointers: dict[int, bytes] | None = None) -> Text:
+        """Place a structure of its own; `pointers`: offset in it -> what the pointer there leads to."""
+        offset = self._append(data)
+        for where, target in (pointers or {}).items():
+            self._pointers.append((offset + where, self._append(target)))
+        return Text(offset)
+
+    def store(self, place: Text, offset: int, value: Result) -> None:
+        """Write a descriptor, as an int, into a structure."""
+        self._add("store", "", _STORE, 0, (Text(place.offset + offset), value))
+
+    def layout(self, status: int, inputs: int, without: int = -1) -> bytes:
+        """Return the list as steps.c reads it; the status channel is to be descriptor `status`,
+        and a cell is given exactly `inputs` descriptors.
+
+        Step `without` is one that the kernel refuses (ENOSYS): for tests.
+        """
+        laid = [self._lay(step) for step in self.steps]
+        if without >= 0:
+            _, flags, _, kinds, words, *rest = laid[without]
+            laid[without] = (_CALL, flags & ~MAY_FAIL, 0xFFFF, kinds, words, *rest)
+        header = (_MAGIC, len(laid), len(self._data), len(self._pointers), status, inputs)
+        parts = [_HEADER.pack(*header)]
+        parts += [_STEP.pack(*step) for step in laid]
+        parts += [_RELOCATION.pack(*pair) for pair in self._pointers]
+        return b"".join((*parts, self._data))
+
+    def _add(
+        self, name: str, about: str, operation: int, flags: int, arguments: tuple[Argument, ...]
+    ) -> Result:
+        step = Step(self._layer, name, about, operation, flags, arguments)
+        if len(step.arguments) > _ARGUMENTS:
+            raise ValueError(f"{step}: has more than {_ARGUMENTS} arguments")
+        self.steps.append(step)
+        return Result(_INPUTS + len(self.steps) - 1)
+
+    def _lay(self, step: Step) -> tuple[int, ...]:
+        kinds, values = 0, [0] * _ARGUMENTS
+        for at, argument in enumerate(step.arguments):
+            kind, values[at] = self._argument(argument)
+            kinds |= kind << (4 * at)
+        number = _steps.NUMBERS[step.name] if step.operation == _CALL else 0
+        return step.operation, step.flags, number, kinds, self._text(str(step).encode()), *values
+
+    def _argument(self, argument: Argument) -> tuple[int, int]:
+        if argument is None:
+            return _LITERAL, 0
+        if isinstance(argument, Result):
+            return _RESULT, argument.at
+        if isinstance(argument, Text):
+            return _DATA, argument.offset
+        if isinstance(argument, bytes):
+            return _DATA, self._text(argument)
+        return _LITERAL, argument
+
+    def _text(self, text: bytes) -> int:
+        """Place a NUL-terminated string; equal ones once."""
+        if text not in self._places:
+            self._places[text] = self._append(text + b"\0")
+        return self._places[text]
+
+    def _append(self, data: bytes) -> int:
+        self._data += bytes(-len(self._data) % 8)
+        self._data += data
+        return len(self._data) - len(data)

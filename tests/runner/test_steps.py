@@ -1,0 +1,327 @@
+"""Lists of system calls: how they are laid out, executed and refused, and the loop that forks cells."""
+
+import array
+import errno
+import os
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwright import Sandbox
+from cellwright.runner import channel
+from cellwright.runner.cell.enter import TASKS
+from cellwright.runner.kernel import _steps
+from cellwright.runner.kernel.steps import MAY_FAIL, Result, Steps
+from cellwright.runner.messages import Ended, Failed, Fork, decode, encode
+from tests.conftest import ROOT, policy_named
+
+STATUS = 900
+
+
+def execute(do: Steps, inputs: tuple[int, ...] = ()) -> tuple[object, ...]:
+    return _steps.execute(do.layout(STATUS, 0), inputs)
+
+
+def test_a_step_takes_what_an_earlier_one_answered(tmp_path: Path) -> None:
+    do = Steps()
+    file = str(tmp_path / "f").encode()
+    opened = do.call("openat", -100, file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    do.call("write", opened, b"text", 4)
+    do.call("close", opened)
+    assert execute(do) == ()
+    assert (tmp_path / "f").read_bytes() == b"text"
+
+
+def test_an_input_is_what_the_caller_gives() -> None:
+    read, write = os.pipe()
+    do = Steps()
+    do.call("write", do.input(3), b"x", 1)
+    assert execute(do, (-1, -1, -1, write)) == ()
+    assert os.read(read, 9) == b"x"
+    for each in (read, write):
+        os.close(each)
+
+
+def test_an_input_that_was_not_given_is_no_descriptor() -> None:
+    do = Steps()
+    do.call("write", do.input(7), b"x", 1, about="nowhere")
+    assert execute(do) == (0, errno.EBADF, "write: nowhere")
+
+
+def test_a_descriptor_is_stored_in_a_structure_and_pointers_lead_to_their_target() -> None:
+    ours, theirs = socket.socketpair()
+    do = Steps()
+    place = do.structure(bytes(16), {8: b"abc"})
+    do.store(place, 0, do.input(0))
+    do.call("write", do.input(0), place, 16)
+    with ours, theirs:
+        assert execute(do, (theirs.fileno(),)) == ()
+        seen = ours.recv(100)
+        assert int.from_bytes(seen[:4], "little") == theirs.fileno()
+        assert int.from_bytes(seen[8:], "little") > 4096
+
+
+def test_a_frame_is_sent_with_its_descriptors() -> None:
+    ours, status = channel.pair()
+    os.dup2(status.fileno(), STATUS)
+    do = Steps()
+    do.tell(b"\0frame", do.input(0), about="a pipe")
+    read, write = os.pipe()
+    try:
+        assert execute(do, (read,)) == ()
+        frame, (received,) = channel.receive_with_descriptors(ours)
+    finally:
+        os.close(STATUS)
+    os.write(write, b"x")
+    assert (frame, os.read(received, 1)) == (b"frame", b"x")
+    for each in (read, write, received):
+        os.close(each)
+    ours.close()
+    status.close()
+
+
+def test_the_first_step_that_is_refused_ends_the_list(tmp_path: Path) -> None:
+    do = Steps()
+    do.call("close", -1, about="nothing", flags=MAY_FAIL)
+    do.call("close", -1, about="nothing")
+    do.call("mkdirat", -100, str(tmp_path / "d").encode(), 0o700)
+    assert execute(do) == (1, errno.EBADF, "close: nothing")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_list_ends_where_a_layer_does() -> None:
+    do = Steps()
+    for layer in ("a", "b", "c"):
+        do.layer(layer)
+        do.call("getpid")
+        do.call("getpid")
+    assert [step.layer for step in do.up_to(["a", "b"]).steps] == ["a", "a", "b", "b"]
+    assert do.up_to(["d"]).steps == []
+    assert len(do.steps) == 6
+
+
+def test_every_descriptor_is_closed_but_those_that_are_kept() -> None:
+    do = Steps()
+    kept = os.open("/dev/null", os.O_RDONLY)
+    also = os.open("/dev/null", os.O_RDONLY)
+    do.keep_only(kept)
+    program = do.layout(STATUS, 0)
+    read, write = os.pipe()
+    os.dup2(write, STATUS)
+    pid = os.fork()
+    if pid == 0:
+        _steps.execute(program, (-1, -1, -1, -1, -1, also))
+        left = [number for number in range(1024) if _is_open(number)]
+        os.write(STATUS, repr(left).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    stood = [number for number in range(4) if _is_open(number)]
+    assert os.read(read, 4096).decode() == repr(sorted({*stood, kept, also, STATUS}))
+    for each in (kept, also, read, write, STATUS):
+        os.close(each)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def test_what_has_no_place_in_a_list_is_refused() -> None:
+    do = Steps()
+    with pytest.raises(ValueError, match="number: must be from 0 to 15, got 16"):
+        do.input(16)
+    with pytest.raises(ValueError, match="more than 6 arguments"):
+        do.call("write", 1, 2, 3, 4, 5, 6, 7)
+
+
+def sample() -> bytes:
+    do = Steps()
+    opened = do.call("openat", -100, b"/dev/null", os.O_CLOEXEC, about="null")
+    do.store(do.structure(bytes(16), {8: b"abc"}), 0, opened)
+    do.tell(b"frame", opened, about="it")
+    do.keep_only(7)
+    do.call("close", opened, flags=MAY_FAIL)
+    return do.layout(STATUS, 5)
+
+
+def malformed() -> list[bytes]:
+    """Return lists that must be refused: cut at every length, too long, and with each field off."""
+    whole = sample()
+    found = [whole[:length] for length in range(len(whole))]
+    found += [whole + b"\0", b"\0" * 24, b"\xff" * len(whole)]
+    for at, value in ((0, 0), (4, 5000), (8, 1 << 30), (12, 5000), (20, 15)):  # of the header
+        found.append(whole[:at] + value.to_bytes(4, "little") + whole[at + 4 :])
+    step = 24
+    for at, value in ((0, 9), (2, 6), (8, 0xF), (8, 1 << 24), (12, 1 << 20)):  # of the first step
+        size = 2 if at < 4 else 4
+        found.append(
+            whole[: step + at] + value.to_bytes(size, "little") + whole[step + at + size :]
+        )
+    forward = (2).to_bytes(4, "little") + whole[step + 12 : step + 16] + (16).to_bytes(8, "little")
+    found.append(whole[: step + 8] + forward + whole[step + 24 :])  # what it answers itself
+    relocation = 24 + 5 * 64
+    for value in (1 << 30, 0xFFFFFFFF):
+        found.append(whole[:relocation] + value.to_bytes(4, "little") + whole[relocation + 4 :])
+    return found
+
+
+def test_a_list_that_is_malformed_is_refused_before_its_first_step() -> None:
+    assert _steps.count(sample()) == 5
+    for program in malformed():
+        with pytest.raises(ValueError, match="a list of steps cannot be loaded"):
+            _steps.count(program)
+        with pytest.raises(ValueError, match="a list of steps cannot be loaded"):
+            _steps.execute(program, ())
+
+
+@given(st.integers(0, len(sample()) - 1), st.binary(min_size=1, max_size=16))
+def test_a_list_with_other_bytes_has_its_steps_or_is_refused(at: int, data: bytes) -> None:
+    """It is not executed: other bytes are other system calls."""
+    program = sample()
+    program = program[:at] + data + program[at + len(data) :]
+    try:
+        assert _steps.count(program) <= 5
+    except ValueError as error:
+        assert "cannot be loaded" in str(error)
+
+
+# The same with a compiler that watches memory and arithmetic
+
+UNDER_SANITIZERS = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("cellwright.runner.kernel._steps", sys.argv[1])
+checked = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(checked)
+sys.path[:0] = sys.argv[2:]
+from tests.runner import test_steps as tests
+import random
+whole = tests.sample()
+assert checked.count(whole) == 5
+for program in tests.malformed():
+    for take in (checked.count, lambda each: checked.execute(each, ())):
+        try:
+            take(program)
+        except ValueError:
+            continue
+        raise AssertionError(program)
+dice = random.Random(7)
+for _ in range(20_000):
+    torn = bytearray(whole)
+    for _ in range(dice.randint(1, 4)):
+        torn[dice.randrange(len(torn))] = dice.choice((0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)))
+    try:
+        checked.count(bytes(torn))
+    except ValueError:
+        pass
+do = tests.Steps()
+do.keep_only(1 << 31, -(1 << 31), 2**63 - 1, -(2**63), 900, 899)
+assert checked.execute(do.layout(tests.STATUS, 0), ()) == ()
+print("clean")
+"""
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """steps.c without a warning, and with checks of its own."""
+    module = tmp_path_factory.mktemp("steps") / "_steps.so"
+    command = [
+        "gcc", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-shared", "-fPIC",
+        "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+        f"-I{sysconfig.get_path('include')}", str(ROOT / "runner/kernel/steps.c"), "-o", str(module),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return module
+
+
+def test_no_list_makes_the_reader_touch_memory_that_is_not_its(checked: Path) -> None:
+    libraries = [
+        subprocess.run(
+            ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", UNDER_SANITIZERS, str(checked), str(ROOT), *sys.path],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
+
+
+# The launcher's loop
+
+FRAME = channel.packets(encode(Fork(into_cgroup=False)))[0]
+
+
+def send(sock: socket.socket, packet: bytes, count: int) -> None:
+    rights = array.array("i", [sock.fileno()] * count)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else []
+    sock.sendmsg([packet], ancillary)
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize(
+    ("packet", "more"),
+    [
+        (FRAME, -1), (FRAME, 1), (FRAME, -100), (FRAME, 40), (FRAME[:-1] + b"\xc3", 0), (FRAME[:-1], 0),
+        (FRAME + b"\xc2", 0), (FRAME[:-1] + b"\xc0", 0), (b"\0", 0), (b"\0" + bytes(60_000), 0),
+        (b"\0\x92\xa4Form\xc2", 0),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_a_frame_that_is_no_fork_ends_the_launcher(packet: bytes, more: int) -> None:
+    """The supervisor sends no such thing: whatever it is, no cell comes of it."""
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        launcher = sandbox._supervisor.generation.launcher
+        joins = sandbox._supervisor.generation.boot.joins
+        pidfd = os.pidfd_open(launcher.pids()[2])
+        send(launcher._sock, packet, max(0, TASKS + joins + more))
+        assert channel.has_news(pidfd, 20)
+        os.close(pidfd)
+        assert sandbox.execute("1 + 1").value == 2  # of another launcher
+
+
+def test_frames_that_c_reads_and_writes_are_those_of_python() -> None:
+    """Fork is compared there byte by byte; Failed and Ended are put together there."""
+    assert FRAME == b"\0\x92\xa4Fork\xc2"
+    failed = b"\x93\xa6Failed\xd3" + (5).to_bytes(8, "big") + b"\xd9\x01x"
+    assert decode(failed, Failed) == Failed(5, "x")
+    one, half = (1).to_bytes(8, "big"), struct.pack(">d", 0.5)
+    ended = b"\x95\xa5Ended\xd3" + one + b"\xcb" + half + b"\xcb" + half + b"\xd3" + one
+    assert decode(ended, Ended) == Ended(1, 0.5, 0.5, 1)
+
+
+_CELLS = 50
+_MOST_FAULTS = 10  # of the launcher for a cell: 2 were measured
+
+
+@pytest.mark.needs("userns")
+def test_the_launcher_writes_hardly_any_page_for_a_cell() -> None:
+    """Each page that it writes between two forks is copied once more."""
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        sandbox.execute("1")
+        launcher = sandbox._supervisor.generation.launcher.pids()[2]
+        before = minor_faults(launcher)
+        for _ in range(_CELLS):
+            sandbox.execute("1")
+        faults = minor_faults(launcher) - before
+    assert faults <= _MOST_FAULTS * _CELLS, faults
+
+
+def minor_faults(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+def test_an_index_of_a_result_is_after_the_inputs() -> None:
+    assert Steps().call("getpid") == Result(16)
