@@ -1,6 +1,6 @@
-"""Documents by number, by id, by what they are called, and by what they are of.
+"""Documents by number, by id, by name and by facet (server, state, kind, tag).
 
-Pure.  What they say is in `postings.py`.
+Pure.  `postings.py` has their words.
 """
 
 import functools
@@ -14,8 +14,8 @@ _JOINTS, _PUNCTUATION = "_-.", "\"'`()[]{}<>,;:!?."
 
 
 class Filter(NamedTuple):
-    """Which documents may be found: all that have one of each that is given, and all of `tags`; of
-    `ids`, where they are given, none means none."""
+    """The documents that may be found: of `server`, with all `tags`, with one of `states` and one of
+    `kinds`, and with one of `ids`.  A missing field filters nothing; empty `ids` allow none."""
 
     server: str | None = None
     tags: Collection[str] = ()
@@ -25,7 +25,7 @@ class Filter(NamedTuple):
 
 
 class DocumentStore:
-    """Documents that can be looked up; each has a number as long as it is there."""
+    """Documents with indexes by id, name and facet; each keeps its number until it is removed."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -53,7 +53,7 @@ class DocumentStore:
         return self._documents[number].id
 
     def add(self, document: Document) -> int:
-        """Add a document whose id is not there, and return its number."""
+        """Add a document with a new id, and return its number."""
         number, self._next = self._next, self._next + 1
         self._numbers[document.id], self._documents[number] = number, document
         for key in _keys(document):
@@ -63,7 +63,7 @@ class DocumentStore:
         return number
 
     def remove(self, id: str) -> int | None:
-        """Remove a document, and return the number that it had, if it was there."""
+        """Remove a document, and return its number; None if the id is unknown."""
         number = self._numbers.pop(id, None)
         if number is not None:
             document = self._documents.pop(number)
@@ -74,7 +74,7 @@ class DocumentStore:
         return number
 
     def allowed(self, only: Filter) -> Set[int] | None:
-        """Return which documents a filter lets through; None: all."""
+        """Return the documents that a filter allows; None for all."""
         sets = [self._facets.get(("tag", tag), set()) for tag in only.tags]
         if only.ids is not None:
             sets.append({self._numbers[id] for id in only.ids if id in self._numbers})
@@ -88,7 +88,7 @@ class DocumentStore:
         return functools.reduce(set.intersection, sorted(sets, key=len)) if sets else None
 
     def called(self, query: str, allowed: Set[int] | None) -> list[int]:
-        """Return the documents whose name a query is, or holds as a word that can only be a name."""
+        """Return the documents whose name equals the query, or a word of it that can only be a name."""
         found: dict[int, None] = {}
         for key in _keys_asked(query):
             numbers = self._names.get(key, ())
@@ -107,15 +107,15 @@ def _facets(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _keys(document: Document) -> set[str]:
-    """Return what a document may be called by."""
+    """Return the keys under which a document is found by name."""
     names = (document.name, document.full_name)
     return {document.id, *names, *map(squeezed, names)} - {""}
 
 
 def _keys_asked(query: str) -> Iterator[str]:
-    """Give what a query may call a document by, that meant most plainly first.
+    """Yield the keys of names in a query, the most explicit first.
 
-    A single word of a sentence is meant as a name if nobody would write it otherwise.
+    A word of a sentence is a name if it is not written like an ordinary word.
     """
     query = query[:MAX_CHARACTERS].strip()
     yield query
@@ -128,7 +128,7 @@ def _keys_asked(query: str) -> Iterator[str]:
 
 
 def _take(sets: dict[Any, set[int]], key: object, number: int) -> None:
-    """Take a number out of a set, and the set away with the last."""
+    """Remove a number from a set, and the set when it is empty."""
     sets[key].discard(number)
     if not sets[key]:
         del sets[key]

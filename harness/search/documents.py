@@ -1,7 +1,7 @@
-"""What can be searched for, and how much of it is shown.
+"""Documents: tools and skills as search knows them, and as an agent sees them.
 
-Pure.  Whatever comes from others - names, descriptions, schemas - is bounded here and rid of what
-nobody sees, so that nothing hidden in it reaches a model or a terminal.
+Pure.  Names, descriptions and schemas come from others: they are cut here and lose their hidden
+characters, so that none reaches a model or a terminal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from ..text.hidden import visible
 Kind = Literal["made", "host", "mcp", "skill"]
 Detail = Literal["name", "summary", "full"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# What others call the levels.
+# The levels, with aliases.
 _DETAILS: dict[str, Detail] = {
     "name": "name", "summary": "summary", "full": "full", "brief": "summary", "detailed": "full",
 }  # fmt: skip
@@ -25,7 +25,7 @@ _MAX_PARAMETERS = 64
 _MAX_TAGS = 32
 _MAX_DEPTH = 4
 _MAX_BREADTH = 1000
-# Where schemas hold schemas that describe the same value, or its elements.
+# Keywords with schemas of the same value, or of its elements.
 _INSIDE = ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties")
 
 
@@ -35,7 +35,7 @@ class Parameter(msgspec.Struct, frozen=True, gc=False):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A tool or a skill as search knows it.  `id` is unique in an index; names need not be."""
+    """A tool or a skill.  `id` is unique in an index; names need not be."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ def document_of(
     id: str, name: str, description: str, schema: Mapping[str, Any] | None = None, *,
     tags: tuple[str, ...] = (), server: str = "", state: str = "", kind: Kind = "host",
 ) -> Document:  # fmt: skip
-    """Return the document of a tool, made of what its author wrote; `schema` is that of its input."""
+    """Return the document of a tool from the texts of its author; `schema` is that of its input."""
     return Document(
         id=id, name=visible(name, _MAX_NAME), description=visible(description),
         parameters=parameters_of(schema or {}), server=visible(server, _MAX_NAME), state=state,
@@ -64,9 +64,9 @@ def document_of(
 
 
 def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """Return the properties of a JSON Schema, nested ones after those that hold them.
+    """Return the properties of a JSON Schema, nested ones after their parents.
 
-    As many, and as deep, as one who looks for a tool could ask for.  References are not followed.
+    At most 64, four levels deep.  References are not followed.
     """
     found: dict[str, str] = {}
     for name, description in _properties(schema):
@@ -82,7 +82,7 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give names and descriptions, level by level, of a schema that may be anything."""
+    """Yield names and descriptions of properties, level by level; the schema may be malformed."""
     level: list[Any] = [schema]
     for _ in range(_MAX_DEPTH):
         inside: list[Any] = []
@@ -114,11 +114,11 @@ def _held(schema: Mapping[Any, Any]) -> Iterator[Any]:
 def shown(document: Document, detail: str = "summary") -> dict[str, Any]:
     """Return a document as an agent reads it: its `name`, a `summary`, or in `full`.
 
-    `brief` is summary and `detailed` is full.  Raises PolicyError for another level.
+    `brief` and `detailed` are aliases of summary and full.  Raises PolicyError for any other level.
     """
     level = _DETAILS.get(detail)
     if level is None:
-        raise PolicyError(f"detail: {detail!r} is none of {', '.join(_DETAILS)}")
+        raise PolicyError(f"detail: must be one of {', '.join(_DETAILS)}, got {detail!r}")
     if level == "name":
         return {"name": document.full_name}
     if level == "summary":
@@ -132,7 +132,7 @@ def shown(document: Document, detail: str = "summary") -> dict[str, Any]:
 
 
 def summary(description: str) -> str:
-    """Return the first sentence of a description, in one line."""
+    """Return the first sentence of a description, on one line."""
     line = " ".join(description[: _MAX_SUMMARY * 4].split())
     sentence, end, _ = line.partition(". ")
     kept = sentence + end.strip()

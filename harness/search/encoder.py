@@ -1,7 +1,7 @@
-"""What texts mean, by a small sentence encoder of a local folder: numpy and tokenizers, no torch.
+"""A sentence encoder of a local folder, on numpy and tokenizers without torch, and its vector index.
 
-The one module that imports the two; they are the extra `semantic`.  Nothing is ever fetched.  The
-folder is one as sentence-transformers keeps a BERT in, all-MiniLM-L6-v2 say: `config.json`,
+Only this module imports the two packages, which are the extra `semantic`.  Nothing is ever fetched.
+The folder has the layout of sentence-transformers for a BERT, such as all-MiniLM-L6-v2: `config.json`,
 `tokenizer.json`, `model.safetensors`.
 """
 
@@ -25,7 +25,7 @@ from ...policies.errors import PolicyError
 from ..database import Database
 
 Floats = npt.NDArray[np.float32]
-_MAX_TOKENS = 256  # what MiniLM was trained on; a tool says what it does within them
+_MAX_TOKENS = 256  # as MiniLM was trained; a description says within them what a tool does
 _BATCH = 16
 _CACHE_FORMAT = 2001  # registries have 1001, runs count from 1
 _CACHE_SCHEMA = "CREATE TABLE vectors (text BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID"
@@ -34,18 +34,18 @@ _TYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 class Encoder:
-    """A BERT whose last layer is averaged over the tokens: text to a vector of length 1."""
+    """A BERT whose last layer is averaged over the tokens: a text becomes a vector of length 1."""
 
     def __init__(self, folder: Path) -> None:
         """Raises PolicyError if the folder has no such model."""
         missing = [name for name in _FILES if not (folder / name).is_file()]
         if missing:
-            hint = "name a folder that holds a sentence encoder, as all-MiniLM-L6-v2"
+            hint = "name a folder with a sentence encoder, such as all-MiniLM-L6-v2"
             raise PolicyError(f"{folder} has no {', '.join(missing)}", hint)
         try:
             self._read(folder)
         except (KeyError, ValueError, TypeError, OSError) as error:
-            raise PolicyError(f"{folder} holds no BERT that can be read: {error!r}") from error
+            raise PolicyError(f"cannot read a BERT from {folder}: {error!r}") from error
 
     def _read(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_bytes())
@@ -63,7 +63,7 @@ class Encoder:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of all that decides what a vector is."""
+        """The digest of the files, which identifies the model in the cache."""
         parts = b"".join(_digest(self._folder / name) for name in _FILES)
         return hashlib.sha256(parts).hexdigest()
 
@@ -72,7 +72,7 @@ class Encoder:
         vectors = np.zeros((len(texts), self.size), np.float32)
         tokens = [each.ids for each in self._tokenizer.encode_batch([*map(_sound, texts)])]
         order = sorted(range(len(texts)), key=lambda number: len(tokens[number]))
-        for start in range(0, len(order), _BATCH):  # of about the same length: little is padded
+        for start in range(0, len(order), _BATCH):  # texts of similar length need little padding
             batch = order[start : start + _BATCH]
             vectors[batch] = self._encode([tokens[number] for number in batch])
         return vectors
@@ -136,7 +136,7 @@ class Encoder:
 class VectorIndex:
     """A `Meaning` for a SearchIndex: vectors of texts, compared one by one.
 
-    A text that was encoded once is not encoded again, if `cache`, a file, remembers it.
+    With `cache`, a file, each text is encoded once.
     """
 
     def __init__(self, encoder: Encoder, cache: Path | None = None) -> None:
@@ -222,7 +222,7 @@ class VectorCache:
 
 
 class _CachedEncoder:
-    """Encodes a text once for each model: another model never gets this one's vectors."""
+    """Encodes each text once; the keys contain the model's digest, so models never share vectors."""
 
     def __init__(self, path: Path, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -247,7 +247,7 @@ class _CachedEncoder:
 
 
 def _tensors(path: Path) -> dict[str, Floats]:
-    """Return the tensors of a safetensors file, mapped and not read: a length, JSON, numbers."""
+    """Return the tensors of a safetensors file, memory-mapped: a length, a JSON header, numbers."""
     with path.open("rb") as file:
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     end = 8 + int.from_bytes(data[:8], "little")
@@ -271,7 +271,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _sound(text: str) -> str:
-    """Return a text without halves of pairs, which are no text to a tokenizer."""
+    """Return a text without lone surrogates, which a tokenizer refuses."""
     return text.encode("utf-8", "ignore").decode()
 
 

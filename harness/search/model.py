@@ -1,4 +1,4 @@
-"""Search by meaning: a folder with a sentence encoder, shared by all indexes that use it."""
+"""Models for search by meaning: a folder with a sentence encoder, shared by several indexes."""
 
 import functools
 import importlib.util
@@ -14,29 +14,29 @@ MODEL_HELP = "search by meaning too, with the sentence encoder in this folder (e
 
 
 class SemanticIndex(Protocol):
-    """Knows which texts mean about the same; `id` is that of a document."""
+    """An index of texts by meaning; ids are those of documents."""
 
     def add(self, texts: dict[str, str]) -> None:
-        """Know these texts, in place of those known by the same ids."""
+        """Add texts by id; each replaces the text with the same id."""
 
     def remove(self, id: str) -> None:
-        """Forget a text that is known."""
+        """Remove a known text."""
 
     def nearest(self, query: str, count: int, allowed: Set[str] | None) -> list[tuple[str, float]]:
-        """Return the `count` texts that mean most nearly the same, and how nearly: 1 the same, 0
-        nothing of it.  Only of `allowed`, if given."""
+        """Return the ids of the `count` texts of `allowed` (default all) nearest to `query`, with their
+        similarity: 1 is the same meaning, 0 an unrelated one."""
 
 
 class Model:
-    """A sentence encoder of a local folder; each index gets vectors of its own from it.
+    """A sentence encoder of a local folder, which makes a vector index for each search index.
 
-    `cache` is a file that remembers vectors of texts.  Safe from many threads.
+    `cache` is a file that keeps the vectors of texts.  Safe from many threads.
     """
 
     def __init__(
         self, folder: str | os.PathLike[str], cache: str | os.PathLike[str] | None = None
     ) -> None:
-        """Read the encoder; raises PolicyError if there is none, or the extra is not installed."""
+        """Read the encoder; raises PolicyError if the folder or the extra is missing."""
         if any(importlib.util.find_spec(name) is None for name in ("numpy", "tokenizers")):
             raise PolicyError(
                 "the extra `semantic` is not installed", "pip install 'cellwright[semantic]'"
@@ -47,17 +47,17 @@ class Model:
         self._make = functools.partial(VectorIndex, encoder, Path(cache) if cache else None)
 
     def meaning(self) -> SemanticIndex:
-        """Return what one index needs to search by meaning."""
+        """Return a new vector index, for one search index."""
         return self._make()
 
 
 def model_of(given: "Model | str | os.PathLike[str] | None") -> Model | None:
-    """Return the model that is given, or that of a folder; raises PolicyError."""
+    """Return the given model, or the model of a folder; raises PolicyError."""
     return Model(given) if isinstance(given, str | os.PathLike) else given
 
 
 def commands_model(folder: str | None) -> Model | None:
-    """Return the model of a command's `--model`, whose vectors are kept between commands."""
+    """Return the model of a command's `--model`, whose vectors are cached between commands."""
     if folder is None:
         return None
     directory = state_directory()

@@ -1,10 +1,10 @@
-"""An inverted index with BM25F: which document speaks of which word, and how much.
+"""An inverted index with BM25F: the words of documents, with their weights.
 
 Pure.  The weight of a word in a document depends on that document alone, because lengths are compared
-with constants and not with averages: adding or removing one touches its own words only, and an index
-is the same however it came about.  Only how rare a word is, is asked anew with every query.
+with constants and not with averages: adding or removing a document touches its own words only, and an
+index does not depend on the order of additions.  Only the rarity of a word is computed for each query.
 
-Scores are whole numbers, so that no order of addition can change a rank.
+Scores are integers, so that the order of addition cannot change a rank.
 """
 
 import heapq
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 
 class FieldWeight(NamedTuple):
-    """How a field counts: `usual` is its length, in words, that is neither short nor long."""
+    """The weight of a field; `usual` is its typical length in words."""
 
     weight: float
     usual: float
-    slope: float  # how much a longer one counts less: 0 not at all, 1 in proportion
+    slope: float  # how much less a longer field counts: 0 not at all, 1 in proportion
 
 
-# A name says what a tool does, its description how, its parameters with what: each half of the one
-# before.  A name's length says less, names being short.  Usual lengths are medians over 845 tools of
-# MCP servers and of APIs.
+# A name tells what a tool does, its description how, its parameters with what: each counts half of the
+# one before.  The length of a name matters less, because names are short.  Usual lengths are medians
+# over 845 tools of MCP servers and of APIs.
 FIELDS = (
     FieldWeight(4.0, 4, 0.5),  # name
     FieldWeight(2.0, 11, 0.75),  # description
@@ -32,20 +32,20 @@ FIELDS = (
 )
 # BM25's usual 1.2 is for words that count 1 each; these count 2 in the mean of the fields.
 _SATURATION = 1.2 * sum(field.weight for field in FIELDS) / len(FIELDS)
-_IMPACTS = 255  # a word's impact on a document is 1 to this; small whole numbers cost no memory
+_IMPACTS = 255  # the largest impact of a word on a document; Python shares small integers
 _TIER_BITS = 5
 _IDF_SCALE = 1024
-_FEW = 128  # postings that are not worth asking whether more of them are needed
+_FEW = 128  # postings that are added up without testing whether more are needed
 _EFFORT = (
     2000  # postings added up for one query, about 0.2 ms; a thousand tools rarely have as many
 )
-_FRONT = 256  # documents that are added up to the end then
+_FRONT = 256  # leading documents whose scores are then completed
 
 Tier = dict[int, int]  # documents on which a word has about the same impact, and the impact
 
 
 class Postings:
-    """Words to documents.  Documents are numbers; who they are is the caller's."""
+    """The documents of each word.  Documents are numbers, which the caller assigns."""
 
     def __init__(self) -> None:
         self._tiers: dict[str, dict[int, Tier]] = {}
@@ -58,7 +58,7 @@ class Postings:
         return word in self._tiers
 
     def add(self, document: int, fields: Sequence[Sequence[str]]) -> None:
-        """Add a document that is not there; one list of words for each of FIELDS."""
+        """Add a new document; `fields` has one list of words for each of FIELDS."""
         counted = _counted(fields)
         for word, count in counted.items():
             impact = 1 + int((_IMPACTS - 1) * count / (count + _SATURATION))
@@ -73,7 +73,7 @@ class Postings:
         self._words[document] = tuple(counted)
 
     def remove(self, document: int) -> None:
-        """Remove a document that is there."""
+        """Remove a known document."""
         for word in self._words.pop(document):
             tiers = self._tiers[word]
             level = next(level for level, tier in tiers.items() if document in tier)
@@ -84,12 +84,12 @@ class Postings:
                 del self._tiers[word]
 
     def rarity(self, word: str) -> int:
-        """Return what a word is worth: the fewer documents have it the more, most if none has."""
+        """Return the weight of a word: larger if fewer documents have it, largest if none has."""
         found = sum(map(len, self._tiers.get(word, {}).values()))
         return round(_IDF_SCALE * math.log1p((len(self._words) - found + 0.5) / (found + 0.5)))
 
     def covered(self, documents: Iterable[int], rarities: dict[str, int]) -> dict[int, int]:
-        """Return how much of these words' worth each document has."""
+        """Return the total weight of these words in each document."""
         worth = dict.fromkeys(documents, 0)
         for word, rarity in rarities.items():
             for tier in self._tiers.get(word, {}).values():
@@ -100,22 +100,23 @@ class Postings:
     def best(
         self, rarities: dict[str, int], count: int, allowed: Set[int] | None = None
     ) -> dict[int, int]:
-        """Return the `count` best documents with their scores, and all that tie with the last.
+        """Return the `count` best documents of `allowed` (default all) with their scores, and all that
+        tie with the last, unsorted.
 
-        Only of `allowed`, if given.  In no order.  Words are added up by their effect, greatest first,
-        until what was not seen yet cannot be among the best any more (MaxScore, Turtle and Flood
-        1995), or until so much was added up that it hardly will (Lin and Trotman 2015); the long
-        lists that are left are only asked about the documents that are in front.
+        Tiers are added up by their effect, largest first, until a document that was not seen yet cannot
+        be among the best (MaxScore, Turtle and Flood 1995), or until so much was added up that it
+        hardly can (Lin and Trotman 2015).  The remaining tiers then only complete the scores of the
+        leading documents.
         """
         turns = self._turns(rarities)
-        # What a document that was not seen yet can reach: every word at the highest tier that is left.
+        # The highest possible score of an unseen document: every word at its highest remaining tier.
         unseen = sum({turn.word: turn.bound for turn in reversed(turns)}.values())
         scores: dict[int, int] = {}
         effort, ask = 0, _FEW
         for done, turn in enumerate(turns):
             effort += len(turn.tier)
             if effort > ask and len(scores) >= count:
-                ask = min(4 * effort, _EFFORT)  # the answer costs as much as it can save
+                ask = min(4 * effort, _EFFORT)  # the test costs as much as it can save
                 if effort > _EFFORT:
                     front = _only_best(scores, 0, max(_FRONT, count))
                     return _finished(front, turns[done:], unseen, count)
@@ -126,7 +127,7 @@ class Postings:
         return _only_best(scores, 0, count)
 
     def _turns(self, rarities: dict[str, int]) -> list["_Turn"]:
-        """Return what there is to add up, that with most effect first."""
+        """Return the tiers to add up, the one with the largest effect first."""
         turns: list[_Turn] = []
         for word, rarity in rarities.items():
             following = 0
@@ -139,17 +140,17 @@ class Postings:
 
 
 class _Turn(NamedTuple):
-    """A word's tier, to be added up."""
+    """A tier of a word that is to be added up."""
 
     word: str
     rarity: int
     tier: Tier
-    bound: int  # no document gets more from it
+    bound: int  # the highest score that a document can get from it
     following: int  # the bound of the same word's next tier
 
 
 def _counted(fields: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return each word's weighted count, those of long fields made less of: the F of BM25F."""
+    """Return the weighted count of each word, reduced in long fields: the F of BM25F."""
     counted: dict[str, float] = {}
     for field, found in zip(FIELDS, fields, strict=True):
         each = field.weight / (1 - field.slope + field.slope * len(found) / field.usual)
@@ -171,7 +172,7 @@ def _add_up(scores: dict[int, int], turn: _Turn, allowed: Set[int] | None) -> No
 def _finished(
     scores: dict[int, int], turns: list[_Turn], unseen: int, count: int
 ) -> dict[int, int]:
-    """Return the best of the documents that were seen, with what is left added up for them."""
+    """Return the best of the seen documents, with the remaining tiers added up for them."""
     left, reach = _only_best(scores, unseen, count), unseen
     for turn in turns:
         rarity, impacts = turn.rarity, turn.tier
@@ -184,7 +185,7 @@ def _finished(
 
 
 def _only_best(scores: dict[int, int], unseen: int, count: int) -> dict[int, int]:
-    """Return the documents that can be among the `count` best with as much more as `unseen`."""
+    """Return the documents that can be among the `count` best if each gains up to `unseen`."""
     if len(scores) <= count:
         return scores
     needed = _floor(scores, count) - unseen

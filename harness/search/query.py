@@ -1,6 +1,6 @@
-"""What a query asks for: its words, what each is worth, and how much of that answers it.
+"""Queries: their words, the weight of each, and the weight that a document must have to answer.
 
-Pure, over the words that documents have.
+Pure, over the words of the documents.
 """
 
 import heapq
@@ -11,26 +11,26 @@ from .postings import Postings
 from .words import MAX_CHARACTERS, alternatives, words
 
 _MAX_WORDS = 32  # of a query, the rarest
-# A query of so many words names what is looked for; a longer one is a sentence, most of whose words
-# are about the case at hand - a place, a title - and no tool's.
+# A query of at most this many words names a tool; a longer one is a sentence, most of whose words are
+# about the case at hand (a place, a title) and not about a tool.
 _KEYWORDS = 4
 _MOST_HINTED, _MAX_HINTED = 5, 40  # words of a query that a hint repeats, and characters of each
 
 
 class ParsedQuery(NamedTuple):
-    """A query that was taken apart; `telling` are the words that a document must have `demand` of."""
+    """A parsed query; a document answers if it has `demand` of the weight of `telling`."""
 
     query: str
     rarities: dict[str, int]
     telling: dict[str, int]
     demand: int
-    names_it: bool  # it is no sentence, but a few words for what is looked for
+    names_it: bool  # a few words that name a tool, and not a sentence
 
 
 def parse_query(query: str, postings: Postings) -> ParsedQuery:
-    """Return what a query asks for: its words, the rarest of too many, and what each is worth.
+    """Parse a query into its words, at most the 32 rarest, with the weight of each.
 
-    Of a word that may be several, as `GitHub`, the documents decide which it is.
+    The documents decide whether a word such as `GitHub` is one word or two.
     """
     chosen: dict[str, None] = {}
     for whole, humps in alternatives(query):
@@ -47,16 +47,16 @@ def parse_query(query: str, postings: Postings) -> ParsedQuery:
 
 
 def _demand(worth: int, postings: Postings, *, names_it: bool) -> int:
-    """Return how much of a query's worth a document must have, so that others need half as much.
+    """Return the weight that a document must have to answer; the others then need half of it.
 
-    A quarter of it, where the query names what it looks for.  Of a sentence, a quarter of what a
-    word is worth that no document has.
+    A query that names a tool demands a quarter of its weight; a sentence demands a quarter of the
+    weight of a word that no document has.
     """
     return ((worth if names_it else postings.rarity("")) + 3) // 4
 
 
 def why_nothing(query: str, postings: Postings) -> str:
-    """Say why nothing answers a query, and what to do."""
+    """Return a hint why nothing answers a query, and what to do."""
     said = {run: words(run) for run in query[:MAX_CHARACTERS].split()}
     unknown = [
         visible(run, _MAX_HINTED) for run, stems in said.items()
@@ -64,7 +64,7 @@ def why_nothing(query: str, postings: Postings) -> str:
     ]  # fmt: skip
     if unknown:
         each = ", ".join(f'"{run}"' for run in unknown[:_MOST_HINTED])
-        return f"nothing here knows {each}: say in other words what it should do, or make it"
+        return f"no tool has {each}: say in other words what the tool should do, or make one"
     if any(said.values()):
-        return "nothing here has enough of these words: use fewer, or others"
-    return "say in two or three words what it should do"
+        return "no tool has enough of these words: use fewer, or others"
+    return "say in two or three words what the tool should do"

@@ -1,7 +1,8 @@
-"""One index over everything that can be called by name: made tools, the host's, MCP servers', skills.
+"""`SearchIndex`: one index over everything that programs call by name (made tools, functions of the
+host, tools of MCP servers, skills).
 
-Pure, over documents.  A name that is known stands first, whatever else matches; a query that shares no
-telling word with any document finds nothing, and says what to do.  The same documents and the same
+Pure, over documents.  A document whose name the query contains stands first; a query that shares no
+informative word with any document finds nothing, and gets a hint.  The same documents and the same
 query give the same order.
 """
 
@@ -19,13 +20,13 @@ from .words import MAX_CHARACTERS, apart, words
 
 __all__ = ["MAX_FOUND", "Filter", "Match", "SearchIndex", "SearchPage"]
 
-MAX_FOUND = 200  # how far pages reach; who has not found it by then should ask otherwise
-_EXTRA = 8  # results asked for beyond a page, because some may not answer the query
-_NEAR = 100  # documents that words, and that meaning, put forward for one order of both
-# Cosine from which a text answers a query that shares no word with it.  Of a sentence, less: most of it
-# is about the case at hand.
+MAX_FOUND = 200  # results that pages reach; a better query is the way to find the rest
+_EXTRA = 8  # results computed beyond a page, because some may not answer the query
+_NEAR = 100  # documents that words, and that meaning, contribute to the fused order
+# Cosine from which a text answers a query without a shared word.  For a sentence it is lower: most of a
+# sentence is about the case at hand.
 _MEANS_IT_IN_WORDS, _MEANS_IT = 0.3, 0.25
-_FURTHER = 4  # how many times as many documents are looked at, if most do not answer
+_FURTHER = 4  # factor of documents in the second attempt, if most do not answer
 # Reciprocal rank fusion (Cormack, Clarke, Buettcher 2009) with 10 instead of their 60: an agent reads
 # the first five results and not the first thousand, so the first places have to differ more.
 _RANK_CONSTANT = 10
@@ -33,14 +34,14 @@ _ALL = Filter()
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A document that was found; `named`: the query is or holds its name."""
+    """A document that was found; `named`: the query contains its name."""
 
     document: Document
     named: bool = False
 
 
 class SearchPage(msgspec.Struct, frozen=True):
-    """A page of what was found; `more` tells whether there is another, `hint` why there is nothing."""
+    """A page of results; `more` tells whether there is another, `hint` why there are no results."""
 
     matches: tuple[Match, ...] = ()
     more: bool = False
@@ -48,7 +49,7 @@ class SearchPage(msgspec.Struct, frozen=True):
 
 
 class SearchIndex:
-    """Documents, to be found by name, by what they say, and with `meaning` by what they mean.
+    """Documents, found by name, by words, and with `meaning` by similar meaning.
 
     Safe from many threads.
     """
@@ -69,7 +70,7 @@ class SearchIndex:
         return id in self._shelf
 
     def add(self, *documents: Document) -> None:
-        """Add documents, each in place of the one that has its id."""
+        """Add documents; each replaces the document with the same id."""
         with self._lock:
             if self._meaning and documents:
                 self._meaning.add({each.id: _text(each) for each in documents})
@@ -78,7 +79,7 @@ class SearchIndex:
                 self._postings.add(self._shelf.add(document), _fields(document))
 
     def remove(self, id: str) -> bool:
-        """Remove a document; tell whether it was there."""
+        """Remove a document; return whether it was there."""
         with self._lock:
             there = self._remove(id)
             if there and self._meaning:
@@ -92,7 +93,7 @@ class SearchIndex:
         return number is not None
 
     def browse(self, only: Filter = _ALL, limit: int = 50, offset: int = 0) -> SearchPage:
-        """Return a page of all documents that a filter lets through, by full name."""
+        """Return a page of all documents that a filter allows, sorted by full name."""
         with self._lock:
             allowed = self._shelf.allowed(only)
             each = sorted(
@@ -105,7 +106,7 @@ class SearchIndex:
     def search(
         self, query: str, only: Filter = _ALL, limit: int = 5, offset: int = 0
     ) -> SearchPage:
-        """Return a page of what answers a query, the best first; `hint` tells why nothing does."""
+        """Return a page of the documents that answer a query, the best first."""
         offset, limit = max(0, min(offset, MAX_FOUND)), max(0, limit)
         limit = min(limit, MAX_FOUND - offset)
         with self._lock:
@@ -121,7 +122,7 @@ class SearchIndex:
         return SearchPage(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
 
     def _ranked(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
-        """Return the best documents that answer, the first `count` of them or all."""
+        """Return up to `count` documents that answer, the best first."""
         if self._meaning:
             return self._fused(self._meaning, asked, allowed)[:count]
         if not any(word in self._postings for word in asked.telling):
@@ -129,10 +130,10 @@ class SearchIndex:
         return self._answering(asked, allowed, count)
 
     def _answering(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
-        """Return the best documents of those that share a word that tells something with the query,
-        and at least half as much of it as would answer it, or as the one that has most.
+        """Return the best documents that share an informative word with the query and have at least
+        half of the demanded weight, or half of the weight of the best one.
 
-        Looks further, once, if too few do.
+        Tries once with more documents if too few answer.
         """
         best, kept = self._answer(asked, allowed, count + _EXTRA)
         if len(kept) < count and len(best) == count + _EXTRA:
@@ -155,9 +156,9 @@ class SearchIndex:
     def _fused(
         self, meaning: SemanticIndex, asked: ParsedQuery, allowed: Set[int] | None
     ) -> list[int]:
-        """Return what words and what meaning put forward, in one order, if one of it answers.
+        """Return the documents that words and meaning contribute, in one order, if one of them answers.
 
-        The others need half as much for it, of words or of meaning.
+        The others then need half as much of words or of meaning.
         """
         ids = None if allowed is None else {self._shelf.id(number) for number in allowed}
         nearest = dict(meaning.nearest(asked.query[:MAX_CHARACTERS], _NEAR, ids))
@@ -172,20 +173,20 @@ class SearchIndex:
             )
             for number in fused
         }
-        if all(share < 1 for share in shares.values()):  # nothing is near: words alone decide
+        if all(share < 1 for share in shares.values()):  # no document is near: words alone decide
             enough = max(covered.values(), default=0)
             return [each for each in fused if covered[each] and 2 * covered[each] >= enough]
         return [number for number in fused if shares[number] >= 0.5]
 
     def _hint(self, query: str, allowed: Set[int] | None) -> str:
-        """Say why nothing was found, and what to do."""
+        """Return a hint why nothing was found, and what to do."""
         if not len(self._shelf) or (allowed is not None and not allowed):
             return "there is nothing to find" + (" with this filter" if len(self._shelf) else "")
         return why_nothing(query, self._postings)
 
 
 def _fields(document: Document) -> tuple[list[str], ...]:
-    """Return the words of a document, a list for each of FIELDS.  Server and tags name it too."""
+    """Return the words of a document, one list for each of FIELDS; server and tags count as name."""
     parameters = document.parameters
     return (
         words(f"{document.name} {document.server} {' '.join(document.tags)}"),
@@ -196,13 +197,13 @@ def _fields(document: Document) -> tuple[list[str], ...]:
 
 
 def _text(document: Document) -> str:
-    """Return what a document means, for who understands texts: names are words there."""
+    """Return the text of a document for the encoder, with names split into words."""
     parameters = ", ".join(apart(each.name) for each in document.parameters)
     return f"{apart(document.full_name)}: {document.description} ({parameters})"[:MAX_CHARACTERS]
 
 
 def fuse(rankings: Sequence[Sequence[str]]) -> list[str]:
-    """Return the ids of all rankings in one order; the first of each is best, ties go by the id."""
+    """Merge rankings, best first, into one order by reciprocal rank; ties are sorted by id."""
     scores: dict[str, float] = {}
     for ranking in rankings:
         for place, id in enumerate(ranking, 1):

@@ -1,6 +1,6 @@
-"""Words of names, descriptions and queries: split, folded, stemmed.  Whoever wrote them may be hostile.
+"""Words of names, descriptions and queries: split, folded, stemmed.  The texts may be hostile.
 
-Pure.  Everything here is linear in what it reads, and reads no more than MAX_CHARACTERS.
+Pure.  Every function is linear in its input, and reads at most MAX_CHARACTERS.
 """
 
 import functools
@@ -12,7 +12,7 @@ from ..text.hidden import is_hidden
 
 MAX_CHARACTERS = 4096  # of one text; what a tool does stands at the beginning
 _MAX_WORD = 40  # longer ones are data: hashes, base64
-_MAX_KNOWN = 50_000  # words remembered, so that each is stemmed once
+_MAX_KNOWN = 50_000  # cached words, so that each is stemmed once
 
 # A run of letters that may hold several words, or a number.
 _RUNS = re.compile(r"[^\W\d_]+|\d+")
@@ -29,7 +29,7 @@ STOP_WORDS = frozenset(
     too up us ve want was we were what when where which who whom whose why will with would you
     your""".split()  # noqa: SIM905 - a list to read
 )
-# Words that tools and those who look for them use for each other; each becomes the first.
+# Synonyms in tools and queries; each becomes the first.
 _SAME_WORDS = (
     ("run", "execute", "exec", "invoke"), ("delete", "remove", "erase"), ("mail", "email"),
 )  # fmt: skip
@@ -43,7 +43,7 @@ class Alternatives(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """Return the stems of a text in its order; a run with several humps is a word as a whole too."""
+    """Return the stems of a text in order; a run with several humps also counts as one word."""
     stems: list[str] = []
     for run in _RUNS.findall(fold(text)):
         whole, humps = _apart(run)
@@ -54,7 +54,7 @@ def words(text: str) -> list[str]:
 
 
 def alternatives(text: str) -> list[Alternatives]:
-    """Return the runs of a query."""
+    """Return the runs of a query, each as one word and as its humps."""
     return [_apart(run) for run in _RUNS.findall(fold(text))]
 
 
@@ -64,12 +64,12 @@ def squeezed(name: str) -> str:
 
 
 def apart(name: str) -> str:
-    """Return a name as words, for people's models to read: `find_symbol` and `findSymbol` are two."""
+    """Return a name split into words: `find_symbol` and `findSymbol` become `find symbol`."""
     return _CAMELS.sub(" ", _JOINTS.sub(" ", name[:MAX_CHARACTERS]))
 
 
 def fold(text: str) -> str:
-    """Return the beginning of a text without accents and without hidden characters."""
+    """Return the first MAX_CHARACTERS of a text without accents and hidden characters."""
     text = text[:MAX_CHARACTERS]
     if text.isascii():
         return text
@@ -88,7 +88,7 @@ def _apart(run: str) -> Alternatives:
 
 
 def stem(word: str) -> str:
-    """Return a word without the endings of English plurals and verbs; some verbs become another."""
+    """Return a word without the endings of English plurals and verbs; synonyms share one stem."""
     bare = _without_endings(word)
     return _SAME_STEMS.get(bare, bare)
 

@@ -1,1 +1,1 @@
-"""What a terminal, a model or a log may be shown."""
+"""Text for terminals, models and logs: hidden characters, secrets, presentation."""

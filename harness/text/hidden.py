@@ -1,7 +1,8 @@
-"""Hidden characters: those that a person does not see and a model or a terminal obeys all the same.
+"""Hidden characters: invisible to a person, but read by a model or obeyed by a terminal.
 
-The one table for texts of tools, servers and guests.  They carry text unseen (tags, variation
-selectors), reorder what is read (bidirectional controls, CVE-2021-42574) or move a cursor (controls).
+This is the only table, for texts of tools, servers and guests.  Hidden characters carry invisible text
+(tags, variation selectors), reorder visible text (bidirectional controls, CVE-2021-42574) or move the
+cursor (controls).
 """
 
 import functools
@@ -11,22 +12,22 @@ from collections.abc import Callable
 
 # Controls, formats, halves of pairs, private use, separators of lines and paragraphs.
 _CATEGORIES = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
-# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt, as far as the categories above
-# lack it, and the tags' plane whole: fillers, joiners and variation selectors.
+# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt without the categories above
+# (fillers, joiners and variation selectors), and the whole plane of tags.
 _IGNORABLE = (
     (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2065, 0x2065),
     (0x3164, 0x3164), (0xFDD0, 0xFDEF), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8),
     (0xE0000, 0xE0FFF),
 )  # fmt: skip
 _VISIBLE = frozenset("\n\t")
-_PRESENTATION = frozenset("\ufe0e\ufe0f")  # text or picture: an emoji may have one of them
-_KEYCAPS = frozenset("0123456789#*\u203c\u2049")  # have it too, and are not symbols
+_PRESENTATION = frozenset("\ufe0e\ufe0f")  # selectors of text or picture, allowed after an emoji
+_KEYCAPS = frozenset("0123456789#*\u203c\u2049")  # allow a selector, though they are not symbols
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 @functools.lru_cache(4096)
 def is_hidden(character: str) -> bool:
-    """Tell whether a person does not see `character`, wherever it stands."""
+    """Tell whether `character` is hidden, apart from its context."""
     code = ord(character)
     return (
         (unicodedata.category(character) in _CATEGORIES and character not in _VISIBLE)
@@ -50,7 +51,7 @@ def replace_hidden(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def first_hidden(text: str) -> str:
-    """Return the first hidden character of `text`; nothing if a person sees all of it."""
+    """Return the first hidden character of `text`; "" if there is none."""
     if text.isascii() and text.isprintable():
         return ""
     found: list[str] = []
@@ -68,13 +69,13 @@ def _may_have_selector(character: str) -> bool:
 
 
 def visible(text: str, limit: int = 4096) -> str:
-    """Return the beginning of a text as people see it, without hidden characters."""
+    """Return the first `limit` characters of a text, without hidden ones."""
     seen = replace_hidden(text[:limit], lambda _: "")
     return seen + "…" if len(text) > limit else seen
 
 
 def prose(text: object, limit: int = 2000) -> str:
-    """Return a text in lines, without what nobody sees, at most `limit` characters; "" for none."""
+    """Return a text without hidden characters, cut at `limit`; "" if `text` is not a string."""
     if not isinstance(text, str):
         return ""
     lines = visible(text, limit * 2).replace("\t", " ").split("\n")
@@ -82,9 +83,10 @@ def prose(text: object, limit: int = 2000) -> str:
 
 
 def line(text: object, limit: int = 300) -> str:
-    """Return a text in one line."""
+    """Return a text on one line, without hidden characters, cut at `limit`."""
     return cut(" ".join(prose(text, limit * 2).split()), limit)
 
 
 def cut(text: str, limit: int) -> str:
+    """Return `text`, cut at `limit` characters with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"

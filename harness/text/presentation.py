@@ -1,9 +1,9 @@
-"""A call as a person reads it before approving it: every argument whole, and none hidden by another.
+"""Presentation of a call to the person who approves it: every argument whole, none hidden by another.
 
-The arguments are a program's or a model's, who may want something approved that the person does not
-see: pushed out of sight by padding, behind blanks that look like the end, or in characters that
-are not shown.  So the names come first; each argument has one line, the shortest first; runs of blanks
-and repetitions are counted instead of shown; what is not seen is escaped.
+A program or a model writes the arguments, and may try to get something approved that the person does
+not see: pushed out of view by padding, behind blanks that look like the end, or in hidden characters.
+So the names come first; each argument has one line, the shortest first; runs of blanks and repetitions
+are counted instead of shown; hidden characters are escaped.
 """
 
 import re
@@ -17,12 +17,12 @@ import msgspec
 from ...policies.errors import ApprovalRequired
 from .terminal import harmless
 
-MOST_SHOWN = 8000  # characters of all arguments: what a person may be expected to read in a form
+MOST_SHOWN = 8000  # characters of all arguments: as much as a person can be expected to read
 MOST_LISTED = 400  # characters of one argument in a list
-_MOST_NAMES = 64  # the arguments of a call that can be approved
-_DEEPEST = 8  # objects within objects that are shown a line each
+_MOST_NAMES = 64  # arguments of a call that can be approved
+_DEEPEST = 8  # levels of nested objects whose values get a line each
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LONGEST_RUN = 16  # of one repeated character; of blanks 3
+_LONGEST_RUN = 16  # of one repeated character; 3 of blanks
 _LINE_END = r"[\n\r\x0b\x0c\x85\u2028\u2029]|\\[nr]"
 _BLANK = r"[\s\u00ad\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]|\\[nrt]"
 _RUN = re.compile(
@@ -35,21 +35,21 @@ _UNSEEN = re.compile("[^\x20-\x7e]")
 # Categories Mn and Me: marks over a character, variation selectors among them; Zs: blanks of other
 # widths.
 _WRITTEN_OUT = frozenset(("Mn", "Me", "Zs"))
-# Letters and symbols by category that show nothing (Unicode: Default_Ignorable_Code_Point, and
-# BRAILLE PATTERN BLANK), and the brackets of our own notes, which nobody may forge.
+# Letters and symbols by category that are invisible (Unicode: Default_Ignorable_Code_Point, and
+# BRAILLE PATTERN BLANK), and the brackets of this module's notes, which an argument must not forge.
 _OTHERS_UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\u27e8\u27e9")
 
 
 class Presented(NamedTuple):
-    """The text of a call's arguments; `is_whole` unless something of them was cut off."""
+    """The text of a call's arguments; `is_whole` if no part was cut."""
 
     text: str
     is_whole: bool
-    characters: int  # of the arguments as they would be shown whole
+    characters: int  # of the uncut arguments
 
 
 def present(arguments: Mapping[str, Any], most: int = MOST_SHOWN) -> Presented:
-    """Return the arguments for a person: their names, then each on a line, none longer than `most`."""
+    """Return the arguments for a person: their names, then one line each, cut at `most` characters."""
     given = [(name, _readable(_encoded(value))) for name, value in _flat(arguments, "", 1)]
     names = [name for name, _ in given]
     lines = sorted(given, key=lambda line: len(line[1]))
@@ -69,28 +69,29 @@ def present(arguments: Mapping[str, Any], most: int = MOST_SHOWN) -> Presented:
 
 
 def shortened(text: str, most: int = MOST_LISTED) -> str:
-    """Return other untrusted text on one line: readable, and cut after `most` characters."""
+    """Return other untrusted text on one line, readable, and cut at `most` characters."""
     return _cut(_readable(_encoded(text)[1:-1]), most)
 
 
 def presented_whole(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Return the arguments as a person has to see them to approve the call.
+    """Return the arguments as a person must see them to approve the call.
 
-    Raises ApprovalRequired if they are too long to be shown whole: nobody can approve what nobody sees.
+    Raises ApprovalRequired if they are too long to be shown whole: a person cannot approve what is not
+    shown.
     """
     presented = present(arguments)
     if not presented.is_whole:
         raise ApprovalRequired(
-            f"{tool} has to be approved, and its arguments cannot be shown whole: {len(arguments)} "
+            f"{tool} needs approval, and its arguments cannot be shown whole: {len(arguments)} "
             f"arguments, {presented.characters:,} characters of {MOST_SHOWN:,}",
-            "pass less, or have it approved by a program that checks the arguments",
+            "pass shorter arguments, or let a program that checks them approve the call",
             tool=tool,
         )
     return presented.text
 
 
 def _flat(values: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield each value with its path, `message.to`: objects get a line for each of their values."""
+    """Yield each value with its path, such as `message.to`; objects yield their values."""
     for key, value in values.items():
         name = above + (key if _PLAIN_NAME.fullmatch(key) else _readable(_encoded(key)))
         if isinstance(value, dict) and value and depth < _DEEPEST:
@@ -108,7 +109,7 @@ def _encoded(value: Any) -> str:
 
 
 def _readable(text: str) -> str:
-    """Return JSON on one line, without characters that are not seen and without padding."""
+    """Return JSON on one line, with hidden characters escaped and padding counted."""
     if not text.isascii():
         text = _TOKEN.sub(_without_lookalikes, text)
     kept, at = [], 0

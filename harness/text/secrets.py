@@ -1,9 +1,9 @@
-"""Finding keys, passwords and tokens in text: by the forms that well-known ones have, by the names that
-stand before them, and by how random they look.
+"""Secrets in text: keys, passwords and tokens, found by format, by the name before them, and by
+randomness.
 
-The text is hostile.  Every pattern takes time linear in it: what may repeat without end is possessive
-and begins where nothing of its own kind stands before it, or its failure is short.  Forms are those
-that the issuers document, and that gitleaks (https://github.com/gitleaks/gitleaks) collects.
+The text is hostile.  Every pattern takes time linear in the text: an unbounded repetition is possessive
+and cannot begin inside a run of its own kind, or it fails after a few characters.  The formats are
+those that the issuers document, and that gitleaks (https://github.com/gitleaks/gitleaks) collects.
 """
 
 import itertools
@@ -15,16 +15,19 @@ from typing import NamedTuple
 
 
 class Secret(NamedTuple):
-    """Where a secret stands, and of which kind it is."""
+    """The position and the kind of a secret."""
 
     start: int
     end: int
     kind: str
 
 
-class _Form(NamedTuple):
-    """How secrets of one kind look: `hints` are texts one of which they hold, so that most text is
-    passed over quickly; a group `secret` is the part to take out."""
+class _Format(NamedTuple):
+    """The format of one kind of secret.
+
+    A secret contains one of `hints`, so that most texts are skipped quickly.  The group `secret` of
+    `pattern`, if it has one, is the part to redact.  `is_one` filters the matches.
+    """
 
     kind: str
     hints: tuple[str, ...]
@@ -33,12 +36,12 @@ class _Form(NamedTuple):
 
 
 def find_secrets(text: str, *, at_random: bool = True) -> list[Secret]:
-    """Return what looks like a secret, in order, none within another; `at_random` ones too."""
+    """Return the secrets in `text`, in order, without overlaps; `at_random` adds random words."""
     if len(text) < _SHORTEST:
         return []
     found: list[Secret] = []
     if _HINTED.search(text):
-        found += [leak for form in _FORMS for leak in _of_form(form, text)]
+        found += [leak for form in _FORMATS for leak in _of_format(form, text)]
     if "-----BEGIN " in text:
         found += _private_keys(text)
     if _NAMED_SOMEHOW.search(text):
@@ -49,20 +52,20 @@ def find_secrets(text: str, *, at_random: bool = True) -> list[Secret]:
 
 
 def secret_named(name: str, value: str) -> str:
-    """Return the kind of secret that `name` says `value` is; empty if it says nothing of the kind."""
+    """Return the kind of secret that `value` is according to its `name`; "" if it is none."""
     if _AUTHORIZATION.search(name) and len(value) >= _SHORTEST:
         return "authorization"
     return "assignment" if _NAMED.search(name) and _is_value(value) else ""
 
 
 def names_no_secret(name: str) -> bool:
-    """Tell whether `name` says of a text that it is an id, a digest or a place to go on at, which look
-    random and are needed."""
+    """Tell whether `name` announces an id, a digest or a cursor: values that look random and are
+    needed."""
     return bool(_NO_SECRET.search(name))
 
 
 def _merged(found: list[Secret]) -> list[Secret]:
-    """Make one of those that overlap; of two in one place the first kind is said."""
+    """Merge overlapping matches; the first kind wins."""
     kept: list[Secret] = []
     for leak in found:
         if kept and leak.start < kept[-1].end:
@@ -72,7 +75,7 @@ def _merged(found: list[Secret]) -> list[Secret]:
     return kept
 
 
-# by form
+# by format
 
 _SHORTEST = 8
 _START = r"(?<![A-Za-z0-9])"
@@ -80,17 +83,17 @@ _WORD = "[A-Za-z0-9_-]"
 
 
 def _has_digit(text: str) -> bool:
-    """Tell a key from words with dashes between them."""
+    """Tell a key from words that dashes join."""
     return any(character.isdigit() for character in text)
 
 
 def _form(
     kind: str, hints: str, pattern: str, is_one: Callable[[str], bool] = lambda text: True
-) -> _Form:
-    return _Form(kind, tuple(hints.split()), re.compile(_START + pattern), is_one)
+) -> _Format:
+    return _Format(kind, tuple(hints.split()), re.compile(_START + pattern), is_one)
 
 
-_FORMS = (
+_FORMATS = (
     _form("aws_key", "AKIA ASIA ABIA ACCA", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}(?![A-Z0-9])"),
     _form("github_token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _form("github_token", "github_pat_", r"github_pat_\w{22,}+"),
@@ -114,18 +117,18 @@ _FORMS = (
     _form("pypi_token", "pypi-AgE", rf"pypi-AgE{_WORD}{{50,}}+"),
     _form("sendgrid_key", "SG.", rf"SG\.{_WORD}{{16,32}}\.{_WORD}{{32,64}}"),
     _form("digitalocean_token", "_v1_", r"do[oprt]_v1_[a-f0-9]{64}"),
-    _Form(
+    _Format(
         "jwt",
         ("eyJ",),
         re.compile(rf"(?<!{_WORD})eyJ{_WORD}{{8,}}+\.eyJ{_WORD}{{8,}}+\.{_WORD}*+"),
     ),
-    _Form(
+    _Format(
         "url_password",
         ("://",),
         re.compile(r"://[^\s:/@\"'<>]{0,100}+:(?P<secret>[^\s/@\"'<>]{3,200}+)@"),
         lambda text: not _is_placeholder(text),
     ),
-    _Form(
+    _Format(
         "authorization",
         ("uthorization", "UTHORIZATION"),
         re.compile(
@@ -136,10 +139,10 @@ _FORMS = (
     ),
 )  # fmt: skip
 
-_HINTED = re.compile("|".join(re.escape(hint) for form in _FORMS for hint in form.hints))
+_HINTED = re.compile("|".join(re.escape(hint) for form in _FORMATS for hint in form.hints))
 
 
-def _of_form(form: _Form, text: str) -> Iterator[Secret]:
+def _of_format(form: _Format, text: str) -> Iterator[Secret]:
     if not any(hint in text for hint in form.hints):
         return
     for match in form.pattern.finditer(text):
@@ -153,7 +156,7 @@ _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
 def _private_keys(text: str) -> Iterator[Secret]:
-    """Yield private keys in PEM; one that has no end reaches to the end of the text."""
+    """Yield private keys in PEM; a key without an END line reaches to the end of the text."""
     place = 0
     while begins := _KEY_BEGINS.search(text, place):
         ends = _KEY_ENDS.search(text, begins.end())
@@ -161,7 +164,7 @@ def _private_keys(text: str) -> Iterator[Secret]:
         yield Secret(begins.start(), place, "private_key")
 
 
-# by the name that stands before it
+# by the name before it
 
 _NAMES = (
     r"password|passwd|passphrase|pwd|secret|credential|api[_-]?key|access[_-]?key|account[_-]?key"
@@ -194,14 +197,14 @@ def _assignments(text: str) -> Iterator[Secret]:
 
 
 def _is_assigned(value: str) -> bool:
-    """Tell a secret from a word or an expression, of which text and code are full."""
+    """Tell a secret from a word or an expression, which are frequent in text and code."""
     if not _is_value(value) or _DOTTED.fullmatch(value) or "://" in value:
         return False
     return _has_digit(value) and any(character.isalpha() for character in value)
 
 
 def _is_value(value: str) -> bool:
-    """Tell whether what stands under the name of a secret is one, or a word in its place."""
+    """Tell whether the value of a secret's name is a secret, and not a word or a placeholder."""
     if len(value) < _SHORTEST or len(set(value)) < 4 or any(map(str.isspace, value)):
         return False
     if _is_placeholder(value):
@@ -213,22 +216,22 @@ def _is_placeholder(value: str) -> bool:
     return bool(_PLACEHOLDER.match(value[:200]))
 
 
-# by how random it looks
+# by randomness
 
 _RUN = re.compile(r"[A-Za-z0-9+/_-]++={0,2}")
 SHORTEST_RANDOM, _LONGEST_RUN = 24, 120
-_LEAST_BITS = 3.9  # of a character; 24 random ones of 62 have 4.2 on average, and English has 3.5
-_ENCODED = re.compile(r"base64,$|sha\d{1,3}[:=]$", re.IGNORECASE)  # before what is none
-_DIGEST = re.compile(r"sha\d{1,3}-", re.IGNORECASE)  # what a digest begins with (W3C SRI)
-_PATH_STEPS = 3  # more slashes than that are not in base64 of this length
+_LEAST_BITS = 3.9  # per character; 24 random ones of 62 have 4.2 on average, and English has 3.5
+_ENCODED = re.compile(r"base64,$|sha\d{1,3}[:=]$", re.IGNORECASE)  # prefix of data or a digest
+_DIGEST = re.compile(r"sha\d{1,3}-", re.IGNORECASE)  # beginning of a digest (W3C SRI)
+_PATH_STEPS = 3  # base64 of this length has no more slashes; a path may
 _LINE, _LONG = 200, 60
 
 
 def random_words(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where words stand of letters of both cases and digits that are in no order.
+    """Yield the positions of words that look random: letters of both cases and digits in no order.
 
-    Not hexadecimal, so no UUID or digest; not a line of a longer text in base64; not what is said to be
-    a digest or a picture; not a path.
+    Hexadecimal (UUIDs, digests), lines of a longer base64 text, data after `base64,` or `sha256:`, and
+    paths do not count.
     """
     for match in _RUN.finditer(text):
         start, end = match.span()
@@ -256,7 +259,7 @@ _A_WORD = re.compile(r"[a-z]{8}")
 
 
 def _changes(run: str) -> int:
-    """Return how often a character is of another sort than the one before it."""
+    """Return how often a character is of another class than the one before it."""
     sorts = [(each.isdigit(), each.isupper(), each.islower()) for each in run]
     return sum(some != other for some, other in itertools.pairwise(sorts))
 
@@ -268,7 +271,7 @@ def _bits(run: str) -> float:
 
 
 def _is_one_of_many(text: str, start: int, end: int) -> bool:
-    """Tell whether it is a line, and the one above or below is a long run as well: wrapped base64."""
+    """Tell whether a run is a line of wrapped base64: the line above or below is a long run too."""
     if start and text[start - 1] == "\n":
         begins = text.rfind("\n", max(0, start - _LINE), start - 1) + 1
         if start - 1 - begins >= _LONG and _RUN.fullmatch(text, begins, start - 1):

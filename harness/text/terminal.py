@@ -1,4 +1,4 @@
-"""What a person sees: a guest's output without its tricks, and one line about a result."""
+"""Terminal output: a guest's output with hidden characters escaped, and summaries of results."""
 
 import base64
 import codecs
@@ -11,7 +11,7 @@ from ...policies.languages import PYTHON
 from ...runner.result import SandboxResult, Violation
 from .hidden import replace_hidden
 
-_SHOWN, _LONGEST = 10, 300  # attempts on a terminal, and characters of one
+_SHOWN, _LONGEST = 10, 300  # violations on a terminal, and characters of one
 
 
 def harmless(text: str) -> str:
@@ -24,7 +24,7 @@ def _escaped(character: str) -> str:
 
 
 class StreamPrinter:
-    """Passes output on as it comes: raw into a pipe or file, escaped to a terminal."""
+    """Forwards output as it arrives: unchanged to a pipe or file, escaped to a terminal."""
 
     def __init__(self) -> None:
         self._streams = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
@@ -42,10 +42,10 @@ class StreamPrinter:
 
 
 class EventPrinter:
-    """Writes output to stdout as it comes, one JSON object a line, in ASCII.
+    """Writes output to stdout as it arrives, one JSON object a line, in ASCII.
 
-    What is UTF-8 comes as `text`, a character that was cut in two with its second half; what is not
-    comes as `base64`.  Put together in their order they are the stream.
+    Valid UTF-8 is in `text`, other bytes are in `base64`; a character that arrives in two parts is
+    written with its second part.  The values in order are the stream.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class EventPrinter:
             self._write(stream, "base64", base64.b64encode(held + data).decode())
 
     def finish(self) -> None:
-        """Write what a stream ended in the middle of."""
+        """Write the incomplete characters at the ends of the streams."""
         for stream, decoder in self._decoders.items():
             self._write(stream, "base64", base64.b64encode(decoder.getstate()[0]).decode())
 
@@ -88,7 +88,7 @@ def result_line(result: SandboxResult) -> str:
 
 
 def violation_lines(result: SandboxResult) -> list[str]:
-    """Return what the program attempted and was refused, an attempt a line, the first ten."""
+    """Return the first ten violations of a program, one a line."""
     refused = coloured("refused", "yellow", sys.stderr)
     lines = [f"cellwright: {refused}: {_attempt(each)}" for each in result.violations[:_SHOWN]]
     if left_out := len(result.violations) - len(lines):
@@ -103,15 +103,15 @@ def _attempt(violation: Violation) -> str:
 
 
 def shown_value(value: object, language: str) -> str:
-    """Return the value of a program's last expression as text: a text as it is, anything else as the
-    language of Python, or JSON, writes it."""
+    """Return the value of a program's last expression as text: a string unchanged, any other value as
+    its repr for Python, and as JSON for other languages."""
     if isinstance(value, str):
         return value
     return repr(value) if language == PYTHON else json.dumps(value, ensure_ascii=False)
 
 
 def print_header(text: str) -> None:
-    """Print the names of a list's columns above it, on a terminal: other programs read rows alone."""
+    """Print the header of a list on a terminal only: programs read rows without a header."""
     if sys.stdout.isatty():
         sys.stdout.write(coloured(text, "bold", sys.stdout) + "\n")
 
@@ -120,7 +120,7 @@ _COLOURS = {"green": "32", "yellow": "33", "red": "31", "bold": "1"}  # ECMA-48,
 
 
 def coloured(text: str, colour: str, stream: TextIO) -> str:
-    """Return `text` in a colour if `stream` is a terminal that shows it, and NO_COLOR is not set
-    (no-color.org); nothing needs it to be understood."""
+    """Return `text` in a colour if `stream` is a terminal with colours and NO_COLOR is not set
+    (no-color.org); no meaning depends on colour alone."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
     return text if plain else f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

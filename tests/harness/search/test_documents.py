@@ -32,7 +32,9 @@ def test_each_level_shows_more() -> None:
 
 
 def test_a_level_that_there_is_not_is_refused() -> None:
-    with pytest.raises(PolicyError, match="'all' is none of name, summary, full"):
+    with pytest.raises(
+        PolicyError, match="detail: must be one of name, summary, full, .*got 'all'"
+    ):
         shown(READ, "all")
 
 
