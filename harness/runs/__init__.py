@@ -1,1 +1,1 @@
-"""Durable runs: programs that pause for a person and are replayed afterwards."""
+"""Durable runs: programs that pause for approval on disk and are replayed when they are resumed."""

@@ -1,1 +1,1 @@
-"""Tools: what can be called by name with typed arguments, where they are kept, and who makes them."""
+"""Tools: functions that programs call by name with typed arguments, their registry and their broker."""

@@ -59,7 +59,9 @@ def test_a_path_that_leads_elsewhere_leads_nowhere(
     assert not list(tmp_path.parent.glob("x*"))
 
 
-def test_what_is_not_text_or_has_no_such_column_is_said(broker: Broker, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_and_an_unknown_column_are_errors(
+    broker: Broker, tmp_path: Path
+) -> None:
     Workspaces(tmp_path).write("agent-7", "blob", b"\xff\xfe")
     Workspaces(tmp_path).write("agent-7", "cities.csv", CSV.encode())
     with pytest.raises(ToolFailed, match="not valid UTF-8"):

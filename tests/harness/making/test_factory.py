@@ -417,7 +417,7 @@ def test_versions_are_called_by_number_and_removed_together(factory: ToolFactory
             factory.call(name, {"n": 5})
 
 
-def test_who_makes_tools_clears_only_his_own(sandbox: Sandbox) -> None:
+def test_a_maker_clears_only_its_own_tools(sandbox: Sandbox) -> None:
     with ToolRegistry() as registry:
         ann, bob = (ToolFactory(sandbox, registry, maker=maker) for maker in ("ann", "bob"))
         with ann, bob:

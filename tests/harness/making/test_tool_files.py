@@ -67,7 +67,7 @@ def test_a_tool_comes_back_as_it_was(factory: ToolFactory, folder: Path) -> None
     assert after.state is ToolState.TESTED
 
 
-def test_a_tool_is_not_written_over_what_is_there(factory: ToolFactory, folder: Path) -> None:
+def test_an_export_does_not_overwrite_a_folder(factory: ToolFactory, folder: Path) -> None:
     with pytest.raises(RegistryError, match="exists"):
         factory.export_tool("double", folder.parent)
 

@@ -113,7 +113,7 @@ def test_a_word_is_for_the_version_that_was_asked_about(runs: Runs) -> None:
         assert runs.resume(box, attempt.run).result.value == "rudely ann"
 
 
-def test_what_is_rejected_is_an_exception_in_the_program(runs: Runs) -> None:
+def test_a_rejected_call_is_an_exception_in_the_program(runs: Runs) -> None:
     code = "import tools\ntry:\n    said = tools.send(to='ann')\nexcept tools.ToolError as error:\n    said = [error.kind, str(error)]\nsaid"
     with sandbox(runs) as box:
         attempt = runs.start(box, code)
@@ -125,7 +125,7 @@ def test_what_is_rejected_is_an_exception_in_the_program(runs: Runs) -> None:
     assert MADE == []
 
 
-def test_what_nobody_decides_in_time_is_refused(tmp_path: Path) -> None:
+def test_a_call_without_a_decision_in_time_is_refused(tmp_path: Path) -> None:
     with Runs(str(tmp_path / "runs.db"), wait_seconds=-1) as runs, sandbox(runs) as box:
         attempt = runs.start(box, "import tools\ntools.send(to='ann')")
         assert runs.pending() == ()
@@ -456,7 +456,7 @@ def test_waiting_is_told_to_the_trail(runs: Runs) -> None:
     assert actions == ["waiting", "approved", "call", "returned"]
 
 
-def test_what_is_no_file_of_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
     import sqlite3
 
     other = tmp_path / "other.db"

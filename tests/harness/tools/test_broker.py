@@ -67,7 +67,7 @@ def test_a_call_returns_what_the_tool_gives() -> None:
         ("weather.get", {"city": "x", "more": 1}, ToolArgumentsInvalid, "more"),
     ],
 )
-def test_what_makes_no_sense_does_not_reach_the_tool(
+def test_invalid_arguments_do_not_reach_the_tool(
     name: str, arguments: dict[str, Any], error: type[ToolError], words: str
 ) -> None:
     def untouched(_: Any, __: Any) -> None:
@@ -135,7 +135,7 @@ def test_calls_that_are_refused_are_counted_too(name: str, arguments: dict[str, 
             host.call("weather.get", again, caller)
 
 
-def test_who_calls_beyond_his_budget_does_not_fill_the_trail() -> None:
+def test_calls_beyond_the_budget_do_not_fill_the_trail() -> None:
     trail = AuditLog()
     host, caller = broker(audit=trail), Caller("me", meter=Meter(0, 1))
     for _ in range(1000):
@@ -343,7 +343,7 @@ def test_a_credential_in_a_number_is_no_result() -> None:
         )
 
 
-def test_nobody_else_gives_a_credential() -> None:
+def test_a_caller_cannot_pass_a_credential() -> None:
     host = broker(about={"credentials": {"key": "W"}}, vault=Vault({"W": "hush-hush"}))
     with pytest.raises(ToolArgumentsInvalid, match="the host sets this"):
         host.call("weather.get", {"city": "x", "key": "mine"})

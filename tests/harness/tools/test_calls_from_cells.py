@@ -90,7 +90,7 @@ def test_a_wrong_call_is_an_exception_inside(sandbox: Sandbox, call: str, words:
     assert words in result.value
 
 
-def test_a_failed_call_that_nobody_catches_fails_the_program_and_is_no_violation(
+def test_an_uncaught_failed_call_fails_the_program_and_is_no_violation(
     sandbox: Sandbox,
 ) -> None:
     result = sandbox.execute("import tools\ntools.broken(n=1)")
@@ -397,7 +397,7 @@ def test_a_frame_that_no_honest_guest_sends_ends_the_cell(attack: str, words: st
     assert words in str(result.error)
 
 
-def test_who_does_not_listen_has_few_answers_kept() -> None:
+def test_a_program_that_reads_no_answers_has_few_of_them_kept() -> None:
     """Each burst is no more than may be open; the host has time to answer it before the next."""
     made = []
 
@@ -513,7 +513,7 @@ def test_a_result_that_no_text_can_hold_is_an_invalid_one() -> None:
         assert box.execute(code).value == "invalid_result"
 
 
-def test_what_is_offered_is_looked_up_again_only_once_it_has_changed() -> None:
+def test_offered_tools_are_looked_up_again_only_after_a_change() -> None:
     class Counting(Offer):
         looked, changed = 0, 0
 
@@ -605,7 +605,7 @@ def test_what_a_tool_executes_belongs_to_the_call() -> None:
     assert len({entry.trace_id for entry in (*starts, call)}) == 1
 
 
-def test_an_answer_that_nobody_waited_for_is_not_mixed_with_the_next_request() -> None:
+def test_an_answer_after_its_request_is_not_mixed_with_the_next_request() -> None:
     """The control socket is full of answers when the request ends, one of them sent in part."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     many = Tool(spec("many", parameters=schema), lambda given, _: "x" * int(given["n"]))

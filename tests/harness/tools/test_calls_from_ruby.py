@@ -87,7 +87,7 @@ def test_a_wrong_call_is_an_exception(sandbox: Sandbox, program: str, error: str
     assert result.violations == ()
 
 
-def test_what_is_long_travels_in_pieces(sandbox: Sandbox) -> None:
+def test_long_values_travel_in_pieces(sandbox: Sandbox) -> None:
     program = "text = '\N{SNOWMAN}' * 100_000\nTools.call('send', text: text)['text'] == text"
     assert sandbox.execute(program, "ruby").value is True
 
@@ -160,7 +160,7 @@ input = $stdin.read
             assert session.execute(f"Tools.maths.twice(n: {n})").value == 2 * n
 
 
-def test_between_two_requests_nobody_calls(sandbox: Sandbox) -> None:
+def test_no_process_can_call_between_two_requests(sandbox: Sandbox) -> None:
     late = """
 $heard = []
 $thread = Thread.new do

@@ -191,7 +191,7 @@ def test_more_calls_than_may_be_made_at_once_wait_their_turn(shell: str) -> None
     assert (result.ok, result.stdout, len(made)) == (True, "null\n" * 100, 100), result
 
 
-def test_who_is_killed_in_a_call_is_nothing_to_the_next(shell: str) -> None:
+def test_a_process_killed_in_a_call_does_not_disturb_the_next(shell: str) -> None:
     began, release = threading.Event(), threading.Event()
 
     def slow(*_: Any) -> None:

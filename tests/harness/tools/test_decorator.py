@@ -76,7 +76,7 @@ def test_what_json_schema_does_not_check_is_checked_by_the_type(factory: ToolFac
         factory.call("move", {"point": {"x": 1, "when": "soon"}})
 
 
-def test_the_caller_is_told_to_who_asks(factory: ToolFactory) -> None:
+def test_a_function_that_asks_for_the_caller_gets_it(factory: ToolFactory) -> None:
     def whose(n: int, caller: Caller) -> list[Any]:
         return [n, caller.depth]
 
@@ -113,7 +113,7 @@ def test_what_it_raises_or_returns_wrongly_is_a_typed_error(factory: ToolFactory
             factory.call(name)
 
 
-def test_what_is_said_in_the_decorator_goes_into_the_spec() -> None:
+def test_arguments_of_the_decorator_go_into_the_spec() -> None:
     @tool(name="Send.Mail", description="Send it", risky=True, tags=["mail"])
     def send(to: Annotated[str, "whom"]) -> None: ...
 

@@ -180,7 +180,7 @@ def test_filters_of_ones_own_run_in_order_and_know_the_tool() -> None:
     assert trail.get_entries()[-1].details["filtered"] == ["person: 1", "shout: 1"]
 
 
-def test_a_program_in_a_cell_gets_what_is_left_and_so_does_who_reads_on() -> None:
+def test_programs_and_readers_of_kept_results_get_the_filtered_result() -> None:
     long = Tool(SPEC, lambda *_: [f"{KEY} {'x' * 50}"] * 2000)
     code = (
         "import tools\ntry:\n    short = tools.look()\n"

@@ -46,7 +46,7 @@ def test_any_choice_of_escapes_is_taken_out(secret: str, data: st.DataObject) ->
     assert Redaction([secret]).text(f"<{written}>") == f"<{REDACTED}>"
 
 
-def test_what_is_like_it_stays() -> None:
+def test_similar_text_stays() -> None:
     for text in ("ab\\/cd", "\\u0061b", "a\\\\u0062"):
         assert Redaction(["abcd"]).text(text) == text
 

@@ -71,7 +71,7 @@ def test_a_tool_is_found_however_its_name_is_separated(registry: ToolRegistry) -
 
 
 @pytest.mark.parametrize("name", ["nothing", "double@2", "double@1", "../double", "", "double@x"])
-def test_what_is_not_there_is_not_found(registry: ToolRegistry, name: str) -> None:
+def test_a_missing_tool_is_not_found(registry: ToolRegistry, name: str) -> None:
     with pytest.raises(ToolNotFound):
         registry.get(name)
 
@@ -140,7 +140,7 @@ def test_a_function_with_the_name_and_the_signature_of_another_is_refused(
         registry.register(second)
 
 
-def test_nobody_replaces_or_removes_what_another_made(registry: ToolRegistry) -> None:
+def test_a_maker_cannot_replace_or_remove_the_tool_of_another(registry: ToolRegistry) -> None:
     registry.add(spec("double", "ann"))
     with pytest.raises(ToolExists, match="another agent"):
         registry.add(spec("double", "bob"))
@@ -150,7 +150,7 @@ def test_nobody_replaces_or_removes_what_another_made(registry: ToolRegistry) ->
     registry.add(spec("double", "bob"))
 
 
-def test_nobody_removes_what_is_the_developers(registry: ToolRegistry) -> None:
+def test_a_developers_tool_cannot_be_removed(registry: ToolRegistry) -> None:
     registry.register(greet)
     for call in (
         lambda: registry.remove("greet"),
@@ -349,7 +349,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"no database at all, but long enough" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
 )
-def test_what_is_no_database_is_an_error_of_ours(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_a_registry_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tools.db"
     path.write_bytes(content)
     with pytest.raises(RegistryError, match="tools.db"):

@@ -46,12 +46,12 @@ def test_a_result_too_long_to_be_kept_takes_no_room() -> None:
     assert is_kept(results, name, "ann")
 
 
-def test_what_is_wide_takes_the_room_that_it_takes() -> None:
+def test_wide_characters_count_with_their_size_in_memory() -> None:
     results = Results(kept_bytes=4000, of_one_bytes=1000)
     assert "result_id" not in results.fit("x", "\N{GRINNING FACE}" * 300, 300, "ann")
 
 
-def test_nobody_reads_what_is_anothers() -> None:
+def test_an_owner_cannot_read_the_results_of_another() -> None:
     results = Results()
     name = keep(results, "ann")
     with pytest.raises(ToolArgumentsInvalid, match="not yours"):
