@@ -50,12 +50,18 @@ LONG = (
     "chaos",
     "replays",
 )  # they are in the smoke run of .ci/run
+SHORT = [
+    # its criterion is a comparison with bubblewrap
+    pytest.param(name, marks=pytest.mark.needs("bwrap")) if name == "peers" else name
+    for name in commands.BENCHMARKS
+    if name not in LONG
+]
 pytestmark = pytest.mark.needs("userns")
 
 
 @pytest.mark.slow
 @pytest.mark.needs("real_cpu")
-@pytest.mark.parametrize("name", [name for name in commands.BENCHMARKS if name not in LONG])
+@pytest.mark.parametrize("name", SHORT)
 def test_a_benchmark_returns_a_report_that_says_something(name: str) -> None:
     import importlib
 

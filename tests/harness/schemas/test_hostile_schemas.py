@@ -200,7 +200,7 @@ SCHEMAS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(SCHEMAS, VALUES)
 def test_what_is_valid_is_what_jsonschema_says_is_valid(schema: Any, value: Any) -> None:
     schema = schema if isinstance(schema, dict) else {"allOf": [schema]}

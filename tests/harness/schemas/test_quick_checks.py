@@ -43,7 +43,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=2000)
+@settings(max_examples=800)
 @given(SCHEMAS, VALUES)
 def test_what_is_surely_right_is_right(schema: dict[str, Any], value: Any) -> None:
     check = quick_check(schema)

@@ -58,7 +58,7 @@ def tool(name: str, **about: Any) -> ToolSpec:
     return ToolSpec(name=name, **about)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(names, texts, schemas, schemas)
 def test_any_schema_makes_stubs_that_compile_and_hold_nothing_else(
     name: str, description: str, parameters: Any, output: Any
@@ -72,7 +72,7 @@ def test_any_schema_makes_stubs_that_compile_and_hold_nothing_else(
         text.encode()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.dictionaries(texts, st.just({}), max_size=12))
 def test_whatever_parameters_are_called_each_keeps_its_wire_name(
     properties: dict[str, Any],
