@@ -35,7 +35,7 @@ def draft(
         _check_visible("provenance", about)
     _check_text("source", source_code)
     _check_hidden("source", source_code.translate(_IN_SOURCE))
-    check_limit("timeout.wall_seconds", timeout)
+    check_limit("timeout", timeout, limit="wall_seconds")
     described = describe_source(source_code, name)
     description = description or described.description
     _check_visible("description", description)

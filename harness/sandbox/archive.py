@@ -1,11 +1,11 @@
-"""Files below /workspace as one tar archive, and back.
+"""Conversion of the files below /workspace into a tar archive, and back.
 
-Nothing but name, content and whether it may be executed is told, so that the same files always make
-the same archive.
+An archive holds the name, content and executable bit of each file, nothing else, so that the same
+files always make the same archive.
 
-What is read may be hostile, and tarfile is not for that: a few bytes keep it busy for ever, have it
-recurse, or make gigabytes (CVE-2024-6232, CVE-2025-8194, sparse members).  So headers are read here:
-each once, forward only, and of what they say nothing but type, name, mode and size (tar(5)).
+An archive to read may be hostile, and tarfile is not made for that: a few bytes keep it busy forever,
+make it recurse, or expand to gigabytes (CVE-2024-6232, CVE-2025-8194, sparse members).  So this module
+parses headers itself: each once, forward only, and uses only type, name, mode and size (tar(5)).
 """
 
 import contextlib
@@ -22,12 +22,12 @@ _MODE, _EXECUTABLE = 0o644, 0o755
 _MOST_MEMBERS = 100_000
 _REGULAR = b"0\0" + b"7"
 _ABOUT_THE_NEXT = b"xL"  # pax and GNU: a name that is long, or not ASCII
-_OF_NO_INTEREST = b"gK"  # what pax says of all; where a link leads to
+_IGNORED = b"gK"  # pax: a header for all files; GNU: the target of a link
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
 def files_of(workspace: int) -> dict[str, bytes]:
-    """Return every regular file but those that are not any more what they were a moment ago.
+    """Return every regular file, but for those that changed meanwhile.
 
     Raises WorkspaceError if files claim more than the workspace holds.
     """
@@ -57,33 +57,36 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Return the regular files of an archive that is not compressed; nothing is extracted here, and
-    names are checked by who writes them.  Of one name twice the last counts.  Raises PolicyError."""
+    """Return the regular files of an uncompressed archive; if a name occurs twice, the last one counts.
+
+    Nothing is written, and names are not checked: the caller does that before it writes them.  Raises
+    PolicyError for a malformed archive.
+    """
     try:
         if not data or data.startswith(_COMPRESSED):
             raise ValueError("it is compressed" if data else "it is empty")
         return {_text(name): content for name, content in _regular_files(data)}
-    except ValueError as error:  # also a number that is none, or a name that is no text
+    except ValueError as error:  # also an invalid number, or a name that is not UTF-8
         raise PolicyError(f"not a tar archive: {str(error)[:200]}") from None
 
 
 def _regular_files(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    told: dict[bytes, bytes] = {}  # of the next file, by what comes before it
+    told: dict[bytes, bytes] = {}  # fields for the next file, from the headers before it
     for kind, name, content in _members(data, told):
         if kind in _ABOUT_THE_NEXT:
             told |= _records(content) if kind == b"x" else {b"path": content.partition(b"\0")[0]}
             if sparse := [key for key in told if key.startswith(b"GNU.sparse.")]:
                 raise ValueError(f"it holds a sparse file ({_text(sparse[0])})")
             continue
-        if kind in _OF_NO_INTEREST:
+        if kind in _IGNORED:
             continue
-        if kind in _REGULAR and not name.endswith(b"/"):  # before POSIX, a directory
+        if kind in _REGULAR and not name.endswith(b"/"):  # a directory in archives older than POSIX
             yield name, content
         told.clear()
 
 
 def _members(data: bytes, told: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Return (type, name, content) of each; `told` is what those before it said of it."""
+    """Yield (type, name, content) of each member; `told` has the fields of the headers before it."""
     position = members = 0
     while (header := data[position : position + _BLOCK]).strip(b"\0"):
         members += 1
@@ -118,7 +121,7 @@ def _octal(field: bytes) -> int:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Return what a pax header says: "LENGTH KEY=VALUE\\n", each as long as it says it is."""
+    """Return the records of a pax header, "LENGTH KEY=VALUE\\n"; LENGTH counts the whole record."""
     records = {}
     position = 0
     while position < len(content):

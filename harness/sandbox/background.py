@@ -1,4 +1,4 @@
-"""A call in a thread of its own: cancelled from elsewhere, its result waited for."""
+"""`Background`: a call in a thread of its own, which other threads can cancel and wait for."""
 
 import os
 import threading
@@ -9,14 +9,14 @@ from ...runner.threads import begin
 
 
 class Background:
-    """Does `work`, given a descriptor that is readable once it is to end, and then `on_end`."""
+    """Calls `work` with a descriptor that becomes readable on `cancel`, and then `on_end`."""
 
     def __init__(
         self, name: str, work: Callable[[int], SandboxResult], on_end: Callable[[], None]
     ) -> None:
         self._work = work
         self._on_end = on_end
-        # Reentrant: a finalizer may cancel what the same thread is at this moment looking at.
+        # Reentrant: a finalizer may call `cancel` in a thread that holds it.
         self._lock = threading.RLock()
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
         self.outcome: SandboxResult | None = None
@@ -39,7 +39,7 @@ class Background:
         self._on_end()
 
     def cancel(self) -> None:
-        """Have it end, if it still runs; harmless otherwise."""
+        """End the call, if it still runs."""
         with self._lock:
             if self._cancel >= 0:
                 os.eventfd_write(self._cancel, 1)
@@ -48,13 +48,15 @@ class Background:
         return self._thread.is_alive()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; tell whether it has."""
-        if self._thread is not threading.current_thread():  # a finalizer may run in any
+        """Wait at most `timeout` seconds for the end; tell whether the call has ended."""
+        if (
+            self._thread is not threading.current_thread()
+        ):  # a finalizer may run in this very thread
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def result(self) -> SandboxResult:
-        """Wait for the end; raises what the work raised."""
+        """Wait for the end and return the result; raises what `work` raised."""
         self.join()
         if self._error is not None:
             raise self._error

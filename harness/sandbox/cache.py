@@ -1,4 +1,4 @@
-"""A cache of sandboxes: making one takes a tenth of a second, executing in it a few milliseconds."""
+"""`SandboxCache`: making a sandbox takes a tenth of a second, executing in it a few milliseconds."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from .sandbox import Sandbox
 
 
 class _Shared:
-    """A sandbox and how many calls are in it."""
+    """A sandbox and the number of calls that use it."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -19,10 +19,10 @@ class _Shared:
 
 
 class SandboxCache:
-    """Lends at most `most` sandboxes by key; the one that was idle longest makes room for another.
+    """Lends at most `most` sandboxes by key, and evicts the least recently used one.
 
-    One that is in use when it has to go is closed when it is given back.  Safe from many threads.
-    `owner` is what a ClosedError says was closed.
+    One that is in use when it is evicted is closed once it is returned.  Safe from many threads.
+    A ClosedError names the `owner`.
     """
 
     def __init__(self, most: int, owner: str) -> None:
@@ -37,8 +37,10 @@ class SandboxCache:
 
     @contextlib.contextmanager
     def lend(self, key: Hashable, make: Callable[[], Sandbox]) -> Iterator[Sandbox]:
-        """Give the sandbox of `key` for one call, made by `make` if it is not here; raises ClosedError,
-        and what making one raises."""
+        """Lend the sandbox of `key` for one call; `make` makes a missing one.
+
+        Raises ClosedError, and what `make` raises.
+        """
         shared = self._take(key, make)
         try:
             yield shared.sandbox
@@ -60,7 +62,7 @@ class SandboxCache:
         return shared
 
     def _surplus(self) -> list[_Shared]:
-        """Take out those that were idle longest; one that is in use is closed when it is given back."""
+        """Evict the least recently used ones; one that is in use is closed once it is returned."""
         found = []
         while len(self._shared) > self._most:
             found.append(self._shared.popitem(last=False)[1])
@@ -80,7 +82,7 @@ class SandboxCache:
             shared.sandbox.close()
 
     def settle(self) -> None:
-        """Wait until the cells that should wait do."""
+        """Wait until the pool of each sandbox is full."""
         with self._lock:
             shared = list(self._shared.values())
         for each in shared:

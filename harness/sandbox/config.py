@@ -1,4 +1,4 @@
-"""`SandboxConfig`: the short way to say what a sandbox may do."""
+"""`SandboxConfig`, the short form of a policy, and checks of other arguments of `Sandbox`."""
 
 import os
 import warnings
@@ -26,7 +26,7 @@ from .expansion import denied_patterns, expand, with_files
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
-    """Limits and permissions of a sandbox; everything is denied unless named.
+    """Limits and permissions of a sandbox; everything is denied by default.
 
     `allowed_paths` and `denied_paths` are globs of host paths.  Allowed ones are shown in the cell at
     the same place, read-only or, with `allow_file_write`, writable; denied ones do not exist there,
@@ -61,7 +61,7 @@ class SandboxConfig:
             )
 
     def policy(self) -> Policy:
-        """Return the policy that this says; raises PolicyError naming the field that makes no sense."""
+        """Return the equivalent policy; raises PolicyError naming an invalid field."""
         self._check()
         policy = Policy(
             name="config",
@@ -85,7 +85,7 @@ class SandboxConfig:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type is bool and not isinstance(value, bool):
-                raise PolicyError(f"{each.name} must be True or False, not {value!r}")
+                raise PolicyError(f"{each.name}: must be True or False, got {value!r}")
             if each.type in (int, float):
                 check_limit(each.name, value, whole=each.type is int)
         if self.allow_network:
@@ -115,22 +115,22 @@ class SandboxConfig:
 
 
 def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -> Limits:
-    """Return `limits` with a wall time of `seconds`; `name` is what the caller calls it.
+    """Return `limits` with a wall time of `seconds`; `name` is the caller's name for it.
 
-    Raises PolicyError if the limits allow less: a call can only lower what its policy allows.
+    Raises PolicyError if that is more than the limits allow: a call can only lower a limit.
     """
     if seconds is None:
         return limits
-    check_limit(f"{name}.wall_seconds", seconds)
+    check_limit(name, seconds, limit="wall_seconds")
     _check_lower(name, seconds, "wall_seconds", limits.wall_seconds, "s")
     return msgspec.structs.replace(limits, wall_seconds=float(seconds))
 
 
 def with_memory(limits: Limits, mebibytes: float | None, name: str = "memory") -> Limits:
-    """Return `limits` with a memory cap of `mebibytes`; raises PolicyError if the limits allow less."""
+    """Return `limits` with a memory cap of `mebibytes`; raises PolicyError if they allow less."""
     if mebibytes is None:
         return limits
-    check_limit(f"{name}.memory_bytes", mebibytes * MIB)
+    check_limit(name, mebibytes * MIB, limit="memory_bytes")
     _check_lower(name, mebibytes, "memory_bytes", limits.memory_bytes / MIB, "MiB")
     return msgspec.structs.replace(limits, memory_bytes=int(mebibytes * MIB))
 
@@ -144,9 +144,9 @@ def _check_lower(name: str, asked: float, field: str, most: float, unit: str) ->
 
 
 def check_sessions(settings: SessionSettings) -> SessionSettings:
-    """Return `settings` if they make sense; raises PolicyError naming what does not."""
+    """Return `settings`; raises PolicyError naming an invalid one."""
     if not isinstance(settings, SessionSettings):
-        raise PolicyError(f"sessions: must be SessionSettings, not {settings!r}")
+        raise PolicyError(f"sessions: must be SessionSettings, got {settings!r}")
     for name, value in settings._asdict().items():
         check_limit(f"sessions.{name}", value, whole=not name.endswith("seconds"))
     if settings.alive < 1 or settings.requests < 1:
@@ -157,12 +157,12 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
 def check_interpreters(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
     """Return `paths`, language to interpreter, if each can be executed; raises PolicyError."""
     if not isinstance(paths, Mapping):
-        raise PolicyError(f"interpreters: must be a mapping, not {type(paths).__name__}")
+        raise PolicyError(f"interpreters: must be a mapping, got {type(paths).__name__}")
     known = interpreted_languages()
     checked = {}
     for language, path in paths.items():
         if language not in known:
-            raise PolicyError(f"interpreters: {language!r} is none of {', '.join(known)}")
+            raise PolicyError(f"interpreters: {language!r} must be one of {', '.join(known)}")
         if not (isinstance(path, str | os.PathLike) and os.path.isabs(path)):
             raise PolicyError(f"interpreters.{language}: {path!r} is not an absolute path")
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
@@ -172,12 +172,12 @@ def check_interpreters(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str,
 
 
 def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
-    """Return the settings that `pool` says, with a launcher for every cell if `fresh_exec`.
+    """Return the settings of the pool, with a launcher for every cell if `fresh_exec`.
 
-    Raises PolicyError naming what makes no sense.
+    `pool` may be their `size` alone.  Raises PolicyError naming an invalid one.
     """
     if not isinstance(pool, int | PoolSettings):
-        raise PolicyError(f"pool: must be a whole number or PoolSettings, not {pool!r}")
+        raise PolicyError(f"pool: must be a whole number or PoolSettings, got {pool!r}")
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
     if fresh_exec:
         settings = settings._replace(cells_per_launcher=1)

@@ -1,4 +1,4 @@
-"""The code executor: permissions, a backend and a trail, put together."""
+"""`CodeExecutor`: runs code under permissions, in a backend, with a trail."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .isolation import IsolationBackend, IsolationConfig, ProcessIsolation
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionContext:
-    """What one execution is for, and within which bounds."""
+    """The language and limits of one execution, and data of the caller."""
 
     id: str = ""
     language: str = "python"
@@ -28,7 +28,7 @@ class ExecutionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionResult:
-    """What came of it; `result` has the whole of it."""
+    """The outcome of one execution; `result` has all of it."""
 
     success: bool
     output: str
@@ -42,8 +42,8 @@ class ExecutionResult:
 class CodeExecutor(Closing):
     """Runs code under `permissions`, in `backend`, with a record in `audit`.
 
-    Permissions are enforced by our cells alone: with another backend they must be empty.  A context
-    manager; what is kept between executions is freed by `close`, or once nobody refers to it.
+    Only ProcessIsolation enforces permissions; with another backend they must be empty.  A context
+    manager: `close`, or garbage collection, frees the cells kept between executions.
     """
 
     def __init__(
@@ -57,11 +57,14 @@ class CodeExecutor(Closing):
         self.audit = audit
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
-        """Return {"valid": ..., "issues": [{"pattern", "reason", "line"}]}; nothing runs.  Advice."""
+        """Return {"valid": ..., "issues": [{"pattern", "reason", "line"}]}.
+
+        The code is not executed.  This is advice: the kernel is the boundary.
+        """
         return validate_code(code, language)
 
     def execute(self, code: str, context: ExecutionContext | None = None) -> ExecutionResult:
-        """Run `code` and return what came of it; raises what the backend raises."""
+        """Run `code` and return its outcome; raises what the backend raises."""
         context = context or ExecutionContext()
         began = time.monotonic()
         result = self.backend.execute(code, context.language, _limits_of(context))

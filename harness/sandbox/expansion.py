@@ -1,4 +1,4 @@
-"""Allowed and denied globs of host paths, as permissions and configurations name them, to a policy."""
+"""Expansion of allowed and denied globs of host paths into the paths of a policy."""
 
 import fnmatch
 import os
@@ -12,16 +12,16 @@ from ...policies.policy import Policy, lies_in, shown_paths
 from ...runner.host.paths import resolve
 
 _MOST_LOOKED_AT = 100_000
-_DOT_NAMES = "/**/.*"  # beneath a directory: names that begin with a dot, at any depth
+_DOT_NAMES = "/**/.*"  # names that begin with a dot, at any depth below a directory
 
 
 def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     """Return what the allowed `patterns` match now, links resolved.
 
     `**` stands for any number of directories, and at the end for the directory above it with all that
-    it holds.  A link that a wildcard matches gives nothing unless it is root's and leads to a place
-    beneath the wildcard's own directory: whoever may write there must not choose what is shown.
-    Raises PolicyError, naming the field `name`, for a pattern that is no absolute path or matches
+    it holds.  A link that a wildcard matches is skipped, unless root owns it and it leads to a place
+    below the wildcard's own directory: a user who may write there must not choose what cells see.
+    Raises PolicyError, naming the field `name`, for a pattern that is not an absolute path or matches
     nothing, and for a path without wildcards that leads through such a link.
     """
     found: list[str] = []
@@ -32,17 +32,17 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
         if not matches:
             raise PolicyError(
                 f"{name}: {pattern!r} matches nothing on this host",
-                "a symbolic link that a wildcard matches counts only if it is root's own",
+                "a symbolic link that a wildcard matches counts only if root owns it",
             )
         found += matches
     return tuple(dict.fromkeys(found))
 
 
 def denied_patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the denied `patterns` as `Filesystem.hidden` takes them, by every name that they have.
+    """Return the denied `patterns` for `Filesystem.hidden`: as given, and with links resolved.
 
-    Raises PolicyError, naming the field `name`, for one that is no absolute path, or that leads through
-    a directory which is a link that a program could have made.
+    Raises PolicyError, naming the field `name`, for a pattern that is not an absolute path, or that
+    leads through a directory which is a symbolic link that a program could have made.
     """
     found: list[str] = []
     for pattern in patterns:
@@ -57,10 +57,10 @@ def denied_patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def dot_names(name: str, directories: Sequence[str], *, writable: bool) -> tuple[str, ...]:
-    """Return what hides names that begin with a dot beneath `directories`.
+    """Return the patterns or paths that hide names which begin with a dot, below `directories`.
 
-    In a directory that may be written these are the names that exist now, since programs make such
-    names themselves; elsewhere it is a pattern, which holds for names that are made later too.
+    In writable directories these are the names that exist now, since programs make such names
+    themselves; elsewhere a pattern, which also hides names that are made later.
     """
     if not writable:
         return tuple(path + _DOT_NAMES for path in directories if os.path.isdir(path))
@@ -85,14 +85,14 @@ def with_files(
     policy: Policy, *, read: Sequence[str] = (), write: Sequence[str] = (),
     execute: Sequence[str] = (), hidden: Sequence[str] = (),
 ) -> Policy:  # fmt: skip
-    """Return `policy` with these paths shown besides, and without what `hidden` denies: of everything
-    that is shown, whoever named it."""
+    """Return `policy` with these paths shown too, and without the paths that `hidden` denies, also
+    among those that `policy` already shows."""
     files, processes, python = policy.filesystem, policy.processes, policy.python
     hidden = tuple(dict.fromkeys((*files.hidden, *hidden)))
     denied = denied_by(hidden)
 
     def left(*paths: str) -> tuple[str, ...]:
-        """Leave out what is denied by its own name or by that of what it leads to."""
+        """Leave out each path that is denied by its own name or by that of its target."""
         kept = (each for each in paths if not denied.denies(each))
         return tuple(
             dict.fromkeys(each for each in kept if not denied.denies(os.path.realpath(each)))
@@ -117,11 +117,11 @@ def with_files(
 
 def _check_absolute(name: str, pattern: object) -> None:
     if not isinstance(pattern, str) or not os.path.isabs(pattern) or "\0" in pattern:
-        raise PolicyError(f"{name}: {pattern!r} is not an absolute path")
+        raise PolicyError(f"{name}: must be absolute paths, got {pattern!r}")
 
 
 def _matches(name: str, pattern: str) -> Iterator[str]:
-    """Return what a pattern with wildcards matches, in order."""
+    """Yield the paths that a pattern with wildcards matches, in order."""
     base = fixed_part(pattern)
     if not os.path.isdir(base):
         return
@@ -130,21 +130,21 @@ def _matches(name: str, pattern: str) -> Iterator[str]:
     for path in _Walk(name, pattern).beneath(real, parts):
         try:
             found = resolve(name, path)
-        except PolicyError:  # it leads through a link that is not root's, or is gone
+        except PolicyError:  # it leads through a link that root does not own, or is gone
             continue
         if lies_in(found, (real,)):
             yield found
 
 
 class _Walk:
-    """Looks for names in a bounded number of directory entries, and enters no link."""
+    """Matches names within a bounded number of directory entries; enters no symbolic link."""
 
     def __init__(self, name: str, pattern: str) -> None:
         self._name, self._pattern = name, pattern
         self._looked_at = 0
 
     def beneath(self, directory: str, parts: tuple[str, ...]) -> Iterator[str]:
-        """Return the paths beneath `directory` that the components `parts` match."""
+        """Yield the paths below `directory` that the components `parts` match."""
         head, further = parts[0], parts[1:]
         if head == ANY_DEPTH:
             if further:
@@ -169,7 +169,7 @@ class _Walk:
         if self._looked_at > _MOST_LOOKED_AT:
             raise PolicyError(
                 f"{self._name}: {self._pattern!r} has more than {_MOST_LOOKED_AT:,} files to match",
-                "name the directories themselves: what they hold is shown with them",
+                "name the directories themselves: their content is shown with them",
             )
         dotted = pattern.startswith(".")
         for entry in entries:

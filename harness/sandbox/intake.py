@@ -1,4 +1,4 @@
-"""From what a caller asks to what came of it: checked, run, and written into the trail."""
+"""`Intake`: checks each request to a sandbox, has it executed, and records both in the trail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ...runner.audit.spans import Span
     from .offering import Offering
 
-Perform = Callable[[str, Request], SandboxResult]  # the first is the language
+Perform = Callable[[str, Request], SandboxResult]  # called with the language
 
 
 class Intake:
-    """What every request to one sandbox passes, on its way in and out."""
+    """The checks and records that every request to one sandbox passes."""
 
     def __init__(
         self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None",
@@ -38,7 +38,7 @@ class Intake:
         self, code: str | bytes, language: str, given: CallArguments, perform: Perform,
         session_id: str | None = None,
     ) -> SandboxResult:  # fmt: skip
-        """Check a request, have it performed, and record both; raises what the three raise."""
+        """Check a request, execute it by `perform`, and record both."""
         try:
             language = check_language(language)
             request = make_request(code, self._policy.limits, **given.of_request())
@@ -56,22 +56,22 @@ class Intake:
         self, argv: Sequence[str], given: dict[str, Any], environment: Mapping[str, str],
         on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],
     ) -> SandboxResult:  # fmt: skip
-        """Check a program that is to live, have it performed, and record both."""
+        """Check the request of `Sandbox.program`, execute it by `perform`, and record both."""
         request = make_program(argv, self._policy, environment, on_streams, **given)
         return self._recorded(request, "program", lambda _, request: perform(request), None)
 
     def record_session(self, session_id: str, action: str, why: str = "") -> None:
-        """Note that a session was opened, or has ended and why."""
+        """Record that a session was opened, or ended and why."""
         if self._clerk:
             self._clerk.note_session(session_id, action, why)
 
     def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
-        """Note what became of a named workspace; `about` says whose call or session it was."""
+        """Record whether a workspace was saved; `about` identifies the call or session."""
         if self._clerk and kept:
             self._clerk.note_workspace(kept, **about)
 
     def check(self, code: str, language: str) -> tuple[Finding, ...]:
-        """Return what source checks find, whatever the policy's mode."""
+        """Return the findings of source checks, whatever the policy's validation mode."""
         from ...policies.source.check import check
 
         return check(code, language, self._rules)
@@ -104,7 +104,7 @@ class Intake:
     def _with_tools(
         self, request: Request, language: str, span: "Span | None", session_id: str | None
     ) -> Request:
-        if self._offering is None or request.program:  # it has nothing to call them by
+        if self._offering is None or request.program:  # such a program has no client for tools
             return request
         return self._offering.prepare(request, language, span, session_id)
 
@@ -127,7 +127,7 @@ class Intake:
 
 
 def _about(request: Request, session_id: str | None) -> dict[str, str]:
-    """Return what else a record of its start says: never an argument, which may be a secret."""
+    """Return more fields for the record of the start; never an argument, which may be a secret."""
     program = {"program": request.program.frame.arguments[0]} if request.program else {}
     return program | ({"session_id": session_id} if session_id else {})
 
@@ -135,7 +135,7 @@ def _about(request: Request, session_id: str | None) -> dict[str, str]:
 def rules_of(
     validation: Validation, imports: Sequence[str] | None, builtins: Sequence[str] | None
 ) -> Rules:
-    """Return what source checks look for: what is given, else what the policy says."""
+    """Return the rules of source checks: the given lists, else those of the policy."""
 
     def names(where: str, given: Sequence[str] | None, policys: Sequence[str]) -> tuple[str, ...]:
         return check_names(where, policys if given is None else given)

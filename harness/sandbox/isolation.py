@@ -1,4 +1,4 @@
-"""Isolation backends: one interface, our cells behind it, or a container engine."""
+"""Isolation backends: cells (`ProcessIsolation`) or a container engine (`ContainerIsolation`)."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ from .config import SandboxConfig
 from .permissions import policy_of
 from .sandbox import Sandbox
 
-_ALIVE = 4  # sandboxes of one backend: each has a launcher, and cells that wait
-_POOL = 2  # cells that wait
+_ALIVE = 4  # sandboxes of one backend; each has a launcher and a pool
+_POOL = 2  # cells that wait in each
 _ENGINE_FAILED = 125
 _ENGINES = ("podman", "docker")
 _COMMANDS = {
@@ -39,33 +39,35 @@ _COMMANDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:
-    """Limits of one execution.  `network_disabled=False` is refused: no backend gives a network."""
+    """Limits of one execution.  `network_disabled=False` is refused: no backend offers a network."""
 
     timeout_seconds: float = 30.0
     max_memory_mb: float = 256
     network_disabled: bool = True
     env_vars: Mapping[str, str] = field(default_factory=dict)
-    trace_id: str | None = None  # what the execution is called in a trail
+    trace_id: str | None = None  # the name of the execution in a trail
 
 
 class IsolationBackend(Closing):
-    """Runs code somewhere apart from the host; a context manager."""
+    """Runs code apart from the host; a context manager."""
 
     keeps_trail = False  # whether it records executions itself
 
     def under(self, permissions: PermissionSet, audit: AuditLog | None) -> "IsolationBackend":
-        """Return this backend as it is under `permissions`, recording into `audit` if it keeps a trail.
+        """Return a backend like this one with `permissions`, which records in `audit` if it keeps a
+        trail.
 
-        Raises PolicyError unless the permissions are empty or it enforces them.
+        Raises PolicyError if there are permissions that it cannot enforce.
         """
         if permissions.permissions:
             raise PolicyError(
-                "permissions: only ProcessIsolation enforces them", "use it, or give no permissions"
+                "permissions: only ProcessIsolation enforces them",
+                "use ProcessIsolation, or give no permissions",
             )
         return self
 
     def close(self) -> None:
-        """Free what is kept between executions; closing twice is fine."""
+        """Free all that is kept between executions; closing twice is fine."""
 
     @abstractmethod
     def is_available(self) -> bool:
@@ -75,14 +77,14 @@ class IsolationBackend(Closing):
     def execute(
         self, code: str, language: str = "python", config: IsolationConfig | None = None
     ) -> SandboxResult:
-        """Run `code` and return what came of it."""
+        """Run `code` and return its result."""
 
 
 class ProcessIsolation(IsolationBackend):
-    """Our cells: a fresh one for each execution, every layer required.
+    """Cells: a fresh one for each execution, with every layer required.
 
-    A sandbox is kept for each pair of limits that was asked for, the last few of them, until `close` or
-    until nobody refers to this object.
+    It keeps a sandbox for each pair of limits, the four used last, until `close` or until it is
+    garbage-collected.
     """
 
     keeps_trail = True
@@ -90,7 +92,7 @@ class ProcessIsolation(IsolationBackend):
     def __init__(
         self, permissions: PermissionSet | None = None, audit: AuditLog | None = None
     ) -> None:
-        """Executions may do what `permissions` say; raises PolicyError for invalid ones."""
+        """Executions have these `permissions`; raises PolicyError for invalid ones."""
         self._permissions = permissions or PermissionSet()
         self._policy = policy_of(self._permissions)
         self._audit = audit
@@ -139,18 +141,18 @@ class ProcessIsolation(IsolationBackend):
 class ContainerIsolation(IsolationBackend):
     """A container for each execution, by podman or docker, as closed as they can make it.
 
-    Not one of our cells: no listener, no result value, and the engine's own filter.
+    It is not a cell: there is no seccomp listener, no result value, and the engine's own filter.
     """
 
     def __init__(self, image: str = "python:3.11-slim", engine: str | None = None) -> None:
-        """Use `image`, which the engine must have: nothing is pulled; `engine` is a program."""
+        """Use `image`, which the engine must have, since nothing is pulled; `engine` is its program."""
         if not image or image.startswith("-"):
-            raise PolicyError(f"image: {image!r} is not the name of one")
+            raise PolicyError(f"image: must be the name of an image, got {image!r}")
         self.image = image
         self.engine = engine or next(filter(which, _ENGINES), None)
 
     def is_available(self) -> bool:
-        """Tell whether there is an engine that answers and has the image."""
+        """Tell whether the engine answers and has the image."""
         if self.engine is None:
             return False
         asked = [self.engine, "image", "inspect", self.image]
@@ -163,22 +165,26 @@ class ContainerIsolation(IsolationBackend):
     def execute(
         self, code: str, language: str = "python", config: IsolationConfig | None = None
     ) -> SandboxResult:
-        """Run `code` from standard input; raises LaunchError if no engine is there, or if it made no
-        container."""
+        """Run `code` from standard input.
+
+        Raises LaunchError if there is no engine, or if it cannot start a container.
+        """
         config = _checked(config)
         if self.engine is None:
             raise LaunchError("no container engine", "install podman, or use ProcessIsolation")
         if language not in _COMMANDS:
-            raise PolicyError(f"language: {language!r} is not one of {', '.join(_COMMANDS)}")
+            raise PolicyError(f"language: must be one of {', '.join(_COMMANDS)}, got {language!r}")
         name = f"cellwright-{os.urandom(8).hex()}"
         with tempfile.TemporaryDirectory(prefix="cellwright-") as directory:
-            made = os.path.join(directory, "container")  # the engine writes there which one it made
+            made = os.path.join(
+                directory, "container"
+            )  # the engine writes the container's id there
             arguments = [*_arguments(config, name), f"--cidfile={made}"]
             command = [self.engine, *arguments, self.image, *_COMMANDS[language]]
             ran = _run(command, code, config, [self.engine, "rm", "--force", name])
             if ran.code == _ENGINE_FAILED and not os.path.exists(made):
                 raise LaunchError(
-                    f"{self.engine} made no container: {_last_line(ran.captures[1].text())}",
+                    f"{self.engine} started no container: {_last_line(ran.captures[1].text())}",
                     f"`{self.engine} version` tells whether it answers; or use ProcessIsolation",
                 )
         return _result(ran, _COMMANDS[language][0])
@@ -188,14 +194,14 @@ def _checked(config: IsolationConfig | None) -> IsolationConfig:
     config = config or IsolationConfig()
     if not config.network_disabled:
         hint = "do the request on the host and pass its result in"
-        raise PolicyError("network_disabled: no backend gives a network", hint)
+        raise PolicyError("network_disabled: must be True, since no backend offers a network", hint)
     return config
 
 
 def _arguments(config: IsolationConfig, name: str) -> list[str]:
-    """Return what closes a container: no network, no capability, nothing to write but memory."""
+    """Return the options that confine a container: no network, no capability, no writable disk."""
     memory = f"{config.max_memory_mb:g}m"
-    # By name alone: everybody may read a command line.
+    # By name only: every user can read a command line.
     names = [each for name in config.env_vars for each in ("--env", name)]
     return [
         "run", "--rm", "-i", "--pull=never", "--network=none", "--cap-drop=ALL", "--read-only",
@@ -215,7 +221,7 @@ class _Ran(NamedTuple):
 
 
 def _run(command: list[str], code: str, config: IsolationConfig, remove: list[str]) -> _Ran:
-    """Run a container to its end, or to its timeout; either way it is gone afterwards."""
+    """Run a container to its end, or to its timeout; it is removed in both cases."""
     environment = {**os.environ, **config.env_vars}
     timed_out = False
     try:
@@ -232,7 +238,7 @@ def _run(command: list[str], code: str, config: IsolationConfig, remove: list[st
         except subprocess.TimeoutExpired:
             timed_out = True
             process.kill()
-            process.wait()  # else it might still ask for the container that is removed now
+            process.wait()  # else it might create the container after its removal
             subprocess.run(remove, capture_output=True, timeout=60, check=False)
         for _, reader in captures:
             reader.join()
@@ -240,7 +246,7 @@ def _run(command: list[str], code: str, config: IsolationConfig, remove: list[st
 
 
 def _captured(name: str, pipe: IO[bytes] | None) -> tuple[Capture, threading.Thread]:
-    """Read a stream to its end, keeping what a result keeps of it."""
+    """Read a stream to its end, and keep its head and tail as a result does."""
     capture = Capture(name, pipe.fileno() if pipe else -1, SandboxConfig().max_output_bytes, None)
     reader = threading.Thread(target=lambda: all(iter(capture.read, False)), daemon=True)
     reader.start()
@@ -260,12 +266,12 @@ def _result(ran: _Ran, program: str) -> SandboxResult:
 
 
 def _explained(code: int, program: str) -> str:
-    """Say what an exit code means: 125 to 127 may be the engine's as well as the program's own
+    """Return the meaning of an exit code; 125 to 127 may come from the engine or from the program
     (podman-run(1), docker-run(1))."""
     meanings = {
         _ENGINE_FAILED: "the engine could not start the container, or the program exited with it",
-        126: f"{program} of the image, or what the program called, cannot be executed",
-        127: f"the image has no {program}, or the program called a command that it has not",
+        126: f"{program} of the image, or a command that the program called, cannot be executed",
+        127: f"the image lacks {program}, or a command that the program called",
     }
     meaning = meanings.get(code)
     return f"exit code {code}" + (f": {meaning}" if meaning else "")
@@ -273,4 +279,4 @@ def _explained(code: int, program: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
-    return lines[-1][:500] if lines else "it does not say why"
+    return lines[-1][:500] if lines else "no reason given"

@@ -1,4 +1,4 @@
-"""What stands behind a `Sandbox` that makes its own cells: supervisors, sessions, a trail."""
+"""`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,11 +39,11 @@ _POLICIES = (
     "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy, "
     "a PermissionSet or a SandboxConfig"
 )
-_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each: who wants more passes a trail of his own
+_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
 
 
 class LocalCells:
-    """Cells of this process's own.  The arguments are those of `Sandbox`."""
+    """The cells that this process makes.  The arguments are those of `Sandbox`."""
 
     def __init__(
         self, *, config: SandboxConfig | PolicyLike | None, policy: PolicyLike | None,
@@ -108,7 +108,7 @@ class LocalCells:
     def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
         def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
             def perform(request: Request) -> SandboxResult:
-                supervisor = self._supervisors.of(PYTHON)  # whose process replaces itself
+                supervisor = self._supervisors.of(PYTHON)  # its process executes the program
                 return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
 
             environment = self.plan.environment
@@ -121,11 +121,11 @@ class LocalCells:
 
     def _wanted(self, name: str | None, clean: bool) -> "Wanted | None":
         if name is not None:
-            from .workspaces.calls import Wanted  # seldom wanted
+            from .workspaces.calls import Wanted  # seldom needed
 
             return Wanted(self.workspaces, name, clean)
         if clean:
-            raise PolicyError("clean: no workspace is named")
+            raise PolicyError("clean: there is no workspace to remove", "name one with workspace=")
         return None
 
     @cached_property
@@ -147,7 +147,7 @@ class LocalCells:
 
 
 def _once_at_rest(_: int) -> None:
-    """Have a result wait until nothing in the cell runs, for all that a program may have started."""
+    """Have the result wait until nothing runs in the cell; other processes may outlive the program."""
 
 
 def _another(
@@ -155,7 +155,7 @@ def _another(
     interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None],
     user: int | str | None, language: str,
 ) -> Supervisor:  # fmt: skip
-    """Return the supervisor of another language, which fewer cells wait for."""
+    """Return the supervisor of another language, with a smaller pool."""
     settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
@@ -167,14 +167,14 @@ def _another(
 def _checked_user(user: int | str | None) -> int | str | None:
     known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
     if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
-        raise PolicyError(f"user: must be a number above 0 or a name, not {user!r}")
+        raise PolicyError(f"user: must be a number above 0 or a name, got {user!r}")
     if isinstance(user, int) and os.geteuid() not in (0, user):
         raise PolicyError(f"user: only root can start cells as another user, got {user}")
     return user
 
 
 def _no_shelf(_: str) -> None:
-    """Cells have no files about tools where there are no tools."""
+    """Return no shelf: without tools, cells have no files about tools."""
 
 
 def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
@@ -183,7 +183,9 @@ def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
 
 def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | None") -> Policy:
     if config is not None and policy is not None:
-        raise PolicyError("give a config or a policy, not both")
+        raise PolicyError(
+            "config: cannot be combined with policy", "give a config or a policy, not both"
+        )
     if isinstance(config, SandboxConfig):
         return config.policy()
     given: object = config if policy is None else policy
@@ -203,18 +205,18 @@ def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | N
         return load_policy(given if isinstance(given, str) else os.path.abspath(given))
     name = "config" if policy is None else "policy"
     raise PolicyError(
-        f"{name}: must be {_POLICIES}, not {type(given).__name__}",
+        f"{name}: must be {_POLICIES}, got {type(given).__name__}",
     )
 
 
 def _language(name: str) -> str:
     if found := language_called(name):
         return found
-    raise PolicyError(f"language: there is no {name!r}")
+    raise PolicyError(f"language: unknown language {name!r}")
 
 
 def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
-    """Return the trail to write to: the given one, or one in memory as `config` has it."""
+    """Return the trail to write to: `given`, or one in memory as `config` says."""
     config = config or SandboxConfig()
     if given is False or (given is None and not config.enable_audit):
         return None
@@ -224,8 +226,8 @@ def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") ->
         return given
     if not isinstance(given, bool | None):
         raise PolicyError(
-            f"audit: must be an AuditLog, True or False, not {given!r}",
-            "AuditLog(path=...) writes to a file, and is yours to close",
+            f"audit: must be an AuditLog, True or False, got {given!r}",
+            "AuditLog(path=...) writes to a file; close it yourself",
         )
     return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
 
@@ -239,7 +241,7 @@ def _offering(
     from .offering import Offering
 
     if not isinstance(tools, Broker):
-        own = getattr(tools, "broker", None)  # a ToolFactory's, with its rules and its filters
+        own = getattr(tools, "broker", None)  # of a ToolFactory, with its rules and filters
         tools = own if isinstance(own, Broker) else Broker(tools, audit=audit)
     return Offering(tools, policy.tools, audit)
 

@@ -1,4 +1,4 @@
-"""The tools of one sandbox, as the programs in its cells may call them."""
+"""`Offering`: the tools of one sandbox, which programs in its cells may call."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -31,26 +31,25 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ...runner.audit.spans import Span
 
-_LONGEST_NAME = 128  # of a tool that is looked for; it comes back in the answer and in records
+_LONGEST_NAME = 128  # of a requested tool; it is repeated in the answer and in records
 _REMEMBERED = 64
-_LONGEST_WORDS = 4000  # of a refusal
+_LONGEST_WORDS = 4000  # in the message of a refusal
 _MOST_NAMED = 500  # of more tools than these the rest can be called by call_tool only
 _MOST_BESIDE_STUBS = 32  # of more the guest finds all as files, when it imports them
 
 _Names = dict[str, tuple[str, ...]]
-# What a sandbox can be given as its tools.
+# The argument `tools` of a sandbox.
 Offered = Broker | Catalogue | Iterable[Tool | Callable[..., Any]]
 
 
 class Offering:
     """Answers the calls that programs under one policy make.
 
-    The guest names a tool and gives arguments, nothing else: who calls is known from the socket.
+    A program sends the name of a tool and arguments, nothing else; the socket identifies the caller.
     """
 
     def __init__(self, broker: Broker, rules: Tools, audit: "AuditLog | None") -> None:
-        """`audit` is the sandbox's trail: every call of its programs is recorded there, whatever
-        other trail the broker has."""
+        """`audit` is the trail of the sandbox: calls are recorded there and in the broker's trail."""
         self.broker = broker
         self._trails = (audit,) if audit else ()
         self._rules = rules
@@ -59,13 +58,13 @@ class Offering:
         self._stubs = StubFolders(lambda name: broker.may_call(name, Caller(rules=rules)))
 
     def shelf(self, language: str) -> Shelf:
-        """Return what cells of `language` see of the tools as files."""
+        """Return the files about tools that cells of `language` see."""
         return self._stubs.shelf(language)
 
     def prepare(
         self, request: Request, language: str, span: "Span | None", session_id: str | None
     ) -> Request:
-        """Return `request` with what its program may call, and what answers it."""
+        """Return `request` with the tools that its program may call, and the function that answers."""
         caller = self._caller(session_id or request.execution_id, span)
         names = self._names(caller, language)
         return replace(
@@ -74,7 +73,7 @@ class Offering:
         )  # fmt: skip
 
     def _names(self, caller: Caller, language: str) -> _Names:
-        """Return what a program can name; looked up, and laid out, anew once others are offered."""
+        """Return the tools that a program can name; cached until the broker offers others."""
         revision = self.broker.revision()
         known = self._known.get((caller.tools, language))
         if known and known[0] == revision is not None:
@@ -88,7 +87,9 @@ class Offering:
     def _named(self, caller: Caller, language: str) -> _Names:
         specs = list(self.broker.specs(caller))
         most = _MOST_NAMED
-        if caller.tools is None:  # else it may call a few, which are not for all cells to see
+        if (
+            caller.tools is None
+        ):  # else it may call a few tools only, which other cells must not see
             self._stubs.follow(language, specs)
             most = _MOST_BESIDE_STUBS if language == PYTHON else most
         few = specs if len(specs) <= most else specs[:_MOST_NAMED] if language != PYTHON else []
@@ -96,8 +97,8 @@ class Offering:
         return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
 
     def answer(self, call: Call, caller: Caller, tell: Tell) -> None:
-        """Call a tool for a program and pass on the answer; none if the program is being stopped, to go
-        on another time."""
+        """Call a tool for a program and pass on the answer; there is none if the program is stopped to
+        be resumed later."""
         try:
             arguments = self._arguments(call)
             if caller.recorder is None:
@@ -112,46 +113,46 @@ class Offering:
                 tell,
                 may_be_repeated=self.broker.may_repeat(call.name),
             )
-        except ToolError as error:  # it did not come as far as to the broker
+        except ToolError as error:  # refused before it reached the broker
             tell(_refusal(call, self.broker.refuse(call.name[:_LONGEST_NAME], caller, error)))
-        except CellwrightError as error:  # it cannot be recorded, so it is not made
+        except CellwrightError as error:  # it cannot be recorded, so it must not be made
             tell(_refusal(call, error))
 
     def _arguments(self, call: Call) -> dict[str, Any]:
-        """Return what the guest says, decoded, if it is bounded; raises ToolError."""
+        """Return the decoded arguments; raises ToolError if they are too large or malformed."""
         if self._orphans.is_full():
             raise ToolBudgetExceeded(
                 "too many tools still run that were called by programs which have ended",
                 "call again once some of them have returned",
             )
         if len(call.name) > _LONGEST_NAME:
-            raise ToolNotFound("no tool has a name as long as that")
+            raise ToolNotFound(f"the name has more than {_LONGEST_NAME} characters")
         most = min(self._rules.argument_bytes, self.broker.rules.argument_bytes)
         if len(call.arguments) > most:
-            raise ToolArgumentsInvalid(f"the arguments: more than {most:.0f} bytes")
+            raise ToolArgumentsInvalid(f"arguments: more than {most:.0f} bytes")
         try:
             arguments = decode_json(call.arguments)
         except msgspec.DecodeError as error:
-            raise ToolArgumentsInvalid(f"the arguments: {error}") from None
+            raise ToolArgumentsInvalid(f"arguments: not JSON: {error}") from None
         if not isinstance(arguments, dict):
-            raise ToolArgumentsInvalid("the arguments: not an object")
+            raise ToolArgumentsInvalid("arguments: must be a JSON object")
         return arguments
 
     def _call(self, call: Call, arguments: dict[str, Any], caller: Caller) -> Answer:
-        """Return what comes of a call; whatever goes wrong is the answer."""
+        """Return the answer to a call; every exception becomes an answer."""
         try:
             return Answer(call.number, self.broker.call_for_json(call.name, arguments, caller))
         except CellwrightError as error:
             return _refusal(call, error)
-        except BaseException as error:  # noqa: BLE001 - or the program would wait for ever
+        except BaseException as error:  # noqa: BLE001 - else the program would wait forever
             return _refusal(call, InternalError(f"internal error: {type(error).__name__}"))
 
     def _caller(self, id: str, span: "Span | None") -> Caller:
-        """Return who calls: the program, and what it works for if that is a tool itself."""
+        """Return the caller: the program, and the tool that it runs for, if any."""
         trace = (span.traceparent or span.trace_id) if span else ""
         meter = Meter(self._rules.calls, self._rules.calls_per_second)
         if above := CALLING.get():
-            id = above.id if above.recorder else id  # of a run, which has more than one execution
+            id = above.id if above.recorder else id  # a run has more than one execution
             return above._replace(
                 id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
                 rules=narrow_tools(above.rules, self._rules), trails=above.trails + self._trails,
@@ -160,5 +161,5 @@ class Offering:
 
 
 def _refusal(call: Call, error: CellwrightError) -> Answer:
-    """Say no, in words that are short even where they repeat what the guest said."""
+    """Return the answer for `error`; its message is cut, since it may repeat text of the program."""
     return Answer(call.number, None, error.kind, error.what[:_LONGEST_WORDS])

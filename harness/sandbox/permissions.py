@@ -1,4 +1,4 @@
-"""Permissions to a policy, by asking this host what their globs match."""
+"""Translation of permissions into a policy; their globs are matched on this host."""
 
 import fnmatch
 import os
@@ -19,7 +19,7 @@ from ...policies.policy import Network, Policy, check_limit, check_policy
 from .expansion import denied_patterns, dot_names, expand, with_files
 
 _SEARCHED = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
-_LIBRARIES = ("/usr/lib", "/usr/local/lib")  # what programs map; no program is found there by name
+_LIBRARIES = ("/usr/lib", "/usr/local/lib")  # directories of libraries that programs map
 _SHELLS = (
     "sh",
     "ash",
@@ -34,13 +34,13 @@ _SHELLS = (
     "tcsh",
     "busybox",
 )
-_OWN_TASKS = 1  # the program's own process
+_OWN_TASKS = 1  # the main process of the program
 
 
 def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
-    """Return `base`, the default policy unless told, with what `permissions` allow.
+    """Return `base`, by default the deny-all policy, widened by `permissions`.
 
-    Raises PolicyError for what makes no sense or cannot be given, a network above all.
+    Raises PolicyError for permissions that are invalid or cannot be granted, such as a network.
     """
     policy = base or Policy(name="permissions")
     files = [each for each in permissions.permissions if isinstance(each, FilePermission)]
@@ -49,7 +49,7 @@ def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
             policy = _with_programs(policy, permission)
         elif isinstance(permission, NetworkPermission):
             policy = _with_network(policy, permission)
-    # Denials of all permissions go before what any of them, or the base, shows.
+    # Denials of all permissions take precedence over the paths that any of them, or the base, shows.
     policy = with_files(policy, hidden=[path for each in files for path in _denied(each)])
     for permission in files:
         policy = _with_files(policy, permission, files)
@@ -57,7 +57,7 @@ def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
 
 
 def _denied(permission: FilePermission) -> tuple[str, ...]:
-    """Return what a permission denies; of level NONE that is all that it names."""
+    """Return the paths that a permission denies; of level NONE, all that it names."""
     denied = denied_patterns("denied_paths", permission.denied_paths)
     if permission.level is not PermissionLevel.NONE:
         return denied
@@ -114,8 +114,7 @@ def _with_programs(policy: Policy, permission: ProcessPermission) -> Policy:
 
 
 def _programs(permission: ProcessPermission) -> tuple[str, ...]:
-    """Return the files that the allowed names stand for, and those that read them if they are
-    scripts."""
+    """Return the files of the allowed commands, and the interpreters of those that are scripts."""
     found: dict[str, None] = {}
     for path in _commands():
         chain = _chain(path)
@@ -123,7 +122,7 @@ def _programs(permission: ProcessPermission) -> tuple[str, ...]:
             found.update(dict.fromkeys(chain))
     if not found and permission.allowed_commands:
         raise PolicyError(
-            f"allowed_commands: {permission.allowed_commands!r} match no program here"
+            f"allowed_commands: {permission.allowed_commands!r} match no program in {_SEARCHED}"
         )
     return tuple(found)
 
@@ -140,7 +139,7 @@ def _is_allowed(path: str, permission: ProcessPermission) -> bool:
 
 
 def _may_run(path: str, permission: ProcessPermission) -> bool:
-    """Tell whether a file may be executed, by its own name: that of a link is only one more."""
+    """Tell whether the file itself may be executed, by its own name."""
     name = os.path.basename(path)
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in permission.denied_commands):
         return False
@@ -148,7 +147,7 @@ def _may_run(path: str, permission: ProcessPermission) -> bool:
 
 
 def _chain(path: str) -> list[str]:
-    """Return the path, the file that it leads to, and what executes that if it is a script."""
+    """Return the path, the file that it leads to, and the interpreter if that is a script."""
     real = os.path.realpath(path)
     if not os.path.isfile(real):
         return [path]

@@ -1,4 +1,4 @@
-"""`Program`: any program of the host's in a cell of its own, spoken with over its standard streams."""
+"""`Program`: any program of the host in a cell of its own, with pipes to its standard streams."""
 
 import contextlib
 import os
@@ -13,16 +13,18 @@ from ...runner.result import SandboxResult
 from .background import Background
 
 OnStreams = Callable[[Streams], None]
-Work = Callable[[OnStreams, int], SandboxResult]  # the second is a descriptor that ends it
+Work = Callable[
+    [OnStreams, int], SandboxResult
+]  # the int: a descriptor; once it is readable the program is killed
 _CLOSED = "the sandbox was closed"
 
 
 class Program:
-    """A program that lives in a cell of its own until it ends, or is ended: a server, spoken with over
-    `stdin` and `stdout`.  Made by `Sandbox.program`; a context manager.
+    """A running program in a cell of its own, such as a server, with pipes to its `stdin` and `stdout`.
+    Made by `Sandbox.program`; a context manager.
 
-    What it writes is kept by nobody: who does not read makes it wait, and who writes what it does not
-    read waits himself.  One that nobody holds any more is killed.
+    Its output is not kept.  The pipes are bounded: the program waits until the caller reads, and the
+    caller waits until the program reads.  A Program that is garbage-collected is killed.
     """
 
     def __init__(self, life: "Life") -> None:
@@ -31,42 +33,42 @@ class Program:
 
     @property
     def stdin(self) -> int:
-        """Our end of the pipe that is its standard input, a blocking descriptor; -1 once closed."""
+        """The descriptor that writes to its standard input, blocking; -1 once closed."""
         return self._life.stdin
 
     @property
     def stdout(self) -> int:
-        """Our end of the pipe that is its standard output, a blocking descriptor; -1 once closed."""
+        """The descriptor that reads its standard output, blocking; -1 once closed."""
         return self._life.stdout
 
     @property
     def stderr(self) -> str:
-        """What it has written to standard error so far, head and tail, as the result will have it."""
+        """Its standard error so far, head and tail, as the result will have it."""
         return self._life.stderr()
 
     def is_alive(self) -> bool:
-        """Tell whether it runs, or is just being taken down."""
+        """Tell whether it runs, or its cell is still being removed."""
         return self._life.is_alive()
 
     def wait(self, timeout: float | None = None) -> SandboxResult:
-        """Return what came of it, once nothing in its cell runs any more.
+        """Wait until nothing in its cell runs, and return the result.
 
-        Raises TimeoutError if it lives on for `timeout` seconds, and LaunchError if its launcher died.
+        Raises TimeoutError if that takes more than `timeout` seconds, LaunchError if its launcher died.
         """
         return self._life.wait(timeout)
 
     def close_stdin(self) -> None:
-        """Have it read the end of its input, by which most servers know that they may go."""
+        """Close its standard input; most servers then exit."""
         self._life.close_stdin()
 
     def kill(self) -> None:
-        """Kill it and whatever it started; harmless if it has ended."""
+        """Kill it and every process that it started; harmless if it has ended."""
         self._life.kill()
 
     def close(self) -> None:
-        """Kill what still runs, wait until nothing of it is left to run, and close both descriptors.
+        """Kill it, wait until nothing in its cell runs, and close both descriptors.
 
-        Closing twice is fine, and `wait` still tells how it ended.
+        Closing twice is fine, and `wait` still returns the result.
         """
         self._life.end()
         self._finalizer()
@@ -79,15 +81,17 @@ class Program:
 
 
 class Life:
-    """What a program is to those who end it: a thread that supervises it, and our ends of its streams.
+    """The thread that supervises a program, and this process's ends of its streams.
 
-    In a process that was forked from ours there is no such thread: it can only close its copies.
+    A forked child has no such thread: it can only close its copies of the descriptors.
     """
 
     def __init__(self, work: Work, on_end: Callable[["Life"], None]) -> None:
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # of the streams; reentrant, since a finalizer may come
-        self._settled = threading.Event()  # it has its streams, or will have none
+        self._lock = (
+            threading.RLock()
+        )  # for the streams; reentrant: a finalizer may run in a thread that holds it
+        self._settled = threading.Event()  # the program has its streams, or has ended without them
         self._streams: Streams | None = None
         self.stdin = self.stdout = -1
         self._background = Background(
@@ -106,12 +110,12 @@ class Life:
         on_end(self)
 
     def require_streams(self) -> None:
-        """Wait until it has them; raises what kept it from running."""
+        """Wait until the program has its streams; raises what kept it from starting."""
         try:
             self._settled.wait()
             if self._streams is None:
                 self._background.result()
-                raise ClosedError(_CLOSED)  # nothing else calls it off so early
+                raise ClosedError(_CLOSED)  # only closing the sandbox cancels it this early
         except BaseException:
             self.end()
             self.abandon()
@@ -126,7 +130,7 @@ class Life:
     def wait(self, timeout: float | None) -> SandboxResult:
         self._require_owner()
         if not self._background.join(timeout):
-            raise TimeoutError(f"the program lives on after {timeout:g} s")
+            raise TimeoutError(f"wait: the program still runs after {timeout:g} s")
         return self._background.result()
 
     def kill(self) -> None:
@@ -134,13 +138,13 @@ class Life:
             self._background.cancel()
 
     def end(self) -> None:
-        """Kill it, and wait until nothing of it runs."""
+        """Kill it, and wait until nothing in its cell runs."""
         if os.getpid() == self._owner:
             self._background.cancel()
             self._background.join()
 
     def abandon(self) -> None:
-        """Kill it and close the streams; waits for nothing, as a finalizer must not."""
+        """Kill it and close the streams without waiting, which a finalizer must not do."""
         self.kill()
         self.close_stdin()
         with self._lock:
@@ -156,16 +160,16 @@ class Life:
 
 
 class Programs:
-    """Those of one sandbox that live; safe from many threads."""
+    """The running programs of one sandbox; safe from many threads."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # reentrant: a finalizer may close while this thread looks
+        self._lock = threading.RLock()  # reentrant: a finalizer may run in a thread that holds it
         self._living: set[Life] = set()
         self._closed = False
 
     def start(self, work: Work) -> Program:
-        """Return a program that runs; raises what kept it from running."""
+        """Return a running program; raises what kept it from starting."""
         with self._lock:
             if self._closed:
                 raise ClosedError(_CLOSED)
@@ -179,7 +183,7 @@ class Programs:
             self._living.discard(life)
 
     def close(self) -> None:
-        """End them all, and start no more; their descriptors stay with those who have them."""
+        """End all programs and refuse new ones; their descriptors stay open until each is closed."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -191,6 +195,6 @@ class Programs:
 
 def _closed(descriptor: int) -> int:
     if descriptor >= 0:
-        with contextlib.suppress(OSError):  # it may be closed behind our back
+        with contextlib.suppress(OSError):  # the caller may have closed it itself
             os.close(descriptor)
     return -1

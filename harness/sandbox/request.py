@@ -1,4 +1,4 @@
-"""From what a caller passes to a checked request, or to the reason why it is refused."""
+"""Requests made of the arguments of `execute` and `program`, which are checked here."""
 
 import json
 import os
@@ -17,18 +17,19 @@ from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .config import with_timeout
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
-MAX_FILES = 20_000  # as many as the host lists of a workspace
-_NAME_BYTES = 255  # of one name in a directory (NAME_MAX, limits.h)
+MAX_FILES = 20_000  # the host lists as many of a workspace
+_NAME_BYTES = 255  # in one component of a path (NAME_MAX, limits.h)
 
 
-class Rejected(Exception):  # noqa: N818 - not an error of ours: it becomes a result
-    """The program cannot be run as it is; the message says why."""
+class Rejected(Exception):  # noqa: N818 - it becomes a result
+    """The program cannot be run; the message says why."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller gives to one execution beside the program: the keyword arguments of `execute`.
+    """The keyword arguments of `execute`, from the caller to the request.
 
-    A new one is added here and in the three signatures of `Executing`, which a test compares.
+    Sandboxes, sessions, durable runs, the daemon and the MCP server all pass this struct on.  A test
+    compares its fields with their signatures and with the daemon's frame.
     """
 
     stdin: str | bytes | None = None
@@ -43,7 +44,7 @@ class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool = False
 
     def of_request(self) -> dict[str, Any]:
-        """Return the arguments of `make_request`: all but those about a named workspace."""
+        """Return the arguments of `make_request`: all but `workspace` and `clean`."""
         given = msgspec.structs.asdict(self)
         del given["workspace"], given["clean"]
         return given
@@ -62,9 +63,9 @@ def make_request(
     collect: Sequence[str] = (),
     plain: bool = False,
 ) -> Request:
-    """Check everything that a caller may get wrong.
+    """Return the request that these arguments describe.
 
-    Raises Rejected for a program that cannot be run, PolicyError for arguments that make no sense.
+    Raises Rejected for a program that cannot be run, PolicyError for invalid arguments.
     """
     return Request(
         code=_source(code),
@@ -90,13 +91,13 @@ def make_program(
     files: Mapping[str, str | bytes] | None = None,
     trace_id: str | None = None,
 ) -> Request:
-    """Return the request for a program that lives, whose variables are `environment` and `env`.
+    """Return the request of `Sandbox.program`; its variables are `environment` and `env`.
 
-    Raises PolicyError for arguments that make no sense, or a policy under which no program starts.
+    Raises PolicyError for invalid arguments, or a policy that allows no subprocesses.
     """
     if not policy.processes.subprocesses:
-        hint = "processes.subprocesses allows it, and processes.execute shows what can be executed"
-        raise PolicyError(f"program: the policy {policy.name!r} lets nothing be executed", hint)
+        hint = "set processes.subprocesses, and name the program in processes.execute"
+        raise PolicyError(f"program: the policy {policy.name!r} allows no subprocesses", hint)
     arguments = tuple(_argument("argv", each) for each in check_names("argv", argv))
     given = _files(_mapping("files", files), policy.limits.workspace_bytes)
     frame = Become(
@@ -113,7 +114,7 @@ def make_program(
 
 def _absolute(name: str, path: object) -> str:
     if not (isinstance(path, str) and path.startswith("/")):
-        raise PolicyError(f"{name}: must be an absolute path, as the cell sees it, not {path!r}")
+        raise PolicyError(f"{name}: must be an absolute path, as the cell sees it, got {path!r}")
     return _argument(name, path)
 
 
@@ -125,18 +126,21 @@ def _argument(name: str, text: str) -> str:
 
 def _trace_id(trace_id: object) -> str | None:
     if trace_id is not None and not isinstance(trace_id, str):
-        raise PolicyError(f"trace_id: must be text, not {trace_id!r}")
+        raise PolicyError(f"trace_id: must be text, got {trace_id!r}")
     return trace_id
 
 
 def _mapping(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise PolicyError(f"{name}: must be a mapping, not {type(given).__name__}")
+        raise PolicyError(f"{name}: must be a mapping, got {type(given).__name__}")
     return given or {}
 
 
 def check_language(language: str) -> str:
-    """Return the language that is meant; raises Rejected if there is none of that name."""
+    """Return the name of the language that `language`, possibly an alias, stands for.
+
+    Raises Rejected for an unknown one.
+    """
     found = language_called(language) if isinstance(language, str) else None
     if found is None:
         known = ", ".join(language_names())
@@ -146,7 +150,7 @@ def check_language(language: str) -> str:
 
 def _source(code: str | bytes) -> str:
     if not isinstance(code, str | bytes):
-        raise PolicyError(f"code: must be text or bytes, not {type(code).__name__}", _content(code))
+        raise PolicyError(f"code: must be text or bytes, got {type(code).__name__}", _content(code))
     text = _decode(code).removeprefix("\ufeff")  # a byte order mark, as python(1) skips it
     if not text.strip():
         raise Rejected("the source is empty")
@@ -192,9 +196,9 @@ def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...
 
 
 def with_files(request: Request, files: Mapping[str, bytes]) -> Request:
-    """Return `request` with more files; one that it has already takes the place of theirs.
+    """Return `request` with more files; where both have a path, the file of `request` stays.
 
-    Raises PolicyError if together they do not go into the workspace of a cell.
+    Raises PolicyError if together they do not fit into the workspace of a cell.
     """
     given = {file.path: file for file in map(_file, files, files.values())}
     given.update((file.path, file) for file in request.files)
@@ -210,28 +214,30 @@ def _file(name: str, data: str | bytes) -> InputFile:
 
 def _check_together(files: tuple[InputFile, ...], limit: int) -> None:
     if len(files) > MAX_FILES:
-        raise PolicyError(f"files: more than {MAX_FILES}")
+        raise PolicyError(f"files: {len(files)} files, at most {MAX_FILES} are possible")
     check_tree({file.path for file in files})
     if sum(len(file.data) for file in files) > limit:
-        raise PolicyError(f"files: together larger than the workspace, {limit} bytes")
+        raise PolicyError(f"files: together larger than the workspace, which has {limit} bytes")
 
 
 def check_tree(names: Collection[str]) -> None:
     """Raise PolicyError if one of these files would have to be a directory too."""
     for name in names:
         if any(parent in names for parent in _parents(name)):
-            raise PolicyError(f"files: a directory of {name!r} is given as a file too")
+            raise PolicyError(f"files: a directory in {name!r} is also given as a file")
 
 
 def check_file_name(name: str) -> str:
     """Return `name` if it is a plain relative path below the workspace.
 
-    Its bounds are those of the host's look at a workspace (runner/workspace.py): what is saved there
-    can be put into a cell again.
+    The bounds are those within which the host lists a workspace (runner/workspace.py), so every file
+    that is saved can be put into a cell again.
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if any(part in ("", ".", "..") for part in parts) or "\0" in name:
-        raise PolicyError(f"files: {name!r} is not a plain relative path")
+        raise PolicyError(
+            f"files: {name!r} is not a plain relative path: no empty parts, `.` or `..`"
+        )
     try:
         too_long = len(name.encode()) > MOST_PATH_BYTES
     except UnicodeEncodeError:
@@ -252,10 +258,10 @@ def _parents(name: str) -> list[str]:
 
 
 def as_bytes(name: str, data: str | bytes) -> bytes:
-    """Return content as bytes; raises PolicyError naming what makes no sense."""
+    """Return content as bytes; raises PolicyError naming the invalid argument."""
     if not isinstance(data, str | bytes):
         raise PolicyError(
-            f"{name}: must be text or bytes, not {type(data).__name__}", _content(data)
+            f"{name}: must be text or bytes, got {type(data).__name__}", _content(data)
         )
     try:
         return data.encode() if isinstance(data, str) else data
@@ -264,5 +270,5 @@ def as_bytes(name: str, data: str | bytes) -> bytes:
 
 
 def _content(given: object) -> str:
-    """Return a hint for a path that was given in the place of what the file holds."""
+    """Return a hint if a path was given instead of the content of its file."""
     return "pathlib.Path.read_bytes returns the content" if isinstance(given, os.PathLike) else ""

@@ -1,4 +1,4 @@
-"""`Session`: calls that build on each other."""
+"""`Session`: one cell for several calls, which see the state that earlier calls left."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from .request import CallArguments
 class Session(Executing):
     """One cell that lives across calls: variables, imports, files, threads and the working directory
     stay, and the value of the last expression is `_` in the next call.  Calls from several threads are
-    served in order, never mixed.  Made by `Sandbox.session`.
+    served one after the other.  Made by `Sandbox.session`.
 
-    A call that takes too long is interrupted (KeyboardInterrupt) and the state stays; one that has
-    not yielded after a second is interrupted again, and after another one killed, the session with
-    it.  `lost` then says why, and any further call raises SessionLost.
+    A call that takes too long is interrupted (KeyboardInterrupt) and the state stays.  If it still runs
+    a second later it is interrupted again; after another second the cell is killed, and with it the
+    session.  `lost` then says why, and any further call raises SessionLost.
     """
 
     id: str
-    diverged: tuple[int, ...] = ()  # of a fork: the calls that went another way in replay
+    diverged: tuple[int, ...] = ()  # of a fork: the calls whose replay had another outcome
 
     @property
     @abstractmethod
     def lost(self) -> str:
-        """Why it is gone; empty while it lives."""
+        """Why the session has ended; empty while it lives."""
 
     def upload(self, path: str, data: str | bytes) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
@@ -47,8 +47,10 @@ class Session(Executing):
 
     @abstractmethod
     def download(self, path: str) -> bytes:
-        """Return the content of a file below /workspace; raises WorkspaceError if it is none, or says
-        that it is larger than the workspace."""
+        """Return the content of a file below /workspace.
+
+        Raises WorkspaceError if it is not a regular file, or claims to be larger than the workspace.
+        """
 
     async def adownload(self, path: str) -> bytes:
         """`download` for asyncio."""
@@ -62,47 +64,50 @@ class Session(Executing):
     def snapshot(self) -> bytes:
         """Return the regular files below /workspace as a tar archive, for `restore`.
 
-        Files only: variables and threads are not in it.  One that changes meanwhile may be missing.
+        Variables and threads are not in it.  A file that changes meanwhile may be missing.
         Raises WorkspaceError if files claim more than the workspace holds.
         """
 
     def restore(self, archive: bytes) -> None:
-        """Write the regular files of a tar archive below /workspace, over what is there.
+        """Write the regular files of a tar archive below /workspace, replacing files of the same name.
 
-        Raises PolicyError for a name that leads elsewhere or an archive that is none, is compressed or
-        holds a sparse file, WorkspaceError if there is no room.
+        Raises PolicyError for a name that leads elsewhere, and for an archive that is malformed,
+        compressed or has a sparse file; WorkspaceError if there is no room.
         """
         self._write(unpack(archive))
 
     @property
     def workspace(self) -> KeptWorkspace | None:
-        """What became of its named workspace when that was last kept; None before, or without one."""
+        """The outcome of the last save of its named workspace; None before that, or without one."""
         return None
 
     def save(self) -> KeptWorkspace:
-        """Save the files below /workspace in the workspace that was named; closing does it too.
+        """Save the files below /workspace in its named workspace; closing does that too.
 
-        Files that a thread is writing meanwhile are saved as they are.  Raises WorkspaceError if there
-        are too many for its quota, and nothing is saved, PolicyError if no workspace was named.
+        Files that a thread writes meanwhile are saved as they are.  Raises WorkspaceError, and saves
+        nothing, if they exceed the quota; PolicyError if no workspace was named.
         """
-        raise PolicyError("save: no workspace was named", "sandbox.session(workspace=...)")
+        raise PolicyError(
+            "save: this session has no named workspace",
+            "open it with sandbox.session(workspace=...)",
+        )
 
     @abstractmethod
     def fork(self) -> "Session":
-        """Return another session that has replayed every call of this one, in a cell of its own.
+        """Return another session, which has replayed every call of this one in a cell of its own.
 
-        The two share nothing.  They are alike as far as programs are: time, random numbers, ids and
-        addresses differ, threads do what threads do, and every call costs its time again.
-        `diverged` of the new session names the calls, counted from 1, that went another way.
-        Raises SessionLost if one of them ends it, PolicyError if there is too much to replay.
+        The two share nothing.  Time, random numbers, ids, addresses and the interleaving of threads
+        differ, and every call takes its time again.  `diverged` of the new session has the numbers,
+        counted from 1, of the calls whose outcome differed.
+        Raises SessionLost if a call ends the new session, PolicyError if there is too much to replay.
         """
 
 
 def own(given: CallArguments) -> CallArguments:
-    """Return `given` if a session can have it: its workspace is the one that it was opened with."""
+    """Return `given`; raises PolicyError if it names a workspace, which only opening a session may."""
     if given.workspace is not None or given.clean:
         raise PolicyError(
-            "workspace: a call of a session has that of the session",
+            "workspace: a session has one workspace for all its calls",
             "sandbox.session(workspace=...)",
         )
     return given

@@ -1,4 +1,4 @@
-"""The sessions of one sandbox, in cells of its own."""
+"""`CellSession`, a session in a cell of this process, and `OpenSessions`, those of one sandbox."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CellSession(Session):
-    """A session whose cell is one of ours."""
+    """A session whose cell this process made."""
 
     def __init__(
         self,
@@ -63,11 +63,13 @@ class CellSession(Session):
     ) -> SandboxResult:  # fmt: skip
         def perform(language: str, request: Request) -> SandboxResult:
             if language != self.language:
-                raise PolicyError(f"language: this session runs {self.language}, not {language}")
+                raise PolicyError(
+                    f"language: this session runs {self.language} only, got {language}"
+                )
             return self._cell.execute(request, on_output, cancel)
 
         result = self._intake.perform(code, language, own(given), perform, self.id)
-        if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it did begin
+        if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed
             self._history.add(code, asdict(given), result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
 
@@ -88,9 +90,9 @@ class CellSession(Session):
         return self._kept_in.save() if self._kept_in else super().save()
 
     def check_workspace(self, wanted: "Wanted | None") -> None:
-        """Raise PolicyError if it was opened in another workspace than is wanted."""
+        """Raise PolicyError if `wanted` is another workspace than that of this session."""
         if wanted and (self._kept_in is None or self._kept_in.name != wanted.name):
-            raise PolicyError(f"session {self.id!r} lives, and not in workspace {wanted.name!r}")
+            raise PolicyError(f"workspace: session {self.id!r} does not use {wanted.name!r}")
 
     def fork(self) -> "Session":
         calls = self._history.calls()
@@ -107,21 +109,22 @@ class CellSession(Session):
         return branch
 
     def close(self) -> None:
-        """End it; what runs is killed, and cancelled by its result.  Closing twice is fine.
+        """End the session and save its named workspace, if any; closing twice is fine.
 
-        Its named workspace, if any, is saved; raises WorkspaceError if that is refused.
+        A running call is killed, and its result says that it was cancelled.  Raises WorkspaceError if
+        the workspace cannot be saved.
         """
         self._close_aexecutor()
         kept_in = None if self.lost else self._kept_in
         if kept_in:
             kept_in.complete()
         self._cell.end("it was closed", "closed")
-        if kept_in and self.lost:  # and not in a process that was forked from ours
+        if kept_in and self.lost:  # not so in a forked child, which ends nothing
             kept_in.finish()
 
 
 class OpenSessions:
-    """The sessions of one sandbox, by name."""
+    """The sessions of one sandbox, by id."""
 
     def __init__(self, supervisors: Supervisors, intake: Intake) -> None:
         self._supervisors = supervisors
@@ -138,14 +141,16 @@ class OpenSessions:
             if known and not known.lost:
                 known.check_workspace(wanted)
                 if known.language != language:
-                    raise PolicyError(f"session: {id!r} runs {known.language}, not {language}")
+                    raise PolicyError(
+                        f"language: session {id!r} runs {known.language}, got {language}"
+                    )
                 return known
             if wanted is None:
                 return self._open(id or os.urandom(8).hex(), language)
         return self._open_in(wanted, id or os.urandom(8).hex(), language)
 
     def _open_in(self, wanted: "Wanted", id: str, language: str) -> Session:
-        """Open a session with the files of a workspace; others open theirs meanwhile."""
+        """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
         from .workspaces.calls import SessionWorkspace
 
         kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
@@ -158,7 +163,7 @@ class OpenSessions:
         try:
             kept_in.lay(session._write)
         except BaseException:
-            session._cell.end("the files of its workspace could not be put there", "closed")
+            session._cell.end("the files of its workspace could not be written", "closed")
             raise
         return session
 
@@ -181,4 +186,4 @@ def _language(name: str) -> str:
     try:
         return check_language(name)
     except Rejected as refusal:
-        raise PolicyError(f"session: {refusal}") from None
+        raise PolicyError(f"language: {refusal}") from None

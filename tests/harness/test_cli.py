@@ -169,7 +169,7 @@ def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> Non
     done = call(*named, "--clean", "-c", "import os\nprint(os.listdir())")
     assert done.stdout == "['d\\x1b']\n"
     gone = call("workspace", "show", "mine")
-    assert (gone.returncode, "there is no workspace 'mine'" in gone.stderr) == (70, True)
+    assert (gone.returncode, "workspace 'mine' not found" in gone.stderr) == (70, True)
     many = call(*named, "-c", "for n in range(4097): open(str(n), 'w').close()")
     assert (many.returncode, "not saved: " in many.stderr) == (1, True)
 

@@ -181,7 +181,9 @@ def test_what_a_container_prints_is_bounded(engine: Path) -> None:
 def test_an_engine_that_makes_no_container_is_an_error_of_ours(engine: Path) -> None:
     said = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
     engine.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 125\n")
-    with pytest.raises(LaunchError, match="made no container: Cannot connect to the Docker daemon"):
+    with pytest.raises(
+        LaunchError, match="started no container: Cannot connect to the Docker daemon"
+    ):
         ContainerIsolation(image="there", engine=str(engine)).execute("1")
     engine.unlink()
     backend = ContainerIsolation(image="there", engine=str(engine))
@@ -191,7 +193,7 @@ def test_an_engine_that_makes_no_container_is_an_error_of_ours(engine: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(125, "or the program exited"), (126, "be executed"), (127, "has no python3"), (3, "code 3")]
+    ("code", "words"), [(125, "or the program exited"), (126, "be executed"), (127, "lacks python3"), (3, "code 3")]
 )  # fmt: skip
 def test_exit_codes_of_a_container_are_explained(engine: Path, code: int, words: str) -> None:
     """A container was made, so each may be the program's own."""

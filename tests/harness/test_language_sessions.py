@@ -461,15 +461,15 @@ def test_ruby_has_its_last_value_and_a_handler_of_its_own_decides(sandbox: Sandb
 
 
 def test_a_session_runs_its_own_language_and_no_other(session: Session, home: Sandbox) -> None:
-    with pytest.raises(PolicyError, match=f"this session runs {session.language}, not python"):
+    with pytest.raises(PolicyError, match=f"this session runs {session.language} only, got python"):
         session.execute("1", "python")
     named = home.session("named", session.language)
-    with named, pytest.raises(PolicyError, match=f"'named' runs {session.language}, not python"):
+    with named, pytest.raises(PolicyError, match=f"'named' runs {session.language}, got python"):
         home.session("named")
 
 
 def test_an_unknown_language_is_refused(sandbox: Sandbox) -> None:
-    with pytest.raises(PolicyError, match="session: unknown language 'cobol'"):
+    with pytest.raises(PolicyError, match="language: unknown language 'cobol'"):
         sandbox.session(language="cobol")
 
 

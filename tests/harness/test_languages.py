@@ -356,9 +356,9 @@ def test_a_node_that_cannot_strip_types_is_named_with_what_is_needed(tmp_path: P
     [
         (
             {"python": "/usr/bin/python3"},
-            "interpreters: 'python' is none of bash, javascript, ruby, sh",
+            "interpreters: 'python' must be one of bash, javascript, ruby, sh",
         ),
-        ({"typescript": "/usr/bin/node"}, "'typescript' is none of"),
+        ({"typescript": "/usr/bin/node"}, "'typescript' must be one of"),
         ({"bash": "bash"}, "'bash' is not an absolute path"),
         ({"bash": 5}, "5 is not an absolute path"),
         ({"bash": "/nowhere/bash"}, "/nowhere/bash cannot be executed"),
@@ -387,7 +387,7 @@ def test_an_unknown_language_is_rejected_and_known_names_are_told(strict: Sandbo
 def test_a_session_says_which_language_it_runs(strict: Sandbox) -> None:
     with (
         strict.session() as session,
-        pytest.raises(PolicyError, match="this session runs python, not bash"),
+        pytest.raises(PolicyError, match="this session runs python only, got bash"),
     ):
         session.execute("echo", "bash")
 

@@ -147,7 +147,7 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ({"policy": {"limits": {"wall_second": 5}}}, "did you mean wall_seconds"),
         ({"policy": {"extends": 5}}, "extends: must be a name, got 5"),
         ({"policy": Policy(), "config": SandboxConfig()}, "not both"),
-        ({"pool": "8"}, "pool: must be a whole number or PoolSettings, not '8'"),
+        ({"pool": "8"}, "pool: must be a whole number or PoolSettings, got '8'"),
         ({"audit": "trail.jsonl"}, "audit: must be an AuditLog, True or False"),
         ({"sessions": {}}, "sessions: must be SessionSettings"),
         ({"interpreters": "node"}, "interpreters: must be a mapping"),

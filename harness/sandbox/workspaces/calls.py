@@ -1,4 +1,4 @@
-"""Calls and sessions in a named workspace: its files are there before, and kept after."""
+"""Calls and sessions in a named workspace: its files are put into the cell, and saved at the end."""
 
 import threading
 import time
@@ -15,14 +15,17 @@ from ....runner.session import SessionCell
 from ....runner.supervisor import Supervisor
 from ....runner.workspace import KeptWorkspace
 from ..request import with_files
-from .files import CalledOff
+from .files import LockCancelled
 from .store import OpenWorkspace, Workspaces
 
 _WAIT_SECONDS = 30.0
 
 
 class Wanted(NamedTuple):
-    """A workspace that a caller names; `clean`: it is removed once what it is for has completed."""
+    """A workspace that a caller names.
+
+    `clean`: remove it once the call completed or the session is closed.
+    """
 
     store: Workspaces
     name: str
@@ -36,15 +39,15 @@ def execute_in(
     on_output: OnOutput | None,
     cancel: int,
 ) -> SandboxResult:
-    """Run `request` in a cell with the files of a workspace, and keep what is there when it has ended.
+    """Run `request` in a cell with the files of a workspace, and save them when the program has ended.
 
-    Nothing is kept of a program that we lost.  Raises BusyError, WorkspaceError, PolicyError if the
-    files do not go into the cell, and what `Supervisor.execute` raises.
+    Nothing is saved if the cell is lost with its launcher.  Raises BusyError, WorkspaceError,
+    PolicyError if the files do not fit into the cell, and what `Supervisor.execute` raises.
     """
     asked_at = time.monotonic()
     try:
         opened = wanted.store.open(wanted.name, cancel)
-    except CalledOff:
+    except LockCancelled:
         return called_off(request, asked_at, supervisor.plan.layers)
     with opened:
         filled = _with_files_of(wanted.name, request, opened.files())
@@ -55,18 +58,18 @@ def execute_in(
 
 
 def _with_files_of(name: str, request: Request, files: Mapping[str, bytes]) -> Request:
-    """Return `request` with the files of a workspace; PolicyError says whose they are."""
+    """Return `request` with the files of a workspace; raises PolicyError naming the workspace."""
     try:
         return with_files(request, files)
     except PolicyError as error:
         raise PolicyError(
             f"workspace {name!r}: {error.what}",
-            "a policy with larger limits, or `cellwright workspace remove` of some of its files",
+            "use a policy with larger limits, or remove files with `cellwright workspace remove`",
         ) from None
 
 
 class SessionWorkspace:
-    """The workspace of a session: kept when its cell ends, however it does."""
+    """The workspace of a session: saved when its cell ends, however it ends."""
 
     def __init__(self, wanted: Wanted, note: Callable[[KeptWorkspace | None], None]) -> None:
         self.name = wanted.name
@@ -79,50 +82,50 @@ class SessionWorkspace:
 
     @property
     def kept(self) -> KeptWorkspace | None:
-        """What became of it when it was last kept."""
+        """The outcome of the last save."""
         return self._opened.kept
 
     def attach(self, cell: SessionCell) -> None:
-        """Hear of the end of `cell`."""
+        """Save the workspace when `cell` ends."""
         self._cell = cell
         cell.on_last_look = self._keep_for_good
 
     def lay(self, write: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Have the files put into the cell; from then on those that are there are kept."""
+        """Write the files into the cell; from then on its files are saved."""
         if files := self._opened.files():
             write(files)
         self._laid = True
 
     def save(self) -> KeptWorkspace:
-        """Keep the files as they are now; raises WorkspaceError if that is refused, SessionLost."""
+        """Save the files as they are now; raises WorkspaceError if that is refused, SessionLost."""
         if self._cell is not None:
             self._cell.at_rest(self._opened.keep)
             self._note(self.kept)
         return self.saved()
 
     def complete(self) -> None:
-        """Note that the session is being closed, and has not been lost."""
+        """Note that the session is closed by its caller, and was not lost."""
         self._completed = True
 
     def finish(self) -> KeptWorkspace:
-        """Wait until it is kept for good: who still uses the cell does that.  Raises WorkspaceError."""
+        """Wait for the last save, which the last user of the cell makes; raises WorkspaceError."""
         if not self._ended.wait(_WAIT_SECONDS):
-            raise WorkspaceError("not saved yet: the session's cell is still in use")
+            raise WorkspaceError("not saved yet: the cell of the session is still in use")
         return self.saved()
 
     def saved(self) -> KeptWorkspace:
-        """Return what became of it; raises WorkspaceError if that was refused."""
-        kept = self.kept or KeptWorkspace(self.name, "refused", "nothing was tried")
+        """Return the outcome of the last save; raises WorkspaceError if it was refused."""
+        kept = self.kept or KeptWorkspace(self.name, "refused", "no save was attempted")
         if kept.state == "refused":
-            raise WorkspaceError(f"not saved: {kept.why}", "it is what it was before")
+            raise WorkspaceError(f"not saved: {kept.why}", "the workspace is unchanged")
         return kept
 
     def release(self) -> None:
-        """Let others have it, as it is."""
+        """Release it without saving."""
         self._opened.close()
 
     def _keep_for_good(self, workspace_at_rest: Callable[[], int]) -> None:
-        """Keep what the session left, and let others have it; what fails is in `kept`."""
+        """Save the files that the session left, and release the workspace; failures are in `kept`."""
         try:
             if self._completed and self._clean:
                 self._opened.remove()

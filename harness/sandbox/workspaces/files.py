@@ -1,4 +1,4 @@
-"""How a workspace lies on the disk: sealed, replaced whole, and locked while somebody uses it."""
+"""Files of workspaces: sealed with a digest, replaced atomically, and locked while in use."""
 
 import contextlib
 import fcntl
@@ -16,17 +16,19 @@ _SEAL_BYTES = 1024  # a pax header: its own block, and one for its only record
 _PRIVATE = 0o600
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_GLANCE_MS = 20
+_POLL_MS = 20
 
 
-class CalledOff(Exception):  # noqa: N818 - not an error: nobody waits any more
-    """Who waited for a lock was called off."""
+class LockCancelled(Exception):  # noqa: N818 - the caller asked for it
+    """Waiting for the lock was cancelled."""
 
 
 def read_sealed(path: Path) -> bytes | None:
-    """Return the archive of a file, None if there is no file; raises WorkspaceError if it is not what
-    was written.  Its bytes are compared before anything parses them: tarfile takes a damaged header
-    for the end."""
+    """Return the archive in a file, None if there is no file.
+
+    Raises WorkspaceError if its digest is wrong.  It is checked before anything parses the archive:
+    tarfile takes a damaged header for the end.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -37,15 +39,15 @@ def read_sealed(path: Path) -> bytes | None:
     if data[:_SEAL_BYTES] != _seal(archive):
         raise WorkspaceError(
             f"{path} is damaged, or not a workspace of cellwright",
-            "tar can list what it holds; remove it, or put an older copy there",
+            "tar can list its content; remove it, or restore an older copy",
         )
     return archive
 
 
 def write_sealed(path: Path, archive: bytes) -> None:
-    """Have `path` hold an archive, or what it held before; raises WorkspaceError.
+    """Replace the content of `path` by an archive, atomically; raises WorkspaceError.
 
-    Who calls it has the lock: what lies at the other name was left by one that was killed.
+    The caller holds the lock, so a temporary file that is already there was left by a killed process.
     """
     other = path.with_name(f".{path.stem}.new")
     try:
@@ -64,7 +66,7 @@ def write_sealed(path: Path, archive: bytes) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a workspace if it is there; raises WorkspaceError."""
+    """Remove a workspace if it exists; raises WorkspaceError."""
     try:
         path.unlink(missing_ok=True)
         _sync_directory(path.parent)
@@ -75,12 +77,13 @@ def remove_file(path: Path) -> None:
 def take_lock(
     directory: Path, name: str, seconds: float, cancel: int, on_wait: Callable[[str], None]
 ) -> int:
-    """Return a descriptor that holds the lock of a workspace; raises BusyError after `seconds`,
-    CalledOff once the descriptor `cancel` is readable.  `on_wait` is told the name, once, where it
-    has to be waited for.
+    """Return a descriptor that holds the lock of a workspace.
 
-    The kernel lets go of it however its holder ends.  flock(2) knows no deadline, and a lock is let
-    go of only after inotify(7) has told of the close; so we look again.
+    If another holder has it, `on_wait` is called once with the name.  Raises BusyError after `seconds`,
+    LockCancelled once the descriptor `cancel` is readable.
+
+    The kernel releases the lock however its holder ends.  flock(2) has no timeout, and inotify(7)
+    reports a close before the lock is released, so this polls.
     """
     deadline = time.monotonic() + seconds
     path = directory / f".{name}.lock"
@@ -94,30 +97,32 @@ def take_lock(
             on_wait(name)
         if time.monotonic() >= deadline:
             raise BusyError(
-                f"workspace {name!r} is in use, and was not given back in {seconds:g} s",
+                f"workspace {name!r} is in use, and was not released within {seconds:g} s",
                 "one call or session at a time; use another name, or try again later",
             )
-        if poll.poll(_GLANCE_MS):
-            raise CalledOff
+        if poll.poll(_POLL_MS):
+            raise LockCancelled
     return lock
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock, None if somebody else does."""
+    """Return a descriptor that holds the lock, None if another holder does."""
     try:
         lock = os.open(path, _LOCK, _PRIVATE)
     except OSError as error:
         raise WorkspaceError(f"cannot lock {path}: {error.strerror}") from None
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_ino == os.stat(path).st_ino:  # or its last holder took it away
+        if (
+            os.fstat(lock).st_ino == os.stat(path).st_ino
+        ):  # else its last holder has removed the file
             return lock
     os.close(lock)
     return None
 
 
 def _seal(archive: bytes) -> bytes:
-    """Return what stands before an archive: a header that tar(1) skips, with a digest of it."""
+    """Return the header before an archive: one that tar(1) skips, with a digest of the archive."""
     digest = hashlib.sha256(archive).hexdigest()
     return tarfile.TarInfo.create_pax_global_header({"cellwright.sha256": digest})
 

@@ -1,8 +1,8 @@
-"""Workspaces that outlive their cells: files by name, in a directory of the user.
+"""`Workspaces`: named sets of files that outlive their cells, in a directory of the user.
 
-A workspace is one tar archive, `NAME.tar`.  It is written whole to another file, synced and renamed, so
-there is always the old one or the new one; and no name that a guest chose is ever a path of the host.
-It begins with a digest of the rest: what is damaged, or was made by others, is refused.
+A workspace is one tar archive, `NAME.tar`.  It is written to a temporary file, synced and renamed, so
+there is always the old one or the new one; and no name that a program chose is ever a path of the host.
+It begins with a digest of the rest: a file that is damaged, or was not made by cellwright, is refused.
 """
 
 import contextlib
@@ -23,22 +23,23 @@ from ..request import MAX_FILES, as_bytes, check_file_name, check_tree
 from .files import read_sealed, remove_file, take_lock, write_sealed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_LARGEST_BYTES = 192 * MIB  # of what one frame brings into a cell
+_LARGEST_BYTES = 192 * MIB  # fits into the one frame that goes into a cell
 _WAIT_SECONDS = 30.0
 
 
 def _say_nothing(_: str) -> None:
-    """Wait for a workspace without a word."""
+    """The default of `on_wait`."""
 
 
 class Workspaces:
-    """The workspaces in one directory, which is made, for you alone, if it is missing.
+    """The workspaces in one directory; a missing one is made, with access for its owner alone.
 
-    `directory`: unless told `cellwright/workspaces` in $XDG_STATE_HOME, else in ~/.local/state.
-    `max_bytes`, `max_files`: what one may hold when it is saved; beyond it nothing is.
-    `wait_seconds`: how long to wait for one that somebody else uses; `on_wait` is called with its name
-    when that begins.  Safe from many threads and
-    processes.  Raises PolicyError for arguments that make no sense.
+    `directory`: default `cellwright/workspaces` in $XDG_STATE_HOME, else in ~/.local/state.
+    `max_bytes`, `max_files`: the quota of each workspace; a save that exceeds it is refused.
+    `wait_seconds`: how long to wait for a workspace that is in use, default 30; `on_wait` is called
+    with its name when waiting begins.
+
+    Safe from many threads and processes.  Raises PolicyError for invalid arguments.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Workspaces:
         check_limit("workspaces.wait_seconds", wait_seconds)
         if max_bytes > _LARGEST_BYTES or max_files > MAX_FILES:
             raise PolicyError(
-                f"a workspace holds at most {_LARGEST_BYTES} bytes in {MAX_FILES} files"
+                f"max_bytes, max_files: at most {_LARGEST_BYTES} bytes and {MAX_FILES} files"
             )
         self.directory = Path(directory or state_directory() / "workspaces")
         self.max_bytes = max_bytes
@@ -60,20 +61,19 @@ class Workspaces:
         self._on_wait = on_wait
 
     def list(self) -> tuple[str, ...]:
-        """Return the names of those that there are."""
+        """Return the names of the workspaces."""
         if not self.directory.is_dir():
             return ()
         names = (path.stem for path in self.directory.glob("*.tar"))
         return tuple(sorted(name for name in names if _NAME.fullmatch(name)))
 
     def files(self, name: str) -> tuple[WorkspaceFile, ...]:
-        """Return the files of one; raises WorkspaceError if there is none of that name, or if it is
-        damaged."""
+        """Return the files of a workspace; raises WorkspaceError if it is missing or damaged."""
         found = self._existing(name)
         return tuple(WorkspaceFile(path, len(data)) for path, data in sorted(found.items()))
 
     def size(self, name: str) -> int:
-        """Return the bytes that its files hold together; raises WorkspaceError."""
+        """Return the total size of its files in bytes; raises WorkspaceError."""
         return sum(file.size_bytes for file in self.files(name))
 
     def read(self, name: str, path: str) -> bytes:
@@ -84,9 +84,9 @@ class Workspaces:
         return found[path]
 
     def write(self, name: str, path: str, data: str | bytes) -> None:
-        """Put one file there, and make the workspace if it is missing.
+        """Write one file; a missing workspace is made.
 
-        Raises WorkspaceError beyond its quota, BusyError if somebody uses it for too long.
+        Raises WorkspaceError beyond the quota, BusyError if the workspace stays in use.
         """
         given = {check_file_name(path): as_bytes(path, data)}
         with self.open(name) as opened:
@@ -95,7 +95,7 @@ class Workspaces:
             opened.save(files)
 
     def remove(self, name: str, path: str | None = None) -> None:
-        """Remove one file, or all; raises WorkspaceError if it is not there, BusyError."""
+        """Remove one file, or the workspace; raises WorkspaceError if it is missing, BusyError."""
         with self.open(name) as opened:
             found = self._existing(name)
             if path is None:
@@ -106,10 +106,10 @@ class Workspaces:
                 raise WorkspaceError(f"workspace {name!r} has no file {path!r}")
 
     def open(self, name: str, cancel: int = NEVER) -> "OpenWorkspace":
-        """Take one, which need not exist yet, for yourself until it is closed.
+        """Lock a workspace, which need not exist yet, until it is closed.
 
-        Raises PolicyError for what is no name, BusyError if somebody else has it for too long,
-        CalledOff once the descriptor `cancel` is readable.
+        Raises PolicyError for an invalid name, BusyError if it stays in use, LockCancelled once the
+        descriptor `cancel` is readable.
         """
         _check_name(name)
         self._make_directory()
@@ -117,24 +117,24 @@ class Workspaces:
         return OpenWorkspace(self, name, lock)
 
     def load(self, name: str) -> bytes | None:
-        """Return the archive of one, None if there is none; raises WorkspaceError if it is damaged."""
+        """Return the archive of a workspace, None if missing; raises WorkspaceError if damaged."""
         _check_name(name)
         return read_sealed(self.directory / f"{name}.tar")
 
     def check_quota(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Raise WorkspaceError if files of these sizes are more than a workspace may hold."""
+        """Raise WorkspaceError if files of these sizes exceed the quota."""
         total = sum(sizes.values())
         if len(sizes) > self.max_files:
             raise WorkspaceError(
-                f"workspace {name!r}: {len(sizes)} files, more than {self.max_files}"
+                f"workspace {name!r}: {len(sizes)} files, at most {self.max_files}"
             )
         if total > self.max_bytes:
-            raise WorkspaceError(f"workspace {name!r}: {total} bytes, more than {self.max_bytes}")
+            raise WorkspaceError(f"workspace {name!r}: {total} bytes, at most {self.max_bytes}")
 
     def _existing(self, name: str) -> dict[str, bytes]:
         archive = self.load(name)
         if archive is None:
-            raise WorkspaceError(f"there is no workspace {name!r}", "cellwright workspace list")
+            raise WorkspaceError(f"workspace {name!r} not found", "see `cellwright workspace list`")
         return unpack(archive)
 
     def _make_directory(self) -> None:
@@ -145,13 +145,13 @@ class Workspaces:
             raise WorkspaceError(f"cannot make {self.directory}: {error.strerror}") from None
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise WorkspaceError(
-                f"others may write to {self.directory}",
-                "a directory of your own, as chmod 700 makes it",
+                f"directory: others may write to {self.directory}",
+                "use a directory of your own, or change its mode with chmod 700",
             )
 
 
 class OpenWorkspace(Closing):
-    """A workspace that nobody else uses until it is closed; `kept` says what became of it."""
+    """A workspace that is locked until it is closed; `kept` is the outcome of the last save."""
 
     def __init__(self, store: Workspaces, name: str, lock: int) -> None:
         self.name = name
@@ -162,15 +162,15 @@ class OpenWorkspace(Closing):
         self._guard = threading.Lock()
 
     def files(self) -> dict[str, bytes]:
-        """Return what it holds; raises WorkspaceError if it is damaged."""
+        """Return its files; raises WorkspaceError if it is damaged."""
         archive = self._store.load(self.name)
         return {} if archive is None else unpack(archive)
 
     def keep(self, workspace: int) -> None:
-        """Save what is below a descriptor of /workspace, all of it or nothing.
+        """Save the files below a descriptor of /workspace, all or none.
 
-        Too much, or what cannot be told, is refused: `kept` says so.  Raises WorkspaceError if the
-        host fails us.
+        Files that exceed the quota or cannot be read are refused, and `kept` says so.  Raises
+        WorkspaceError if the host fails to write.
         """
         try:
             listing = list_all_files(workspace)
@@ -183,13 +183,13 @@ class OpenWorkspace(Closing):
             self.save(found)
 
     def save(self, files: Mapping[str, bytes]) -> None:
-        """Have it hold these files; raises WorkspaceError beyond the quota, or if it fails."""
+        """Replace its files by these; raises WorkspaceError beyond the quota, or if writing fails."""
         sizes = {path: len(data) for path, data in files.items()}
         self._store.check_quota(self.name, sizes)
         archive = pack(files)
         with self._guard:
             if self._lock < 0:
-                raise WorkspaceError(f"workspace {self.name!r} was given back")
+                raise WorkspaceError(f"workspace {self.name!r} was already closed")
             changed = archive != (self._store.load(self.name) or pack({}))
             if changed:
                 write_sealed(self._path, archive)
@@ -198,7 +198,7 @@ class OpenWorkspace(Closing):
         )
 
     def refuse(self, why: str) -> None:
-        """Note that it stays what it was."""
+        """Note that a save was refused, and the workspace is unchanged."""
         self.kept = KeptWorkspace(self.name, "refused", why)
 
     def remove(self) -> None:
@@ -206,7 +206,7 @@ class OpenWorkspace(Closing):
         self.kept = KeptWorkspace(self.name, "removed")
 
     def close(self) -> None:
-        """Let others have it; closing twice is fine."""
+        """Release it; closing twice is fine."""
         with self._guard:
             lock, self._lock = self._lock, -1
         if lock >= 0:
@@ -216,12 +216,13 @@ class OpenWorkspace(Closing):
 
 
 def workspaces_of(given: Workspaces | str | os.PathLike[str] | None) -> Workspaces:
-    """Return what a caller means: himself, those of a directory, those of the user."""
+    """Return the given workspaces, those of a given directory, or those of the user."""
     return given if isinstance(given, Workspaces) else Workspaces(given)
 
 
 def _check_name(name: str) -> None:
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise PolicyError(
-            f"workspace: {name!r} is not a name", "1 to 64 letters, digits, _ and -, no sign first"
+            f"workspace: invalid name {name!r}",
+            "use 1 to 64 letters, digits, _ and -, beginning with a letter or digit",
         )

@@ -459,7 +459,7 @@ def test_arguments_longer_than_either_side_allows_are_refused(
     policy = replace(policy_named("strict"), tools=Tools(argument_bytes=of_policy))
     with Sandbox(policy=policy, tools=broker, pool=0) as box:
         result = box.execute(f"import tools\n{BOUNDED}")
-    assert result.value == [100, "the arguments: more than 150 bytes"]
+    assert result.value == [100, "arguments: more than 150 bytes"]
 
 
 def test_long_arguments_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_the_value_is_printed_as_json_where_nothing_else_may_be_started(
     ("call", "status", "says"),
     [
         ('maths.twice \'{"n": "x"}\'', 2, "invalid_arguments: $.n: 'x' is not of type 'integer'"),
-        ("maths.twice '{\"n\": '", 2, "invalid_arguments: the arguments: "),
+        ("maths.twice '{\"n\": '", 2, "invalid_arguments: arguments: not JSON: "),
         ("maths.twice ''", 2, "invalid_arguments: "),
         ("maths.twice - < /dev/null", 2, "invalid_arguments: "),
         ("", 2, "usage: cellwright-call NAME [JSON | -]"),
