@@ -241,5 +241,5 @@ def test_what_makes_no_sense_is_said(permission: FilePermission | ProcessPermiss
 
 
 def test_only_permissions_can_be_added() -> None:
-    with pytest.raises(PolicyError, match="no permission"):
+    with pytest.raises(PolicyError, match="must be a FilePermission"):
         PermissionSet().add("read")  # type: ignore[arg-type]
