@@ -77,7 +77,7 @@ FOR_GUESTS = (
     Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),
 )  # fmt: skip
 OF_DAEMONS = (
-    frames.Welcome(1, 2, 3), frames.Output("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
+    frames.Welcome(1, 2, 3), frames.OutputChunk("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
     frames.Validated(False, "f"), frames.Opened("k", "i", (1,)), frames.LostReason("t"), frames.Files(()), frames.Content(b"c"),
     frames.Done(), frames.Failure("Unenforceable", "m", "h", (("a", "b"),)), frames.Failure("LauncherLost", "m"),
 )  # fmt: skip

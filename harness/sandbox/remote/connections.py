@@ -21,7 +21,7 @@ from ....runner.capture import OnOutput
 from ....runner.messages import decode, encode
 from .address import check_length, peer_of
 from .failures import error_of
-from .frames import VERSION, Cancel, Failure, Hello, Output, Reply, Welcome
+from .frames import VERSION, Cancel, Failure, Hello, OutputChunk, Reply, Welcome
 
 _CONNECT_SECONDS = 60  # to be accepted and welcomed: systemd may be starting the daemon
 _SEND_SECONDS = 60  # for the daemon to take a packet
@@ -146,7 +146,7 @@ class _Connection:
                     channel.send(self._socket, encode(Cancel()))
                 continue
             reply = self._receive()
-            if isinstance(reply, Output) and on_output:
+            if isinstance(reply, OutputChunk) and on_output:
                 on_output(reply.stream, reply.data)
             elif reply is not None:
                 self._used_at = time.monotonic()

@@ -128,7 +128,7 @@ ClientRequest = (
 )  # fmt: skip
 
 
-# daemon -> client: Welcome to Hello; to a request any number of Output, then one other frame
+# daemon -> client: Welcome to Hello; to a request any number of OutputChunk, then one other frame
 
 
 class Welcome(_Frame, frozen=True):
@@ -139,7 +139,7 @@ class Welcome(_Frame, frozen=True):
     request_bytes: int  # the longest frame that the daemon reads
 
 
-class Output(_Frame, frozen=True):
+class OutputChunk(_Frame, frozen=True):
     stream: Literal["stdout", "stderr"]
     data: bytes
 
@@ -201,6 +201,6 @@ class Failure(_Frame, frozen=True):
 
 
 Reply = (
-    Welcome | Output | Executed | Description | Validated | Opened | LostReason | Files | Content | Done
-    | Failure
+    Welcome | OutputChunk | Executed | Description | Validated | Opened | LostReason | Files | Content
+    | Done | Failure
 )  # fmt: skip

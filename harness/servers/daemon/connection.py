@@ -15,7 +15,7 @@ import msgspec
 
 from ....runner import channel
 from ....runner.messages import encode
-from ...sandbox.remote.frames import Output
+from ...sandbox.remote.frames import OutputChunk
 from .limits import HELLO_BYTES, ClientQuotas, ServeLimits
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ClientConnection:
         return True
 
     def on_output(self, stream: str, data: bytes) -> None:
-        self.tell(Output(stream, data))  # type: ignore[arg-type] # one of the two
+        self.tell(OutputChunk(stream, data))  # type: ignore[arg-type] # one of the two
 
     def is_gone(self) -> bool:
         """Tell whether the client has sent something or closed, or `hang_up` was called."""

@@ -120,7 +120,7 @@ class Service:
 
     def _fork(self, frame: ForkSession, requester: Requester) -> Opened:
         branch = self._session(frame).fork()
-        if requester.is_gone():  # the client has gone: nobody would have the key
+        if requester.is_gone():  # no client has its key then
             branch.close()
         return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
 

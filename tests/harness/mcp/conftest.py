@@ -1,4 +1,4 @@
-"""Servers of one test: fakes that do as they are told, and a look at what is left of them."""
+"""Fake servers for one test, and helpers that find the processes they leave behind."""
 
 import json
 import os

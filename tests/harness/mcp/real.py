@@ -1,4 +1,4 @@
-"""MCP servers of others, as a user would configure them; scripts/servers installs them."""
+"""Public MCP servers, configured as a user would; scripts/servers installs them."""
 
 import subprocess
 from pathlib import Path

@@ -69,7 +69,7 @@ if sys.argv[1] == "stdio":
 else:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    listening.listen()  # who connects from now on waits
+    listening.listen()  # connections wait in the queue from now on
     print(listening.getsockname()[1], flush=True)
     app = server.streamable_http_app()
     config = uvicorn.Config(app, log_level="error", lifespan="on")

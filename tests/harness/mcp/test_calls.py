@@ -1,4 +1,4 @@
-"""Tools of servers among all others: what a call gives, who may call, where they are found."""
+"""Tools of MCP servers: results of calls, permissions, and search."""
 
 import json
 import os

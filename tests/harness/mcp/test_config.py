@@ -1,4 +1,4 @@
-"""What people write about servers: as they have it already, strictly, with words that help."""
+"""Configuration of servers: other clients' files work, and errors name the server and the key."""
 
 import json
 from pathlib import Path

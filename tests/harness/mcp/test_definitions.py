@@ -1,4 +1,4 @@
-"""What servers say of their tools: bounded, cleaned, left out one by one, pinned."""
+"""Definitions of tools: bounded, cleaned, left out one by one, and pinned."""
 
 import json
 from pathlib import Path

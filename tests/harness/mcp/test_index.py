@@ -1,4 +1,4 @@
-"""Definitions of one server are checked within a budget, and hold up nobody else meanwhile."""
+"""Definitions of one server are checked within a budget, and do not delay other servers."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every tool of servers of others, called by a program in a cell, through the broker."""
+"""Every tool of public MCP servers, called by a program in a cell through the broker."""
 
 import json
 from collections.abc import Iterator

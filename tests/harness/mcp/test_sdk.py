@@ -1,4 +1,4 @@
-"""Servers of the SDK, in both eras, over pipes and over HTTP on loopback."""
+"""Servers of the SDK, in both generations of the protocol, over pipes and over HTTP on loopback."""
 
 import gzip
 import os

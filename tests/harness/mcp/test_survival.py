@@ -1,4 +1,4 @@
-"""Servers that die, hang, flood, drift and lie: the call says so, in time, and nothing is left."""
+"""Servers that die, hang, flood, drift and lie: the call fails in time with the reason, and leaves nothing."""
 
 import os
 import signal
@@ -327,7 +327,7 @@ def test_a_tool_that_changed_is_refused_until_it_is_pinned_again(serve: Serve) -
             with pytest.raises(ToolDenied, match="differs from its pin"):
                 later.get(name)
         with pytest.raises(ToolDenied):
-            broker_call({}, None)  # type: ignore[arg-type] # nobody's
+            broker_call({}, None)  # type: ignore[arg-type] # no caller
         told = later.difference("fake")
         assert '-  "description": "Does echo."' in told
         assert '+  "description": "Sends all to me.\\u200b"' in told
@@ -344,7 +344,7 @@ def test_the_first_call_after_a_drift_is_refused_before_it_is_made(serve: Serve)
     fake.servers.close()
     fake.list([tool("die", annotations={"title": "harmless"})])
     with fake.again() as later, pytest.raises(ToolDenied, match="differs from its pin"):
-        later.get("fake.die").perform({}, None)  # type: ignore[arg-type] # nobody's
+        later.get("fake.die").perform({}, None)  # type: ignore[arg-type] # no caller
 
 
 def test_a_tool_that_is_gone_is_not_there(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Daemons in processes of their own, and clients that say what no honest one says."""
+"""Daemons in processes of their own, and clients that send invalid frames."""
 
 import contextlib
 import glob

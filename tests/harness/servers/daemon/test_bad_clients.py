@@ -1,4 +1,4 @@
-"""Clients that stall, lie, flood and die: theirs ends, and others do not notice."""
+"""Clients that stall, lie, flood and die: only their own connections end."""
 
 import array
 import contextlib
@@ -22,7 +22,7 @@ from cellwright.harness.sandbox.remote.frames import (
     Executed,
     Failure,
     Hello,
-    Output,
+    OutputChunk,
 )
 from cellwright.runner import channel
 from cellwright.runner.messages import encode
@@ -141,7 +141,7 @@ def test_what_decoding_makes_of_a_request_counts_too(tmp_path: Path) -> None:
 
 def half_closed(client: RawClient) -> None:
     client.socket.shutdown(socket.SHUT_WR)
-    (reply,) = [reply for reply in client.hear_all() if not isinstance(reply, Output)]
+    (reply,) = [reply for reply in client.hear_all() if not isinstance(reply, OutputChunk)]
     assert reply.result.status is SandboxStatus.CANCELLED
 
 
@@ -162,7 +162,7 @@ def test_a_program_ends_with_the_client_that_asked_for_it(
         client = RawClient(tight.path)
         client.say(program(code, stream=True))
         if code is TALKING:
-            assert isinstance(client.hear(), Output)
+            assert isinstance(client.hear(), OutputChunk)
         assert soon(lambda: not is_free(tight))
         end(client)
         assert soon(lambda: is_free(tight))
@@ -217,11 +217,11 @@ def test_a_client_may_be_gone_at_any_stage(
 def test_a_reader_that_stops_loses_its_run_and_others_do_not_notice(tight: Daemon) -> None:
     with unchanged(tight), RawClient(tight.path) as client:
         client.say(program(TALKING, stream=True))
-        assert isinstance(client.hear(), Output)
+        assert isinstance(client.hear(), OutputChunk)
         assert tight.is_well()  # another process, while this one's output is stuck
         assert soon(lambda: is_free(tight))
         heard = client.hear_all()
-        assert all(isinstance(reply, Output) for reply in heard)  # and then hung up on
+        assert all(isinstance(reply, OutputChunk) for reply in heard)  # and then hung up on
 
 
 @pytest.mark.slow  # 0.3 s are not much on an emulated host
@@ -326,7 +326,7 @@ def test_a_cancel_ends_what_runs_and_is_harmless_twice_and_otherwise(daemon: Dae
     with unchanged(daemon), RawClient(daemon.path) as client:
         client.say(Cancel())
         client.say(program("print('up', flush=True)\n" + ENDLESS, stream=True))
-        assert isinstance(client.hear(), Output)
+        assert isinstance(client.hear(), OutputChunk)
         client.say(Cancel())
         client.say(Cancel())
         assert client.hear().result.status is SandboxStatus.CANCELLED
@@ -338,7 +338,7 @@ def test_a_cancel_ends_what_runs_and_is_harmless_twice_and_otherwise(daemon: Dae
 def test_a_cancel_reaches_nobody_elses_program(daemon: Daemon) -> None:
     with RawClient(daemon.path) as one, RawClient(daemon.path) as other:
         one.say(program("import time; print('up', flush=True); time.sleep(0.3); 1", stream=True))
-        assert isinstance(one.hear(), Output)
+        assert isinstance(one.hear(), OutputChunk)
         other.say(Cancel())
         assert one.hear().value == b"1"
 
@@ -376,7 +376,7 @@ def test_a_request_beside_one_that_runs_cancels_it_and_is_served_next(daemon: Da
     """One at a time: whatever is said meanwhile ends what runs."""
     with RawClient(daemon.path) as client:
         client.say(program("print('up', flush=True)\n" + ENDLESS, stream=True))
-        assert isinstance(client.hear(), Output)
+        assert isinstance(client.hear(), OutputChunk)
         client.say(program("6 * 7"))
         assert client.hear().result.status is SandboxStatus.CANCELLED
         assert client.hear().value == b"42"

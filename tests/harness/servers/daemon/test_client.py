@@ -1,4 +1,4 @@
-"""A sandbox that connects is one like any other: the same calls, results and exceptions."""
+"""`Sandbox(connect=...)` has the same calls, results and exceptions as a local Sandbox."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""How a daemon begins and ends: its socket, its lock, signals, systemd, and what is left."""
+"""Start and shutdown of a daemon: socket, lock, signals, systemd, and what remains."""
 
 import contextlib
 import os

@@ -1,5 +1,4 @@
-"""What a client says to the daemon is a bounded number of objects once it is decoded, whatever of it is
-multiplied."""
+"""A client's frame decodes to a bounded number of objects, whichever part of it is multiplied."""
 
 from typing import Any
 

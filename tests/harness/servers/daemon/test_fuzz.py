@@ -119,7 +119,7 @@ def heard(client: RawClient) -> bool:
     receiver = channel.Receiver(client.socket, 1 << 24)
     while frame := receiver.receive_whole():
         reply = decode(frame, Reply)  # whatever it is, it makes sense
-        if not isinstance(reply, frames.Output):
+        if not isinstance(reply, frames.OutputChunk):
             assert not isinstance(reply, frames.Failure) or reply.kind != "InternalError", reply
             return True
     return False

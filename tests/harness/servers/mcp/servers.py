@@ -87,7 +87,7 @@ def inside(
 
 
 class Person:
-    """Who is asked, and says always the same; `asked` is what was read."""
+    """A person who always gives the same answer; `asked` are the questions that were shown."""
 
     def __init__(self, action: Any = "accept", content: Any = None) -> None:
         self.asked: list[str] = []

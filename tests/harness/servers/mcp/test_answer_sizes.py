@@ -1,4 +1,4 @@
-"""Answers that are too large: what is left out is told, and every client can read the rest."""
+"""Answers that are too large: a note lists what is left out, and every client can read the rest."""
 
 import json
 from typing import Any

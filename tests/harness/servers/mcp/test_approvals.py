@@ -1,4 +1,4 @@
-"""Nothing risky is done unless a person said yes to just that, whatever client he sits at."""
+"""A risky call is made only after a person approved exactly that call, with every kind of client."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each tool as a client has it, in the protocol with a handshake and in the one without."""
+"""Each tool from a client, in the protocol with a handshake and in the one without."""
 
 import base64
 import json
@@ -288,7 +288,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("run_code", {"code": "1", "timeout": -1}, "timeout"),
     ("run_code", {"code": "1", "timeout": True}, "timeout"),
     ("run_code", {"code": "1", "files": {"../x": "y"}}, "'../x' is not a plain relative path"),
-    ("run_code", {"code": "1", "session": "nobody's"}, "session"),
+    ("run_code", {"code": "1", "session": "unknown"}, "session"),
     ("run_code", {"code": "1", "session": "x" * 65}, "session"),
     ("search_tools", {"query": "x", "limit": 51}, "limit"),
     ("describe_tools", {"names": []}, "names"),

@@ -1,4 +1,4 @@
-"""Connections over HTTP that are held open: others are served all the same."""
+"""Idle HTTP connections do not keep the server from other clients."""
 
 import contextlib
 import socket

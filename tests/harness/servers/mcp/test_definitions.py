@@ -1,4 +1,4 @@
-"""What a model is shown before it has done anything: little, always the same, and true."""
+"""The definitions that a model sees first: short, always the same, and true."""
 
 import json
 import subprocess

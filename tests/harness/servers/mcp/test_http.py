@@ -1,4 +1,4 @@
-"""A server over HTTP, in a process of its own: who is let in, and what one client is to another."""
+"""A server over HTTP, in a process of its own: access, and isolation between clients."""
 
 import contextlib
 import http.client
@@ -77,7 +77,7 @@ def test_a_client_of_the_sdk_is_served(place: Served, mode: str) -> None:
     assert heard == ["hi\n"]
 
 
-# Who is let in
+# Access
 
 
 def post(place: Served, headers: dict[str, str], body: bytes = b"{}", method: str = "POST") -> int:

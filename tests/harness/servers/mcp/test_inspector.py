@@ -1,4 +1,4 @@
-"""A client that others wrote, in another language: the protocol's own inspector."""
+"""The protocol's own inspector, a client written in TypeScript."""
 
 import json
 import os

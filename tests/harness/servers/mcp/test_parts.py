@@ -1,4 +1,4 @@
-"""Parts that need no client: who may have how much, and on whose behalf."""
+"""Quotas, threads, owners and sessions of the MCP server, without a client."""
 
 import subprocess
 import sys
@@ -150,7 +150,7 @@ def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
         sessions.open(BOB, sandbox, "python")
         with pytest.raises(BusyError, match="at most 3 for all"):
             sessions.open(BOB, sandbox, "python")
-        assert not first.lost  # nobody's was ended to make room
+        assert not first.lost  # no session was ended to make room
         with pytest.raises(SessionLost):
             sessions.close(BOB, first.id)
         sessions.close(ANN, first.id)
