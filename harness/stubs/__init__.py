@@ -1,1 +1,1 @@
-"""Typed stubs of tools, in Python and in TypeScript, for programs in cells and for who writes them."""
+"""Typed stubs of tools, in Python and in TypeScript, for programs in cells and their authors."""

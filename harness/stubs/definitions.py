@@ -1,4 +1,4 @@
-"""The types with names that are found in a schema, which may refer to each other and to themselves."""
+"""Named types of a schema, which may refer to each other and to themselves."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ _WORDS = 4  # of those that tell what a type is, the last
 
 
 class Definitions:
-    """Types by their names, none of which is one of those that were `taken` before."""
+    """Types by name; no name is one of `taken`."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
@@ -25,7 +25,7 @@ class Definitions:
         return len(self._known) >= _MOST
 
     def reserve(self, words: list[str]) -> Named:
-        """Return a name for a type that is not known yet: whoever refers to it meanwhile has that."""
+        """Return a name for a type that is defined later, so that others can refer to it."""
         name = type_name(words[-_WORDS:], self._taken)
         self._taken.add(name)
         self._known[name] = ANY
@@ -35,13 +35,13 @@ class Definitions:
         self._known[named.name] = definition
 
     def settle(self) -> None:
-        """Have those be anything that, once all are known, say nothing but themselves."""
+        """Replace each type that refers to itself only by Any."""
         for name, each in self._known.items():
             if not isinstance(each, Record) and _says_only_itself(name, self._known):
                 self._known[name] = ANY
 
     def needed(self, roots: Iterable[Type]) -> dict[str, Record | Type]:
-        """Return those that `roots` lead to, each behind those that it names."""
+        """Return the definitions that `roots` use, each after those that it names."""
         waiting = list(roots)
         found: set[str] = set()
         while waiting:

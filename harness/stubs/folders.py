@@ -1,4 +1,4 @@
-"""Keeps what cells see of their tools as files the same as what their broker offers."""
+"""Folders of stubs in cells, kept equal to the tools that the broker offers."""
 
 import threading
 from collections.abc import Callable
@@ -11,8 +11,8 @@ _NODE = interpreter_of("javascript")
 
 
 class StubFolders:
-    """The shelves of one sandbox: all languages but Node's see stubs in Python.  Safe from many
-    threads."""
+    """The stub folders of one sandbox: TypeScript for Node's languages, Python for all others.  Safe
+    from many threads."""
 
     def __init__(self, may_call: Callable[[str], bool]) -> None:
         self._may_call = may_call
@@ -21,18 +21,18 @@ class StubFolders:
         self._laid: dict[bool, list[ToolSpec]] = {}
 
     def shelf(self, language: str) -> Shelf:
-        """Return the one that cells of `language` see."""
+        """Return the folder that cells of `language` see."""
         with self._lock:
             return self._shelves.setdefault(_is_node(language), Shelf())
 
     def follow(self, language: str, specs: list[ToolSpec]) -> None:
-        """Lay out what may be called of `specs`, if they are others than before.
+        """Write the stubs of the callable tools in `specs`, if the tools have changed.
 
-        Nothing is rendered before a program of the language runs.
+        Nothing is written before a program of the language runs.
         """
         if self._laid.get(_is_node(language)) == specs:  # quick: the same objects are equal
             return
-        from .tree import python_tree, typescript_tree  # for who has tools, and then once
+        from .tree import python_tree, typescript_tree  # lazy: needed only with tools
 
         tree = typescript_tree if _is_node(language) else python_tree
         shelf = self.shelf(language)

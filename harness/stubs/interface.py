@@ -1,6 +1,6 @@
-"""What every tree of stubs begins with: what `tools` has beside the tools themselves.
+"""The fixed part of every tree of stubs: the functions of `tools` beside the tools themselves.
 
-Source text of ours, in which nothing of anybody else's stands.
+Constant source text; no text of a tool is inserted into it.
 """
 
 PLACE = "/tools"  # in cells

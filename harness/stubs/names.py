@@ -1,6 +1,6 @@
-"""Names that programs can say, for names that may be anything.
+"""Identifiers for programs, made from arbitrary names.
 
-Whatever comes in, what comes out is an identifier: no text of a schema gets any further as code.
+The result is always an identifier, whatever the input: no other text of a schema becomes code.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from ..text.hidden import is_hidden
 
 _LONGEST = 80
 _WORDS = re.compile(r"[A-Za-z0-9]+")
-# What annotations and stubs say themselves.
+# Names that annotations and stubs use.
 RESERVED = frozenset({
     "Any", "Literal", "NotRequired", "TYPE_CHECKING", "TypeAlias", "TypedDict", "UNSET", "__debug__",
     "annotations", "answer", "bool", "call_tool", "dict", "float", "given", "int", "list", "more",
     "object", "str", "tools",
 })  # fmt: skip
-# What declarations in TypeScript say themselves, and no type of Python's may be called.
+# Names that declarations in TypeScript use, or that no Python type may have.
 _TYPES = frozenset({"Arguments", "Array", "False", "None", "True"})
 
 
@@ -38,7 +38,7 @@ def identifier(word: str, taken: Container[str] = ()) -> str:
 
 
 def _may_stand_in_one(letter: str) -> bool:
-    """Fillers and variation selectors may (PEP 3131), and a person sees none of them."""
+    """Tell whether an identifier may hold `letter`; PEP 3131 also allows hidden ones, which do not."""
     return f"a{letter}".isidentifier() and not is_hidden(letter)
 
 

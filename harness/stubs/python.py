@@ -1,7 +1,7 @@
-"""Python stubs: syntax trees made of types, written down by `ast.unparse`.  No text becomes code.
+"""Python stubs: syntax trees built from types and written by `ast.unparse`.  No text becomes code.
 
 A stub is a module with one function, which calls the tool by its wire name with its wire arguments.
-Its types stand behind TYPE_CHECKING: a program that imports it does not wait for them.
+Its types stand behind TYPE_CHECKING, so that importing the stub does not load them.
 """
 
 import ast
@@ -21,7 +21,7 @@ _TYPING = ("Any", "Literal", "NotRequired", "TypeAlias", "TypedDict")
 
 
 class NamedProperty(NamedTuple):
-    """A parameter as Python says it, and the field that it stands for."""
+    """The Python name of a parameter, and its property."""
 
     name: str
     field: Property
@@ -65,7 +65,7 @@ def package(
 
 
 def interface(names: Iterable[tuple[str, bool]]) -> str:
-    """Return what `tools` has, for type checkers."""
+    """Return the stub of the package `tools`, for type checkers."""
     imports = [_export(each, is_tool=is_tool) for each, is_tool in names]
     return _written(ast.Module([*ast.parse(INTERFACE).body, *imports], []))
 

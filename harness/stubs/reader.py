@@ -1,7 +1,6 @@
-"""JSON Schema to types.  A schema may be anything: what is not understood is `Any`, and nothing raises.
+"""Conversion of JSON Schema to types.  A malformed schema becomes `Any`; no schema raises.
 
-What is understood is read as who calls the tool needs it: constraints on values are left to the
-broker, which checks the real arguments.
+Constraints on values are ignored: the broker checks the real arguments.
 """
 
 import json
@@ -50,7 +49,7 @@ _WORDS = {
 
 
 def describe(spec: ToolSpec) -> ToolSignature:
-    """Return what there is to know of a tool for who calls it; credentials are the broker's to give."""
+    """Return the signature of a tool, without the credentials that the broker fills in."""
     taken = {*RESERVED, identifier(spec.name.rpartition(".")[2])}
     given = _Reader(spec.parameters, [], Definitions(taken))
     fields, more = given.parameters()
@@ -65,7 +64,7 @@ def describe(spec: ToolSpec) -> ToolSignature:
 
 
 class _Reader:
-    """Reads one schema; `definitions` are the types with names that it came upon."""
+    """Converts one schema; `definitions` collects its named types."""
 
     def __init__(self, root: object, words: list[str], definitions: Definitions) -> None:
         self._root = root

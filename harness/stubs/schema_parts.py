@@ -1,4 +1,4 @@
-"""What a JSON Schema says, whatever it is: the parts that `reader.py` is made of."""
+"""Helpers that read parts of an arbitrary JSON Schema, for `reader.py`."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def without(schema: Mapping[str, Any], word: str) -> dict[str, Any]:
 
 
 def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with the properties of both; else the first to say something is heard."""
+    """Return a schema with the properties of both; for other keywords `one` wins."""
     whole = {**other, **one}
     mine, theirs = one.get("properties"), other.get("properties")
     if isinstance(mine, dict) and isinstance(theirs, dict):
@@ -35,7 +35,7 @@ def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def typed_members(members: object) -> list[Mapping[str, Any]]:
-    """Return those of an anyOf that say of what type a value is."""
+    """Return the members of an anyOf that restrict the type of a value."""
     if not isinstance(members, list) or len(members) > MEMBERS:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What a model reads of a tool, at three levels: its name; how it is called; all that there is."""
+"""Summaries of tools for a model, at three levels: the name, the signature, the full description."""
 
 from ..schemas.spec import ToolSpec
 from ..search.documents import summary

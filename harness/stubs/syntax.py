@@ -1,4 +1,4 @@
-"""The pieces that syntax trees of stubs are put together of."""
+"""Building blocks for the syntax trees of stubs."""
 
 import ast
 from collections.abc import Iterable

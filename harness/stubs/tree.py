@@ -1,7 +1,7 @@
-"""Stubs as files: a folder for each server, or what else names begin with, a file for each tool.
+"""Trees of stubs: a folder for each server or other name prefix, and a file for each tool.
 
-Nothing is written here: a tree is a mapping of paths to texts.  Two names that come to one word get
-different ones, the same in every tree of the same tools.
+A tree is a mapping of paths to texts; this module writes no files.  Names that become the same word get
+different ones, which are equal in every tree of the same tools.
 """
 
 import json
@@ -77,7 +77,7 @@ def typescript_tree(specs: Iterable[ToolSpec]) -> dict[str, str]:
 
 
 def described(spec: ToolSpec) -> ToolSignature:
-    """Return what there is to know of a tool for who calls it."""
+    """Return the signature of a tool, cached."""
     return _described(_key(spec))
 
 

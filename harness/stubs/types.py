@@ -1,6 +1,6 @@
-"""The types of a tool's arguments and result, as Python and TypeScript both have them.
+"""Types of a tool's arguments and result, common to Python and TypeScript.
 
-Data only: `reader.py` makes them of JSON Schema, `python.py` and `typescript.py` write them down.
+Data only: `reader.py` makes them from JSON Schema, `python.py` and `typescript.py` write them.
 """
 
 from typing import Literal, TypeAlias
@@ -75,10 +75,10 @@ class Record(_Part, frozen=True):
 
 
 class ToolSignature(_Part, frozen=True):
-    """A tool, as far as who calls it has to know it.
+    """The parameters and the result of a tool.
 
-    `more` tells that there may be arguments beside `parameters`.  Names in `definitions` are ASCII
-    identifiers, and no reserved word of either language.
+    `more`: arguments beside `parameters` are allowed.  Names in `definitions` are ASCII identifiers,
+    and not reserved words of either language.
     """
 
     name: str
