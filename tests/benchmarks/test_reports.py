@@ -1,4 +1,4 @@
-"""What benchmarks say, and how it is shown."""
+"""Results of benchmarks, and their forms: terminal, file, page, document."""
 
 import re
 import xml.etree.ElementTree as ET

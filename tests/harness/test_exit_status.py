@@ -1,4 +1,4 @@
-"""How commands end when they cannot go on: one line or none, and no traceback."""
+"""Commands that cannot continue end with one line or none, and without a traceback."""
 
 import os
 import signal

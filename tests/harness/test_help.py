@@ -1,4 +1,4 @@
-"""How the command line explains itself: help, mistakes, completion, the manual page, colours."""
+"""Help of the command line: mistakes, completion, the manual page, colours."""
 
 import importlib
 import inspect
