@@ -65,7 +65,7 @@ class Created(ToolAnswer, frozen=True):
     parameters: dict[str, Any]
 
 
-class Listed(ToolAnswer, frozen=True):
+class SessionList(ToolAnswer, frozen=True):
     sessions: list[dict[str, str]]
     hint: str = ""
 

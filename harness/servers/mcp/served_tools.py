@@ -82,7 +82,7 @@ SERVED_TOOLS = (
         "sessions",
         "List your open sessions, or end one.",
         arguments.SessionsArguments,
-        answers.Listed,
+        answers.SessionList,
         _REPLACES,
     ),
     ServedTool(

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from ....policies.errors import PolicyError, WorkspaceError
 from ....runner.workspace import Artifact
 from .answer_sizes import fitted, visible
-from .answers import Downloaded, FileList, Listed, Uploaded, answered, block_of
+from .answers import Downloaded, FileList, SessionList, Uploaded, answered, block_of
 from .arguments import (
     DownloadFileArguments,
     ListFilesArguments,
@@ -29,10 +29,10 @@ def sessions(open_sessions: OwnedSessions, owner: Owner, asked: SessionsArgument
     if asked.close:
         open_sessions.close(owner, asked.close)
     if not owner.may_list:
-        return answered(Listed(sessions=[], hint=_UNLISTED))
+        return answered(SessionList(sessions=[], hint=_UNLISTED))
     listed = open_sessions.of(owner)
     return answered(
-        Listed(sessions=[{"id": each.id, "language": each.language} for each in listed])
+        SessionList(sessions=[{"id": each.id, "language": each.language} for each in listed])
     )
 
 
