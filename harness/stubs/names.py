@@ -38,7 +38,7 @@ def identifier(word: str, taken: Container[str] = ()) -> str:
 
 
 def _may_stand_in_one(letter: str) -> bool:
-    """Tell whether an identifier may hold `letter`; PEP 3131 also allows hidden ones, which do not."""
+    """Tell whether an identifier may hold `letter`; hidden ones that PEP 3131 allows are excluded."""
     return f"a{letter}".isidentifier() and not is_hidden(letter)
 
 
