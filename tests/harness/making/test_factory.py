@@ -662,9 +662,9 @@ def test_a_forged_result_is_only_the_tools_own_word(factory: ToolFactory) -> Non
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"name": "../../etc/passwd"}, "no name"),
-        ({"name": "-rf"}, "no name"),
-        ({"name": "d\u043euble"}, "no name"),
+        ({"name": "../../etc/passwd"}, "not a valid tool name"),
+        ({"name": "-rf"}, "not a valid tool name"),
+        ({"name": "d\u043euble"}, "not a valid tool name"),
         ({"description": "fine\u202e"}, "a hidden character"),
         ({"description": "fine\U000e0041"}, "a hidden character"),
         ({"description": "fine\U000e0101"}, "a hidden character"),
@@ -685,7 +685,7 @@ def test_a_forged_result_is_only_the_tools_own_word(factory: ToolFactory) -> Non
         ({"timeout": float("nan")}, "timeout"),
         ({"permissions": {"allow": "all"}}, "permissions"),
         ({"calls": "double"}, "calls"),
-        ({"calls": ["../x"]}, "no name"),
+        ({"calls": ["../x"]}, "not a valid tool name"),
         ({"tags": ["\x00"]}, "a hidden character"),
         ({"tests": [5]}, "tests"),
         ({"tests": [{"input": {"n": 1}, "expected": 2, "admin": True}]}, "tests"),
