@@ -1,1 +1,1 @@
-"""What agents and people use: the sandbox, the command line."""
+"""The interface for agents and people: sandboxes, tools, servers and the command line."""

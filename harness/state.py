@@ -1,4 +1,4 @@
-"""Where a user's own things are kept between commands."""
+"""The directory of a user's data between commands."""
 
 import os
 from pathlib import Path

@@ -218,7 +218,7 @@ class Generation:
         with self._lock:
             self._retired = True
         self.launcher.close()
-        self.tree.close()  # whoever still holds a cell, nothing of it runs
+        self.tree.close()  # a thread may still hold a cell, but nothing of it runs
         self._sweep()
 
     def _new_cell(self) -> Cell:

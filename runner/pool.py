@@ -187,5 +187,5 @@ def _go_on(work: Callable[[], bool]) -> None:
         try:
             if not work():
                 return
-        except Exception:  # noqa: BLE001 - whoever calls next meets it himself
+        except Exception:  # noqa: BLE001 - the next caller will see the same error
             time.sleep(_QUIET_SECONDS)

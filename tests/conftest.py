@@ -1,4 +1,4 @@
-"""What tests may ask of the host, and fixtures that everyone uses.
+"""The needs of tests, and fixtures that all tests share.
 
 A test says what it needs: `@pytest.mark.needs("cgroup")`.  Where the host lacks it the test is
 skipped with the reason, unless CELLWRIGHT_TEST_EXPECTS (names, comma-separated) promised it:

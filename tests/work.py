@@ -1,4 +1,4 @@
-"""How much work and memory something takes, told by what Python executes and not by a clock."""
+"""Measures of work and memory that count executed Python lines, not time."""
 
 import sys
 import threading

@@ -1,1 +1,1 @@
-"""What a tool declares: its name, its spec, and the JSON Schema of its arguments and result."""
+"""A tool's declaration: its name, its spec, and the JSON Schema of its arguments and result."""

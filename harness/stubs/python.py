@@ -97,7 +97,7 @@ def signature(described: ToolSignature, name: str) -> str:
 
 
 def description(described: ToolSignature, name: str) -> str:
-    """Return what a tool's stub says to who reads it: its types and its function, without the call."""
+    """Return the readable part of a tool's stub: its types and its function, without the call."""
     function = _function(described, name)
     function.body = [*function.body[:1], ast.Expr(ast.Constant(...))]
     if not isinstance(function.body[0], ast.Expr):

@@ -1,6 +1,6 @@
 """Calls of tools over the control socket: a call goes out, and its answer comes back.
 
-Any thread may call; whoever waits reads for all.  In a coroutine a call is awaited, elsewhere it
+Any thread may call; one waiting thread reads for all.  In a coroutine a call is awaited, elsewhere it
 returns the value.
 """
 
@@ -63,7 +63,7 @@ class Caller:
             self._open = True
 
     def close(self) -> None:
-        """Let nobody call, or read, until there is another request; who waits is told so."""
+        """Stop calls and reads until the next request; waiting calls fail."""
         with self._changed:
             self._open = False
             waiting, self._waiting = self._waiting, {}

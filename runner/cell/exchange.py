@@ -1,4 +1,4 @@
-"""What a Run frame brings into the guest's process, and what a Finished frame takes out."""
+"""The exchange of frames in a guest: Run brings a program in, Finished takes its value out."""
 
 import builtins
 import contextlib
@@ -16,7 +16,7 @@ from ..channel import Channel, Receiver, packets
 from ..messages import Answer, Become, Finished, InputFile, Run, Start, decode, encode
 
 WORKSPACE = "/workspace"
-# O_NONBLOCK: to open a FIFO that nobody reads fails at once (fifo(7)); for regular files it is void.
+# O_NONBLOCK: opening a FIFO without a reader fails at once (fifo(7)); regular files ignore it.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN_BYTES = 256 * 1024 * 1024
 _Word = Run | Start | Become
@@ -29,7 +29,7 @@ def receiver_of(sock: Channel) -> Receiver:
 def receive(receiver: Receiver) -> Run | Start | Become | None:
     """Wait for a program, or for word that more than one will come; None once there will be none.
 
-    The answer to a call that nobody waits for any more may come first.
+    The late answer to an abandoned call may come first.
     """
     while frame := receiver.receive_whole():
         received: _Word | Answer = decode(frame, _Word | Answer)

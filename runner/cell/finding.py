@@ -1,4 +1,4 @@
-"""What `tools` has beside the tools: ways to find one, and to say that an argument is not given."""
+"""Names of the module `tools` besides the tools: search, and the mark of an absent argument."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

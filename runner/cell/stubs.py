@@ -74,7 +74,7 @@ def install() -> None:
 
 
 def _file_of(name: str) -> str:
-    """Return the file of a module, empty if it is none of ours."""
+    """Return the file of a stub module, "" for any other module."""
     top, _, rest = name.partition(".")
     if top != "tools" or not rest:
         return ""

@@ -38,7 +38,7 @@ def wake_in_sync(listener: int) -> None:
 
 
 def receive(listener: int) -> Notification | None:
-    """Take the next notification; None if whoever made the call died meanwhile."""
+    """Take the next notification; None if the caller died meanwhile."""
     buffer = bytearray(_NOTHING)  # the kernel refuses one that is not zeroed
     try:
         fcntl.ioctl(listener, _RECV, buffer, True)
@@ -75,8 +75,8 @@ def succeed(listener: int, notification: Notification) -> None:
 
 
 def answer_with(listener: int, notification: Notification, descriptor: int, flags: int) -> bool:
-    """Have the call return a copy of `descriptor`, with `flags` of O_CLOEXEC and none; False if whoever
-    made it is gone.  Raises OSError if it may have no more descriptors."""
+    """Answer the call with a copy of `descriptor`; `flags`: O_CLOEXEC or 0.  Return False if the caller
+    is gone.  Raises OSError if the caller may have no more descriptors."""
     wanted = _DESCRIPTOR.pack(notification.id, _AND_ANSWER, descriptor, 0, flags)
     try:
         fcntl.ioctl(listener, _ADD_DESCRIPTOR, wanted)

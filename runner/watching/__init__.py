@@ -1,1 +1,1 @@
-"""What is watched of a cell while it runs a program: streams, calls, refusals, deadlines."""
+"""Supervision of a cell while it runs a program: streams, calls, refusals, deadlines."""

@@ -1,7 +1,6 @@
-"""What a guest attempts and is refused, told by the kernel: the supervisor's end of the cell's
-seccomp listener.
+"""`Listener`: the supervisor's end of a cell's seccomp listener, which reports refused attempts.
 
-The filter in the cell has decided already what is refused; here the refusal is spoken and noted.  A
+The cell's filter has already decided what is refused; the listener returns EPERM and records it.  A
 guest that floods the listener costs little: the first attempts are noted in full, then counted per
 call, and past the limit the cell is killed.  Opening files and locking them is legitimate, so a cell
 that does it a great many times is slowed down instead.

@@ -1,6 +1,6 @@
-"""What a guest makes of /workspace, and does to it while the host looks: names, kinds, sizes, races.
+"""Attacks on the host through /workspace, also while the host reads it: names, kinds, sizes, races.
 
-Every way in which the host reads it is tried: `files`, `download`, `snapshot`, `collect`, `result.files`.
+Every way of reading it is tried: `files`, `download`, `snapshot`, `collect`, `result.files`.
 """
 
 import io

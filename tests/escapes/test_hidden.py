@@ -1,5 +1,5 @@
-"""Hidden paths: what lies beneath a shown directory and does not exist in a cell all the same, also once
-somebody has made, renamed or replaced it."""
+"""Hidden paths: they lie beneath a shown directory and do not exist in a cell, even after somebody has
+made, renamed or replaced them."""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""What is shown is what the policy named when it was resolved: a link that somebody puts in its place, or
-on the way to it, shows nothing."""
+"""Shown paths are those that the policy named when it was resolved: a link that takes the place of a
+path, or of a directory above it, shows nothing."""
 
 import errno
 import os

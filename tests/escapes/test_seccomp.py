@@ -56,7 +56,7 @@ def test_without_the_filter_the_same_calls_reach_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_newer_than_the_table_does_not_exist(strict: Sandbox) -> None:
-    for number in (435, 470, 999):  # clone3, and two that nobody knows
+    for number in (435, 470, 999):  # clone3, and two unknown numbers
         assert strict.execute(errno_of_call(f"syscall({number}, 0, 0)")).value == errno.ENOSYS
 
 

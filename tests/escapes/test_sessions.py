@@ -252,7 +252,7 @@ def test_closing_ends_what_runs_and_turns_away_who_waits() -> None:
 
 
 def test_closing_the_sandbox_ends_what_runs_in_its_sessions() -> None:
-    """Who hears first of the end, that of the program or that of the launcher, is not settled."""
+    """The end of the program and that of the launcher may be noticed in either order."""
     sandbox = Sandbox(policy=policy_named("standard"), pool=2)
     running = [_begun(sandbox.session()) for _ in range(3)]
     sandbox.close()

@@ -1,4 +1,4 @@
-"""What would run before a program: variables of a caller, and files that a guest wrote to its home."""
+"""Code that would run before a program: from a caller's variables, or files in the guest's home."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

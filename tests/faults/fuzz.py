@@ -1,7 +1,7 @@
 """Hostile bytes for everyone who decodes them, from a seed: `scripts/fuzz`.
 
 Each party is one of those that read what another wrote: the supervisor what guests and what launchers
-say, the daemon what clients and clients what the daemon says, whoever reads a value, a trail or an
+say, the daemon what clients and clients what the daemon says, each reader a value, a trail or an
 archive.  A case is a short conversation: frames that are nearly right, repeated, out of order, in odd
 packets, with descriptors beside them.  It ends in what was meant, or in the one exception that the party
 promises.  Afterwards nothing may be open that was not before, and memory may not have grown.
@@ -117,7 +117,7 @@ def hears_a_guest(dice: random.Random) -> str:
 
 
 def hears_a_launcher(dice: random.Random) -> str:
-    """The supervisor, on a status channel: what makes no sense is an error of ours."""
+    """The supervisor, on a status channel: an invalid frame is an error of ours."""
     cell = FakeCell()
     custody = custody_of(cell)
     custody._origin.listen = lambda descriptor: None  # type: ignore[method-assign,assignment,return-value]
@@ -235,7 +235,7 @@ def _torn(dice: random.Random, data: bytes) -> bytes:
 
 def _say(dice: random.Random, sock: socket.socket, valid: tuple[msgspec.Struct, ...]) -> None:
     """Say up to four frames, whole or mutated, the last perhaps again, in packets that may be odd."""
-    sock.setblocking(False)  # nobody listens meanwhile
+    sock.setblocking(False)  # no reader drains it meanwhile
     said = [
         mutated(dice, valid) if dice.random() < 0.5 else encode(dice.choice(valid))
         for _ in range(dice.randint(1, 3))

@@ -47,7 +47,7 @@ ASK_THROUGH = (
 
 
 class Call(NamedTuple):
-    """A system call of a run: who makes it, and how many of this name it made before."""
+    """A system call of a run: the process that makes it, and the number of earlier calls of that name."""
 
     role: str
     name: str
@@ -84,7 +84,7 @@ class Injector:
     """Answers for as long as it lives; a launcher that is asked about then has nobody to ask."""
 
     def __init__(self, answer: Answer, supervisor: int = 0) -> None:
-        """Answer for launchers of the process `supervisor`, this one unless told."""
+        """Answer for launchers of the process `supervisor`; default: this process."""
         self._answer = answer
         self.supervisor = supervisor or os.getpid()
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

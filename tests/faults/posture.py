@@ -1,5 +1,4 @@
-"""What holds a living cell, as one value to compare: that of a cell in which nothing failed, and that of
-one in which something did."""
+"""The confinement of a living cell as one value, to compare a cell after a fault with a sound one."""
 
 import os
 import re

@@ -36,14 +36,14 @@ ROLES = ("keeper", "nursery", "launcher", "guest")
 
 
 class Trap:
-    """Does something once, when a certain call is made, while whoever makes it waits."""
+    """Does something once, when a certain call is made, while its caller waits."""
 
     def __init__(self) -> None:
         self._wanted: Call | None = None
         self.sprung = threading.Event()
 
     def arm(self, call: Call, act: Callable[[list[int]], None]) -> None:
-        """Wait for a call; `before` counts from now.  `act` is given the line of who makes it."""
+        """Wait for a call; `before` counts from now.  `act` is given the caller's line."""
         self._act, self._left = act, call.before
         self.sprung.clear()
         self._wanted = call

@@ -1,4 +1,4 @@
-"""What a supervisor needs is taken from it while it works: descriptors, the right time, files, memory."""
+"""Resources that a supervisor loses while it works: descriptors, the right time, files, memory."""
 
 import contextlib
 import gc
@@ -135,7 +135,7 @@ def test_an_interpreter_that_is_changed_while_it_is_used_stays_what_it_was(
     print_42 = ("echo $((6 * 7))", "bash")
     with sandbox_with(bash) as box:
         assert box.execute(*print_42).stdout == "42\n"
-        if what == "written over":  # whoever may write it may break it
+        if what == "written over":  # a writer may break it
             bash.write_bytes(b"not a program")
             assert box.execute(*print_42).status is SandboxStatus.FAILED
             return

@@ -1,4 +1,4 @@
-"""What is left behind is removed: whoever is killed while removing it, and whatever keeps it busy."""
+"""Leftovers are removed, even if the remover is killed or something keeps them busy."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What sandboxes write into the trail, and what the command line makes of it."""
+"""The records that sandboxes write into the trail, and the commands that read it."""
 
 import argparse
 import json

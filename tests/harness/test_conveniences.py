@@ -1,4 +1,4 @@
-"""What people expect of a Python that runs their program: imports of its files, await, exit, display."""
+"""Conveniences that people expect of Python: imports of their files, await, exit, display."""
 
 from collections.abc import Iterator
 

@@ -33,7 +33,7 @@ def test_a_package_is_there_only_where_the_policy_names_its_place(
     place: Path, sandbox_of: Callable[..., Sandbox], strict: Sandbox
 ) -> None:
     (place / "given.py").write_text("answer = 42\n")
-    (place / "given.py").chmod(0o666)  # the mount refuses, whoever may write
+    (place / "given.py").chmod(0o666)  # the mount refuses, whatever the mode allows
     assert "ModuleNotFoundError" in str(strict.execute("import given").error)
     with sandbox_of(path=str(place)) as sandbox:
         assert sandbox.execute("import given\ngiven.answer").value == 42

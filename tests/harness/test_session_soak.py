@@ -111,7 +111,7 @@ def test_every_answer_holds_its_own_nonce_and_no_other() -> None:
 
 def _state(sandbox: Sandbox) -> dict[str, object]:
     """Return what `state` does, but of processes how many: inits of other languages' cells come and go,
-    as do files in /tmp of whoever else is on this machine, over as long a time as this takes."""
+    as do files in /tmp of other users of this machine, over as long a time as this takes."""
     found = state(sandbox)
     processes = found.pop("processes"), found.pop("net namespaces")
     del found["temporary files"]

@@ -1,4 +1,4 @@
-"""What results and errors print of themselves: short, and each hint once."""
+"""Results and errors print themselves shortly, and each hint once."""
 
 import os
 import subprocess

@@ -459,7 +459,7 @@ def test_a_process_that_is_killed_gives_it_back(store: Workspaces) -> None:
 def test_a_lock_whose_file_was_taken_away_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits may have opened the file that the last holder unlinks, while a third makes another."""
+    """A waiting process may have opened the file that the last holder unlinks, while a third makes another."""
     path, real = tmp_path / ".mine.lock", fcntl.flock
 
     def late(lock: int, operation: int) -> None:

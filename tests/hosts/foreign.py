@@ -1,4 +1,4 @@
-"""What a host of another processor takes: its root, packages and kernel, made here by emulation.
+"""The parts of a host with another processor: its root, packages and kernel, made here by emulation.
 
     foreign.py EMULATOR COMMAND...    # run a command where programs for that processor run too
 

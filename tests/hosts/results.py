@@ -1,4 +1,4 @@
-"""What was found on each host: kept one file a host in results/, shown as a table in README.md.
+"""The results of each host: one file a host in results/, shown as a table in README.md.
 
 python3 tests/hosts/results.py                    # write the table from the files
 python3 tests/hosts/results.py keep NAME TITLE    # from a survey's output on standard input

@@ -1,4 +1,4 @@
-"""Policies in TOML: what they extend, and where they make no sense."""
+"""Policies in TOML: what they extend, and errors in them."""
 
 from pathlib import Path
 

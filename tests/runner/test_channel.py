@@ -22,7 +22,7 @@ def sizes_at_the_edges() -> list[int]:
 
 
 def send(ours: socket.socket, frame: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody hears a frame out that is too long
+    with contextlib.suppress(OSError):  # a frame that is too long is not read to its end
         channel.send(ours, frame)
 
 

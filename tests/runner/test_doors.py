@@ -117,7 +117,7 @@ SAID = st.one_of(
 @given(said=st.lists(SAID, min_size=1, max_size=6), cuts=st.lists(st.integers(1, 200), max_size=8))
 def test_whatever_is_said_is_a_call_a_breach_or_nothing(said: list[bytes], cuts: list[int]) -> None:
     heard: list[Call] = []
-    said_all = threading.Event()  # what is said after an answer, nobody hears
+    said_all = threading.Event()  # data sent after an answer is not read
 
     def answer(call: Call) -> Answer:
         said_all.wait(60)

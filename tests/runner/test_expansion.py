@@ -1,4 +1,4 @@
-"""What the other side says is a few times its size once it is decoded, whatever of it is multiplied."""
+"""Frames of the other side decode to a few times their size, whichever part is multiplied."""
 
 import json
 from typing import Any

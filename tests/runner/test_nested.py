@@ -124,7 +124,7 @@ def in_a_chroot(place: Path, mount: str) -> dict[str, object]:
 
 
 def test_a_chroot_is_refused_and_named(readable: Path) -> None:
-    """user_namespaces(7): none is made for who is in a chroot."""
+    """user_namespaces(7): none is made for a process in a chroot."""
     answer = in_a_chroot(readable, "mount --rbind / /mnt")
     assert "unshare: Operation not permitted" in str(answer["refusal"])
     assert "chroot" in str(answer["repair"])

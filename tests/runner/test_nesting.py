@@ -1,4 +1,4 @@
-"""How deep JSON nests is counted in one pass, whatever it is: who embeds us waits for that."""
+"""The depth of JSON is counted in one pass, whatever its content: the embedding process waits for that."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What the interpreter needs of the host: the links by which programs name shared libraries."""
+"""The interpreter's needs on the host: the links by which programs name shared libraries."""
 
 from pathlib import Path
 

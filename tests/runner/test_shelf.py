@@ -1,4 +1,4 @@
-"""What is laid out for cells, in directories of the kernel's."""
+"""Files on the shelf, in real directories."""
 
 import os
 from pathlib import Path

@@ -178,7 +178,7 @@ def test_a_value_larger_than_allowed_is_a_violation(cell: FakeCell) -> None:
     frame = encode(Finished(bytes(400_000), None, None, None))
 
     def speak() -> None:
-        with contextlib.suppress(ConnectionError):  # nobody hears it out
+        with contextlib.suppress(ConnectionError):  # it is not read to its end
             cell.guest_says(frame)
 
     sender = threading.Thread(target=speak)

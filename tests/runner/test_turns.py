@@ -1,4 +1,4 @@
-"""Who may run: so many at once, the rest in order."""
+"""Turns: so many calls at once, the rest in order."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How requests are put: a shell reads what is written for it, JSON holds what JSON can."""
+"""The wording of requests: a shell reads lines, JSON holds what JSON can."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Pid 1 has the guest's uid, and shares its descriptors and memory with who makes all cells: list them,
-read it."""
+"""Pid 1 has the guest's uid and shares its descriptors and memory with the nursery: list them, read it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What pid 1 could be made to do if it were taken over: any system call, had it no filter."""
+"""A pid 1 without a filter could make any system call if it were taken over."""
 
 import json
 

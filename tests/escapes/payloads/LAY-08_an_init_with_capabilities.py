@@ -1,5 +1,5 @@
-"""What pid 1 could be made to do if it were taken over: more than make namespaces, had it another
-capability, and regain one, were its bounding set not empty."""
+"""A pid 1 with another capability could do more than make namespaces if it were taken over, and with a
+bounding set that is not empty it could regain one."""
 
 import json
 

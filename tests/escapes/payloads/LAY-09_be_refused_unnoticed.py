@@ -1,4 +1,4 @@
-"""Try what is refused, and hope that nobody hears of it: the host looks whether the result tells."""
+"""Attempt refused calls: the host checks whether the result reports them."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""What waits in TCP's buffers is memory of the kernel; it must not go beyond what the cell may have."""
+"""TCP's buffers are kernel memory, which must not exceed the cell's cap."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is known of a tool: it can be stored and read back, and granted permissions stay what they were."""
+"""A tool's spec can be stored and read back, and granted permissions stay unchanged."""
 
 import msgspec
 import pytest

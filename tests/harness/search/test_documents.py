@@ -1,4 +1,4 @@
-"""What is known of a tool is bounded and clean, and shown at three levels."""
+"""Documents of tools are bounded and clean, and shown at three levels."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a stub may be made of: nothing of a schema is in it but names, texts and numbers."""
+"""The parts of a stub: of a schema it holds only names, texts and numbers."""
 
 import ast
 

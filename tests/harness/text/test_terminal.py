@@ -1,4 +1,4 @@
-"""What a terminal is shown of text that a guest wrote."""
+"""A guest's text as a terminal shows it."""
 
 import sys
 import unicodedata

@@ -1,4 +1,4 @@
-"""What becomes of a trail when the disk is full, when somebody meddles with it, when a writer dies."""
+"""A trail when the disk is full, when another process meddles with it, when a writer dies."""
 
 import contextlib
 import errno
