@@ -17,7 +17,6 @@ from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
 from ...runner.session import SessionSettings
 from ...runner.spawn import Spawned
-from ...runner.supervisor import Supervisor
 from .config import SandboxConfig
 from .executing import Executing
 from .local import LocalCells, PolicyLike
@@ -205,12 +204,6 @@ class Sandbox(Executing):
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
         return self.plan.layers
-
-    @property
-    def _supervisor(self) -> Supervisor:
-        """The supervisor of the default language, for cellwright.testing."""
-        assert isinstance(self._cells, LocalCells)  # noqa: S101 - a daemon's is not within reach
-        return self._cells.supervisor
 
     def _execute(
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from cellwright import Sandbox
+from cellwright.testing import inspect
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -12,7 +13,9 @@ class Living:
     """The pids of a cell in which a program waits, as the host sees them."""
 
     def __init__(self, sandbox: Sandbox, guest: int) -> None:
-        self.keeper, self.nursery, self.launcher = sandbox._supervisor.generation.launcher.pids()
+        self.keeper, self.nursery, self.launcher = inspect(
+            sandbox
+        ).supervisor.generation.launcher.pids()
         self.guest = guest
         self.init = next(
             child

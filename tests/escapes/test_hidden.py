@@ -15,6 +15,7 @@ from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyErr
 from cellwright.harness.sandbox.permissions import policy_of
 from cellwright.policies.errors import SessionLost
 from cellwright.policies.policy import Filesystem, Policy
+from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan
 
@@ -220,7 +221,7 @@ def test_what_cells_write_beneath_what_they_read_costs_no_launcher(project: Path
     ]
     policy = replace(policy_of(PermissionSet(permissions)), optional_layers=OPTIONAL)
     with Sandbox(policy=policy, pool=0) as sandbox:
-        launcher = sandbox._supervisor.generation
+        launcher = inspect(sandbox).supervisor.generation
         for name in ("a", "b"):
             made = sandbox.execute(f"open('{project}/out/{name}', 'w').write('x')")
             assert made.value == 1, made.error
@@ -228,4 +229,4 @@ def test_what_cells_write_beneath_what_they_read_costs_no_launcher(project: Path
             "a",
             "b",
         ]
-        assert sandbox._supervisor.generation is launcher
+        assert inspect(sandbox).supervisor.generation is launcher

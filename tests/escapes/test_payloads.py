@@ -21,6 +21,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import MIB, Policy
+from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
 from tests.escapes.living import children
 
@@ -174,7 +175,11 @@ def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
 def settings_for(sandbox: Sandbox) -> dict[str, str]:
     """Return `SETTINGS` with namespaces that a cell does not share: the launcher's, which only root may
     read, or ours, and with what the policy says."""
-    pid = sandbox._supervisor.generation.launcher.pids()[2] if os.geteuid() == 0 else os.getpid()
+    pid = (
+        inspect(sandbox).supervisor.generation.launcher.pids()[2]
+        if os.geteuid() == 0
+        else os.getpid()
+    )
     links = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
     numbers = {name: re.sub("[^0-9]", "", link) for name, link in links.items()}
     limits = sandbox.policy.limits
@@ -221,7 +226,7 @@ def left_of_payloads(sandbox: Sandbox) -> list[str]:
 
 
 def descendants(sandbox: Sandbox) -> list[int]:
-    found = [sandbox._supervisor.generation.launcher.pids()[1]]
+    found = [inspect(sandbox).supervisor.generation.launcher.pids()[1]]
     for pid in found:
         with contextlib.suppress(FileNotFoundError):
             found += children(pid)
@@ -254,7 +259,7 @@ def _parameter(payload: Path) -> object:
 def test_a_payload_stays_inside(
     sandbox: Sandbox, host: Host, payload: Path, record_property: pytest.FixtureRequest
 ) -> None:
-    case, launcher = case_of(payload), sandbox._supervisor.generation
+    case, launcher = case_of(payload), inspect(sandbox).supervisor.generation
     result = run(sandbox, payload)
     escaped, detail = verdict_of(result, case)
     record_property("verdict", f"{escaped} {result.status.value} ({result.reason}) {detail[:120]}")
@@ -269,7 +274,9 @@ def test_a_payload_stays_inside(
     if case in NOTED and (case.startswith("LAY-") or sandbox.policy.processes.subprocesses):
         assert NOTED[case] in {each.syscall for each in result.violations}
     assert left_of_payloads(sandbox) == []
-    assert sandbox._supervisor.generation is launcher, "it cost the other cells their launcher"
+    assert inspect(sandbox).supervisor.generation is launcher, (
+        "it cost the other cells their launcher"
+    )
     assert host.connections() == 0
     assert host.process.poll() is None
     assert sandbox.execute("1 + 1").value == 2
@@ -286,8 +293,10 @@ def test_nothing_is_left_for_the_next_cell(sandbox: Sandbox, case: str) -> None:
 
 def test_nothing_of_a_payload_outlives_its_session(sandbox: Sandbox) -> None:
     (payload,) = (path for path in OWN if case_of(path) == "LAY-15")
-    launcher = sandbox._supervisor.generation
+    launcher = inspect(sandbox).supervisor.generation
     with sandbox.session() as session:
         assert verdict_of(session.execute(payload.read_text()), "LAY-15")[0] is False
     assert left_of_payloads(sandbox) == []
-    assert sandbox._supervisor.generation is launcher, "it cost the other cells their launcher"
+    assert inspect(sandbox).supervisor.generation is launcher, (
+        "it cost the other cells their launcher"
+    )

@@ -11,6 +11,7 @@ import pytest
 from cellwright import Sandbox
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.caller import Tool
+from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.escapes.living import NAMESPACES, Living, children, status
 
@@ -29,7 +30,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def cell(sandbox: Sandbox) -> Iterator[Living]:
-    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
     parked = children(launcher)
     run = sandbox.start("import threading\nprint('up', flush=True)\nthreading.Event().wait(60)")
     next(run.output())
@@ -104,7 +105,7 @@ def test_the_mounts_are_these_and_no_others(cell: Living, sandbox: Sandbox) -> N
     mounts = [
         line.split(" ") for line in Path(f"/proc/{cell.guest}/mountinfo").read_text().splitlines()
     ]
-    boot = sandbox._supervisor.generation.boot
+    boot = inspect(sandbox).supervisor.generation.boot
     expected = ["/", "/proc", "/proc", "/tmp", "/workspace", *boot.files, *boot.hidden]
     expected += [f"/dev/{name}" for name in DEVICES]
     assert sorted(mount[4] for mount in mounts) == sorted(expected)
@@ -131,7 +132,7 @@ def test_the_descriptors_are_these_and_no_others(cell: Living) -> None:
 
 def descriptors_of(sandbox: Sandbox, language: str, program: str) -> dict[int, str]:
     """Return what the guest's process has open while `program`, which has said so, goes on."""
-    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
     run = sandbox.start(program, language)
     next(run.output())
     (guest,) = children(launcher)
@@ -213,7 +214,9 @@ def program() -> Iterator[Living]:
         sandbox.program(("/usr/bin/bash", "-c", "echo up; read -r line")) as living,
     ):
         assert os.read(living.stdout, 10) == b"up\n"
-        yield Living(sandbox, children(sandbox._supervisor.generation.launcher.pids()[2])[0])
+        yield Living(
+            sandbox, children(inspect(sandbox).supervisor.generation.launcher.pids()[2])[0]
+        )
 
 
 def test_a_program_that_lives_is_behind_the_same_layers(program: Living) -> None:

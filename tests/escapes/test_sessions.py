@@ -27,6 +27,7 @@ from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
 from cellwright.runner.sessions import Sessions
 from cellwright.runner.workspace import read_file
+from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 from tests.runner.test_leftovers import state
 
@@ -334,7 +335,7 @@ def test_sessions_are_evicted_after_a_launcher_died() -> None:
     settings = SessionSettings(idle_seconds=0.1)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         first = sandbox.session()
-        os.kill(sandbox._supervisor.generation.launcher.pids()[2], signal.SIGKILL)
+        os.kill(inspect(sandbox).supervisor.generation.launcher.pids()[2], signal.SIGKILL)
         assert soon(lambda: bool(first.lost))
         second = sandbox.session()
         assert soon(lambda: bool(second.lost))

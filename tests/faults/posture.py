@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cellwright import Sandbox
+from cellwright.testing import inspect
 from tests.conftest import soon
 from tests.escapes.living import NAMESPACES, Living, children, status
 
@@ -64,7 +65,7 @@ def posture(living: Living) -> dict[str, Any]:
 
 def living_in(sandbox: Sandbox) -> Living:
     """Return the only cell of a sandbox."""
-    launcher = sandbox._supervisor.generation.launcher.pids()[2]
+    launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
     return Living(sandbox, children(launcher)[0])
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
 from cellwright.runner import custody
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 from tests.escapes.living import children
 from tests.faults.inject import policy
@@ -164,7 +165,7 @@ def test_who_is_stopped_while_a_program_runs_is_replaced(
     with nothing_left(), Sandbox(policy=policy_named("strict"), pool=0) as box:
         run = box.start("import threading; print('up', flush=True); threading.Event().wait(60)")
         assert next(run.output(), None)
-        pids = box._supervisor.generation.launcher.pids()
+        pids = inspect(box).supervisor.generation.launcher.pids()
         os.kill(pids[ROLES.index(victim)], signal.SIGSTOP)
         run.cancel()
         with contextlib.suppress(CellwrightError):  # that it cannot be seen to end is said

@@ -9,6 +9,7 @@ import pytest
 
 from cellwright import LaunchError, Sandbox
 from cellwright.runner import channel
+from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.faults.inject import Fault, Outcome, sound_outcome, what_comes_of
 from tests.faults.injection import Call, denying_a_listener, shim
@@ -113,7 +114,7 @@ def test_each_step_that_the_kernel_refuses_ends_the_list_and_is_named(
     with monkeypatch.context() as patch:
         shim(f"exec({_EACH!r});", patch)
         with Sandbox(policy=policy_named("strict"), pool=0) as box:
-            sock = box._supervisor.generation.launcher._sock
+            sock = inspect(box).supervisor.generation.launcher._sock
             while not told or told[-1][0] != "the end":
                 assert channel.has_news(sock.fileno(), 20), told[-1:]
                 told.append(tuple(json.loads(sock.recv(4096))))

@@ -31,6 +31,7 @@ from cellwright import (
 )
 from cellwright.policies.errors import WorkspaceError
 from cellwright.runner.watching.listener import Listener
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.servers.daemon.daemons import serving
 from tests.runner.test_leftovers import cgroups_of, descriptors, held, nothing_more_than
@@ -157,13 +158,13 @@ def test_a_python_that_is_gone_is_told_once_a_launcher_is_needed(tmp_path: Path)
 
     with Sandbox(policy=policy_named("strict"), pool=0) as box:
         assert box.execute("1 + 1").value == 2
-        box._supervisor._executable = str(tmp_path / "python3")
+        inspect(box).supervisor._executable = str(tmp_path / "python3")
         assert box.execute("1 + 1").value == 2
-        os.kill(box._supervisor.generation.launcher.keeper, signal.SIGKILL)
-        assert soon(lambda: not box._supervisor.generation.launcher.is_alive())
+        os.kill(inspect(box).supervisor.generation.launcher.keeper, signal.SIGKILL)
+        assert soon(lambda: not inspect(box).supervisor.generation.launcher.is_alive())
         with pytest.raises(LaunchError, match="cannot start .*python3: No such file"):
             box.execute("1 + 1")
-        box._supervisor._executable = interpreter()
+        inspect(box).supervisor._executable = interpreter()
         assert box.execute("1 + 1").value == 2
 
 

@@ -24,6 +24,7 @@ from cellwright.runner.cgroups.tree import (
     remove,
     write,
 )
+from cellwright.testing import inspect
 from tests.conftest import CAPS as CAP_LAYERS
 from tests.conftest import policy_named, soon, with_limits
 from tests.runner.test_leftovers import inits_of
@@ -383,7 +384,7 @@ def directories_of(cgroup: object) -> dict[str, Path]:
 @contextlib.contextmanager
 def noted_cgroups(sandbox: Sandbox) -> Iterator[list[object]]:
     """Give a list to which every cgroup is added that is made for a cell of `sandbox`."""
-    tree = sandbox._supervisor.generation.tree
+    tree = inspect(sandbox).supervisor.generation.tree
     made: list[object] = []
     create = tree.create
     tree.create = lambda *given: made.append(create(*given)) or made[-1]  # type: ignore[method-assign,func-returns-value]
@@ -425,7 +426,7 @@ def cannot_be_made(*given: object) -> object:
 
 def test_a_cgroup_that_cannot_be_made_is_a_launch_error_that_names_it() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        sandbox._supervisor.generation.tree.create = cannot_be_made  # type: ignore[assignment,method-assign]
+        inspect(sandbox).supervisor.generation.tree.create = cannot_be_made  # type: ignore[assignment,method-assign]
         with pytest.raises(LaunchError, match=r"cannot make /cgroup/memory\.max: No such device"):
             sandbox.execute("1")
 
@@ -433,7 +434,7 @@ def test_a_cgroup_that_cannot_be_made_is_a_launch_error_that_names_it() -> None:
 def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
     """systemd removes a scope with its last process: between our look at the launcher and mkdir."""
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        supervisor = sandbox._supervisor
+        supervisor = inspect(sandbox).supervisor
         pids = supervisor.generation.launcher.pids()
         keeper, _, launcher = pidfds = [os.pidfd_open(pid) for pid in pids]
 
@@ -537,7 +538,7 @@ def test_the_scope_stands_under_the_manager_of_the_user() -> None:
         assert scope.name.startswith(f"cellwright-{os.getpid()}-")
         assert (scope / "cgroup.subtree_control").read_text().split() == ["cpu", "memory", "pids"]
         assert not processes_in(scope)  # they are in its child, away from the cells
-        makers = {*sandbox._supervisor.generation.launcher.pids(), *inits_of(sandbox)}
+        makers = {*inspect(sandbox).supervisor.generation.launcher.pids(), *inits_of(sandbox)}
         assert set(processes_in(scope / "launcher")) == makers
         assert not cell.exists()
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
+from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 from tests.escapes.living import children
 
@@ -99,7 +100,7 @@ def test_a_signal_before_a_program_comes_hits_nothing() -> None:
     """SIGINT is handled by Python once the program is there, and ignored before."""
     with Sandbox(policy=policy_named("strict"), pool=1) as sandbox:
         sandbox.settle()
-        launcher = sandbox._supervisor.generation.launcher.pids()[2]
+        launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
         assert soon(lambda: len(children(launcher)) == 1)
         (guest,) = children(launcher)
         assert _mask(guest, "SigIgn") & 1 << (signal.SIGINT - 1)
@@ -120,7 +121,7 @@ def _mask(pid: int, name: str) -> int:
 @pytest.mark.needs("root")
 def test_no_two_cells_share_a_descriptor_or_a_page_that_one_wrote() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        launcher = sandbox._supervisor.generation.launcher.pids()[2]
+        launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
         runs = [
             sandbox.start("import time\nprint('up', flush=True)\ntime.sleep(60)") for _ in (1, 2)
         ]

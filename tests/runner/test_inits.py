@@ -13,13 +13,14 @@ import pytest
 
 from cellwright import LaunchError, Sandbox
 from cellwright.runner import channel
+from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 
 
 def test_inits_that_were_killed_while_they_waited_are_passed_over() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         assert sandbox.execute("1 + 1").value == 2
-        nursery = sandbox._supervisor.generation.launcher.pids()[1]
+        nursery = inspect(sandbox).supervisor.generation.launcher.pids()[1]
         children = Path(f"/proc/{nursery}/task/{nursery}/children")
         assert soon(lambda: len(children.read_text().split()) == 3)  # the launcher is its first
         ready = [int(child) for child in children.read_text().split()[1:]]
@@ -34,7 +35,7 @@ def test_inits_that_were_killed_while_they_waited_are_passed_over() -> None:
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
 def test_the_pids_of_a_launcher_that_died_are_an_error_of_ours(which: int) -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        launcher = sandbox._supervisor.generation.launcher
+        launcher = inspect(sandbox).supervisor.generation.launcher
         pids = launcher.pids()
         pidfds = [os.pidfd_open(pid) for pid in pids]
         os.kill(pids[which], signal.SIGKILL)
@@ -49,7 +50,7 @@ def test_the_pids_of_a_launcher_that_died_are_an_error_of_ours(which: int) -> No
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
 def test_closing_does_not_wait_for_a_process_that_is_stopped(which: int) -> None:
     sandbox = Sandbox(policy=policy_named("strict"), pool=0)
-    pid = sandbox._supervisor.generation.launcher.pids()[which]
+    pid = inspect(sandbox).supervisor.generation.launcher.pids()[which]
     os.kill(pid, signal.SIGSTOP)
     closing = threading.Thread(target=sandbox.close)
     closing.start()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
+from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, policy_named, soon
 
 
@@ -51,7 +52,7 @@ def nothing_more_than(before: tuple[Counter[int], Counter[str], Counter[str]]) -
 
 def inits_of(sandbox: Sandbox) -> set[int]:
     """Return those that are ready, once their number is what it always is."""
-    nursery = sandbox._supervisor.generation.launcher.pids()[1]
+    nursery = inspect(sandbox).supervisor.generation.launcher.pids()[1]
     children = Path(f"/proc/{nursery}/task/{nursery}/children")
     assert soon(lambda: len(children.read_text().split()) == 3)  # the launcher is its first
     return {int(child) for child in children.read_text().split()[1:]}
@@ -81,7 +82,7 @@ def descriptors(pid: int) -> list[str]:
 def state(sandbox: Sandbox) -> dict[str, object]:
     """Return everything that an execution could leave, of this process and of its launcher."""
     gc.collect()
-    launcher = sandbox._supervisor.generation.launcher.pids()
+    launcher = inspect(sandbox).supervisor.generation.launcher.pids()
     processes = {os.getpid(), *descendants(os.getpid())} - inits_of(sandbox)
     return {
         "processes": processes,

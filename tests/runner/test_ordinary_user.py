@@ -33,6 +33,7 @@ import sys, json, os
 sys.path[:0] = {paths!r}
 import cellwright
 from cellwright import Sandbox, Unenforceable
+from cellwright.testing import inspect
 from cellwright.policies.loading import load_policy
 import msgspec
 LOST = {lost!r}
@@ -335,7 +336,7 @@ with box("strict") as sandbox:
     fds = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
         sandbox.execute("1")
-    _, nursery, launcher = sandbox._supervisor.generation.launcher.pids()
+    _, nursery, launcher = inspect(sandbox).generation.launcher.pids()
     inside = (children(launcher), children(nursery) <= 3, len(os.listdir("/proc/self/fd")) - fds)
 tell(inside=inside, after=children(os.getpid()))
 """,

@@ -11,6 +11,7 @@ import pytest
 
 from cellwright import BusyError, LaunchError, PolicyError, Sandbox
 from cellwright.runner.pool import Pool, PoolSettings
+from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.runner.test_leftovers import cgroups_of, descendants
 
@@ -226,7 +227,7 @@ def test_one_too_many_is_told_busy() -> None:
 
 
 def test_parked_cells_of_a_launcher_that_died_are_replaced(pooled: Sandbox) -> None:
-    launcher = pooled._supervisor.generation.launcher
+    launcher = inspect(pooled).supervisor.generation.launcher
     os.kill(launcher.pids()[1], signal.SIGKILL)
     os.waitid(os.P_PID, launcher.keeper, os.WEXITED | os.WNOWAIT)
     assert pooled.execute("1 + 1").value == 2
@@ -249,7 +250,7 @@ def test_a_launcher_that_has_served_its_time_is_replaced() -> None:
     with Sandbox(policy=policy_named("strict"), pool=settings) as sandbox:
         keepers = set()
         for _ in range(20):
-            keepers.add(sandbox._supervisor.generation.launcher.keeper)
+            keepers.add(inspect(sandbox).supervisor.generation.launcher.keeper)
             assert sandbox.execute("1 + 1").value == 2
         sandbox.settle()
         assert len(keepers) >= 3
@@ -301,7 +302,7 @@ def test_a_pool_is_no_larger_than_its_memory() -> None:
     settings = PoolSettings(size=12, memory_bytes=8 << 20)
     with Sandbox(policy=policy_named("strict"), pool=settings) as sandbox:
         sandbox.settle()
-        pool = sandbox._supervisor._pool
+        pool = inspect(sandbox).supervisor._pool
         assert 1 << 20 < pool._cell_bytes < 8 << 20
         assert len(pool._parked) == (8 << 20) // pool._cell_bytes < 12
         assert sandbox.execute("1 + 1").pool_hit

@@ -20,6 +20,7 @@ from cellwright.runner.cell.enter import TASKS
 from cellwright.runner.kernel import _steps
 from cellwright.runner.kernel.steps import MAY_FAIL, Result, Steps
 from cellwright.runner.messages import Ended, Failed, Fork, decode, encode
+from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named
 
 STATUS = 900
@@ -283,8 +284,8 @@ def send(sock: socket.socket, packet: bytes, count: int) -> None:
 def test_a_frame_that_is_no_fork_ends_the_launcher(packet: bytes, more: int) -> None:
     """The supervisor sends no such thing: whatever it is, no cell comes of it."""
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        launcher = sandbox._supervisor.generation.launcher
-        joins = sandbox._supervisor.generation.boot.joins
+        launcher = inspect(sandbox).supervisor.generation.launcher
+        joins = inspect(sandbox).supervisor.generation.boot.joins
         pidfd = os.pidfd_open(launcher.pids()[2])
         send(launcher._sock, packet, max(0, TASKS + joins + more))
         assert channel.has_news(pidfd, 20)
@@ -311,7 +312,7 @@ def test_the_launcher_writes_hardly_any_page_for_a_cell() -> None:
     """Each page that it writes between two forks is copied once more."""
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         sandbox.execute("1")
-        launcher = sandbox._supervisor.generation.launcher.pids()[2]
+        launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
         before = minor_faults(launcher)
         for _ in range(_CELLS):
             sandbox.execute("1")
