@@ -14,7 +14,7 @@ from ..policies.errors import CellwrightError, LauncherLost, LaunchError, Policy
 from . import channel
 from .cells import Cell
 from .covers import Covers
-from .messages import Boot, Failed, Fork, Forked, Mounted, Viewed, decode, encode
+from .messages import Boot, Booted, Failed, Fork, ShelfMade, Viewed, decode, encode
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
@@ -23,7 +23,7 @@ _PACKAGES = ("cellwright", "msgspec", "prctl")
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
 
 
-class Booted(NamedTuple):
+class Handover(NamedTuple):
     """What a launcher hands over: the directory in which files of its shelf are written, and what keeps
     denied paths from its cells; None where it has none."""
 
@@ -50,7 +50,7 @@ class Launcher:
         """The channel to the launcher."""
         return self._sock
 
-    def boot(self, boot: Boot) -> Booted:
+    def boot(self, boot: Boot) -> Handover:
         """Send what its cells share and wait until it is ready; return what it hands over.
 
         Raises LaunchError, and PolicyError if what the policy says cannot be on this host.
@@ -60,15 +60,15 @@ class Launcher:
         shelf: int | None = None
         covers: Covers | None = None
         answer, received = self._receive_answer()
-        while isinstance(answer, Mounted | Viewed):
-            if isinstance(answer, Mounted):
+        while isinstance(answer, ShelfMade | Viewed):
+            if isinstance(answer, ShelfMade):
                 (shelf,) = received
             else:
                 covers = Covers(*received)
             answer, received = self._receive_answer()
-        if isinstance(answer, Forked):
+        if isinstance(answer, Booted):
             self._require_power_over_cells()
-            return Booted(shelf, covers)
+            return Handover(shelf, covers)
         if shelf is not None:
             os.close(shelf)
         if covers:
@@ -101,7 +101,7 @@ class Launcher:
         self.close()
         raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
-    def _receive_answer(self) -> tuple[Forked | Mounted | Viewed | Failed | None, list[int]]:
+    def _receive_answer(self) -> tuple[Booted | ShelfMade | Viewed | Failed | None, list[int]]:
         """Return what it says, and the descriptors beside it."""
         if not channel.has_news(self._sock.fileno(), _BOOT_SECONDS):
             return Failed(0, f"no answer within {_BOOT_SECONDS:g} s"), []
@@ -109,7 +109,7 @@ class Launcher:
             frame, received = channel.receive_with_descriptors(self._sock)
         except ConnectionResetError:
             return None, []
-        answer = decode(frame, Forked | Mounted | Viewed | Failed) if frame else None
+        answer = decode(frame, Booted | ShelfMade | Viewed | Failed) if frame else None
         return answer, received
 
     def fork(self, cell: Cell) -> None:

@@ -50,13 +50,16 @@ class Fork(_Frame, frozen=True):
 # launcher, and the guest's process before its program -> supervisor, on a cell's status channel
 
 
-class Forked(_Frame, frozen=True):
-    """The cell's init and the guest's process exist; comes with their pidfds."""
+class InitMade(_Frame, frozen=True):
+    """The nursery made an init; comes with its pidfd and its pid, net, ipc and uts namespaces."""
 
 
-class Mounted(_Frame, frozen=True):
-    """The cell has its own file systems; comes with /workspace.  Of a launcher: it has a shelf; comes
-    with the writable mount of it."""
+class Booted(_Frame, frozen=True):
+    """The launcher is set up and forks cells from now on."""
+
+
+class ShelfMade(_Frame, frozen=True):
+    """The launcher's root has a shelf; comes with the shelf's writable mount."""
 
 
 class Viewed(_Frame, frozen=True):

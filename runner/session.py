@@ -16,8 +16,8 @@ from ..policies.policy import Limits
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
+from .execution import Made, Performed, Request, Turn, called_off, look_at_files, perform, phases
 from .outcome import Count, conclude
-from .performance import Made, Performed, Request, Turn, called_off, look_at_files, perform, phases
 from .result import SandboxResult
 from .turns import Turns
 from .workspace import Listing

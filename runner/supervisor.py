@@ -13,11 +13,11 @@ from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import Usage
 from .custody import Custody
+from .execution import NEVER, Request, called_off, look_at_files, perform, phases
 from .generation import Generation
 from .host.paths import sources_of
 from .messages import Ended
 from .outcome import Count, conclude
-from .performance import NEVER, Request, called_off, look_at_files, perform, phases
 from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .session import SessionCell

@@ -9,7 +9,7 @@ from ...policies.closing import Closing
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
-from ...runner.performance import NEVER
+from ...runner.execution import NEVER
 from ...runner.result import SandboxResult
 from .request import CallArguments
 

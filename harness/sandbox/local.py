@@ -11,7 +11,7 @@ from ...policies.permissions import PermissionSet
 from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
 from ...runner.capture import OnOutput
-from ...runner.performance import Request
+from ...runner.execution import Request
 from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
 from ...runner.session import SessionSettings

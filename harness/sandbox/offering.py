@@ -16,8 +16,8 @@ from ...policies.errors import (
 )
 from ...policies.languages import PYTHON
 from ...policies.tools import Tools, narrow_tools
+from ...runner.execution import Request
 from ...runner.messages import Answer, Call, decode_json
-from ...runner.performance import Request
 from ...runner.shelf import Shelf
 from ...runner.watching.calls import Orphans, Tell
 from ..stubs.folders import StubFolders

@@ -11,8 +11,8 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import language_called, language_names
 from ...policies.policy import Limits, Policy, check_names, check_variable
+from ...runner.execution import Living, Request, Streams
 from ...runner.messages import Become, InputFile
-from ...runner.performance import Living, Request, Streams
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .config import with_timeout
 

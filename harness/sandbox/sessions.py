@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
-from ...runner.performance import Request
+from ...runner.execution import Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors

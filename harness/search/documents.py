@@ -5,7 +5,7 @@ characters, so that none reaches a model or a terminal.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,7 +14,6 @@ from ..text.hidden import visible
 
 Kind = Literal["made", "host", "mcp", "skill"]
 Detail = Literal["name", "summary", "full"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 # The levels, with aliases.
 _DETAILS: dict[str, Detail] = {
     "name": "name", "summary": "summary", "full": "full", "brief": "summary", "detailed": "full",

@@ -20,7 +20,7 @@ from ..cell import privileges
 from ..kernel import privileges as kernel
 from ..kernel import processes
 from ..kernel.now import Now
-from ..messages import Failed, Forked, encode
+from ..messages import Failed, InitMade, encode
 
 _READY = 2  # a new network namespace takes 0.2 to 0.5 ms: not while somebody waits for a cell
 _ANOTHER = b"+"
@@ -66,7 +66,7 @@ class Nursery:
         finally:
             privileges.set_process_name(self._now, "cell-nursery")
         namespaces = open_namespaces(str(pid), ("pid", *NAMES), self._proc)
-        channel.send(self._launcher, encode(Forked()), (pidfd, *namespaces))
+        channel.send(self._launcher, encode(InitMade()), (pidfd, *namespaces))
         for descriptor in (pidfd, *namespaces):
             os.close(descriptor)
 

@@ -25,7 +25,7 @@ from ..kernel import mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.now import Now
 from ..kernel.steps import Steps
-from ..messages import Boot, Failed, Forked, Mounted, Viewed, Views, decode, encode
+from ..messages import Boot, Booted, Failed, ShelfMade, Viewed, Views, decode, encode
 from .forking import list_of_steps, serve
 from .inits import NAMES, Nursery, open_namespaces
 from .root import enter_new_root
@@ -65,7 +65,7 @@ def main(
             interpreter.prepare(boot.plan)
         steps = list_of_steps(site)
         home = open_namespaces("self", NAMES, site.host_proc)
-        channel.send(sock, encode(Forked()))
+        channel.send(sock, encode(Booted()))
         serve(site, steps, sock.fileno(), nursery.fileno(), keeper, home)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
@@ -126,7 +126,7 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     root = _is_root()
     shelf, views = enter_new_root(boot)
     if shelf is not None:  # before any process is forked that could have it too
-        channel.send(sock, encode(Mounted()), (shelf,))
+        channel.send(sock, encode(ShelfMade()), (shelf,))
         os.close(shelf)
     if views.covers or views.snapshots:
         _hand_over(views, sock)

@@ -16,6 +16,7 @@ from pathlib import Path
 from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
 from ...policies.plan import Bind, Plan
+from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
@@ -23,21 +24,6 @@ from ..shelf import PLACE
 from .views import Shown, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_PLACES = ("/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr")  # noqa: S108 - in the new root
-_TEXTS = {
-    "/etc/passwd": "cell:x:1000:1000:cell:/workspace:/usr/sbin/nologin\n",
-    "/etc/group": "cell:x:1000:\n",
-    "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
-    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-_LINKS = (
-    ("/dev/shm", "../tmp"),  # noqa: S108 - POSIX semaphores and shared memory (shm_overview(7))
-    ("/dev/fd", "/proc/self/fd"),
-    ("/dev/stdin", "/proc/self/fd/0"),
-    ("/dev/stdout", "/proc/self/fd/1"),
-    ("/dev/stderr", "/proc/self/fd/2"),
-)
 _CLIENT = Path(__file__).parents[1].joinpath("cell/call.sh").read_text()  # while it can be read
 _SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
@@ -60,13 +46,13 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
         mounts.put(do, mounts.new(do, "tmpfs", _HARD, **size), _STAGING)
         root = os.open(_STAGING, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, root)
-        for place in _PLACES:
+        for place in DIRECTORIES:
             os.makedirs(_STAGING + place, exist_ok=True)
         views = _show(root, sources, boot)
     shelf = _put_up_shelf(do) if boot.tools else None
     _write_texts()
     _write_client(boot.plan)
-    _make_links((*_LINKS, *boot.links))
+    _make_links((*LINKS, *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
     # allows those only while a whole /proc is mounted somewhere (mount_too_revealing).
     proc = mounts.new(do, "proc", _HARD | mounts.NOEXEC, subset="pid")
@@ -87,7 +73,7 @@ def _open_sources(boot: Boot) -> list[Shown]:
         for path in boot.files
         if not path.startswith(covered) and not denied.denies(path)
     ]
-    wanted += [(f"/dev/{name}", mounts.NOSUID | mounts.NOEXEC) for name in _DEVICES]
+    wanted += [(f"/dev/{name}", mounts.NOSUID | mounts.NOEXEC) for name in DEVICES]
     opened = []
     for path, attributes in wanted:
         source = where.get(path, path)
@@ -203,7 +189,7 @@ def _attributes(bind: Bind) -> int:
 
 
 def _write_texts() -> None:
-    for path, text in _TEXTS.items():
+    for path, text in TEXTS.items():
         with open(_STAGING + path, "x") as file:
             file.write(text)
 

@@ -7,16 +7,15 @@ from ...policies.denied import denied_by
 from ...policies.languages import TOOL_CLIENT
 from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
+from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
 from ..messages import Boot
 from ..shelf import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(
-    [TOOL_CLIENT, os.path.dirname(TOOL_CLIENT)]
-    + ["/", "/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr", "/dev/shm", "/dev/fd"]  # noqa: S108
-    + [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-    + [f"/dev/{name}" for name in ("stdin", "stdout", "stderr")]
-    + [f"/etc/{name}" for name in ("passwd", "group", "hosts", "nsswitch.conf")]
+    [TOOL_CLIENT, os.path.dirname(TOOL_CLIENT), "/", *DIRECTORIES, *TEXTS]
+    + [path for path, _ in LINKS]
+    + [f"/dev/{name}" for name in DEVICES]
 )
 _WRITABLE = ("/workspace", "/tmp", "/dev/", "/proc/self/fd/")  # noqa: S108
 _PROCESS = ("self", "thread-self", "mounts")

@@ -43,15 +43,15 @@ from cellwright.runner.audit.level import AuditLevel
 from cellwright.runner.audit.record import GENESIS, AuditEntry, line_of, parse
 from cellwright.runner.messages import (
     Answer,
+    Booted,
     Call,
     Ended,
     Failed,
     Finished,
-    Forked,
     InputFile,
-    Mounted,
     Ready,
     Run,
+    ShelfMade,
     Start,
     decode,
     decode_json,
@@ -71,7 +71,7 @@ OF_GUESTS = (
     Call(1, "weather.get", b'{"city": "Paris"}', "<cell>:1"), Call(2**60, "x" * 300, b"[" * 300),
 )  # fmt: skip
 OF_LAUNCHERS = (
-    Forked(), Mounted(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
+    Booted(), ShelfMade(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
 )  # fmt: skip
 FOR_GUESTS = (
     Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),

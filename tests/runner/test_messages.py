@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright.runner.messages import (
+    Booted,
     Ended,
     Failed,
     Finished,
     Fork,
-    Forked,
     InputFile,
     Ready,
     Run,
@@ -26,7 +26,7 @@ from cellwright.runner.messages import (
 from tests.conftest import ROOT
 
 FRAMES = [
-    Ready(True), Ended(256, 1.0, 0.5, 7), Failed(1, "m"), Forked(), Fork(True),
+    Ready(True), Ended(256, 1.0, 0.5, 7), Failed(1, "m"), Booted(), Fork(True),
     Finished(b"1", None, None, None), InputFile("p", b"d"),
     Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9), Start((InputFile("p", b"d"),)),
 ]  # fmt: skip
@@ -49,7 +49,7 @@ def packed(value: object) -> bytes:
 HOSTILE = {
     "nothing": b"",
     "garbage": b"garbage",
-    "another type": encode(Forked()),
+    "another type": encode(Booted()),
     "no tag": packed([b"1", None, None, None]),
     "wrong tag": packed(["Nowhere", b"1", None, None, None]),
     "tag a number": packed([5, b"1", None, None, None]),

@@ -10,7 +10,7 @@ from ....policies.errors import ClosedError, InternalError, LaunchError, PolicyE
 from ....policies.plan import Plan
 from ....policies.policy import Limits
 from ....runner.capture import OnOutput
-from ....runner.performance import NEVER
+from ....runner.execution import NEVER
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 from ..local import PolicyLike

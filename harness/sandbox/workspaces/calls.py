@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ....policies.errors import CellwrightError, PolicyError, WorkspaceError
 from ....runner.capture import OnOutput
-from ....runner.performance import Request, called_off
+from ....runner.execution import Request, called_off
 from ....runner.result import SandboxResult
 from ....runner.session import SessionCell
 from ....runner.supervisor import Supervisor

@@ -13,9 +13,7 @@ from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
 from ..client_quota import ClientQuota
-from . import arguments
-from . import catalogue_tools as catalogue_tools
-from . import session_tools as session_tools
+from . import arguments, catalogue_tools, session_tools
 from .answers import refused
 from .approvals import WAIT_SECONDS, can_ask
 from .arguments import Arguments, read_arguments
