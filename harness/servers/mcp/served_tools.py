@@ -9,7 +9,7 @@ from . import answers, arguments
 from .arguments import schema_of
 
 INSTRUCTIONS = """\
-ProgramRunner run in cells of the kernel: no network, no files of the host. To work with tools:
+Programs run in kernel-isolated cells: no network, no files of the host. To work with tools:
 1. search_tools finds them by what they do.
 2. describe_tools tells their parameters.
 3. run_code runs a program that calls them, in Python:
