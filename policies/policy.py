@@ -240,18 +240,22 @@ def check_names(where: str, names: object) -> tuple[str, ...]:
     raise PolicyError(f"{where}: must be a list of names, got {names!r}")
 
 
-def check_limit(name: str, value: object, *, whole: bool = False, limit: str = "") -> None:
+def check_limit(
+    name: str, value: object, *, whole: bool = False, limit: str = "", unit: int = 1
+) -> None:
     """Raise PolicyError unless `value` is a finite number and large enough for a program to run.
 
-    `limit` is the field of Limits that it is for, by default the last part of `name`.
+    `limit` is the field of Limits that it is for, by default the last part of `name`; `value` counts
+    multiples of `unit`.
     """
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         kind = "a whole number" if whole else "a number"
         raise PolicyError(f"{name}: must be {kind}, got {value!r}")
     smallest = _SMALLEST.get(limit or name.rpartition(".")[2], 0)
-    if not smallest <= value <= _LARGEST:  # NaN compares false
+    if not smallest <= value * unit <= _LARGEST:  # NaN compares false
         shown = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
-        raise PolicyError(f"{name}: must be from {smallest} to 2^53, got {shown}")
+        most = "2^53" if unit == 1 else _LARGEST // unit
+        raise PolicyError(f"{name}: must be from {smallest / unit:.9g} to {most}, got {shown}")
 
 
 def _check_hidden(policy: Policy) -> None:

@@ -130,7 +130,7 @@ def with_memory(limits: Limits, mebibytes: float | None, name: str = "memory") -
     """Return `limits` with a memory cap of `mebibytes`; raises PolicyError if they allow less."""
     if mebibytes is None:
         return limits
-    check_limit(name, mebibytes * MIB, limit="memory_bytes")
+    check_limit(name, mebibytes, limit="memory_bytes", unit=MIB)
     _check_lower(name, mebibytes, "memory_bytes", limits.memory_bytes / MIB, "MiB")
     return msgspec.structs.replace(limits, memory_bytes=int(mebibytes * MIB))
 

@@ -133,9 +133,11 @@ def test_what_was_not_collected_is_told(tmp_path: Path) -> None:
     [
         ("--timeout", "40", "--timeout: 40 s is more than limits.wall_seconds of the policy, 30 s"),
         ("--memory", "512", "--memory: 512 MiB is more than limits.memory_bytes of the policy, 256 MiB"),
+        ("--timeout", "0", "--timeout: must be from 0.001 to 2^53, got 0"),
+        ("--memory", "1", "--memory: must be from 8 to 8589934592, got 1"),
     ],
 )  # fmt: skip
-def test_an_option_cannot_raise_a_limit(option: str, value: str, words: str) -> None:
+def test_an_option_can_neither_raise_nor_void_a_limit(option: str, value: str, words: str) -> None:
     done = run(option, value, "-c", "1")
     assert done.returncode == 2
     assert words in done.stderr
