@@ -23,6 +23,9 @@ class Parser(argparse.ArgumentParser):
         unknown = _CHOICE.search(message)
         if unknown and known:
             message = f"unknown command {unknown[1]!r}"
+        if "not allowed with argument" in message and (options := self._unknown_options()):
+            # the value of an unknown option was taken for FILE, which -c excludes
+            message = f"unrecognized arguments: {options[0]}"
         meant = (
             _like(unknown[1], known, _COMMANDS_LIKE) if unknown and known else self._meant_option()
         )
@@ -35,9 +38,13 @@ class Parser(argparse.ArgumentParser):
     def _meant_option(self) -> str:
         """Return the known option that resembles an unknown one of the command line."""
         known = list(self._every_option())
+        likely = (_like(word, known, _OPTIONS_LIKE) for word in self._unknown_options())
+        return next(filter(None, likely), "")
+
+    def _unknown_options(self) -> list[str]:
+        known = list(self._every_option())
         words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
-        unknown = (word for word in words if not any(each.startswith(word) for each in known))
-        return next(filter(None, (_like(word, known, _OPTIONS_LIKE) for word in unknown)), "")
+        return [word for word in words if not any(each.startswith(word) for each in known)]
 
     def _every_option(self) -> Iterator[str]:
         """Yield the options of this command and of its subcommands."""

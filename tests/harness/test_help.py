@@ -77,7 +77,7 @@ def test_the_profiles_in_help_are_those_that_are_shipped() -> None:
         (["rnu"], 'cellwright: unknown command \'rnu\'\nhint: did you mean run? "cellwright --help"'),
         (["audit", "tial"], "cellwright audit: unknown command 'tial'\nhint: did you mean tail?"),
         (["run", "--timout=5", "-c", "1"], "cellwright run: unrecognized arguments: --timout=5\nhint: did you mean --timeout?"),
-        (["run", "--timout", "5", "-c", "1"], "did you mean --timeout?"),
+        (["run", "--timout", "5", "-c", "1"], "unrecognized arguments: --timout\nhint: did you mean --timeout?"),
         (["run", "--zzz", "-c", "1"], 'unrecognized arguments: --zzz\nhint: "cellwright run --help"'),
     ],
 )  # fmt: skip
