@@ -35,7 +35,7 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
         *(f"import from {path}" for path in plan.python_path),
         *(f"import {name} ahead, in the launcher" for name in plan.preload),
         *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
-        *(f"hide {path}: it does not exist in the cell" for path in plan.hidden),
+        *(_hide(path, any(each.writable for each in plan.binds)) for path in plan.hidden),
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
         f"host name {plan.hostname}",
         *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),
@@ -54,6 +54,13 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
 def missing_layers(plan: Plan) -> list[str]:
     """Return the optional layers that are not in force."""
     return [layer for layer in OPTIONAL_LAYERS if layer not in plan.layers]
+
+
+def _hide(path: str, is_writable: bool) -> str:
+    """Say what hides `path`: in writable directories only existing entries have covers."""
+    if is_writable:
+        return f"hide {path}: in writable directories only what exists when the launcher starts"
+    return f"hide {path}: it does not exist in the cell"
 
 
 def _caps(plan: Plan) -> str:
