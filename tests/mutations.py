@@ -1,9 +1,13 @@
-"""Switch each protection off in turn, in a scratch copy, and see who notices: a table in README.md.
+"""Mutations: each switches one protection off in a scratch copy; a table in README.md names the tests that fail.
 
-Run from the root of the checkout: scripts/mutate-layers.  A protection whose absence no test notices,
-or no payload, is untested, and the command fails.
+Run from the root of the checkout: scripts/mutate-layers.  The command fails if no test of the layer
+fails, or no payload: then the protection is untested.
+
+A mutation is an edit of the syntax tree: comments, formatting and line breaks of the product do not
+matter to it.  An edit must match exactly one node of its function.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -11,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +25,8 @@ _TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)",
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _SECONDS = 600  # on a busy machine
 _SECONDS_OF_ONE = 90.0
-_NOBODY = "NOBODY"
-_TESTS = ("-m", "not slow", "tests/escapes", "tests/policies", "tests/runner")
+_ENDLESS = "the run does not end"
+_NOTHING_FAILS = "NOTHING FAILS"
 _PAYLOADS = ("-k", "standard", "tests/escapes/test_payloads.py")
 _HEAD = """
 {place}:
@@ -31,80 +36,235 @@ _HEAD = """
 """
 
 
+class MisplacedError(ValueError):
+    """An edit does not match exactly one node, or what it makes is not Python."""
+
+
+class Edit(NamedTuple):
+    """A change of one node in a function of a file."""
+
+    file: str
+    function: str  # "name" or "Class.name"; empty for the whole file
+    instead: Callable[
+        [ast.AST], str | None
+    ]  # code that takes the place of a node; None: another node
+
+    def apply(self, text: str) -> str:
+        """Return `text`, which is Python, with the change.  Raises MisplacedError."""
+        found = [
+            (node, code)
+            for node in ast.walk(_function(ast.parse(text), self.function))
+            if (code := self.instead(node)) is not None
+        ]
+        if len(found) != 1:
+            raise MisplacedError(f"{self.file}: {self.function}: {len(found)} nodes match, not 1")
+        data = text.encode()
+        start, end = _span(data, found[0][0])
+        changed = (data[:start] + found[0][1].encode() + data[end:]).decode()
+        try:
+            ast.parse(changed)
+        except SyntaxError as error:
+            raise MisplacedError(f"{self.file}: {self.function}: {error}") from None
+        return changed
+
+
+def _function(tree: ast.AST, path: str) -> ast.AST:
+    for name in filter(None, path.split(".")):
+        kinds = ast.FunctionDef | ast.ClassDef
+        found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+        if len(found) != 1:
+            raise MisplacedError(f"{path}: {len(found)} definitions of {name}, not 1")
+        tree = found[0]
+    return tree
+
+
+def _span(data: bytes, node: ast.AST) -> tuple[int, int]:
+    """Return where `node` begins and ends: ast counts bytes of UTF-8 in a line."""
+    assert isinstance(node, ast.expr | ast.stmt)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    lines = data.splitlines(keepends=True)
+    starts = [sum(map(len, lines[: number - 1])) for number in (node.lineno, node.end_lineno)]
+    return starts[0] + node.col_offset, starts[1] + node.end_col_offset
+
+
+def replace(file: str, function: str, find: str, instead: str) -> Edit:
+    """Replace the expression `find`."""
+    wanted = ast.dump(ast.parse(find, mode="eval").body)
+    return Edit(file, function, lambda node: instead if ast.dump(node) == wanted else None)
+
+
+def drop(file: str, function: str, called: str) -> Edit:
+    """Drop the statement that calls `called`; with arguments, the statement that is this call."""
+    wanted = ast.dump(ast.parse(called, mode="eval").body)
+
+    def instead(node: ast.AST) -> str | None:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not isinstance(call, ast.Call):
+            return None
+        return "pass" if wanted in (ast.dump(call), ast.dump(call.func)) else None
+
+    return Edit(file, function, instead)
+
+
+def drop_flag(file: str, function: str, flag: str) -> Edit:
+    """Drop `flag` of a chain of `|`."""
+    wanted = ast.dump(ast.parse(flag, mode="eval").body)
+
+    def instead(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.BitOr):
+            return None
+        if ast.dump(node.right) == wanted:
+            return ast.unparse(node.left)
+        return ast.unparse(node.right) if ast.dump(node.left) == wanted else None
+
+    return Edit(file, function, instead)
+
+
+def drop_keyword(file: str, function: str, called: str, keyword: str) -> Edit:
+    """Drop the argument `keyword` of a call of `called`."""
+
+    def instead(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != called:
+            return None
+        kept = [each for each in node.keywords if each.arg != keyword]
+        if len(kept) == len(node.keywords):
+            return None
+        return ast.unparse(ast.Call(node.func, node.args, kept))
+
+    return Edit(file, function, instead)
+
+
+def drop_item(file: str, function: str, key: str) -> Edit:
+    """Drop the item `key` of a dictionary."""
+
+    def instead(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.Dict):
+            return None
+        pairs = list(zip(node.keys, node.values, strict=True))
+        kept = [(k, v) for k, v in pairs if not (isinstance(k, ast.Constant) and k.value == key)]
+        if len(kept) == len(pairs):
+            return None
+        return ast.unparse(ast.Dict([k for k, _ in kept], [v for _, v in kept]))
+
+    return Edit(file, function, instead)
+
+
 class Mutation(NamedTuple):
-    """A line of the product, and what stands in its place once the protection is off; `also` are lines
-    of others that do the same, which are off as well."""
+    """A protection, the tests that are asked whether it is off, and the edits that switch it off."""
 
     layer: str
-    file: str
-    line: str
-    instead: str
-    also: tuple[tuple[str, str, str], ...] = ()  # file, line, instead
-
-    def edits(self) -> tuple[tuple[str, str, str], ...]:
-        return ((self.file, self.line, self.instead), *self.also)
+    asked: tuple[
+        str, ...
+    ]  # files of tests, or single tests, as pytest names them: those of the layer
+    edits: tuple[Edit, ...]
 
 
-_KILLED_ONCE_MORE = (
-    "runner/custody.py",
-    "            self.cell.kill()  # where",
-    "            pass  # where",
+def _escapes(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/escapes/test_{name}" for name in names)
+
+
+_ENTER = "runner/cell/enter.py"
+_PRIVILEGES = "runner/cell/privileges.py"
+_INITS = "runner/launcher/inits.py"
+_CUSTODY = "runner/custody.py"
+_NAMESPACES_DIFFER = _escapes(
+    "posture.py::test_every_namespace_differs_from_the_hosts_and_the_launchers"
 )
+_CAPABILITIES, _FILESYSTEM = _escapes("capabilities.py"), _escapes("filesystem.py")
+_HIDDEN, _POSTURE, _LIMITS = _escapes("hidden.py"), _escapes("posture.py"), _escapes("limits.py")
+_OBJECTS, _ENVIRONMENT = _escapes("kernel_objects.py"), _escapes("environment.py")
+_SUPERVISION = ("tests/runner/test_supervision.py",)
+
+
+def _shared(kind: str) -> Edit:
+    """Have cells enter the nursery's namespace of a kind, which the launcher has too, not their init's."""
+    names = [f"../../self/ns/{kind}" if name == kind else name for name in ("net", "ipc", "uts")]
+    return replace(_INITS, "Nursery._make", '("pid", *NAMES)', repr(("pid", *names)))
+
+
+_PIN = drop(
+    "runner/launcher/views.py", "_pin",
+    "mounts.attach_opened(mounts.clone_opened(place), place)",
+)  # fmt: skip
+_EMPTY_ENVIRONMENT = replace("runner/spawn.py", "_spawn", "{}", "os.environ")
+_KILLED_AT_RETIREMENT = drop(_CUSTODY, "retire", "self.cell.kill")
+_KILLED_ON_DISPOSAL = drop(_CUSTODY, "dispose", "self.cell.kill")
 MUTATIONS = (
-    Mutation("pid_ns", "runner/launcher/inits.py", "    processes.CLONE_NEWPID | processes.CLONE_NEWNET\n", "    processes.CLONE_NEWNET\n"),
-    Mutation("net_ns", "runner/launcher/inits.py", " | processes.CLONE_NEWNET", ""),
-    Mutation("ipc_ns", "runner/launcher/inits.py", "processes.CLONE_NEWIPC | ", ""),
-    Mutation("uts_ns", "runner/launcher/inits.py", " | processes.CLONE_NEWUTS\n)", "\n)"),
-    Mutation("uts_ns: host name", "runner/launcher/main.py", "    kernel.sethostname(boot.plan.hostname)", "    pass"),
-    Mutation("cgroup_ns", "runner/cell/enter.py", '    do.call("unshare", processes.CLONE_NEWCGROUP, about="new cgroup namespace")', "    pass"),
-    Mutation("user_ns", "runner/cell/enter.py", "    _enter_user_namespace(do, site)  # after", "    pass  # after"),
-    Mutation("mount_ns: read-only root", "runner/launcher/root.py", '    mounts.make_read_only("/")', "    pass"),
-    Mutation("mount_ns: noexec", "runner/launcher/root.py", "0 if bind.executable else mounts.NOEXEC", "0"),
-    Mutation("mount_ns: hidden paths", "runner/launcher/root.py", "    denied, singly = denied_by(boot.plan.hidden), SinglyShown(shown)", "    denied, singly = denied_by(()), SinglyShown(shown)"),
-    Mutation("mount_ns: pins above hidden and shown paths", "runner/launcher/views.py", "        mounts.attach_opened(mounts.clone_opened(place), place)", "        pass"),
-    Mutation(
-        "paths without links", "runner/kernel/files.py", "_NO_LINKS = _NO_MAGICLINKS | _NO_SYMLINKS", "_NO_LINKS = 0",
-        (
-            ("runner/host/paths.py", "        if not _is_roots_own(done, status):", "        if False:"),
-            ("runner/launcher/views.py", "        mounts.attach_opened(mounts.clone_opened(place), place)", "        pass"),
+    # The launcher may not leave its own pid namespace for one that it is in already, so that cells enter
+    # another namespace a second time; and a new /proc is refused them in the launcher's.
+    Mutation("pid_ns", _NAMESPACES_DIFFER, (
+        replace(_INITS, "Nursery._make", '("pid", *NAMES)', '("ipc", *NAMES)'),
+        replace(
+            _ENTER, "_mount_own_filesystems",
+            'mounts.new(do, "proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")',
+            'mounts.clone(do, "/proc")',
         ),
-    ),
-    Mutation("mount_ns: /proc", "runner/cell/enter.py", ' | mounts.RDONLY, subset="pid"', ""),
-    Mutation("capabilities", "runner/cell/privileges.py", "    kernel.clear_capabilities(do)\n", "    pass\n"),
-    Mutation("bounding set", "runner/cell/privileges.py", "    kernel.drop_bounding_set(do, last_capability)\n    kernel.set_securebits", "    kernel.set_securebits"),
-    Mutation("securebits", "runner/cell/privileges.py", "    kernel.set_securebits(do, _SECUREBITS)", "    pass"),
-    Mutation("no_new_privs", "runner/cell/privileges.py", "    kernel.clear_capabilities(do)\n    kernel.set_no_new_privs(do)", "    kernel.clear_capabilities(do)"),
-    Mutation("undumpable init", "runner/cell/privileges.py", "    kernel.set_dumpable(do, 0)", "    pass"),
-    Mutation("an init's filter", "runner/launcher/inits.py", "        kernel.install_seccomp_filter(self._now, program)", "        pass"),
-    Mutation("an init's capabilities", "runner/launcher/inits.py", "        privileges.keep_only_sys_admin(self._now, last_capability)", "        pass"),
-    Mutation("rlimits", "runner/cell/enter.py", "    for name, value in rlimits:", "    for name, value in ():"),
-    Mutation("seccomp", "policies/seccomp.py", "    return _LOAD_NUMBER + _SKIP_UNLESS_NEWER", "    return _BPF.pack(6, 0, 0, 0x7FFF0000) if 1 else b''"),
-    Mutation("listener", "policies/compile.py", 'if "listener" in layers else None', "if False else None"),
-    Mutation("landlock", "runner/cell/enter.py", "    if plan.landlock_abi:", "    if False:"),
-    Mutation("cgroups", "runner/cell/enter.py", "        do.call(\"write\", tasks, b\"0\", 1, about=\"the cgroup's tasks\")", "        pass"),
-    Mutation("descriptor sweep", "runner/cell/enter.py", "    do.keep_only(host_proc)", "    pass"),
-    Mutation("environment", "runner/spawn.py", "_BOOTSTRAP.format(module)], {},", "_BOOTSTRAP.format(module)], os.environ,"),
-    Mutation(
-        "environment, and that of the program", "runner/spawn.py", "_BOOTSTRAP.format(module)], {},", "_BOOTSTRAP.format(module)], os.environ,",
-        (("runner/cell/interpreter.py", "    os.environ.clear()  # Python", "    pass  # Python"),),
-    ),
-    Mutation("start-up variables", "runner/cell/programs.py", "        for name in self._language.start_up:", "        for name in ():"),
-    Mutation("size of the workspace", "runner/cell/enter.py", '{"size": str(tmpfs.size_bytes), "nr_inodes"', '{"nr_inodes"'),
-    Mutation("inodes of the workspace", "runner/cell/enter.py", '"nr_inodes": str(tmpfs.inodes)', '"nr_inodes": "0"'),
-    Mutation("cap on record locks", "runner/watching/locks.py", "        if not self._has_room():", "        if False:"),
-    Mutation("no locks on what may only be read", "runner/watching/locks.py", "    if os.statvfs(file).f_flag & os.ST_RDONLY:", "    if False:"),
-    Mutation("cgroup_sockets", "runner/cgroups/v1.py", "            if caps.socket_bytes:", "            if False:"),
-    Mutation("no memfd_create without a memory cgroup", "policies/compile.py", ' or "cgroup_memory" not in layers', ""),
-    Mutation("wall time", "runner/watching/supervision.py", '        self._end_or_interrupt("wall_time")', "        pass"),
-    Mutation("output cap", "runner/watching/supervision.py", "            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:", "            if False:"),
-    Mutation(
-        "killing at the end of a session", "runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline",
-        (_KILLED_ONCE_MORE,),
-    ),
-    Mutation(
-        "killing at the end", "runner/supervisor.py", "            custody.cell.kill_init()", "            pass",
-        (("runner/custody.py", "        self.cell.kill()\n        deadline", "        deadline"), _KILLED_ONCE_MORE),
-    ),
+    )),
+    Mutation("net_ns", _NAMESPACES_DIFFER, (_shared("net"),)),
+    Mutation("ipc_ns", _NAMESPACES_DIFFER, (_shared("ipc"),)),
+    Mutation("uts_ns", _NAMESPACES_DIFFER, (_shared("uts"),)),
+    Mutation("uts_ns: host name", _escapes("namespaces.py"), (drop("runner/launcher/main.py", "_settle", "kernel.sethostname"),)),
+    Mutation("cgroup_ns", _escapes("namespaces.py"), (
+        drop(_ENTER, "confinement", 'do.call("unshare", processes.CLONE_NEWCGROUP, about="new cgroup namespace")'),
+    )),
+    Mutation("user_ns", _NAMESPACES_DIFFER, (drop(_ENTER, "confinement", "_enter_user_namespace"),)),
+    Mutation("mount_ns: read-only root", _FILESYSTEM + _POSTURE, (drop("runner/launcher/root.py", "enter_new_root", "mounts.make_read_only"),)),
+    Mutation("mount_ns: noexec", _FILESYSTEM, (replace("runner/launcher/root.py", "_attributes", "0 if bind.executable else mounts.NOEXEC", "0"),)),
+    Mutation("mount_ns: hidden paths", _HIDDEN, (replace("runner/launcher/root.py", "_show", "denied_by(boot.plan.hidden)", "denied_by(())"),)),
+    Mutation("mount_ns: pins above hidden and shown paths", _HIDDEN, (_PIN,)),
+    Mutation("paths without links", _escapes("files.py", "paths.py"), (
+        replace("runner/kernel/files.py", "", "_NO_MAGICLINKS | _NO_SYMLINKS", "0"),
+        replace("runner/host/paths.py", "", "not _is_roots_own(done, status)", "False"),
+        _PIN,
+    )),
+    Mutation("mount_ns: /proc", _FILESYSTEM, (
+        drop_flag(_ENTER, "_mount_own_filesystems", "mounts.RDONLY"),
+        drop_keyword(_ENTER, "_mount_own_filesystems", "mounts.new", "subset"),
+    )),
+    Mutation("capabilities", _CAPABILITIES, (drop(_PRIVILEGES, "give_up_all", "kernel.clear_capabilities"),)),
+    Mutation("bounding set", _CAPABILITIES, (drop(_PRIVILEGES, "give_up_all", "kernel.drop_bounding_set"),)),
+    Mutation("securebits", _CAPABILITIES, (drop(_PRIVILEGES, "give_up_all", "kernel.set_securebits"),)),
+    # The kernel takes a filter from a process with either no_new_privs or CAP_SYS_ADMIN in its own user
+    # namespace (seccomp(2)).  A program loses that capability when it is executed, so that the test
+    # finds one without both.
+    Mutation("no_new_privs", _escapes("posture.py::test_a_program_that_lives_is_behind_the_same_layers"), (
+        drop(_PRIVILEGES, "give_up_all", "kernel.set_no_new_privs"),
+        replace(_PRIVILEGES, "give_up_all", "kernel.clear_capabilities(do)", "kernel.clear_capabilities(do, but=_CAP_SYS_ADMIN)"),
+    )),
+    Mutation("undumpable init", _POSTURE, (drop(_PRIVILEGES, "make_undumpable", "kernel.set_dumpable"),)),
+    Mutation("an init's filter", _POSTURE, (drop(_INITS, "Nursery.serve", "kernel.install_seccomp_filter"),)),
+    Mutation("an init's capabilities", _POSTURE, (drop(_INITS, "Nursery.serve", "privileges.keep_only_sys_admin"),)),
+    Mutation("rlimits", _LIMITS, (replace(_ENTER, "_limit_resources", "rlimits", "()"),)),
+    Mutation("seccomp", _escapes("seccomp.py"), (
+        replace(
+            "policies/seccomp.py", "", "_LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)",
+            "_BPF.pack(6, 0, 0, 0x7FFF0000)",
+        ),
+    )),
+    Mutation("listener", _escapes("listener.py"), (replace("policies/compile.py", "", '"listener" in layers', "False"),)),
+    Mutation("landlock", _escapes("landlock.py"), (drop(_ENTER, "confinement", "_fence_paths"),)),
+    Mutation("cgroups", _LIMITS, (drop(_ENTER, "_join_cgroups", 'do.call("write", tasks, b"0", 1, about="the cgroup\'s tasks")'),)),
+    Mutation("descriptor sweep", _escapes("descriptors.py"), (drop(_ENTER, "_keep_only", "do.keep_only"),)),
+    Mutation("environment", _ENVIRONMENT, (_EMPTY_ENVIRONMENT,)),
+    Mutation("environment, and that of the program", _ENVIRONMENT, (
+        _EMPTY_ENVIRONMENT, drop("runner/cell/interpreter.py", "prepare", "os.environ.clear"),
+    )),
+    Mutation("start-up variables", _escapes("start_up.py"), (replace("runner/cell/programs.py", "", "self._language.start_up", "()"),)),
+    Mutation("size of the workspace", _LIMITS, (drop_item(_ENTER, "_mount_tmpfs", "size"),)),
+    Mutation("inodes of the workspace", _LIMITS, (replace(_ENTER, "_mount_tmpfs", "str(tmpfs.inodes)", "'0'"),)),
+    Mutation("cap on record locks", _OBJECTS, (replace("runner/watching/locks.py", "_answer_record_lock", "not self._has_room()", "False"),)),
+    Mutation("no locks on what may only be read", _OBJECTS, (replace("runner/watching/locks.py", "_is_read_only", "os.statvfs(file).f_flag & os.ST_RDONLY", "False"),)),
+    Mutation("cgroup_sockets", _OBJECTS, (drop("runner/cgroups/v1.py", "_set", "write(memory / _SOCKET_LIMIT, str(caps.socket_bytes))"),)),
+    Mutation("no memfd_create without a memory cgroup", _OBJECTS, (replace("policies/compile.py", "", '"cgroup_memory" not in layers', "False"),)),
+    Mutation("wall time", ("tests/harness/test_every_limit.py::test_in_one_call[wall_seconds]",), (drop("runner/watching/supervision.py", "_on_wall_time", "self._end_or_interrupt"),)),
+    Mutation("output cap", _LIMITS, (
+        replace("runner/watching/supervision.py", "_reader", "sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes", "False"),
+    )),
+    Mutation("killing at the end of a session", _SUPERVISION, (_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL)),
+    Mutation("killing at the end", _SUPERVISION, (
+        drop("runner/supervisor.py", "", "custody.cell.kill_init"), _KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
+    )),
 )  # fmt: skip
 
 
@@ -118,7 +278,7 @@ def noticed_by(copy: Path, *chosen: str, seconds: float = _SECONDS) -> str:
             timeout=seconds, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "the run does not end"
+        return _ENDLESS
     if "Address already in use" in done.stdout:
         raise SystemExit("another run has the port of the payloads: wait for its end")
     failed = _FAILED.search(done.stdout)
@@ -129,55 +289,73 @@ def noticed_by(copy: Path, *chosen: str, seconds: float = _SECONDS) -> str:
 
 
 def noticed_again(copy: Path, noticed: str, *chosen: str) -> str:
-    """Run what noticed the last time and, if it does not any more, all that are `chosen`."""
+    """Run the test that failed the last time and, if it passes now, all that are `chosen`."""
     file, _, test = noticed.partition("::")
     places = list((copy / "tests").rglob(file)) if test else []
     one = f"{places[0]}::{test}" if len(places) == 1 else ""
     again = noticed_by(copy, one, seconds=_SECONDS_OF_ONE) if one else ""
-    return again or noticed_by(copy, *chosen) or _NOBODY
+    return again or noticed_by(copy, *chosen) or _NOTHING_FAILS
+
+
+def is_asked(mutation: Mutation, test: str) -> bool:
+    """Tell whether `test`, as the table names it, is one of those that a mutation asks."""
+    asked = [each.rpartition("/")[2] for each in mutation.asked]
+    return any(test == each or test.startswith((f"{each}::", f"{each}[")) for each in asked)
 
 
 def misplaced() -> list[str]:
-    """Return the protections whose line is not once in its file."""
-    return [
-        each.layer
-        for each in MUTATIONS
-        if any((ROOT / file).read_text().count(line) != 1 for file, line, _ in each.edits())
-    ]
+    """Return the protections with an edit that does not match exactly one node."""
+    return [each.layer for each in MUTATIONS if not _is_in_place(each)]
+
+
+def _is_in_place(mutation: Mutation) -> bool:
+    try:
+        _changed(mutation, ROOT)
+    except MisplacedError:
+        return False
+    return True
+
+
+def _changed(mutation: Mutation, root: Path) -> dict[str, str]:
+    """Return the new text of each file that `mutation` changes.  Raises MisplacedError."""
+    texts: dict[str, str] = {}
+    for edit in mutation.edits:
+        text = texts.get(edit.file) or (root / edit.file).read_text()
+        texts[edit.file] = edit.apply(text)
+    return texts
 
 
 def mutate(mutation: Mutation, by_test: str, by_payload: str) -> tuple[str, str]:
-    """Return which test and which payload notice `mutation`; those that did the last time are asked
+    """Return which test and which payload fail under `mutation`; those that failed the last time run
     first."""
     with tempfile.TemporaryDirectory(prefix="cellwright-mutation-") as directory:
         copy = Path(directory) / "checkout"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info")
+        ignored = shutil.ignore_patterns(".git", ".venv", ".servers", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
-        for file, line, instead in mutation.edits():
-            text = (copy / file).read_text()
-            (copy / file).write_text(text.replace(line, instead))
+        for file, text in _changed(mutation, copy).items():
+            (copy / file).write_text(text)
         return (
-            noticed_again(copy, by_test, *_TESTS),
+            noticed_again(copy, by_test if is_asked(mutation, by_test) else "", *mutation.asked),
             noticed_again(copy, by_payload, *_PAYLOADS),
         )
 
 
 def main() -> None:
     if lost := misplaced():
-        raise SystemExit(f"these stand elsewhere by now: {', '.join(lost)}")
+        raise SystemExit(f"edits that do not match exactly one node: {', '.join(lost)}")
     wanted = sys.argv[1:]
     if unknown := set(wanted) - {each.layer for each in MUTATIONS}:
-        raise SystemExit(f"no such protection: {', '.join(sorted(unknown))}")
+        raise SystemExit(f"unknown protection: {', '.join(sorted(unknown))}")
     chosen = [each for each in MUTATIONS if not wanted or each.layer in wanted]
     rows = rows_so_far()
     for mutation in chosen:
         last = noticed(rows.get(mutation.layer, ""))
-        cells = (mutation.layer, f"`{mutation.file}`", *mutate(mutation, *last))
+        cells = (mutation.layer, f"`{mutation.edits[0].file}`", *mutate(mutation, *last))
         rows[mutation.layer] = f"| {' | '.join(cells)} |"
         print(rows[mutation.layer], flush=True)
         write(rows)
-    sys.exit(any(_NOBODY in rows[each.layer] for each in chosen))
+    sys.exit(any(_NOTHING_FAILS in rows[each.layer] for each in chosen))
 
 
 def noticed(row: str) -> tuple[str, str]:

@@ -297,25 +297,62 @@ def test_each_public_name_is_listed_once_and_is_there() -> None:
 
 
 def test_every_protection_can_still_be_switched_off() -> None:
-    """Else the table in README.md would be of another program."""
+    """Each edit of a mutation matches exactly one node: else the table in README.md would be stale."""
     from tests.mutations import misplaced
 
     assert misplaced() == []
 
 
-def test_each_protection_has_a_test_and_a_payload_that_notice() -> None:
-    """Those of the table, which exist; or a run that does not end."""
-    from tests.mutations import MUTATIONS, noticed, rows_so_far
+def test_an_edit_of_a_mutation_ignores_the_layout_and_matches_exactly_one_node() -> None:
+    from tests.mutations import (
+        Edit,
+        MisplacedError,
+        drop,
+        drop_flag,
+        drop_item,
+        drop_keyword,
+        replace,
+    )
+
+    text = (
+        'def f():\n    g(  # é\n        A |\n        B, x={"k": 1, "l": 2}, y=3)\n    h(1); h(2)\n'
+    )
+
+    def lines(edit: Edit) -> list[str]:
+        return edit.apply(text).splitlines()
+
+    assert lines(drop("", "f", "g"))[1:] == ["    pass", "    h(1); h(2)"]
+    assert lines(drop("", "f", "h(2)"))[-1] == "    h(1); pass"
+    assert lines(drop_flag("", "f", "B"))[2].startswith("        A, x=")
+    assert lines(drop_keyword("", "f", "g", "x"))[1] == "    g(A | B, y=3)"
+    assert "x={'l': 2}, y=3)" in lines(drop_item("", "f", "k"))[3]
+    assert "        0, x=" in lines(replace("", "f", "A|B", "0"))[2]
+    for misplaced in (
+        drop("", "f", "h"),
+        drop("", "f", "gone"),
+        drop("", "gone", "g"),
+        replace("", "f", "A|B", "0)"),
+    ):
+        with pytest.raises(MisplacedError):
+            misplaced.apply(text)
+
+
+def test_each_protection_has_a_test_of_its_layer_and_a_payload_that_fail_without_it() -> None:
+    """The table names them, and they exist."""
+    from tests.mutations import MUTATIONS, is_asked, noticed, rows_so_far
 
     rows = rows_so_far()
     assert rows.keys() == {each.layer for each in MUTATIONS}
+    for mutation in MUTATIONS:
+        test = noticed(rows[mutation.layer])[0]
+        assert is_asked(mutation, test), (mutation.layer, test)
     for layer, row in rows.items():
         for name in noticed(row):
             file, found, test = name.partition("::")
             function = f"def {test.partition('[')[0]}("
             places = (ROOT / "tests").rglob(file) if found else ()
             there = any(function in path.read_text() for path in places)
-            assert there or name == "the run does not end", layer
+            assert there, layer
 
 
 def test_each_payload_of_ours_is_described_and_has_its_verdict() -> None:
