@@ -261,7 +261,10 @@ MUTATIONS = (
     Mutation("output cap", _LIMITS, (
         replace("runner/watching/supervision.py", "_reader", "sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes", "False"),
     )),
-    Mutation("killing at the end of a session", _SUPERVISION, (_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL)),
+    Mutation("killing at the end of a session", _SUPERVISION, (
+        # The last resort ends the launcher, and so the cell.
+        _KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self._origin.give_up"),
+    )),
     Mutation("killing at the end", _SUPERVISION, (
         drop("runner/supervisor.py", "", "custody.cell.kill_init"), _KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
     )),
