@@ -24,18 +24,22 @@ class Backlogs:
     def __init__(self, init: int, most_bytes: int) -> None:
         """`init` is the number of a process in the cell; `most_bytes` is what its backlogs may hold."""
         self._most = max(1, most_bytes // _BYTES_EACH)
-        self._tables: list[int] = []
-        for name in _TABLES:
-            # ENOENT: the cell has ended, or the kernel has no IPv6
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                path = f"/proc/{init}/net/{name}"
-                self._tables.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._tables = [-1] * len(_TABLES)  # now: where memory is short, a list may not grow later
+        try:
+            for index, name in enumerate(_TABLES):
+                # ENOENT: the cell has ended, or the kernel has no IPv6
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    path = f"/proc/{init}/net/{name}"
+                    self._tables[index] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:  # no memory, Ctrl-C: no caller would close the first table
+            self.close()
+            raise
 
     def are_too_long(self) -> bool:
         """Tell whether more connections wait than may, or too many sockets listen to be looked at."""
         listening = waiting = 0
         for table in self._tables:
-            for backlog in _backlogs(table):
+            for backlog in _backlogs(table) if table >= 0 else ():
                 listening += 1
                 waiting += backlog
                 if listening > _MOST_LISTENING or waiting > self._most:
@@ -45,7 +49,9 @@ class Backlogs:
     def close(self) -> None:
         """Close the tables, which keep the namespace; closing twice is fine."""
         while self._tables:
-            os.close(self._tables.pop())
+            table = self._tables.pop()
+            if table >= 0:
+                os.close(table)
 
 
 def _backlogs(table: int) -> Iterator[int]:

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import threading
 
 from . import channel
 from .backlogs import Backlogs
@@ -21,6 +22,7 @@ class Cell:
         self.cgroup = cgroup
         self._socket_bytes = socket_bytes
         self._backlogs: Backlogs | None = None
+        self._looking = threading.Lock()  # a request and the sweep of sessions may look at once
         self.pidfd = -1  # of init
         self.guest = -1  # pidfd of the guest's main process
         self.workspace = -1
@@ -79,11 +81,12 @@ class Cell:
             return True
         if not self._socket_bytes:
             return False
-        if self._backlogs is None:
-            try:
-                self._backlogs = Backlogs(_pid_of(self.pidfd), 2 * self._socket_bytes)
-            except ProcessLookupError:  # the cell has ended
-                return False
+        with self._looking:
+            if self._backlogs is None:
+                try:
+                    self._backlogs = Backlogs(_pid_of(self.pidfd), 2 * self._socket_bytes)
+                except ProcessLookupError:  # the cell has ended
+                    return False
         return self._backlogs.are_too_long()
 
     def give_streams_away(self) -> tuple[int, int]:
@@ -99,13 +102,15 @@ class Cell:
 
     def close(self) -> None:
         """Free everything; the caller has seen the cell end, or has killed it."""
-        self.status.close()
-        self.control.close()
-        for name in ("stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener"):
-            setattr(self, name, _closed(getattr(self, name)))
-        if self._backlogs:
-            self._backlogs.close()
-        self._close_their_ends()
+        try:
+            self.status.close()
+            self.control.close()
+            for name in ("stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener"):
+                setattr(self, name, _closed(getattr(self, name)))
+            self._close_their_ends()
+        finally:
+            if self._backlogs:
+                self._backlogs.close()
 
     def _close_their_ends(self) -> None:
         self._their_status.close()

@@ -84,6 +84,8 @@ class Generation:
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
             self._shelved, self._covers = self.launcher.boot(self.boot)
+            if self._covers:
+                self._covers.watch(self.plan, self._sources)
             if shelf and self._shelved is not None:
                 shelf.admit(self._shelved)
             self._admit()

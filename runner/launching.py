@@ -37,7 +37,7 @@ class Launcher:
     def __init__(self, spawned: Spawned) -> None:
         """Take over a spawned process and let it import."""
         self._lock = threading.Lock()
-        self._sock = socket.socket(fileno=spawned.socket)
+        self._sock = socket.socket(fileno=spawned.take_socket())
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
         # Pidfds, once there are any: their end is the end of launcher and cells.

@@ -102,7 +102,9 @@ class SessionCell:
                 if not self._custody.is_alive():
                     self.end("its process ended between two requests")
                 if path := self._custody.uncovered():
-                    self.end(f"{path}, which the policy hides, was replaced on the host")
+                    self.end(
+                        f"{path}, which the policy hides, was replaced or made after the start"
+                    )
                 self._require_life()
                 self.on_begin(request.execution_id)
                 return self._execute_to_the_end(request, asked_at, on_output, cancel)

@@ -49,6 +49,23 @@ class Spawned:
             theirs.close()
         self.socket = ours.detach()
 
+    def take_socket(self) -> int:
+        """Return the socket for a Launcher, which owns the process from then on."""
+        taken, self.socket = self.socket, -1
+        return taken
+
+    def close(self) -> None:
+        """End a process that no Launcher has taken over; does nothing otherwise, or again."""
+        if self.socket < 0:
+            return
+        os.close(self.take_socket())
+        os.close(self.stderr)
+        try:
+            os.kill(self.keeper, signal.SIGKILL)
+            os.waitpid(self.keeper, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # the embedding process may reap everything
+
 
 def _cannot_start(executable: str, error: OSError) -> LaunchError:
     return LaunchError(f"cannot start {executable}: {error.strerror}")

@@ -49,8 +49,12 @@ class Supervisor:
         self._closed = False
         self._lessons = lessons
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
-        self._runs = language, interpreter, shelf, sources_of(policy), user
-        self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
+        try:
+            self._runs = language, interpreter, shelf, sources_of(policy), user
+            self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
+        except BaseException:
+            spawned.close()
+            raise
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._turns = Turns(settings.running, settings.queue_seconds)

@@ -66,11 +66,15 @@ class LocalCells:
         offering = _offering(tools, self.policy, self.audit)
         shelf = offering.shelf if offering else _no_shelf
         spawned = spawned or Spawned(os.fspath(python) if python else interpreter())
-        self.supervisor = Supervisor(
-            self.policy, spawned, cgroup_root, settings,
-            language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
-            user=_checked_user(user),
-        )  # fmt: skip
+        try:
+            self.supervisor = Supervisor(
+                self.policy, spawned, cgroup_root, settings,
+                language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
+                user=_checked_user(user),
+            )  # fmt: skip
+        except BaseException:
+            spawned.close()
+            raise
         made = self.policy, spawned.executable, cgroup_root, settings, known, shelf, user
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)

@@ -128,7 +128,7 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     if shelf is not None:  # before any process is forked that could have it too
         channel.send(sock, encode(ShelfMade()), (shelf,))
         os.close(shelf)
-    if views.covers or views.snapshots:
+    if boot.plan.hidden:
         _hand_over(views, sock)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if root and os.getuid() == 0:

@@ -15,6 +15,7 @@ from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyErr
 from cellwright.harness.sandbox.permissions import policy_of
 from cellwright.policies.errors import SessionLost
 from cellwright.policies.policy import Filesystem, Policy
+from cellwright.runner.covers import Covers
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan
@@ -229,4 +230,44 @@ def test_what_cells_write_beneath_what_they_read_costs_no_launcher(project: Path
             "a",
             "b",
         ]
+        assert inspect(sandbox).supervisor.generation is launcher
+
+
+@pytest.mark.parametrize("pool", [0, 2])
+def test_a_denied_name_made_later_is_noticed_before_the_next_call(project: Path, pool: int) -> None:
+    """However deep, and in a directory that was made later itself."""
+    policy = permitted(project, WRITE, denied_paths=[f"{project}/**/*.key"])
+    with Sandbox(policy=policy, pool=pool) as sandbox, sandbox.session() as session:
+        sandbox.settle()
+        assert (
+            session.execute(everything(project)).value == sandbox.execute(everything(project)).value
+        )
+        seen = sandbox.execute(everything(project)).value
+        (project / "later" / "deep").mkdir(parents=True)
+        for path in (project / "later", project / "later" / "deep"):
+            path.chmod(0o777)
+        assert session.execute(everything(project)).value == seen
+        (project / "later" / "deep" / "new.key").write_text("LATER")
+        with pytest.raises(SessionLost, match=r"later/deep/new\.key, which the policy hides"):
+            session.execute(everything(project))
+        assert sandbox.execute(everything(project)).value == seen
+
+
+def test_without_looking_for_late_names_one_is_shown(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Covers, "watch", lambda *_: None)
+    policy = permitted(project, WRITE, denied_paths=[f"{project}/*.key"])
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        seen = sandbox.execute(everything(project)).value
+        (project / "new.key").write_text("LATER")
+        assert sorted(sandbox.execute(everything(project)).value) == sorted([*seen, "LATER"])
+
+
+def test_names_that_are_not_denied_cost_no_launcher(project: Path) -> None:
+    with Sandbox(policy=permitted(project, WRITE), pool=0) as sandbox:
+        launcher = inspect(sandbox).supervisor.generation
+        (project / "made").touch()
+        assert sandbox.execute(f"open('{project}/more', 'w').write('x')").value == 1
+        assert sandbox.execute("1 + 1").value == 2
         assert inspect(sandbox).supervisor.generation is launcher

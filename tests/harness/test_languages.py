@@ -469,5 +469,5 @@ def test_only_the_launcher_of_the_language_that_is_named_is_started(
         with sandbox.session() as session:
             assert session.execute("6 * 7").value == 42
         assert len(started) == 2
-    with pytest.raises(PolicyError, match="there is no 'cobol'"):
+    with pytest.raises(PolicyError, match="unknown language 'cobol'"):
         Sandbox(language="cobol")

@@ -74,5 +74,5 @@ except LaunchError as error:
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout == (
-        'the daemon at socket is another user\'s\nhint: start one of your own: "cellwright serve"\n'
+        'the daemon at socket belongs to another user\nhint: start one of your own: "cellwright serve"\n'
     )

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import CellwrightError, Sandbox, SandboxStatus
+from cellwright import CellwrightError, PolicyError, Sandbox, SandboxStatus
+from cellwright.policies.policy import Filesystem
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, policy_named, soon
 
@@ -268,3 +269,11 @@ def test_a_sweep_leaves_the_cgroups_of_a_living_supervisor_alone() -> None:
         with Sandbox(policy=policy_named("strict")) as sandbox:
             assert sandbox.execute("1 + 1").value == 2
         assert cgroups_of(process.pid) == before
+
+
+def test_a_sandbox_that_cannot_be_made_leaves_no_launcher() -> None:
+    before = descendants(os.getpid())
+    shown = Filesystem(read=("/nowhere/at/all",))
+    with pytest.raises(PolicyError):
+        Sandbox(policy=policy_named("strict", filesystem=shown))
+    assert descendants(os.getpid()) == before
