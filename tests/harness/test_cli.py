@@ -16,9 +16,10 @@ OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
 
 
 def cellwright(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command; on an emulated host the doctor takes a minute."""
     command = [sys.executable, "-m", "cellwright", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=300, check=False
     )
 
 
