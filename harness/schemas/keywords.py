@@ -153,17 +153,27 @@ def _is_multiple(value: Any, divisor: Any) -> bool:
         return (Fraction(value) / Fraction(divisor)).denominator == 1
 
 
-# texts
+# lengths, then texts
 
 
-def _min_length(e: Evaluation, least: Any, value: Any, at: At) -> None:
-    if isinstance(value, str) and len(value) < least:
-        e.complain(at.where, f"{e.show(value)} is too short")
+def _shortest(kind: type[str] | type[list[Any]]) -> Keyword:
+    """Return the keyword for the least length of texts, or of arrays."""
+
+    def check(e: Evaluation, least: Any, value: Any, at: At) -> None:
+        if isinstance(value, kind) and len(value) < least:
+            e.complain(at.where, f"{e.show(value)} is too short")
+
+    return check
 
 
-def _max_length(e: Evaluation, most: Any, value: Any, at: At) -> None:
-    if isinstance(value, str) and len(value) > most:
-        e.complain(at.where, f"{e.show(value)} is too long")
+def _longest(kind: type[str] | type[list[Any]]) -> Keyword:
+    """Return the keyword for the greatest length of texts, or of arrays."""
+
+    def check(e: Evaluation, most: Any, value: Any, at: At) -> None:
+        if isinstance(value, kind) and len(value) > most:
+            e.complain(at.where, f"{e.show(value)} is too long")
+
+    return check
 
 
 def _pattern(e: Evaluation, pattern: str, value: Any, at: At) -> None:
@@ -216,16 +226,6 @@ def _contains(e: Evaluation, schema: Any, value: Any, at: At) -> None:
         e.complain(at.where, f"{found} of its items match the schema of contains, not {least}")
     elif found > most:
         e.complain(at.where, f"{found} of its items match the schema of contains, not {most}")
-
-
-def _min_items(e: Evaluation, least: Any, value: Any, at: At) -> None:
-    if isinstance(value, list) and len(value) < least:
-        e.complain(at.where, f"{e.show(value)} is too short")
-
-
-def _max_items(e: Evaluation, most: Any, value: Any, at: At) -> None:
-    if isinstance(value, list) and len(value) > most:
-        e.complain(at.where, f"{e.show(value)} is too long")
 
 
 def _unique_items(e: Evaluation, unique: Any, value: Any, at: At) -> None:
@@ -428,9 +428,9 @@ _COMMON: dict[str, Keyword] = {
     "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if,
     "minimum": _minimum, "maximum": _maximum, "multipleOf": _multiple_of,
     "exclusiveMinimum": _exclusive_minimum, "exclusiveMaximum": _exclusive_maximum,
-    "minLength": _min_length, "maxLength": _max_length, "pattern": _pattern,
+    "minLength": _shortest(str), "maxLength": _longest(str), "pattern": _pattern,
     "items": _items, "contains": _contains, "uniqueItems": _unique_items,
-    "minItems": _min_items, "maxItems": _max_items,
+    "minItems": _shortest(list), "maxItems": _longest(list),
     "properties": _properties, "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties, "propertyNames": _property_names,
     "minProperties": _min_properties, "maxProperties": _max_properties, "required": _required,
