@@ -12,7 +12,7 @@ import msgspec
 from ..policies.policy import Limits
 from .capture import Capture, OnOutput
 from .custody import Custody
-from .messages import Become, InputFile, Run, encode
+from .messages import Become, InputFile, RunProgram, encode
 from .result import Phases, SandboxResult, SandboxStatus
 from .turns import NEVER as NEVER  # the execution cannot be cancelled
 from .watching.calls import OnCall, Orphans
@@ -123,7 +123,7 @@ def _words(request: Request, turn: Turn | None, nonce: str) -> Words:
     if request.program:
         return Words(encode(request.program.frame))
     stdin = request.stdin or b""
-    run = Run(
+    run = RunProgram(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, turn.number if turn else 0, stdin if turn else b"",
         request.limits.artifact_bytes, request.tools, nonce, request.plain,

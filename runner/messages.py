@@ -133,7 +133,7 @@ class InputFile(_Frame, frozen=True):
     executable: bool = False
 
 
-class Run(_Frame, frozen=True):
+class RunProgram(_Frame, frozen=True):
     """The program and what it is given.  `inputs` is a JSON object of variables.
 
     In a session `request` counts from 1, and `stdin` is given here, since a pipe ends but once.
@@ -200,7 +200,7 @@ class Finished(_Frame, frozen=True):
 
     With `ends_well` it asks to be ended now, as by exit(0); without, the kernel's word is waited for.
     In a session, where no process ends with a program, there is no other word than `exit_code`, and
-    `nonce` says which request it is about: that of the Run frame.
+    `nonce` says which request it is about: that of the RunProgram frame.
     """
 
     value: bytes | None  # JSON

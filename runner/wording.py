@@ -1,6 +1,7 @@
 """The wording of a request: the form in which each language's interpreter can read it.
 
-Python reads a Run frame, and so does the guest's process before it becomes another interpreter:
+Python reads a RunProgram frame, and so does the process of the guest before it becomes another
+interpreter:
 that is how a program that runs once arrives.  In a session Node and Ruby have no decoder for
 frames: they get JSON on the control channel, followed by the bytes that JSON cannot hold.  A shell
 cannot read packets: the supervisor writes lines to its standard input, the last of which makes the
@@ -13,7 +14,7 @@ import shlex
 from typing import NamedTuple
 
 from ..policies.languages import LANGUAGES, PYTHON, TOOL_CLIENT, as_environment
-from .messages import InputFile, Run, Start, encode
+from .messages import InputFile, RunProgram, Start, encode
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
 _STDIN = "/tmp/cell.stdin"  # noqa: S108 - the cell's own
@@ -46,7 +47,7 @@ class Words(NamedTuple):
     ending: bytes = b""
 
 
-def words(run: Run, language: str, last_exit_code: int) -> Words:
+def words(run: RunProgram, language: str, last_exit_code: int) -> Words:
     """Return the wording of a session's request in `language`, after one that ended with
     `last_exit_code`."""
     if language == PYTHON:
@@ -74,7 +75,7 @@ def _ending(request: int, nonce: str) -> bytes:
     return _ENDING.format(request, _SHORT_TEXT + len(nonce), nonce).encode()
 
 
-def _as_json(run: Run) -> bytes:
+def _as_json(run: RunProgram) -> bytes:
     """Return a JSON object and a newline, then the content of each file and of standard input."""
     header = {
         "code": run.code,
@@ -91,7 +92,7 @@ def _as_json(run: Run) -> bytes:
     return json.dumps(header).encode() + b"\n" + contents
 
 
-def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
+def _as_lines(run: RunProgram, language: str, last_exit_code: int) -> bytes:
     """Return the lines that give a shell its inputs and make it run the program.
 
     By `.` and not by eval: messages then carry the line of the program.  `command` turns an error
@@ -119,7 +120,7 @@ def _as_lines(run: Run, language: str, last_exit_code: int) -> bytes:
     return b"".join(lines)
 
 
-def _directories(run: Run) -> list[str]:
+def _directories(run: RunProgram) -> list[str]:
     parents = (file.path.rpartition("/")[0] for file in run.files)
     return sorted({f"/workspace/{parent}" for parent in parents if parent})
 

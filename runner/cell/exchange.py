@@ -1,4 +1,4 @@
-"""The exchange of frames in a guest: Run brings a program in, Finished takes its value out."""
+"""The exchange of frames in a guest: RunProgram brings a program in, Finished takes its value out."""
 
 import builtins
 import contextlib
@@ -13,20 +13,20 @@ import types
 from msgspec.structs import replace
 
 from ..channel import Channel, Receiver, packets
-from ..messages import Answer, Become, Finished, InputFile, Run, Start, decode, encode
+from ..messages import Answer, Become, Finished, InputFile, RunProgram, Start, decode, encode
 
 WORKSPACE = "/workspace"
 # O_NONBLOCK: opening a FIFO without a reader fails at once (fifo(7)); regular files ignore it.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN_BYTES = 256 * 1024 * 1024
-_Word = Run | Start | Become
+_Word = RunProgram | Start | Become
 
 
 def receiver_of(sock: Channel) -> Receiver:
     return Receiver(sock, _RUN_BYTES)
 
 
-def receive(receiver: Receiver) -> Run | Start | Become | None:
+def receive(receiver: Receiver) -> RunProgram | Start | Become | None:
     """Wait for a program, or for word that more than one will come; None once there will be none.
 
     The late answer to an abandoned call may come first.
@@ -38,7 +38,7 @@ def receive(receiver: Receiver) -> Run | Start | Become | None:
     return None
 
 
-def give(run: Run, main: types.ModuleType, filename: str) -> None:
+def give(run: RunProgram, main: types.ModuleType, filename: str) -> None:
     """Give the program its environment, its variables and its files, and tracebacks its source."""
     if run.environment:
         os.environ.update(run.environment)

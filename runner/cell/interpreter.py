@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from ...policies.plan import Plan
 from ..channel import Channel
-from ..messages import Become, Finished, Run, encode
+from ..messages import Become, Finished, RunProgram, encode
 from .evaluation import FILENAME, Executor, Program, lines_of, outcome
 from .exchange import WORKSPACE, give, receive, receiver_of, report
 from .pictures import display
@@ -35,8 +35,8 @@ from .tools import Toolbox
 # While modules are preloaded there is no /tmp to write to.
 _WRITTEN_TO = {"TMPDIR", "MPLCONFIGDIR"}
 _REHEARSALS = (
-    Run("1 + 1", b"{}", (), {}, 100),
-    Run("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
+    RunProgram("1 + 1", b"{}", (), {}, 100),
+    RunProgram("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
 )
 
 
@@ -124,7 +124,7 @@ def rehearse() -> None:
         stage = _Stage(b"\0" + encode(program))
         receiver = receiver_of(stage)
         run = receive(receiver)
-        if isinstance(run, Run):
+        if isinstance(run, RunProgram):
             report(_execute(run, Toolbox(stage, 0, receiver)), stage)
         _flush()
     gc.disable()
@@ -167,10 +167,10 @@ def _serve(control: int) -> int:
         _other.become(run, control)
     threading.main_thread()._native_id = os.getpid()  # type: ignore[attr-defined]  # set at start only
     _be_random()
-    if isinstance(run, Run) and run.request:
+    if isinstance(run, RunProgram) and run.request:
         toolbox = Toolbox(sock, control, receiver)
         return _leave(converse(run, receiver, sock, fresh_main(), toolbox))
-    if isinstance(run, Run):
+    if isinstance(run, RunProgram):
         return _run(run, sock, Toolbox(sock, control, receiver) if run.tools else None)
     return 1
 
@@ -198,7 +198,7 @@ def _be_random() -> None:
         uuid.__dict__.update(_node=None, _last_timestamp=None)
 
 
-def _run(run: Run, sock: Channel, toolbox: Toolbox | None) -> int:
+def _run(run: RunProgram, sock: Channel, toolbox: Toolbox | None) -> int:
     itself = os.getpid()
     finished, code = _execute(run, toolbox)
     code = _leave(code)
@@ -209,7 +209,7 @@ def _run(run: Run, sock: Channel, toolbox: Toolbox | None) -> int:
     return code
 
 
-def _execute(run: Run, toolbox: Toolbox | None) -> tuple[Finished, int]:
+def _execute(run: RunProgram, toolbox: Toolbox | None) -> tuple[Finished, int]:
     main = fresh_main()
     gc.enable()
     give(run, main, FILENAME)

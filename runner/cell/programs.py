@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ...policies.languages import LANGUAGES, TOOL_CLIENT, as_environment, interpreter_of
 from ...policies.plan import Plan
-from ..messages import Become, Finished, InputFile, Run, Start
+from ..messages import Become, Finished, InputFile, RunProgram, Start
 from .exchange import report_to, write
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
@@ -41,7 +41,7 @@ class Interpreter:
         self._first = ""  # what bash reads before the program
         self._harness = _HARNESSES.get(interpreter_of(plan.language), "")
 
-    def become(self, asked: Run | Start, control: int) -> NoReturn:
+    def become(self, asked: RunProgram | Start, control: int) -> NoReturn:
         """Become the interpreter; exits with 127, as a shell does, if that fails.
 
         One with a harness keeps the control socket, to say what programs came to; of a shell that runs
@@ -49,14 +49,14 @@ class Interpreter:
         """
 
         def interpret() -> None:
-            if isinstance(asked, Run):
+            if isinstance(asked, RunProgram):
                 self._run(asked, control)
             else:
                 self._converse(control)
 
         _become(self._name, asked.files, interpret, control)
 
-    def _run(self, run: Run, control: int) -> None:
+    def _run(self, run: RunProgram, control: int) -> None:
         Path(self._source).write_text(run.code)
         if self._harness:
             given = {
@@ -71,7 +71,7 @@ class Interpreter:
         os.environ.update(as_environment(run.inputs))
         self._execute(*self._language.arguments, *self._source_of(run))
 
-    def _source_of(self, run: Run) -> tuple[str, ...]:
+    def _source_of(self, run: RunProgram) -> tuple[str, ...]:
         """Return what names the program, behind the command that calls tools if it has any.
 
         Only bash has a variable for that; it keeps the program from running as part of another, whose

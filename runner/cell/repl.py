@@ -15,7 +15,7 @@ import types
 from typing import Any
 
 from ..channel import Channel, Receiver
-from ..messages import Become, Finished, Run, Start
+from ..messages import Become, Finished, RunProgram, Start
 from .evaluation import Executor, Program, outcome
 from .exchange import give, receive, report
 from .tools import Toolbox
@@ -24,7 +24,7 @@ _SOURCES = 200  # programs whose lines tracebacks can still show
 
 
 def converse(
-    run: Run, receiver: Receiver, sock: Channel, main: types.ModuleType, toolbox: Toolbox
+    run: RunProgram, receiver: Receiver, sock: Channel, main: types.ModuleType, toolbox: Toolbox
 ) -> int:
     """Run what comes, starting with `run`, until there will be no more; return an exit code.
 
@@ -34,8 +34,8 @@ def converse(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.enable()  # it was off for the sake of cells of single use; a session may live for hours
     session, itself = _Session(main, toolbox), os.getpid()
-    following: Run | Start | Become | None = run
-    while isinstance(following, Run):
+    following: RunProgram | Start | Become | None = run
+    while isinstance(following, RunProgram):
         finished, code = session.answer(following)
         if os.getpid() != itself:
             return code
@@ -51,7 +51,7 @@ class _Session:
         self._handler: Any = signal.default_int_handler  # or what programs put in its place
         self._executor = Executor()
 
-    def answer(self, run: Run) -> tuple[Finished, int]:
+    def answer(self, run: RunProgram) -> tuple[Finished, int]:
         finished, code = outcome(
             lambda: self._run(run), run.value_bytes, run.picture_bytes, is_plain=run.plain
         )
@@ -61,14 +61,14 @@ class _Session:
                 getattr(sys, name).flush()
         return finished, code
 
-    def _run(self, run: Run) -> object:
+    def _run(self, run: RunProgram) -> object:
         value = self._interruptibly(run, f"<cell {run.request}>")
         linecache.cache.pop(f"<cell {run.request - _SOURCES}>", None)
         if value is not None:
             self._main.__dict__["_"] = value
         return value
 
-    def _interruptibly(self, run: Run, filename: str) -> object:
+    def _interruptibly(self, run: RunProgram, filename: str) -> object:
         program = Program(run.code, self._executor, filename)
         try:
             signal.signal(signal.SIGINT, self._handler)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..channel import Channel, Receiver
-from ..messages import Run
+from ..messages import RunProgram
 from .caller import FILES, Caller, ToolError
 from .finding import UNSET, finding, given
 from .stubs import PLACE, Package, install
@@ -57,7 +57,7 @@ class Toolbox:
         self._module: types.ModuleType | None = None
         self._named: dict[str, tuple[str, ...]] = {}
 
-    def open(self, run: Run, main: types.ModuleType) -> None:
+    def open(self, run: RunProgram, main: types.ModuleType) -> None:
         """Let the program of `run` import and call its tools."""
         if not run.tools:
             return

@@ -50,7 +50,7 @@ from cellwright.runner.messages import (
     Finished,
     InputFile,
     Ready,
-    Run,
+    RunProgram,
     ShelfMade,
     Start,
     decode,
@@ -74,7 +74,7 @@ OF_LAUNCHERS = (
     Booted(), ShelfMade(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
 )  # fmt: skip
 FOR_GUESTS = (
-    Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),
+    RunProgram("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),
 )  # fmt: skip
 OF_DAEMONS = (
     frames.Welcome(1, 2, 3), frames.OutputChunk("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
@@ -137,7 +137,7 @@ def hears_a_launcher(dice: random.Random) -> str:
 def hears_a_supervisor(dice: random.Random) -> str:
     """The guest's process, before its program."""
     with contextlib.suppress(msgspec.DecodeError):
-        decode(mutated(dice, FOR_GUESTS), Run | Start | Answer)
+        decode(mutated(dice, FOR_GUESTS), RunProgram | Start | Answer)
         return "heard"
     return "refused"
 

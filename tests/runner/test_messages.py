@@ -17,7 +17,7 @@ from cellwright.runner.messages import (
     Fork,
     InputFile,
     Ready,
-    Run,
+    RunProgram,
     Start,
     Status,
     decode,
@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 FRAMES = [
     Ready(True), Ended(256, 1.0, 0.5, 7), Failed(1, "m"), Booted(), Fork(True),
     Finished(b"1", None, None, None), InputFile("p", b"d"),
-    Run("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9), Start((InputFile("p", b"d"),)),
+    RunProgram("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9), Start((InputFile("p", b"d"),)),
 ]  # fmt: skip
 
 

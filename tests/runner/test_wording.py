@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from cellwright.policies.languages import LANGUAGES
 from cellwright.runner import channel, wording
-from cellwright.runner.messages import Finished, InputFile, Run, decode
+from cellwright.runner.messages import Finished, InputFile, RunProgram, decode
 from cellwright.runner.wording import first_words, words
 
 SHELLS = [shutil.which(name) or name for name in ("bash", "sh")]
 
 
-def a_run(code: str, files: tuple[InputFile, ...] = (), stdin: bytes = b"") -> Run:
-    return Run(code, b"{}", files, {}, 100, 1, stdin)
+def a_run(code: str, files: tuple[InputFile, ...] = (), stdin: bytes = b"") -> RunProgram:
+    return RunProgram(code, b"{}", files, {}, 100, 1, stdin)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
