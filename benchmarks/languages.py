@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
 from ..policies.errors import LaunchError
-from ..runner.host.programs import find_program
+from ..runner.host.interpreters import find_interpreter
 from ..runner.host.runtime import find_runtime
 from ..runner.spawn import interpreter
 from .commandlines import bubblewrapped
@@ -60,7 +60,7 @@ def measure(settings: Settings) -> Report:
 
 
 def _times(settings: Settings, made: Sandbox, language: str, spoken: Spoken) -> Times:
-    path = find_program(language, find_runtime(interpreter())).path
+    path = find_interpreter(language, find_runtime(interpreter())).path
     plain = (path, *spoken.arguments, spoken.program)
     wrapped = bubblewrapped(*plain)
     in_session = _InSession(made, language, spoken.program)

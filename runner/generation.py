@@ -31,7 +31,7 @@ from .watching.listener import Listener
 from .watching.shown import Shown
 
 if TYPE_CHECKING:
-    from .host.programs import Program
+    from .host.interpreters import HostInterpreter
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
 
@@ -61,7 +61,7 @@ class Generation:
         self._shelved: int | None = None  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
-        self._program: Program | None = None
+        self._interpreter: HostInterpreter | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
@@ -76,11 +76,13 @@ class Generation:
             host = probe_host(self.tree.missing)
             runtime = find_runtime(spawned.executable)
             if language != PYTHON:
-                from .host.programs import find_program  # most run Python, and without subprocess
+                # Most run Python, and need no subprocess.
+                from .host.interpreters import find_interpreter
 
-                self._program = find_program(language, runtime, interpreter)
-            learning = lessons is not None
-            self.plan: Plan = plan_for(policy, host, learning=learning, program=self._program)
+                self._interpreter = find_interpreter(language, runtime, interpreter)
+            self.plan: Plan = plan_for(
+                policy, host, learning=lessons is not None, interpreter=self._interpreter
+            )
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
             self._shelved, self._covers = self.launcher.boot(self.boot)
@@ -109,10 +111,10 @@ class Generation:
 
             runtime = with_packages(runtime, self.plan.python_path)
         files, links = runtime.files, runtime.links
-        if self._policy.processes.subprocesses or self._program:
+        if self._policy.processes.subprocesses or self._interpreter:
             files = (*files, *runtime.programs)
-        if self._program:
-            files, links = (*files, *self._program.files), (*links, *self._program.links)
+        if self._interpreter:
+            files, links = (*files, *self._interpreter.files), (*links, *self._interpreter.links)
         if own := [path for path in files if lies_in(path, ("/workspace",))]:
             raise LaunchError(
                 f"cannot show {own[0]}: /workspace is the cell's own",

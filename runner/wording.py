@@ -1,11 +1,10 @@
 """The wording of a request: the form in which each language's interpreter can read it.
 
 Python reads a RunProgram frame, and so does the process of the guest before it becomes another
-interpreter:
-that is how a program that runs once arrives.  In a session Node and Ruby have no decoder for
-frames: they get JSON on the control channel, followed by the bytes that JSON cannot hold.  A shell
-cannot read packets: the supervisor writes lines to its standard input, the last of which makes the
-shell report how the request ended.
+interpreter: that is how a program that runs once arrives.  In a session Node and Ruby have no
+decoder for frames: they get JSON on the control channel, followed by the bytes that JSON cannot
+hold.  A shell cannot read packets: the supervisor writes lines to its standard input, the last of
+which makes the shell report how the request ended.
 """
 
 import json

@@ -65,7 +65,7 @@ class Executor:
         return self._loop.run_until_complete(value)
 
 
-class Program(NamedTuple):
+class Source(NamedTuple):
     """Source, the name that tracebacks give it, and what executes its parts."""
 
     code: str

@@ -25,7 +25,7 @@ from typing import NoReturn
 from ...policies.plan import Plan
 from ..channel import Channel
 from ..messages import Become, Finished, RunProgram, encode
-from .evaluation import FILENAME, Executor, Program, lines_of, outcome
+from .evaluation import FILENAME, Executor, Source, lines_of, outcome
 from .exchange import WORKSPACE, give, receive, receiver_of, report
 from .pictures import display
 from .programs import Interpreter, become_program
@@ -215,7 +215,7 @@ def _execute(run: RunProgram, toolbox: Toolbox | None) -> tuple[Finished, int]:
     give(run, main, FILENAME)
     if toolbox:
         toolbox.open(run, main)
-    program = Program(run.code, Executor())
+    program = Source(run.code, Executor())
     return outcome(
         lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes, is_plain=run.plain
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..channel import Channel, Receiver
 from ..messages import Become, Finished, RunProgram, Start
-from .evaluation import Executor, Program, outcome
+from .evaluation import Executor, Source, outcome
 from .exchange import give, receive, report
 from .tools import Toolbox
 
@@ -69,7 +69,7 @@ class _Session:
         return value
 
     def _interruptibly(self, run: RunProgram, filename: str) -> object:
-        program = Program(run.code, self._executor, filename)
+        program = Source(run.code, self._executor, filename)
         try:
             signal.signal(signal.SIGINT, self._handler)
             sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")

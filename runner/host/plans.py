@@ -16,25 +16,33 @@ from ...policies.policy import Policy
 from .cache import cached
 
 if TYPE_CHECKING:
-    from .programs import Program
+    from .interpreters import HostInterpreter
 
 
 def plan_for(
-    policy: Policy, host: Host, *, learning: bool = False, program: "Program | None" = None
+    policy: Policy,
+    host: Host,
+    *,
+    learning: bool = False,
+    interpreter: "HostInterpreter | None" = None,
 ) -> Plan:
-    """Return the plan of `policy` on `host` for Python, or for the language of `program`.
+    """Return the plan of `policy` on `host` for Python, or for the language of `interpreter`.
 
     Raises PolicyError and Unenforceable.
     """
-    given = msgspec.msgpack.encode((policy, host, learning, program), order="sorted")
+    given = msgspec.msgpack.encode((policy, host, learning, interpreter), order="sorted")
     key = b"plan " + _compiler_identity() + given
-    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning, program))
+    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning, interpreter))
 
 
-def _compile(policy: Policy, host: Host, learning: bool, program: "Program | None") -> Plan:
+def _compile(
+    policy: Policy, host: Host, learning: bool, interpreter: "HostInterpreter | None"
+) -> Plan:
     from ...policies.compile import CellLanguage, compile_policy
 
-    runs = CellLanguage(program.language, program.executables) if program else CellLanguage()
+    runs = CellLanguage()
+    if interpreter:
+        runs = CellLanguage(interpreter.language, interpreter.executables)
     return compile_policy(policy, host, learning=learning, runs=runs)
 
 

@@ -23,8 +23,8 @@ _BESIDES = {
 }
 
 
-class Program(msgspec.Struct, frozen=True):
-    """`executables` are what execve(2) opens: the program and its dynamic loader."""
+class HostInterpreter(msgspec.Struct, frozen=True):
+    """`executables` are what execve(2) opens: the interpreter and its dynamic loader."""
 
     language: str
     path: str
@@ -33,7 +33,7 @@ class Program(msgspec.Struct, frozen=True):
     links: tuple[tuple[str, str], ...]
 
 
-def find_program(language: str, runtime: Runtime, interpreter: str = "") -> Program:
+def find_interpreter(language: str, runtime: Runtime, interpreter: str = "") -> HostInterpreter:
     """Return the interpreter of `language`, at the path `interpreter` if that is given.
 
     Raises LaunchError that names the missing package or the unsupported version.
@@ -43,8 +43,8 @@ def find_program(language: str, runtime: Runtime, interpreter: str = "") -> Prog
         stat = os.stat(path)
     except OSError as error:
         raise LaunchError(f"cannot use {interpreter} for {language}: {error.strerror}") from None
-    key = f"program 4 {language} {path} {stat.st_mtime_ns} {stat.st_size} {runtime}"
-    return cached(key, Program, lambda: _ask(language, path, runtime))
+    key = f"interpreter 1 {language} {path} {stat.st_mtime_ns} {stat.st_size} {runtime}"
+    return cached(key, HostInterpreter, lambda: _ask(language, path, runtime))
 
 
 def _look_for(language: str) -> str:
@@ -56,7 +56,7 @@ def _look_for(language: str) -> str:
     return found
 
 
-def _ask(language: str, path: str, runtime: Runtime) -> Program:
+def _ask(language: str, path: str, runtime: Runtime) -> HostInterpreter:
     if language == "typescript":
         _require_types_stripped(path)
     wanted = _BESIDES.get(interpreter_of(language), ())
@@ -65,7 +65,9 @@ def _ask(language: str, path: str, runtime: Runtime) -> Program:
     libraries = libraries_of([path, *inside], runtime)
     new = [each for each in libraries if not lies_in(each, (*besides, *runtime.files))]
     links = [link for each in new for link in sonames(Path(each))]
-    return Program(language, path, (path, runtime.loader), (path, *besides, *new), tuple(links))
+    return HostInterpreter(
+        language, path, (path, runtime.loader), (path, *besides, *new), tuple(links)
+    )
 
 
 def _require_types_stripped(node: str) -> None:
