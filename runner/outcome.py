@@ -8,7 +8,7 @@ import msgspec
 
 from ..policies.policy import Limits
 from .capture import Capture
-from .cgroups import Usage as CgroupUsage
+from .cgroups import CgroupUsage
 from .messages import Finished, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .watching.supervision import Observation

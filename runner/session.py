@@ -14,7 +14,7 @@ from ..policies.errors import CellwrightError, ClosedError, LauncherLost, Sessio
 from ..policies.languages import PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
-from .cgroups import Usage
+from .cgroups import CgroupUsage
 from .custody import Custody
 from .execution import Made, Performed, Request, Turn, called_off, look_at_files, perform, phases
 from .outcome import Count, conclude
@@ -280,7 +280,7 @@ class SessionCell:
                 self._give_back(self._custody)
 
 
-def _difference(now: Usage, before: Usage) -> Usage:
+def _difference(now: CgroupUsage, before: CgroupUsage) -> CgroupUsage:
     """Return the usage since `before`; peaks are of the whole session."""
 
     user = (now.cpu_user_seconds or 0.0) - (before.cpu_user_seconds or 0.0)

@@ -11,7 +11,7 @@ from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .capture import OnOutput
-from .cgroups import Usage
+from .cgroups import CgroupUsage
 from .custody import Custody
 from .execution import NEVER, Request, called_off, look_at_files, perform, phases
 from .generation import Generation
@@ -197,12 +197,12 @@ def _count(custody: Custody, seen: Observation) -> Count:
     return Count(usage, 0 if ended_well else cgroup.oom_kills())
 
 
-def _or_else(usage: Usage, ended: Ended) -> Usage:
+def _or_else(usage: CgroupUsage, ended: Ended) -> CgroupUsage:
     """Fill in what wait4(2) said; it misses children whose parent ignores SIGCHLD."""
     counted = usage._asdict() | {
         name: value for name, value in _counts(ended).items() if getattr(usage, name) is None
     }
-    return Usage(**counted)
+    return CgroupUsage(**counted)
 
 
 def _counts(ended: Ended) -> dict[str, float | int]:

@@ -184,7 +184,7 @@ def test_every_frame_is_described() -> None:
 def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
     kinds = {
         name for name, kind in vars(frames).items()
-        if isinstance(kind, type) and issubclass(kind, frames._Frame) and not name.startswith("_")
+        if isinstance(kind, type) and issubclass(kind, frames._DaemonFrame) and not name.startswith("_")
     }  # fmt: skip
     assert kinds <= named_in("harness/servers/daemon/README.md")
     assert len(kinds) > 20

@@ -248,6 +248,17 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_a_class_name_has_one_meaning_in_the_whole_tree() -> None:
+    places: dict[str, list[str]] = {}
+    for folder in ("harness", "runner", "policies"):
+        for path in below(folder):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(name_of(path))
+    assert places["Sandbox"] == ["harness/sandbox/sandbox.py"]
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_nothing_of_a_cell_is_unpickled_or_logged() -> None:
     forbidden = {"pickle", "marshal", "shelve", "logging"}
     for path in below("runner"):

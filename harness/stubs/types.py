@@ -11,44 +11,44 @@ Word: TypeAlias = Literal["any", "none", "bool", "int", "float", "str"]
 Scalar: TypeAlias = str | int | bool | None
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _StubPart(msgspec.Struct, frozen=True):
     pass
 
 
-class Plain(_Part, frozen=True):
+class Plain(_StubPart, frozen=True):
     """A type that has a name in every language."""
 
     word: Word
 
 
-class Literals(_Part, frozen=True):
+class Literals(_StubPart, frozen=True):
     """One of a few values."""
 
     values: tuple[Scalar, ...]
 
 
-class ListOf(_Part, frozen=True):
+class ListOf(_StubPart, frozen=True):
     item: "Type"
 
 
-class TupleOf(_Part, frozen=True):
+class TupleOf(_StubPart, frozen=True):
     """A list whose first items have types of their own; `rest` is that of further ones."""
 
     items: "tuple[Type, ...]"
     rest: "Type | None"
 
 
-class MapOf(_Part, frozen=True):
+class MapOf(_StubPart, frozen=True):
     """An object with any keys."""
 
     value: "Type"
 
 
-class UnionOf(_Part, frozen=True):
+class UnionOf(_StubPart, frozen=True):
     members: "tuple[Type, ...]"
 
 
-class Named(_Part, frozen=True):
+class Named(_StubPart, frozen=True):
     """A type that stands in `ToolSignature.definitions`."""
 
     name: str
@@ -57,7 +57,7 @@ class Named(_Part, frozen=True):
 Type: TypeAlias = Plain | Literals | ListOf | TupleOf | MapOf | UnionOf | Named
 
 
-class Property(_Part, frozen=True):
+class Property(_StubPart, frozen=True):
     """A property; `wire` is its name, whatever that is, and `default` JSON in words."""
 
     wire: str
@@ -67,14 +67,14 @@ class Property(_Part, frozen=True):
     default: str = ""
 
 
-class Record(_Part, frozen=True):
+class Record(_StubPart, frozen=True):
     """An object with known keys."""
 
     fields: tuple[Property, ...]
     description: str = ""
 
 
-class ToolSignature(_Part, frozen=True):
+class ToolSignature(_StubPart, frozen=True):
     """The parameters and the result of a tool.
 
     `more`: arguments beside `parameters` are allowed.  Names in `definitions` are ASCII identifiers,

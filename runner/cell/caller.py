@@ -26,18 +26,22 @@ _NOT_THE_PROGRAM = (*FILES, f"{PLACE}/")  # what stands between it and us
 _AT_ONCE = 32  # the supervisor ends a cell that has 64 calls open
 
 
-class ToolError(Exception):
-    """A call of a tool that was refused, or that failed; `kind` says how."""
+class GuestToolError(Exception):
+    """A call of a tool that was refused, or that failed; `kind` says how.
+
+    Programs see it as `tools.ToolError`.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-ToolError.__module__ = "tools"
+GuestToolError.__module__ = "tools"
+GuestToolError.__name__ = GuestToolError.__qualname__ = "ToolError"
 
 
-class Caller:
+class ToolCaller:
     """Calls tools over one control socket, from any thread and any event loop of one process."""
 
     def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
@@ -121,7 +125,7 @@ class Caller:
     ) -> int:  # fmt: skip
         given = _encoded(arguments)
         if not self.is_ours():
-            raise ToolError("closed", "only the program's first process can call tools")
+            raise GuestToolError("closed", "only the program's first process can call tools")
         while True:
             self._wait(self._has_room)
             with self._changed:
@@ -136,7 +140,7 @@ class Caller:
     ) -> int:
         """Send a call; `_changed` is held."""
         if not self._open:
-            raise ToolError("closed", "there is no request in which to call a tool")
+            raise GuestToolError("closed", "there is no request in which to call a tool")
         self._number += 1
         self._waiting[self._number] = deliver
         for packet in packets(encode(Call(self._number, *call))):
@@ -180,7 +184,7 @@ class Caller:
     def _receive(self) -> Answer | None:
         frame = self._receiver.receive()
         if frame == b"":
-            raise ToolError("closed", "the host has gone")
+            raise GuestToolError("closed", "the host has gone")
         return decode(frame, Answer) if frame else None
 
     def _has_news(self) -> bool:
@@ -223,5 +227,5 @@ def _site() -> str:
 
 def _value(answer: Answer) -> Any:
     if answer.kind:
-        raise ToolError(answer.kind, answer.message)
+        raise GuestToolError(answer.kind, answer.message)
     return json.loads(answer.value or b"null")

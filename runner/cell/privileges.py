@@ -11,7 +11,7 @@ import prctl
 
 from ..kernel import privileges as kernel
 from ..kernel.now import Now
-from ..kernel.steps import Calls, Descriptor
+from ..kernel.steps import Descriptor, SystemCalls
 
 # A process with no capability could regain one by exec of a set-uid-root file or by setuid; these
 # bits end both, and their locks cannot be undone (capabilities(7), "The securebits flags").
@@ -27,23 +27,23 @@ _SECUREBITS = (
 )
 
 
-def set_process_name(do: Calls[Descriptor], name: str) -> None:
+def set_process_name(do: SystemCalls[Descriptor], name: str) -> None:
     """Name this process for ps(1); at most 15 bytes."""
     kernel.set_name(do, name)
 
 
-def make_undumpable(do: Calls[Descriptor]) -> None:
+def make_undumpable(do: SystemCalls[Descriptor]) -> None:
     """Hide memory, environment and descriptors of this process from others of its uid (ptrace(2))."""
     kernel.set_dumpable(do, 0)
 
 
-def make_dumpable(do: Calls[Descriptor]) -> None:
+def make_dumpable(do: SystemCalls[Descriptor]) -> None:
     """Undo that, in a process that was forked from one that hides."""
     kernel.set_dumpable(do, 1)
 
 
 def map_ids(
-    do: Calls[Descriptor], proc: int, inside: int, outside_uid: int, outside_gid: int
+    do: SystemCalls[Descriptor], proc: int, inside: int, outside_uid: int, outside_gid: int
 ) -> None:
     """Map one uid and one gid into the user namespace just entered, through the /proc at `proc`.
 
@@ -54,13 +54,13 @@ def map_ids(
     _write(do, proc, "self/gid_map", f"{inside} {outside_gid} 1")
 
 
-def _write(do: Calls[Descriptor], directory: int, path: str, text: str) -> None:
+def _write(do: SystemCalls[Descriptor], directory: int, path: str, text: str) -> None:
     opened = do.call("openat", directory, path.encode(), os.O_WRONLY | os.O_CLOEXEC, about=path)
     do.call("write", opened, text.encode(), len(text), about=path)
     do.call("close", opened)
 
 
-def give_up_all(do: Calls[Descriptor], last_capability: int) -> None:
+def give_up_all(do: SystemCalls[Descriptor], last_capability: int) -> None:
     """Empty every capability set for good.  The order: dropping from the bounding set and setting
     securebits both need CAP_SETPCAP, so the sets themselves go last."""
     kernel.drop_bounding_set(do, last_capability)
@@ -69,7 +69,7 @@ def give_up_all(do: Calls[Descriptor], last_capability: int) -> None:
     kernel.set_no_new_privs(do)
 
 
-def keep_only_sys_admin(do: Calls[Descriptor], last_capability: int) -> None:
+def keep_only_sys_admin(do: SystemCalls[Descriptor], last_capability: int) -> None:
     """Give up every capability but the one that new namespaces need, of this process's own user
     namespace, and any way to another; for a process that never executes a program."""
     kernel.drop_bounding_set(do, last_capability)

@@ -12,15 +12,15 @@ from typing import Any
 
 from ..channel import Channel, Receiver
 from ..messages import RunProgram
-from .caller import FILES, Caller, ToolError
+from .caller import FILES, GuestToolError, ToolCaller
 from .finding import UNSET, finding, given
 from .stubs import PLACE, Package, install
 
 
-class Tool:
+class GuestTool:
     """A tool, or what names of tools begin with."""
 
-    def __init__(self, caller: Caller, name: str) -> None:
+    def __init__(self, caller: ToolCaller, name: str) -> None:
         self._caller = caller
         self._name = name
         self._parameters: tuple[str, ...] | None = None
@@ -53,7 +53,7 @@ class Toolbox:
     """The module `tools` of one guest, filled anew for every request."""
 
     def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
-        self._caller = Caller(sock, control, receiver)
+        self._caller = ToolCaller(sock, control, receiver)
         self._module: types.ModuleType | None = None
         self._named: dict[str, tuple[str, ...]] = {}
 
@@ -82,7 +82,8 @@ class Toolbox:
             """Call a tool by its name; in a coroutine, await it."""
             return self._caller.call(name, args or {})
 
-        module.__dict__.update(ToolError=ToolError, call_tool=call_tool, UNSET=UNSET, given=given)
+        module.__dict__.update(ToolError=GuestToolError, call_tool=call_tool)
+        module.__dict__.update(UNSET=UNSET, given=given)
         module.__dict__.update(finding(call_tool))
         for file in FILES:
             linecache.cache[file] = (0, None, [], file)  # or tracebacks would try to open it
@@ -94,7 +95,7 @@ class Toolbox:
             return
         for name in self._named:
             word = _identifier(name.partition(".")[0])
-            if isinstance(module.__dict__.get(word), Tool):
+            if isinstance(module.__dict__.get(word), GuestTool):
                 delattr(module, word)
         for name, parameters in tools.items():
             self._place(module, name, parameters)
@@ -105,9 +106,9 @@ class Toolbox:
         for count, step in enumerate(steps, 1):
             word = _identifier(step)
             if word not in at.__dict__:
-                at.__dict__[word] = Tool(self._caller, ".".join(steps[:count]))
+                at.__dict__[word] = GuestTool(self._caller, ".".join(steps[:count]))
             at = at.__dict__[word]
-        if isinstance(at, Tool):  # not a name of our own
+        if isinstance(at, GuestTool):  # not a name of our own
             at._parameters = tuple(parameters)
 
 

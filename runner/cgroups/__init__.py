@@ -5,6 +5,6 @@ says in words what the host lacks; the policy decides whether a cell may run wit
 """
 
 from .detect import open_tree
-from .tree import Cgroup, CgroupTree, NoCgroups, Usage
+from .tree import Cgroup, CgroupTree, CgroupUsage, NoCgroups
 
-__all__ = ["Cgroup", "CgroupTree", "NoCgroups", "Usage", "open_tree"]
+__all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroups", "open_tree"]

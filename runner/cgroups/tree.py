@@ -17,7 +17,7 @@ class Caps(NamedTuple):
     socket_bytes: int = 0  # on v1, beyond memory_bytes, of TCP and UDP; 0 where a cell has neither
 
 
-class Usage(NamedTuple):
+class CgroupUsage(NamedTuple):
     """A cell's usage as its cgroup counted it; None where nothing counts."""
 
     cpu_user_seconds: float | None = None
@@ -38,7 +38,7 @@ class Cgroup(Protocol):
     def cpu_seconds(self) -> float | None:
         """Return the CPU time used so far, None if nothing counts it."""
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> CgroupUsage: ...
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed because memory ran out here."""
@@ -90,8 +90,8 @@ class NoCgroup:
     def cpu_seconds(self) -> float | None:
         return None
 
-    def usage(self) -> Usage:
-        return Usage()
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
 
     def oom_kills(self) -> int:
         return 0

@@ -9,8 +9,8 @@ from .tree import (
     CONTROLLERS,
     Caps,
     Cgroup,
+    CgroupUsage,
     Counters,
-    Usage,
     give_up,
     open_all,
     processes_in,
@@ -85,9 +85,9 @@ class CgroupV1:
         user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
         return None if user is None or system is None else (user + system) / 1e9
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
-        return Usage(
+        return CgroupUsage(
             cpu_user_seconds=None if user is None else user / 1e9,
             cpu_system_seconds=None if system is None else system / 1e9,
             memory_peak_bytes=self._counters.number("memory_peak"),

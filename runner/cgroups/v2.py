@@ -8,8 +8,8 @@ from .tree import (
     CONTROLLERS,
     Caps,
     Cgroup,
+    CgroupUsage,
     Counters,
-    Usage,
     give_up,
     open_all,
     read_field,
@@ -56,9 +56,9 @@ class CgroupV2:
     def cpu_seconds(self) -> float | None:
         return _seconds(self._counters.fields("cpu"), "usage_usec")
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         cpu = self._counters.fields("cpu")
-        return Usage(
+        return CgroupUsage(
             cpu_user_seconds=_seconds(cpu, "user_usec"),
             cpu_system_seconds=_seconds(cpu, "system_usec"),
             memory_peak_bytes=self._counters.number("memory_peak"),

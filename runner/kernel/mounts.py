@@ -7,7 +7,7 @@ import os
 import struct
 
 from . import libc
-from .steps import Calls, Descriptor
+from .steps import Descriptor, SystemCalls
 
 AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -30,7 +30,7 @@ NOEXEC = 0x8
 _MOUNT_ATTR = struct.Struct("=4Q")
 
 
-def new(do: Calls[Descriptor], kind: str, attributes: int, **options: str) -> Descriptor:
+def new(do: SystemCalls[Descriptor], kind: str, attributes: int, **options: str) -> Descriptor:
     """Make a detached mount of a new `kind` filesystem."""
     context = do.call("fsopen", kind.encode(), _FSOPEN_CLOEXEC, about=kind)
     for key, value in options.items():
@@ -42,13 +42,13 @@ def new(do: Calls[Descriptor], kind: str, attributes: int, **options: str) -> De
     return mount
 
 
-def clone(do: Calls[Descriptor], path: str) -> Descriptor:
+def clone(do: SystemCalls[Descriptor], path: str) -> Descriptor:
     """Make a detached bind mount of `path`, with what is mounted below it."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
     return do.call("open_tree", AT_FDCWD, os.fsencode(path), flags, about=path)
 
 
-def put(do: Calls[Descriptor], mount: Descriptor, target: str) -> None:
+def put(do: SystemCalls[Descriptor], mount: Descriptor, target: str) -> None:
     """Put a detached mount at `target` and close its descriptor."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH
     do.call("move_mount", mount, b"", AT_FDCWD, os.fsencode(target), flags, about=target)
@@ -56,7 +56,7 @@ def put(do: Calls[Descriptor], mount: Descriptor, target: str) -> None:
 
 
 def put_making(
-    do: Calls[Descriptor], mount: Descriptor, target: str, *, is_directory: bool
+    do: SystemCalls[Descriptor], mount: Descriptor, target: str, *, is_directory: bool
 ) -> None:
     """Do the same with a mount point that is made first."""
     if is_directory:

@@ -3,7 +3,7 @@
 import struct
 
 from . import libc
-from .steps import Calls, Descriptor
+from .steps import Descriptor, SystemCalls
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _SECCOMP_SET_MODE_FILTER = 1
@@ -14,17 +14,17 @@ _PR_SET_SECUREBITS = 28
 _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS = 4, 15, 38
 
 
-def drop_bounding_set(do: Calls[Descriptor], last_capability: int) -> None:
+def drop_bounding_set(do: SystemCalls[Descriptor], last_capability: int) -> None:
     """Empty the bounding set up to the kernel's own last capability, which a header may not know."""
     for capability in range(last_capability + 1):
         do.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0, about=f"drop {capability}")
 
 
-def set_securebits(do: Calls[Descriptor], bits: int) -> None:
+def set_securebits(do: SystemCalls[Descriptor], bits: int) -> None:
     do.call("prctl", _PR_SET_SECUREBITS, bits, 0, 0, 0, about="securebits")
 
 
-def clear_capabilities(do: Calls[Descriptor], but: int | None = None) -> None:
+def clear_capabilities(do: SystemCalls[Descriptor], but: int | None = None) -> None:
     """Empty the effective, permitted and inheritable sets (capset(2)); ambient follows.
 
     `but` is a capability below 32 that stays effective and permitted.
@@ -35,15 +35,15 @@ def clear_capabilities(do: Calls[Descriptor], but: int | None = None) -> None:
     do.call("capset", header, sets, about="none" if but is None else f"only {but}")
 
 
-def set_no_new_privs(do: Calls[Descriptor]) -> None:
+def set_no_new_privs(do: SystemCalls[Descriptor]) -> None:
     do.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, about="no_new_privs")
 
 
-def set_dumpable(do: Calls[Descriptor], value: int) -> None:
+def set_dumpable(do: SystemCalls[Descriptor], value: int) -> None:
     do.call("prctl", _PR_SET_DUMPABLE, value, 0, 0, 0, about=f"dumpable {value}")
 
 
-def set_name(do: Calls[Descriptor], name: str) -> None:
+def set_name(do: SystemCalls[Descriptor], name: str) -> None:
     do.call("prctl", _PR_SET_NAME, name.encode(), about=f"name {name}")
 
 
@@ -54,7 +54,7 @@ def sethostname(name: str) -> None:
 
 
 def install_seccomp_filter(
-    do: Calls[Descriptor], program: bytes, *, listens: bool = False
+    do: SystemCalls[Descriptor], program: bytes, *, listens: bool = False
 ) -> Descriptor:
     """Install a compiled BPF `program` for this thread and what it starts (seccomp(2)).
 

@@ -39,7 +39,7 @@ Descriptor = TypeVar("Descriptor", bound=int | Result)
 _Answer = TypeVar("_Answer", bound=int | Result, covariant=True)
 
 
-class Calls(Protocol[_Answer]):
+class SystemCalls(Protocol[_Answer]):
     """What a function needs that makes system calls: `Steps` notes them, `Now` makes them at once."""
 
     def call(self, name: str, *arguments: Argument, about: str = "") -> _Answer: ...

@@ -21,7 +21,7 @@ from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
 from ..shelf import PLACE
-from .views import Shown, SinglyShown, cover, guard, new_view, open_source
+from .views import ShownPath, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
 _CLIENT = Path(__file__).parents[1].joinpath("cell/call.sh").read_text()  # while it can be read
@@ -62,7 +62,7 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
     return shelf, views
 
 
-def _open_sources(boot: Boot) -> list[Shown]:
+def _open_sources(boot: Boot) -> list[ShownPath]:
     """Open what the policy shows, then what the interpreter needs besides, then the devices."""
     plan, where = boot.plan, dict(boot.sources)
     wanted = [(bind.path, _attributes(bind)) for bind in plan.binds]
@@ -77,11 +77,11 @@ def _open_sources(boot: Boot) -> list[Shown]:
     opened = []
     for path, attributes in wanted:
         source = where.get(path, path)
-        opened.append(Shown(path, source, open_source(source), attributes))
+        opened.append(ShownPath(path, source, open_source(source), attributes))
     return opened
 
 
-def _show(root: int, sources: list[Shown], boot: Boot) -> Views:
+def _show(root: int, sources: list[ShownPath], boot: Boot) -> Views:
     """Put every source in its place, without what is denied beneath it."""
     shown = [bind.path for bind in boot.plan.binds]
     denied, singly = denied_by(boot.plan.hidden), SinglyShown(shown)
@@ -110,7 +110,8 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _show_one(
-    root: int, shown: Shown, denied: Denied, singly: SinglyShown, inner: list[str], *, writable: bool
+    root: int, shown: ShownPath, denied: Denied, singly: SinglyShown, inner: list[str],
+    *, writable: bool,
 ) -> list[Cover]:  # fmt: skip
     """Put one source in its place; return what had to be covered there.  `inner` are the paths that are
     shown beneath it by themselves."""
@@ -137,7 +138,7 @@ def _show_one(
     return []
 
 
-def _denied_beneath(shown: Shown, denied: Denied) -> Denied:
+def _denied_beneath(shown: ShownPath, denied: Denied) -> Denied:
     """Return what is denied beneath a shown path, by its own name or by the one that cells see."""
     found = denied.beneath(shown.source), denied.beneath(shown.path)
     if found[0] is None or found[1] is None:

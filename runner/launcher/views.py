@@ -34,7 +34,7 @@ class ViewError(Exception):
     """There is more beneath a path than can be shown without its denied names."""
 
 
-class Shown(NamedTuple):
+class ShownPath(NamedTuple):
     """A path that a policy shows: what it is on the host, open, and its place in the new root."""
 
     path: str
@@ -72,7 +72,7 @@ class SinglyShown:
         self.snapshots: list[Snapshot] = []
         self._entries = 0
 
-    def fill(self, shown: Shown, view: int, denied: Denied) -> None:
+    def fill(self, shown: ShownPath, view: int, denied: Denied) -> None:
         """Have every entry of `shown` that is not denied in `view`, an open empty directory.
 
         Raises ViewError, and OSError.
@@ -81,7 +81,7 @@ class SinglyShown:
         mounts.make_opened_read_only(view)
 
     def _fill(
-        self, shown: Shown, path: str, source: int, view: int, denied: Denied, depth: int
+        self, shown: ShownPath, path: str, source: int, view: int, denied: Denied, depth: int
     ) -> None:  # fmt: skip
         if depth > _DEEPEST:
             raise ViewError(f"{path} lies more than {_DEEPEST} directories beneath {shown.path}")
@@ -104,7 +104,7 @@ class SinglyShown:
                 os.close(entry)
 
     def _show(
-        self, shown: Shown, path: str, entry: int, view: int, denied: Denied, depth: int
+        self, shown: ShownPath, path: str, entry: int, view: int, denied: Denied, depth: int
     ) -> None:  # fmt: skip
         name, mode = os.path.basename(path), os.fstat(entry).st_mode
         if stat.S_ISLNK(mode):
@@ -145,7 +145,7 @@ def _make(directory: int, name: str, mode: int) -> int:
     return files.open_within(directory, os.fsencode(name), _ANY)
 
 
-def guard(root: int, shown: Shown, denied: Denied, inner: Iterable[str]) -> list[Cover]:
+def guard(root: int, shown: ShownPath, denied: Denied, inner: Iterable[str]) -> list[Cover]:
     """Cover what is denied beneath a writable directory that is in place under `root`, and pin what
     lies above that and above the `inner` paths, which are shown beneath it by themselves.
 
@@ -159,7 +159,7 @@ def guard(root: int, shown: Shown, denied: Denied, inner: Iterable[str]) -> list
     return [cover(root, path) for path in found]
 
 
-def _denied_beneath(shown: Shown, denied: Denied) -> list[str]:
+def _denied_beneath(shown: ShownPath, denied: Denied) -> list[str]:
     """Return the paths, as cells see them, of what exists and is denied."""
     found: list[str] = []
     looked_at = 0
@@ -237,7 +237,7 @@ def cover(root: int, path: str) -> Cover:
     return Cover(path, status.st_dev, status.st_ino)
 
 
-def new_view(shown: Shown) -> int:
+def new_view(shown: ShownPath) -> int:
     """Return a detached memory filesystem for a directory that is shown entry by entry."""
     mode = f"{os.fstat(shown.descriptor).st_mode & 0o777:o}"
     return mounts.new(Now(), "tmpfs", shown.attributes & ~mounts.RDONLY, mode=mode, **_SIZE)

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from cellwright.policies.policy import Limits
-from cellwright.runner.cgroups import Usage as CgroupUsage
+from cellwright.runner.cgroups import CgroupUsage
 from cellwright.runner.messages import Finished
 from cellwright.runner.outcome import Count, conclude
 from cellwright.runner.result import SandboxResult, SandboxStatus

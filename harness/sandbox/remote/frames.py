@@ -23,14 +23,16 @@ _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
 
 
-class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+class _DaemonFrame(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True
+):
     pass
 
 
 # client -> daemon: Hello once, then one request at a time, and Cancel while it runs
 
 
-class Hello(_Frame, frozen=True):
+class Hello(_DaemonFrame, frozen=True):
     """The first frame: the protocol's version, and the name of one of the daemon's policies; an empty
     name selects the first."""
 
@@ -38,7 +40,7 @@ class Hello(_Frame, frozen=True):
     policy: _Few = ""
 
 
-class ExecuteArguments(_Frame, frozen=True):
+class ExecuteArguments(_DaemonFrame, frozen=True):
     """The arguments of `execute` beside the program; `inputs` is a JSON object."""
 
     stdin: bytes | None = None
@@ -51,7 +53,7 @@ class ExecuteArguments(_Frame, frozen=True):
     plain: bool = False
 
 
-class Execute(_Frame, frozen=True):
+class Execute(_DaemonFrame, frozen=True):
     """Run a program in a session or in a cell of its own.  `text`: the caller passed str, not bytes."""
 
     code: bytes
@@ -62,61 +64,61 @@ class Execute(_Frame, frozen=True):
     stream: bool = False  # send output while the program runs
 
 
-class Cancel(_Frame, frozen=True):
+class Cancel(_DaemonFrame, frozen=True):
     """Cancel the running request; without effect if none runs."""
 
 
-class Describe(_Frame, frozen=True):
+class Describe(_DaemonFrame, frozen=True):
     """Ask for the policy and its plan."""
 
 
-class Validate(_Frame, frozen=True):
+class Validate(_DaemonFrame, frozen=True):
     """Validate Python source: UTF-8, lone surrogates included."""
 
     code: bytes
 
 
-class AwaitSettled(_Frame, frozen=True):
+class AwaitSettled(_DaemonFrame, frozen=True):
     """Reply once the pool is full and no past call has left anything behind."""
 
 
-class SessionArguments(_Frame, frozen=True):
+class SessionArguments(_DaemonFrame, frozen=True):
     """The arguments of `session` beside its id."""
 
     language: _Few = PYTHON
 
 
-class OpenSession(_Frame, frozen=True):
+class OpenSession(_DaemonFrame, frozen=True):
     """Return the session of that id, or open one."""
 
     id: _Few | None
     given: SessionArguments
 
 
-class CheckSession(_Frame, frozen=True):
+class CheckSession(_DaemonFrame, frozen=True):
     """Ask whether a session is lost."""
 
     session: _Few
 
 
-class ListSessionFiles(_Frame, frozen=True):
+class ListSessionFiles(_DaemonFrame, frozen=True):
     session: _Few
 
 
-class Download(_Frame, frozen=True):
+class Download(_DaemonFrame, frozen=True):
     session: _Few
     path: _Name
 
 
-class TakeSnapshot(_Frame, frozen=True):
+class TakeSnapshot(_DaemonFrame, frozen=True):
     session: _Few
 
 
-class ForkSession(_Frame, frozen=True):
+class ForkSession(_DaemonFrame, frozen=True):
     session: _Few
 
 
-class CloseSession(_Frame, frozen=True):
+class CloseSession(_DaemonFrame, frozen=True):
     """End a session."""
 
     session: _Few
@@ -131,7 +133,7 @@ ClientRequest = (
 # daemon -> client: Welcome to Hello; to a request any number of OutputChunk, then one other frame
 
 
-class Welcome(_Frame, frozen=True):
+class Welcome(_DaemonFrame, frozen=True):
     """The daemon has the policy and accepts requests."""
 
     version: int
@@ -139,30 +141,30 @@ class Welcome(_Frame, frozen=True):
     request_bytes: int  # the longest frame that the daemon reads
 
 
-class OutputChunk(_Frame, frozen=True):
+class OutputChunk(_DaemonFrame, frozen=True):
     stream: Literal["stdout", "stderr"]
     data: bytes
 
 
-class Executed(_Frame, frozen=True):
+class Executed(_DaemonFrame, frozen=True):
     """The result of a program; its value is apart, as JSON, which has larger integers than msgpack."""
 
     result: SandboxResult
     value: bytes
 
 
-class Description(_Frame, frozen=True):
+class Description(_DaemonFrame, frozen=True):
     policies: tuple[str, ...]
     policy: Policy
     plan: Plan
 
 
-class Validated(_Frame, frozen=True):
+class Validated(_DaemonFrame, frozen=True):
     passes: bool
     finding: str | None
 
 
-class Opened(_Frame, frozen=True):
+class Opened(_DaemonFrame, frozen=True):
     """A session: `session` is the key by which requests name it.  A session that is opened under the
     same id after this one was lost has another key."""
 
@@ -172,25 +174,25 @@ class Opened(_Frame, frozen=True):
     language: str = PYTHON
 
 
-class LostReason(_Frame, frozen=True):
+class LostReason(_DaemonFrame, frozen=True):
     """Why a session is lost; empty while it lives."""
 
     lost: str
 
 
-class Files(_Frame, frozen=True):
+class Files(_DaemonFrame, frozen=True):
     files: tuple[WorkspaceFile, ...]
 
 
-class Content(_Frame, frozen=True):
+class Content(_DaemonFrame, frozen=True):
     data: bytes
 
 
-class Done(_Frame, frozen=True):
+class Done(_DaemonFrame, frozen=True):
     """The request succeeded; there is nothing to return."""
 
 
-class Failure(_Frame, frozen=True):
+class Failure(_DaemonFrame, frozen=True):
     """The exception that the request raised: a class of policies/errors.py, by name."""
 
     kind: str
