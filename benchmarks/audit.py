@@ -1,7 +1,6 @@
 """The cost of the audit trail: appending the two records of an execution, and verifying a file."""
 
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ..runner.audit.spans import Span, span_of
 from ..runner.audit.verification import verify
 from .measuring import quartile_columns, quartiles
 from .report import Column, Criterion, Report, ReportTable, Value
+from .scratch import scratch_directory
 from .settings import Settings
 
 _SANDBOX = "0" * 16
@@ -40,7 +40,7 @@ _WAYS: tuple[tuple[str, str, Durability], ...] = (
 def measure(settings: Settings) -> Report:
     """Return microseconds an execution for each durability, and how quickly a trail is verified."""
     executions = settings.amount(25_000, 4 * _BATCH)
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+    with scratch_directory() as directory:
         rows = [
             _row(title, Path(directory, name) if name else None, durability, executions)
             for title, name, durability in _WAYS

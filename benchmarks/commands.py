@@ -19,6 +19,7 @@ from .documents import write_documents
 from .machine import facts, load
 from .page import as_page
 from .report import Report
+from .scratch import remove_stale
 from .settings import Settings
 from .tables import show
 
@@ -141,6 +142,7 @@ def _shown(options: argparse.Namespace) -> list[Report]:
 
 def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Report]:
     reports: list[Report] = []
+    remove_stale()
     for name in _chosen(options.names):
         reports.append(_measured(name, settings, plain=options.plain))
         _write(reports, options)  # at once: a later failure must not lose this result

@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from .measuring import (
 )
 from .programs import SUM
 from .report import Column, Criterion, Curves, Report, ReportTable
+from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
 _OWN, _SHARED = "own sandbox, a cell stood ready", "daemon, a cell stood ready"
@@ -53,7 +53,7 @@ def daemon(settings: Settings) -> Iterator[Path]:
     """Give the socket of a daemon that serves the profile strict, audited to a file."""
     layers = settings.policy.optional_layers
     optional = [part for layer in layers for part in ("--optional", layer)]
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+    with scratch_directory() as directory:
         path = Path(directory, "socket")
         command = [sys.executable, "-I", "-m", "cellwright", "serve", *optional]
         process = subprocess.Popen(

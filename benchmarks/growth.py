@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from os import cpu_count
@@ -18,6 +17,7 @@ from .census import launcher_of, private_bytes
 from .measuring import MS, Contender, median, percentile, seconds_of, side_by_side
 from .programs import SUM
 from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
+from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
 _MIB = 1024 * 1024
@@ -72,7 +72,7 @@ def _trails(settings: Settings) -> dict[int, list[float]]:
 
 @contextlib.contextmanager
 def _with_trail(settings: Settings, records: int) -> Iterator[Sandbox]:
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+    with scratch_directory() as directory:
         never = 2**50  # no rotation: the length is the point
         with AuditLog(path=Path(directory, "audit.jsonl"), rotate_bytes=never) as log:
             span = span_of(None)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,14 @@ from ..harness.search.search import SearchIndex
 from .catalogues import Questions
 from .measuring import median
 from .report import Column, ReportTable, Value
+from .scratch import scratch_directory
 
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def cost_of_meaning(model: Path, asked: Questions, queries: int) -> ReportTable:
     """Return seconds of the processor, of all threads of the process."""
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+    with scratch_directory() as directory:
         cache = Path(directory, "vectors.db")
         encoder = Encoder(model)
         index: list[SearchIndex] = []

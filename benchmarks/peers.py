@@ -1,10 +1,8 @@
 """The same programs elsewhere, side by side and in turn: other sandboxes, other Pythons, no sandbox."""
 
-import tempfile
 from contextlib import ExitStack
 from functools import partial
 from math import isnan, nan
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +20,7 @@ from .measuring import (
 )
 from .programs import SUM, TEXT, SampleProgram
 from .report import Bars, Column, Criterion, Report, ReportTable, Value
+from .scratch import scratch_directory
 from .settings import Settings
 
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
@@ -39,7 +38,7 @@ class PeerTimes(NamedTuple):
 def measure(settings: Settings) -> Report:
     """Return the times of every peer that is here, and why the others are not."""
     with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-peers-")))
+        place = stack.enter_context(scratch_directory())
         found: list[PeerTimes] = []
         absent: dict[str, str] = {}
         for peer in every_peer(settings):

@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from ..policies.errors import InternalError
 from ..runner.result import SandboxStatus
 from .callers import languages
 from .report import Column, Criterion, Report, ReportTable, Value
+from .scratch import scratch_directory
 from .settings import Settings
 
 _ASYNC = "import asyncio, tools\n{}\nasync def main():\n    {}\nsorted(asyncio.run(main()))"
@@ -151,8 +151,8 @@ def outcome_of(form: str, rounds: int, chance: random.Random) -> Outcome:
     """Run one form `rounds` times, under kills at random, and return what became of it."""
     began = time.monotonic()
     kills = 0
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as folder:
-        while not _worker(form, rounds, folder, chance):
+    with scratch_directory() as folder:
+        while not _worker(form, rounds, str(folder), chance):
             kills += 1
         effects = [line.split(" ", 1) for line in _lines(Path(folder, "effects"))]
         notes = Counter(line.split()[1] for line in _lines(Path(folder, "notes")))

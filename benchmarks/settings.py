@@ -1,7 +1,6 @@
 """The settings of a benchmark, and sandboxes as users have them: default policy, trail in a file."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
 from ..runner.pool import PoolSettings
 from ..runner.session import SessionSettings
+from .scratch import scratch_directory
 
 
 class Settings(NamedTuple):
@@ -39,7 +39,7 @@ def sandbox(
     with contextlib.ExitStack() as stack:
         log: AuditLog | bool = False
         if audit:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cellwright-bench-"))
+            directory = stack.enter_context(scratch_directory())
             path = audit if isinstance(audit, Path) else Path(directory, "audit.jsonl")
             log = stack.enter_context(AuditLog(path=path, max_entries=1000))
         ready = PoolSettings() if pool is None else pool

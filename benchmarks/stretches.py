@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..runner.audit.verification import read, verify
 from .census import Census, count
 from .report import Column, Criterion, ReportTable, Value
+from .scratch import scratch_directory
 
 _PATIENCE = 20.0
 _SAME = 5  # censuses in a row
@@ -85,8 +86,8 @@ def more(before: Census, now: Census) -> dict[str, float]:
 def own_temporary_files() -> Iterator[None]:
     """Have temporary files in a directory of our own meanwhile, where nobody else's come and go."""
     others = tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
-        tempfile.tempdir = directory
+    with scratch_directory() as directory:
+        tempfile.tempdir = str(directory)
         try:
             yield
         finally:

@@ -1,7 +1,6 @@
 """The cost of a tool call: of a tool on the host and of a made one, from the host and from a cell."""
 
 import contextlib
-import tempfile
 import threading
 import time
 from functools import partial
@@ -24,6 +23,7 @@ from .measuring import (
     side_by_side,
 )
 from .report import Column, Criterion, Report, ReportTable
+from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
 _SOURCE = "def double(n: int) -> int:\n    return n * 2"
@@ -123,7 +123,7 @@ def _rate(call: Any, clients: int, calls: int) -> float:
 def _shelf(settings: Settings) -> list[tuple[str, float]]:
     """Return what a registry of many tools takes, in milliseconds."""
     count, added = (500, 20) if settings.smoke else (_SHELVED, _ADDED)
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as directory:
+    with scratch_directory() as directory:
         path = str(Path(directory, "tools.db"))
         with contextlib.closing(ToolStore(path)) as store:
             store.fill(map(_spec, range(count - added)))

@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from .chores import CHORES, Chore
 from .mcp import StdioClient, served
 from .report import Column, Criterion, Report, ReportTable, Value
+from .scratch import scratch_directory
 from .servers import configured, installed, open_up
 from .settings import Settings
 from .tokens import count_tokens, tokenizer
@@ -61,8 +61,7 @@ def measure(settings: Settings) -> Report:
 
 
 def _done(chore: Chore) -> tuple[Chore, Cost, Cost]:
-    with tempfile.TemporaryDirectory(prefix="cellwright-bench-") as name:
-        folder = Path(name)
+    with scratch_directory() as folder:
         folder.chmod(0o777)  # servers in cells are an ordinary user's
         subprocess.run(("git", "init", "-q", "-b", "main", folder / "repository"), check=True)
         chore.prepare(folder)
