@@ -2,6 +2,7 @@
 
 import errno
 import os
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .host import Host
@@ -10,7 +11,7 @@ from .layers import layers_in_force
 from .plan import Bind, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, shown_paths
 from .seccomp import Listened, compile_filter, number_of
-from .syscalls import Condition, Rule, SyscallTable, syscall_table
+from .syscalls import ADDED_BY, Condition, Rule, SyscallTable, syscall_table
 
 # sendmsg(2) fails with ETOOMANYREFS while all processes of the uid together have more descriptors in
 # flight than the sender's RLIMIT_NOFILE; one message carries up to 253 (unix(7)).  If a guest could
@@ -74,6 +75,7 @@ def compile_policy(
         program=runs.executables[0] if runs.executables else "",
         guest_filter=compile_filter(rules, table, listened, (*locks.answered, *ignored)),
         init_filter=compile_filter(table.init, table),
+        groups=groups,
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
@@ -178,17 +180,12 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
 
 
 def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
-    # base has socketpair, for asyncio.  local_sockets can pass descriptors, which the kernel counts
-    # per uid over all cells (unix(7), ETOOMANYREFS), so only programs that need the group get it.
     groups = ["base"]
-    if policy.processes.threads:
-        groups.append("threads")
-    if policy.processes.subprocesses:
-        groups += ["processes", "exec", "local_sockets"]
+    for setting, added in ADDED_BY.items():
+        if attrgetter(setting)(policy):
+            groups += added
     if runs.executables:  # for the interpreter; no other file is executable
         groups.append("exec")
-    if policy.network.loopback:
-        groups += ["loopback_sockets", "local_sockets"]
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 

@@ -6,15 +6,9 @@ from collections import Counter
 import msgspec
 
 from .policy import Python, lies_in
+from .syscalls import settings_of
 
 _SAME_DIRECTORY = 4  # from this many files of one directory, the policy names the directory instead
-_GROUPS = {
-    "threads": ("processes", "threads = true"),
-    "processes": ("processes", "subprocesses = true"),
-    "exec": ("processes", "subprocesses = true"),
-    "local_sockets": ("processes", "subprocesses = true"),
-    "loopback_sockets": ("network", "loopback = true"),
-}
 
 
 class Lessons(msgspec.Struct):
@@ -56,6 +50,7 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
         ],
         "processes": [*_switches("processes", lessons), *_paths("execute", executable, "executed")],
         "network": _switches("network", lessons),
+        "syscalls": _switches("syscalls", lessons),
         "python": [
             *_paths("path", set(packages), "imported from"),
             *_paths("preload", set(python.preload), "imported ahead"),
@@ -75,7 +70,7 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
 def _switches(section: str, lessons: Lessons) -> list[str]:
     needed: dict[str, str] = {}
     for group, call in sorted(lessons.groups.items()):
-        where, switch = _GROUPS.get(group, ("", ""))
+        where, _, switch = settings_of(group)[0].partition(".")
         if where == section:
             needed.setdefault(switch, call)
     lines = [f"{switch}  # {call}" for switch, call in needed.items()]

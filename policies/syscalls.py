@@ -1,6 +1,7 @@
-"""Rules for system calls, read from the groups of syscalls.toml."""
+"""Rules for system calls, read from the groups of syscalls.toml, and the settings that add a group."""
 
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,16 @@ from typing import Any
 import msgspec
 
 NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to every later call
+
+# Setting of a policy -> the groups that it adds to base if it is true.  base has socketpair, for
+# asyncio.  local_sockets can pass descriptors, which the kernel counts per uid over all cells
+# (unix(7), ETOOMANYREFS), so only programs that need the group get it.
+ADDED_BY = {
+    "processes.threads": ("threads",),
+    "processes.subprocesses": ("processes", "exec", "local_sockets"),
+    "network.loopback": ("loopback_sockets", "local_sockets"),
+}
+_NO_FORM = "not with these arguments"
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -23,6 +34,10 @@ class Rule(msgspec.Struct, frozen=True):
 
     call: str
     conditions: tuple[Condition, ...] = ()
+
+    def holds(self, arguments: Sequence[int]) -> bool:
+        """Tell whether the rule allows the call with these arguments."""
+        return all(arguments[each.argument] & each.mask == each.value for each in self.conditions)
 
 
 class SyscallTable(msgspec.Struct, frozen=True):
@@ -42,15 +57,45 @@ class SyscallTable(msgspec.Struct, frozen=True):
         return tuple(rule for group in groups for rule in self.groups[group])
 
     def refusals(self, groups: tuple[str, ...]) -> dict[str, str]:
-        """Return the reason why each call, or a form of it, is refused if only `groups` are allowed."""
+        """Return the reason why each call, or a form of it, is refused if only `groups` are allowed.
+
+        `refused_forms` has the reasons that depend on the arguments.
+        """
         allowed = {rule.call: rule.conditions for rule in self.rules(groups)}
         reasons = {
-            rule.call: "not with these arguments" if rule.call in allowed else f"needs group {name}"
+            rule.call: _NO_FORM if rule.conditions else needs(name)
             for name, rules in self.groups.items()
             for rule in rules
             if allowed.get(rule.call, True)  # () where every form is allowed
         }
         return reasons | self.refused
+
+    def beyond(self, groups: tuple[str, ...]) -> Iterator[tuple[str, Rule]]:
+        """Yield the rules of all other groups, each with its group."""
+        for name, rules in self.groups.items():
+            if name not in groups:
+                yield from ((name, rule) for rule in (*rules, *self.ignored[name]))
+
+
+def settings_of(group: str) -> tuple[str, ...]:
+    """Return the settings of a policy that add `group`; each is enough."""
+    found = tuple(f"{setting} = true" for setting, added in ADDED_BY.items() if group in added)
+    return found or (f'syscalls.groups = ["{group}"]',)
+
+
+def needs(group: str) -> str:
+    """Return the reason why a call of `group` is refused: no setting of the policy adds the group."""
+    return f"needs {' or '.join(settings_of(group))}"
+
+
+@cache
+def refused_forms(groups: tuple[str, ...]) -> dict[str, tuple[tuple[Rule, str], ...]]:
+    """Return, by call, the forms that other groups than `groups` allow, each with the reason."""
+    forms: dict[str, tuple[tuple[Rule, str], ...]] = {}
+    for name, rule in syscall_table().beyond(groups):
+        if rule.conditions:
+            forms[rule.call] = (*forms.get(rule.call, ()), (rule, needs(name)))
+    return forms
 
 
 @cache

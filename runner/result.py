@@ -110,6 +110,14 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the program ran to its end and reported success."""
         return self.status is SandboxStatus.COMPLETED
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What a person can do about refused attempts and failed imports; text for people, made from
+        what the guest says."""
+        from ..policies.hints import hints
+
+        return hints(self.error, self.violations)
+
     def __repr__(self) -> str:
         """Return one line: how it ended, the beginning of its output, and what else there is."""
         said = {name: getattr(self, name) for name in ("value", "error", "stdout", "stderr")}
@@ -136,7 +144,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values for any JSON encoder."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain | {"ok": self.ok}
+        return plain | {"ok": self.ok, "hints": list(self.hints)}
 
 
 def _beginning(value: Any) -> str:

@@ -14,6 +14,7 @@ from ..text.terminal import (
     EventPrinter,
     StreamPrinter,
     harmless,
+    hint_lines,
     result_line,
     shown_value,
     violation_lines,
@@ -122,7 +123,8 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
     if as_json:
         print_json(result.to_dict())
     elif options.verbose or not result.ok:
-        print(*violation_lines(result), result_line(result), sep="\n", file=sys.stderr)
+        lines = (*violation_lines(result), result_line(result), *hint_lines(result))
+        print(*lines, sep="\n", file=sys.stderr)
     elif result.violations:
         count = sum(each.count for each in result.violations)
         attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"

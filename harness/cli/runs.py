@@ -14,7 +14,7 @@ from ...runner.result import SandboxStatus
 from ..runs.durable_runs import CallState, RunAttempt, RunCall, Runs
 from ..runs.store import Approval
 from ..text.presentation import MOST_LISTED, present, presented_whole, shortened
-from ..text.terminal import harmless, result_line
+from ..text.terminal import harmless, hint_lines, result_line
 from .options import (
     FAILED,
     SUCCEEDED,
@@ -170,7 +170,7 @@ def _resume(runs: Runs, options: argparse.Namespace) -> int:
         )  # fmt: skip
     sys.stdout.write(harmless(attempt.result.stdout))
     sys.stderr.write(harmless(attempt.result.stderr))
-    print(result_line(attempt.result), file=sys.stderr)
+    print(result_line(attempt.result), *hint_lines(attempt.result), sep="\n", file=sys.stderr)
     return _show_attempt(runs, attempt)
 
 

@@ -77,7 +77,7 @@ def result_line(result: SandboxResult) -> str:
     ended = f"{result.status.value} ({result.reason})"
     parts = [coloured(ended, "green" if result.ok else "red", sys.stderr)]
     if result.error:
-        parts.append(harmless(result.error))
+        parts.append(harmless(" ".join(result.error.splitlines())))
     if result.value is not None:
         parts.append(f"value {harmless(repr(result.value))[:200]}")
     parts.append(f"{result.execution_time * 1000:.1f} ms")
@@ -85,6 +85,11 @@ def result_line(result: SandboxResult) -> str:
     if result.truncated:
         parts.append(f"dropped {sum(result.truncated.values())} bytes of output")
     return "cellwright: " + " · ".join(parts)
+
+
+def hint_lines(result: SandboxResult) -> list[str]:
+    """Return the hints of a result, one a line."""
+    return [f"hint: {harmless(hint)}" for hint in result.hints]
 
 
 def violation_lines(result: SandboxResult) -> list[str]:

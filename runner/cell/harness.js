@@ -33,8 +33,13 @@
     const isError = error instanceof Error || (error && error.stack !== undefined);
     const ours = /^\s+at .*(\[eval\]|\(?node:)/; // lines of the harness and of node itself
     const lines = isError ? String(error.stack).split("\n").filter((line) => !ours.test(line)) : [];
-    const stack = isError ? lines.join("\n") : `Uncaught ${util.inspect(error)}`;
-    const summary = isError ? `${error.name}: ${error.message}` : stack;
+    // Of causes the message alone: `TypeError: fetch failed` tells nothing without it.
+    const causes = [];
+    for (let each = isError && error.cause; each && each.message && causes.length < 5; each = each.cause) {
+      causes.push(`${each.name}: ${each.message}`);
+    }
+    const stack = isError ? [...lines, ...causes.map((each) => `  [cause]: ${each}`)].join("\n") : `Uncaught ${util.inspect(error)}`;
+    const summary = isError ? [`${error.name}: ${error.message}`, ...causes].join(": ") : stack;
     fs.writeSync(2, stack + "\n");
     return { error: fit(summary, 1000), trace: fit(stack, 50000), code: 1 };
   };

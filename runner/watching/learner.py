@@ -41,7 +41,7 @@ class Learner(Listener):
 
     def _refuse(self, notification: Notification) -> None:
         for group, rule in self._grants.get(notification.number, ()):
-            if _holds(rule, notification):
+            if rule.holds(notification.arguments):
                 self._learn(group, rule.call, notification)
                 return self._let_go_on(notification)
         call, why = self._refusals.get(notification.number, ("", ""))
@@ -67,18 +67,10 @@ def _with_interpreter(program: str) -> list[str]:
     return [real, *_with_interpreter(words[0])] if words else [real]
 
 
-def _holds(rule: Rule, notification: Notification) -> bool:
-    return all(
-        notification.arguments[each.argument] & each.mask == each.value for each in rule.conditions
-    )
-
-
 def _grants() -> dict[int, list[tuple[str, Rule]]]:
     """Return, by call number, the rules of every group beyond plain computation."""
     table = syscall_table()
     found: dict[int, list[tuple[str, Rule]]] = {}
-    for group, allowed in table.groups.items():
-        rules = (*allowed, *table.ignored[group])
-        for rule in rules if group != "base" else ():
-            found.setdefault(number_of(rule.call, table), []).append((group, rule))
+    for group, rule in table.beyond(("base",)):
+        found.setdefault(number_of(rule.call, table), []).append((group, rule))
     return found

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Callable
 
 from ...policies.plan import Plan
+from ...policies.syscalls import refused_forms
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..result import Violation
@@ -31,6 +32,7 @@ class Listener:
     def __init__(self, descriptor: int, plan: Plan, shown: Shown, limit: int) -> None:
         self._descriptor = descriptor
         self._refusals = plan.refusals
+        self._groups = plan.groups
         self._watched = plan.watched
         self._shown = shown
         self.locks = Locks(descriptor, plan.locks, self._note_lock)
@@ -98,7 +100,12 @@ class Listener:
     def _refuse(self, notification: Notification) -> None:
         number = notification.number
         call, why = self._refusals.get(number, (f"call {number}", "not on the list"))
-        words = evidence.describe(call, notification) if self._has_room else ()
+        words: tuple[str, ...] = ()
+        if self._has_room:
+            words = evidence.describe(call, notification)
+            forms = refused_forms(self._groups).get(call, ())
+            fitting = (reason for form, reason in forms if form.holds(notification.arguments))
+            why = next(fitting, why)
         self._note(notification, call, words, f"seccomp: {why}")
         notifications.refuse(self._descriptor, notification, errno.EPERM)
 

@@ -38,6 +38,35 @@ def test_a_failure_is_one_line_beside_the_programs_own_words() -> None:
     assert done.stderr.startswith("cellwright: failed (exit) · exit code 3")
 
 
+def test_a_shell_that_may_not_fork_is_told_which_policy_lets_it() -> None:
+    code = "echo $(ls /) | wc -c"
+    done = run("--language", "bash", "-c", code)
+    assert done.returncode == 1
+    assert "(seccomp: needs processes.subprocesses = true)" in done.stderr
+    *_, hint = done.stderr.splitlines()
+    assert hint.startswith("hint: a shell without subprocesses")
+    assert "--policy standard" in hint
+    done = run("--policy", "standard", "--language", "bash", "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_missing_module_has_a_hint_after_the_result() -> None:
+    done = run("-c", "import numpy_of_nobody")
+    *_, ended, hint = done.stderr.splitlines()
+    assert ended.startswith("cellwright: failed (exception)")
+    assert hint.startswith("hint: the cell has the standard library, and no numpy_of_nobody")
+
+
+@pytest.mark.needs("node")
+@pytest.mark.parametrize("policy", ["strict", "standard"])
+def test_a_fetch_says_why_it_failed(policy: str) -> None:
+    code = "(async () => await fetch('http://192.0.2.1/'))()"  # TEST-NET-1, RFC 5737
+    done = run("--policy", policy, "--language", "javascript", "-c", code)
+    assert "  [cause]: Error: connect E" in done.stderr
+    assert "failed (exception) · TypeError: fetch failed: Error: connect E" in done.stderr
+    assert "hint: a cell has no network" in done.stderr
+
+
 def test_a_umask_that_leaves_others_nothing_does_not_shut_the_cell_out() -> None:
     command = [
         sys.executable,

@@ -38,7 +38,8 @@ def test_what_needs_nothing_gets_nothing() -> None:
 def test_every_lesson_is_in_the_policy() -> None:
     lessons = Lessons(
         read={"/srv/a", "/usr/bin/x"}, written={"/srv/out"}, executed={"/usr/bin/x"},
-        mapped={"/usr/lib/y.so"}, groups={"threads": "clone", "exec": "execve", "loopback_sockets": "socket"},
+        mapped={"/usr/lib/y.so"}, groups={"threads": "clone", "exec": "execve", "loopback_sockets": "socket",
+                "file_watching": "inotify_init1"},
         impossible={"bpf": "loads programs"},
     )  # fmt: skip
     policy = policy_of(lessons)
@@ -48,6 +49,7 @@ def test_every_lesson_is_in_the_policy() -> None:
     assert policy.processes.threads
     assert policy.processes.subprocesses
     assert policy.network.loopback
+    assert policy.syscalls.groups == ("file_watching",)
     assert "# bpf was refused and stays refused: loads programs" in policy_text("p", lessons)
 
 

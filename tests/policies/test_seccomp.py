@@ -18,8 +18,15 @@ import pytest
 import cellwright.policies.syscalls as syscalls_module
 from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import Host
-from cellwright.policies.policy import Filesystem, Network, Policy, Processes
-from cellwright.policies.syscalls import NEWEST_NUMBER, Condition, Rule, syscall_table
+from cellwright.policies.narrowing import exceeds
+from cellwright.policies.policy import Filesystem, Network, Policy, Processes, Syscalls
+from cellwright.policies.syscalls import (
+    NEWEST_NUMBER,
+    Condition,
+    Rule,
+    refused_forms,
+    syscall_table,
+)
 
 MACHINE = os.uname().machine
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -233,6 +240,64 @@ def test_refusals_name_every_call_that_a_listener_may_hear_of() -> None:
                     continue
                 assert plan.refusals[number][0] == call
                 assert plan.refusals[number][1]
+
+
+SETTING = {
+    "processes.threads = true": Policy(processes=Processes(threads=True)),
+    "processes.subprocesses = true": Policy(processes=Processes(subprocesses=True)),
+    "network.loopback = true": Policy(network=Network(loopback=True)),
+    'syscalls.groups = ["file_watching"]': Policy(syscalls=Syscalls(groups=("file_watching",))),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_setting_that_a_refusal_names_allows_the_call(name: str) -> None:
+    allowing = {
+        word: parse(compile_policy(each, HOST).guest_filter) for word, each in SETTING.items()
+    }
+    plan, named = compile_policy(POLICIES[name], HOST), set()
+    attempts = [
+        (number, (0x5A5A5A5A,) * 6, why)
+        for number, (_, why) in plan.refusals.items()
+        if why.startswith("needs ")
+    ]
+    for call, forms in refused_forms(plan.groups).items():
+        for rule, why in forms:
+            arguments = [0x5A5A5A5A] * 6
+            for each in rule.conditions:
+                arguments[each.argument] = arguments[each.argument] & ~each.mask | each.value
+            assert rule.holds(arguments)
+            if (number := number_of(call)) >= 0:
+                attempts.append((number, tuple(arguments), why))
+    for number, arguments, why in attempts:
+        assert verdict(LISTENED[name], number, arguments) == NOTIFY
+        for setting in why.removeprefix("needs ").split(" or "):
+            named.add(setting)
+            assert verdict(allowing[setting], number, arguments) in (ALLOW, ERRNO), (
+                number,
+                setting,
+            )
+    granted = {word for word, each in SETTING.items() if exceeds(each, POLICIES[name])}
+    assert named == granted
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "why"),
+    [
+        ("clone", (0x1200011,), "needs processes.subprocesses = true"),
+        ("socket", (1, 1, 0), "needs processes.subprocesses = true or network.loopback = true"),
+        ("socket", (2, 1, 0), "needs network.loopback = true"),
+    ],
+)
+def test_the_reason_depends_on_the_arguments(
+    call: str, arguments: tuple[int, ...], why: str
+) -> None:
+    forms = refused_forms(compile_policy(Policy(), HOST).groups)[call]
+    six = (*arguments, *[0] * (6 - len(arguments)))
+    assert [reason for form, reason in forms if form.holds(six)] == [why]
+    assert not any(
+        form.holds((16, 3, 0, 0, 0, 0)) for form, _ in refused_forms(("base",))["socket"]
+    )
 
 
 @pytest.mark.parametrize("name", POLICIES)

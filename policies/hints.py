@@ -1,0 +1,101 @@
+"""Hints: what a person can do after an attempt was refused, or an import failed.  Pure.
+
+They are made from the words of the guest, which may lie: a hint is text for people, and nothing is
+decided by it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+_NOT_HERE = ("mount_ns: not shown", "landlock: not writable")  # watching/shown.py
+_SHELLS = ("bash", "sh", "dash")
+_NO_NETWORK = re.compile(
+    r"ENETUNREACH|ENOTFOUND|EAI_AGAIN|Network is unreachable|[Nn]ame resolution"
+    r"|Name or service not known"
+)
+_NO_PYTHON_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]{1,100})'")
+_NO_MODULE = re.compile(  # in Node, in Ruby
+    r"Error: Cannot find module '([\w@./-]{1,100})'"
+    r"|LoadError: cannot load such file -- ([\w./-]{1,100})"
+)
+_NO_FILE = re.compile(  # of a relative name, in Python, Node, Ruby
+    r"FileNotFoundError: .*No such file or directory: '([^/'\n][^'\n]{0,200})'"
+    r"|ENOENT: no such file or directory, open '([^/'\n][^'\n]{0,200})'"
+    r"|No such file or directory @ rb_sysopen - ([^/\n][^\n]{0,200})"
+)
+_SUBPROCESSES = (
+    "to start other programs use the profile standard (--policy standard), or set "
+    "processes.subprocesses = true in your policy"
+)
+_SHELL = f"a shell without subprocesses has its builtins only; {_SUBPROCESSES}"
+_THREADS = "to start threads set processes.threads = true in your policy"
+_NETWORK = "a cell has no network: it reaches no other machine, and looks up no name"
+_LOOPBACK = (
+    f"{_NETWORK}. Programs of one cell reach each other under the profile standard "
+    "(--policy standard), or with network.loopback = true in your policy"
+)
+
+
+class Refused(Protocol):
+    """A refused attempt, `runner.result.Violation`."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def process(self) -> str: ...
+
+
+def hints(error: str | None, refused: Iterable[Refused]) -> tuple[str, ...]:
+    """Return the hints for a program that ended with `error` and had these attempts refused."""
+    found = [*_of_error(error or "")]
+    for each in refused:
+        found += _of_refusal(each, error or "")
+    if _LOOPBACK in found:
+        found = [hint for hint in found if hint != _NETWORK]
+    return tuple(dict.fromkeys(found))
+
+
+def _of_error(error: str) -> Iterator[str]:
+    if found := _NO_PYTHON_MODULE.search(error):
+        yield missing_module(found[1])
+    if found := _NO_MODULE.search(error):
+        yield f"the cell has no {found[1] or found[2]}: pass its files with --file (files=)"
+    if found := _NO_FILE.search(error):
+        name = found[1] or found[2] or found[3]
+        yield f"/workspace has only the files that you pass: pass {name} with --file (files=)"
+    if _NO_NETWORK.search(error):
+        yield _NETWORK
+
+
+def missing_module(name: str) -> str:
+    """Return the hint for a Python program that imports the module `name`, which its cell lacks."""
+    return (
+        f"the cell has the standard library, and no {name}: pass a file of your own with --file "
+        "(files=), or name the directory of installed packages in your policy: "
+        '[python] path = ["/path/to/site-packages"]'
+    )
+
+
+def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
+    if "processes.subprocesses" in refused.rule and "network.loopback" not in refused.rule:
+        yield _SHELL if refused.process.partition(" ")[0] in _SHELLS else _SUBPROCESSES
+    if "processes.threads" in refused.rule:
+        yield _THREADS
+    if "network.loopback" in refused.rule:
+        yield _LOOPBACK
+    path = refused.arguments[0].strip("'") if refused.arguments else ""
+    if path not in error or not path.startswith("/"):
+        return
+    if refused.rule in _NOT_HERE and "RDONLY" not in refused.arguments[-1]:
+        yield (
+            f"a program writes below /workspace and /tmp: bring the file back with --collect "
+            f"(collect=), or name {path} in filesystem.write of your policy"
+        )
+    elif refused.rule in _NOT_HERE:
+        yield (
+            f"the cell does not show {path}: pass a copy with --file (files=), or name the path in "
+            "filesystem.read of your policy"
+        )

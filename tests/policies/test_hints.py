@@ -1,0 +1,89 @@
+"""Hints, for the errors and refusals that newcomers meet first."""
+
+from operator import attrgetter
+
+import pytest
+
+from cellwright.policies.hints import hints
+from cellwright.policies.loading import load_policy
+from cellwright.policies.syscalls import ADDED_BY, needs
+from cellwright.runner.result import SandboxResult, SandboxStatus, Violation
+
+NOT_SHOWN = "mount_ns: not shown"
+
+
+def refusal(rule: str, *arguments: str, process: str = "python3 (2)") -> Violation:
+    return Violation("call", arguments, rule, process)
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        ("ModuleNotFoundError: No module named 'numpy'", "no numpy: pass a file"),
+        ("ModuleNotFoundError: No module named 'a.b'", "[python] path"),
+        ("Error: Cannot find module './lib/x.js'\nRequire stack:\n- /a", "./lib/x.js"),
+        ("LoadError: cannot load such file -- nokogiri", "nokogiri"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'my data.csv'",
+            "pass my data.csv",
+        ),
+        ("Error: ENOENT: no such file or directory, open 'rows.csv'", "pass rows.csv"),
+        ("Errno::ENOENT: No such file or directory @ rb_sysopen - rows.csv", "pass rows.csv"),
+        ("URLError: <urlopen error [Errno -2] Name or service not known>", "no network"),
+        ("TypeError: fetch failed: Error: connect ENETUNREACH 1.2.3.4:80", "no network"),
+    ],
+)
+def test_an_error_has_one_hint(error: str, word: str) -> None:
+    (hint,) = hints(error, ())
+    assert word in hint
+
+
+@pytest.mark.parametrize("error", [None, "", "ValueError: x", "exit code 1", "No module named 'x'"])
+def test_other_errors_have_none(error: str | None) -> None:
+    assert hints(error, ()) == ()
+
+
+@pytest.mark.parametrize("setting", ADDED_BY)
+def test_each_setting_that_a_refusal_names_has_a_hint_and_standard_has_the_setting(
+    setting: str,
+) -> None:
+    (hint,) = hints("exit code 1", [refusal(f"seccomp: {needs(ADDED_BY[setting][0])}")])
+    assert f"{setting} = true" in hint
+    assert attrgetter(setting)(load_policy("standard"))
+
+
+def test_a_shell_is_told_about_its_builtins() -> None:
+    refused = [refusal(f"seccomp: {needs('processes')}", process="bash (2)")] * 2
+    (hint,) = hints("exit code 254", refused)
+    assert hint.startswith("a shell without subprocesses has its builtins only")
+
+
+def test_a_refused_socket_and_a_failed_lookup_give_one_hint() -> None:
+    refused = [
+        refusal(f"seccomp: {needs(group)}") for group in ("local_sockets", "loopback_sockets")
+    ]
+    (hint,) = hints("gaierror: [Errno -2] Name or service not known", refused)
+    assert "no network" in hint
+
+
+def test_only_the_path_that_the_error_names_has_a_hint() -> None:
+    refused = [
+        refusal(NOT_SHOWN, "'/srv/a.csv'", "O_RDONLY"),
+        refusal(NOT_SHOWN, "'/etc/svc.conf'", "O_RDONLY"),
+    ]
+    (hint,) = hints("FileNotFoundError: No such file or directory: '/srv/a.csv'", refused)
+    assert "does not show /srv/a.csv" in hint
+    (hint,) = hints("OSError: '/srv/a'", [refusal(NOT_SHOWN, "'/srv/a'", "O_WRONLY|O_CREAT")])
+    assert "filesystem.write" in hint
+
+
+@pytest.mark.parametrize("process", ["", " ", "?", "several"])
+def test_a_guest_may_have_any_name(process: str) -> None:
+    assert len(hints("", [refusal(f"seccomp: {needs('processes')}", process=process)])) == 1
+    assert hints("x", [refusal(NOT_SHOWN, process=process)]) == ()
+
+
+def test_a_result_has_its_hints_in_json_too() -> None:
+    error = "ModuleNotFoundError: No module named 'numpy'"
+    result = SandboxResult(status=SandboxStatus.FAILED, reason="exception", error=error)
+    assert result.to_dict()["hints"] == list(result.hints) != []
