@@ -6,6 +6,7 @@ from ...policies.policy import Limits
 from ..custody import Custody
 from ..messages import Answer, Call
 from .calls import Calls, OnCall, Orphans
+from .control_turn import ControlTurn
 from .conversation import Conversation, most_heard
 from .doors import Doors
 from .watcher import Watcher
@@ -14,8 +15,9 @@ from .watcher import Watcher
 class Answering:
     """Starts each call, and sends each answer to the place of the call.
 
-    On the control channel the thread that has an answer sends it.  Answers for doors, and answers that
-    need more than one write, wait for the poll loop's thread: then `ready` becomes readable.
+    On the control channel the thread that has an answer sends it, and waits for the next call.
+    Answers for doors, and answers that need more than one write, wait for the poll loop's thread:
+    then `ready` becomes readable.
     """
 
     def __init__(
@@ -23,7 +25,9 @@ class Answering:
         watcher: Watcher, orphans: Orphans | None = None,
     ) -> None:  # fmt: skip
         self._talk = talk
-        self._calls = Calls(on_call, self._tell, orphans)
+        self._control = custody.cell.control.fileno()
+        self.turn: ControlTurn | None = None  # from the first call on
+        self._calls = Calls(on_call, self._tell, orphans, self._follow)
         self.ready = self._calls.ready
         self._listener = custody.listener
         self._doors: Doors | None = None  # needs the seccomp listener
@@ -32,10 +36,33 @@ class Answering:
             self._doors = Doors(listener, most_heard(limits), self._calls, watcher)
             self._listener.on_door = self._doors.knock
 
-    def begin(self, call: Call) -> None:
-        """Start `call`; raises ProtocolError if it breaks the protocol."""
+    @property
+    def breach(self) -> str:
+        """How a frame broke the protocol that the thread of a tool received; "" if none did."""
+        return self.turn.breach if self.turn else ""
+
+    def receive(self) -> None:
+        """Take one packet from the control channel; raises ProtocolError."""
+        if self.turn:
+            self.turn.receive()
+        else:
+            self._talk.receive_some()
+
+    def begin(self, call: Call) -> bool:
+        """Start a call from the control channel; raises ProtocolError if it breaks the protocol.
+
+        Returns whether the poll loop has to watch `turn` instead of the control channel from now on.
+        """
         self.make_room()
+        if self.turn and self.turn.is_waiting:
+            self._calls.open(call)
+            self.turn.heard = call
+            return False
+        is_first = self.turn is None and self._calls.ready >= 0
+        if is_first:
+            self.turn = ControlTurn(self._control, self._talk, self._calls.alarm)
         self._calls.begin(call)
+        return is_first
 
     def make_room(self) -> None:
         """Stop counting calls whose answers were sent as open."""
@@ -50,9 +77,15 @@ class Answering:
     def close(self) -> None:
         """Send no more answers and open no more doors; may be called twice."""
         self._calls.close()
+        if self.turn:
+            self.turn.close()
         if self._listener and self._doors:
             self._listener.on_door = None
             self._doors.close()
+
+    def _follow(self, call: Call) -> Call | None:
+        """Return the next call of the control channel, behind one that came from there."""
+        return self.turn.wait() if self.turn and call.number >= 0 else None
 
     def _tell(self, answer: Answer) -> bool:
         if self._doors and answer.number < 0:

@@ -61,14 +61,17 @@ class Calls:
     """The tool calls of one execution.
 
     `tell` sends an answer and returns whether a part is left to send; then `ready` becomes readable.
-    `orphans` counts the calls that outlive the execution.
+    `orphans` counts the calls that outlive the execution.  `follow` returns the call that the thread
+    of an answered one executes next, if any.
     """
 
     def __init__(
-        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None
-    ) -> None:
+        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None,
+        follow: Callable[[Call], Call | None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._answer = answer
         self._tell = tell
+        self._follow = follow
         self._orphans = orphans or Orphans()
         self._performed = 0  # calls whose tools have not ended
         self._lock = threading.Lock()
@@ -77,8 +80,12 @@ class Calls:
 
     def begin(self, call: Call) -> None:
         """Start `call`, unless the program has ended; raises ProtocolError for an invalid call."""
-        if self.ready < 0:
-            return
+        if self.ready >= 0:
+            self.open(call)
+            _WORKERS.do(partial(self._perform, call))
+
+    def open(self, call: Call) -> None:
+        """Count `call`, which this thread or another one executes; raises ProtocolError."""
         if call.number in self._open:
             raise ProtocolError("a call of a tool with the number of another one")
         if len(self._open) >= _MOST_OPEN:
@@ -86,9 +93,13 @@ class Calls:
         self._open.add(call.number)
         with self._lock:
             self._performed += 1
-        _WORKERS.do(partial(self._perform, call))
 
-    def _perform(self, call: Call) -> None:
+    def _perform(self, call: Call | None) -> None:
+        while call:
+            self._perform_one(call)
+            call = self._follow(call)
+
+    def _perform_one(self, call: Call) -> None:
         try:
             self._answer(call, self._put)
         finally:
@@ -113,6 +124,12 @@ class Calls:
                 os.close(self.ready)
                 self.ready = -1
                 self._orphans.add(self._performed)
+
+    def alarm(self) -> None:
+        """Make `ready` readable, unless the program has ended."""
+        with self._lock:
+            if self.ready >= 0:
+                os.eventfd_write(self.ready, 1)
 
     def _put(self, answer: Answer) -> None:
         with self._lock:

@@ -49,6 +49,11 @@ class Conversation:
         self.finished: Finished | None = None
         self.is_open = True
 
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether there is something left to send."""
+        return bool(self._packets)
+
     def speaks_first(self) -> bool:
         """Tell whether the guest has said something before it was asked anything."""
         return channel.has_news(self._sock.fileno())

@@ -147,7 +147,7 @@ class Supervision:
         if self._stays and self._talk.speaks_first():
             self.complain("spoke before it was asked")
         elif self._talk.send_some():  # a long program goes in as the guest takes it
-            self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
+            self._watch_control()
         self._sent_at = time.monotonic()
         self._input.begin()
         if self._cell.can_exceed:
@@ -175,18 +175,33 @@ class Supervision:
 
     def _on_control(self, event: int) -> None:
         if event & select.POLLOUT and not self._send_some():
-            self._poll.modify(self._cell.control.fileno(), _IN)
+            self._watch_control()
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
 
+    def _watch_control(self) -> None:
+        """Watch the control channel for what is to be sent, and for what comes unless `ControlTurn`
+        tells of that."""
+        control = self._cell.control.fileno()
+        turn = self._answering.turn if self._answering else None
+        events = (0 if turn else _IN) | (select.POLLOUT if self._talk.has_unsent else 0)
+        if events and self._talk.is_open:
+            self.watch(control, events, self._on_control)
+        else:
+            self.unwatch(control)
+
     def _begin_call(self, call: Call) -> None:
-        if self._answering:
-            self._answering.begin(call)
+        answering = self._answering
+        if answering and answering.begin(call) and answering.turn:
+            self.watch(answering.turn.descriptor, _IN, self._on_control)
+            self._watch_control()
 
     def _on_answers(self, answering: Answering, _: int) -> None:
         answering.send_kept()
-        if self._send_some() and self._talk.is_open:
-            self._poll.modify(self._cell.control.fileno(), _IN | select.POLLOUT)
+        if answering.breach:
+            self._complain_of_control(answering.breach)
+        if self._send_some():
+            self._watch_control()
 
     def _send_some(self) -> bool:
         there_is_more = self._talk.send_some()
@@ -196,11 +211,19 @@ class Supervision:
 
     def _receive_some(self) -> None:
         try:
-            self._talk.receive_some()
+            if self._answering:
+                self._answering.receive()
+            else:
+                self._talk.receive_some()
         except channel.ProtocolError as error:
-            self.complain(f"broke the control protocol: {error}")
+            self._complain_of_control(str(error))
         if not self._talk.is_open:
             self.unwatch(self._cell.control.fileno())
+            if self._answering and self._answering.turn:
+                self.unwatch(self._answering.turn.descriptor)
+
+    def _complain_of_control(self, why: str) -> None:
+        self.complain(f"broke the control protocol: {why}")
 
     def _hear_the_last(self) -> None:
         """Take a last frame that came together with the end.  An invalid frame is dropped, and
@@ -210,7 +233,7 @@ class Supervision:
         try:
             self._talk.drain()
         except channel.ProtocolError as error:
-            self.complain(f"broke the control protocol: {error}")
+            self._complain_of_control(str(error))
 
     def _on_notification(self, listener: Listener, event: int) -> None:
         if not event & _IN:  # POLLHUP: nothing runs under the filter any more

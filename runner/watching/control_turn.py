@@ -1,0 +1,95 @@
+"""`ControlTurn`: the turn to read a guest's control channel, of the poll loop or of a thread of a tool.
+
+The thread of a tool that has answered waits for the next call itself and executes it, so that a call
+wakes one thread instead of two.  While a tool runs, the poll loop listens: it hears all that comes
+meanwhile.  Only the owner of the turn receives, and it never executes a tool.
+"""
+
+import os
+import select
+import threading
+from collections.abc import Callable
+
+from ..channel import ProtocolError
+from ..messages import Call
+from .conversation import Conversation
+
+_IDLE_MILLISECONDS = 3000.0
+
+
+class ControlTurn:
+    """The turn of one execution.  The poll loop watches `descriptor`, which is readable while the
+    control channel is and no tool's thread waits there.
+
+    `alarm` wakes the poll loop, for what a tool's thread heard and what is not a call.
+    """
+
+    def __init__(self, control: int, talk: Conversation, alarm: Callable[[], None]) -> None:
+        self._control = control
+        self._talk = talk
+        self._alarm = alarm
+        self._lock = threading.Lock()  # its owner has the turn
+        self.is_waiting = False  # a tool's thread has the turn
+        self.heard: Call | None = None  # by that thread
+        self._closed = False
+        self._loop = select.epoll()  # another thread may change it while the poll loop sleeps
+        self._loop.register(control, select.EPOLLIN)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._news = select.poll()
+        self._news.register(control, select.POLLIN)
+        self._news.register(self._stop, select.POLLIN)
+        self.descriptor = self._loop.fileno()
+        self.breach = ""  # of the protocol, that a tool's thread heard
+
+    def receive(self) -> None:
+        """Take one packet in the poll loop, unless a tool's thread takes it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._talk.receive_some()
+            finally:
+                self._lock.release()
+
+    def wait(self) -> Call | None:
+        """Return the next call in a tool's thread; None if another thread is to hear what comes."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._next() if self._talk.is_open else None
+        finally:
+            self._lock.release()
+
+    def _next(self) -> Call | None:
+        self._loop.unregister(self._control)
+        self.is_waiting = True
+        try:
+            return self._hear()
+        finally:
+            self.is_waiting = False
+            if self._talk.is_open:
+                self._loop.register(self._control, select.EPOLLIN)
+
+    def _hear(self) -> Call | None:
+        while self._talk.is_open and not (self._talk.finished or self.breach):
+            ready = self._news.poll(_IDLE_MILLISECONDS)
+            if len(ready) != 1 or ready[0][0] == self._stop:
+                return None
+            try:
+                self._talk.receive_some()
+            except ProtocolError as error:
+                self.breach = str(error)
+            if self.heard:
+                call, self.heard = self.heard, None
+                return call
+        self._alarm()
+        return None
+
+    def close(self) -> None:
+        """Keep the turn from every other thread; may be called twice."""
+        if self._closed:
+            return
+        if not self._lock.acquire(blocking=False):
+            os.eventfd_write(self._stop, 1)
+            self._lock.acquire()
+        self._closed = True
+        self._loop.close()
+        os.close(self._stop)

@@ -1,0 +1,104 @@
+"""The turn to read a control channel: it passes between the poll loop and the threads of tools."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cellwright.policies.policy import Limits
+from cellwright.runner import channel
+from cellwright.runner.messages import Call, Finished, encode
+from cellwright.runner.watching.control_turn import ControlTurn
+from cellwright.runner.watching.conversation import Conversation
+from tests.conftest import soon
+
+CALL = channel.packets(encode(Call(1, "x", b"{}")))[0]
+FINISHED = channel.packets(encode(Finished(b"1", None, None, None, ends_well=True)))[0]
+
+
+class Peers:
+    """A control channel with both of its ends, the turn to read it, and what was heard."""
+
+    def __init__(self) -> None:
+        self.host, self.guest = channel.pair()
+        self.host.setblocking(False)
+        self.in_loop: list[Call] = []
+        self.alarms = 0
+        self.talk = Conversation(self.host, b"", Limits(), self._heard)
+        self.turn = ControlTurn(self.host.fileno(), self.talk, self._alarm)
+
+    def loop_is_told(self) -> bool:
+        return channel.has_news(self.turn.descriptor)
+
+    def _heard(self, call: Call) -> None:
+        if self.turn.is_waiting:
+            self.turn.heard = call
+        else:
+            self.in_loop.append(call)
+
+    def _alarm(self) -> None:
+        self.alarms += 1
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    peers = Peers()
+    yield peers
+    peers.turn.close()
+    peers.host.close()
+    peers.guest.close()
+
+
+def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(peers: Peers) -> None:
+    peers.guest.send(CALL)
+    assert peers.loop_is_told()
+    call = peers.turn.wait()
+    assert call is not None
+    assert call.number == 1
+    assert not peers.loop_is_told()
+    peers.guest.send(CALL)  # while the tool runs
+    assert peers.loop_is_told()
+    peers.turn.receive()
+    assert len(peers.in_loop) == 1
+    assert peers.alarms == 0
+
+
+def test_the_loop_is_woken_for_what_a_tools_thread_hears_and_is_not_a_call(peers: Peers) -> None:
+    peers.guest.send(FINISHED)
+    assert peers.turn.wait() is None
+    assert peers.talk.finished
+    assert peers.alarms == 1
+    peers.guest.send(FINISHED)  # one frame too many is still heard
+    assert peers.loop_is_told()
+    with pytest.raises(channel.ProtocolError, match="after the last one"):
+        peers.turn.receive()
+
+
+def test_a_breach_that_a_tools_thread_hears_is_kept_for_the_loop(peers: Peers) -> None:
+    peers.guest.send(b"\0nonsense")
+    assert peers.turn.wait() is None
+    assert peers.turn.breach
+    assert peers.alarms == 1
+
+
+def test_the_end_of_the_guest_ends_the_wait_of_a_tools_thread(peers: Peers) -> None:
+    peers.guest.close()
+    assert peers.turn.wait() is None
+    assert not peers.talk.is_open
+    assert peers.alarms == 1
+    assert peers.turn.wait() is None
+    assert not peers.loop_is_told()
+
+
+def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
+    heard: list[Call | None] = []
+    thread = threading.Thread(target=lambda: heard.append(peers.turn.wait()))
+    thread.start()
+    assert soon(lambda: peers.turn.is_waiting)
+    assert peers.turn.wait() is None
+    peers.turn.receive()
+    peers.turn.close()
+    thread.join(60)
+    assert heard == [None]
+    assert peers.turn.wait() is None
+    peers.turn.close()
