@@ -189,13 +189,16 @@ def rehearsal() -> Callable[[], object]:
 
 def _be_random() -> None:
     """Seed what was loaded ahead: all cells of a launcher have a copy of the same state.  `random`
-    does so by itself in every fork; `secrets` and uuid4 ask the kernel."""
+    does so by itself in every fork; `secrets` and uuid4 ask the kernel, and what notices a fork by
+    another getpid() finds one (launcher/main.py)."""
     if not _hooks:
         _random.Random.seed(random._inst)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
-    if uuid := sys.modules.get("uuid"):  # uuid1
-        uuid.__dict__.update(_node=None, _last_timestamp=None)
+    if uuid := sys.modules.get("uuid"):
+        # libuuid, which uuid1 and getnode would ask, keeps its node and clock sequence over a fork.
+        node = random.getrandbits(48) | 1 << 40  # multicast: of no network card (RFC 9562, 6.10)
+        uuid.__dict__.update(_node=node, _last_timestamp=None, _generate_time_safe=None)
 
 
 def _run(run: RunProgram, sock: Channel, toolbox: Toolbox | None) -> int:

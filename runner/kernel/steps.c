@@ -457,6 +457,12 @@ static void kill_and_close(int pidfd)
     close(pidfd);
 }
 
+/* A forked child has no copy of the table, which says what other cells there are. */
+static int keep_to_ourselves(struct cell *cells, size_t room)
+{
+    return madvise(cells, room * sizeof *cells, MADV_DONTFORK);
+}
+
 static int remember(struct launcher *launcher, struct cell cell)
 {
     size_t at = 0;
@@ -470,6 +476,8 @@ static int remember(struct launcher *launcher, struct cell cell)
             return -1;
         launcher->cells = cells;
         launcher->room = room;
+        if (keep_to_ourselves(cells, room))
+            return -1;
     }
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2 + at};
     if (epoll_ctl(launcher->events, EPOLL_CTL_ADD, cell.pidfd, &event))
@@ -631,8 +639,8 @@ static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     launcher.room = 64;
     launcher.cells = mmap(NULL, launcher.room * sizeof(struct cell), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (launcher.cells == MAP_FAILED)
-        return PyErr_NoMemory();
+    if (launcher.cells == MAP_FAILED || keep_to_ourselves(launcher.cells, launcher.room))
+        return PyErr_SetFromErrno(PyExc_OSError);
     /* The launcher has one thread, so the interpreter is as consistent in a child as it is here:
      * PyOS_AfterFork_Child has nothing to mend, and would copy 200 pages.  What its hooks are for
      * (random numbers) is done when a program comes, unless others than ours were registered. */

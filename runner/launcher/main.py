@@ -21,7 +21,7 @@ from ...policies.plan import Plan
 from .. import channel
 from ..cell import interpreter, privileges
 from ..cell.enter import Site
-from ..kernel import mounts, processes
+from ..kernel import _steps, mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.now import Now
 from ..kernel.steps import Steps
@@ -161,11 +161,24 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
 def _part_from_nursery(site: Site) -> socket.socket:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
+    _skip_the_number_of_guests()
     if os.fork():
         Nursery(launcher, site.host_proc).serve(site.last_capability, site.plan.init_filter)
     privileges.set_process_name(Now(), "cell-launcher")
     launcher.close()
     return nursery
+
+
+def _skip_the_number_of_guests() -> None:
+    """Use up the number that each guest's process has: the second in a pid namespace.
+
+    OpenSSL and tempfile notice a fork by another getpid() alone.  With the same number, every cell
+    would draw the same random bytes from a generator that a preloaded module has used.
+    """
+    pid = _steps.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cellwright import Sandbox
 from cellwright.testing import inspect
+from tests.conftest import soon
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -17,10 +18,19 @@ class Living:
             sandbox
         ).supervisor.generation.launcher.pids()
         self.guest = guest
+        soon(self._launcher_is_home)
         self.init = next(
             child
             for child in children(self.nursery)
             if os.readlink(f"/proc/{child}/ns/pid") == os.readlink(f"/proc/{guest}/ns/pid")
+        )
+
+    def _launcher_is_home(self) -> bool:
+        """Tell whether it has left the namespaces of its newest cell, which it enters to fork it."""
+        return all(
+            os.readlink(f"/proc/{self.guest}/ns/{kind}")
+            != os.readlink(f"/proc/{self.launcher}/ns/{kind}")
+            for kind in ("ipc", "net", "uts")
         )
 
 

@@ -52,7 +52,7 @@ def posture(living: Living) -> dict[str, Any]:
         "id maps": [Path(f"{guest}/{name}").read_text().split() for name in ("uid_map", "gid_map", "setgroups")],
         "mounts": sorted(_mount(line) for line in Path(f"{guest}/mountinfo").read_text().splitlines()),
         "limits": Path(f"{guest}/limits").read_text(),
-        "descriptors": {n: os.readlink(f"{guest}/fd/{n}").split(":")[0] for n in os.listdir(f"{guest}/fd")},
+        "descriptors": _descriptors(living.guest),
         "cgroups": [re.sub(r"\d+", "N", line) for line in Path(f"{guest}/cgroup").read_text().splitlines()],
         "cwd, root": [os.readlink(f"{guest}/{name}") for name in ("cwd", "root")],
         "environment": Path(f"{guest}/environ").read_bytes(),
@@ -74,6 +74,12 @@ def _confinement(pid: int) -> dict[str, str]:
     return {name: seen[name] for name in _CONFINED} | {
         "mem": str(os.stat(f"/proc/{pid}/mem").st_uid == 0)
     }
+
+
+def _descriptors(pid: int) -> dict[str, str]:
+    """Return the kind of each; Python opens /dev/urandom itself once getrandom(2) has failed."""
+    opened = {n: os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
+    return {n: name.partition(":")[0] for n, name in opened.items() if name != "/dev/urandom"}
 
 
 def _hides(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """Guests are forked without PyOS_AfterFork_Child: what that function is for works, and is no two cells'."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -81,18 +82,50 @@ def test_what_a_preloaded_module_registered_is_called_in_each_cell(tmp_path: Pat
             assert sandbox.execute("import hooking, os; hooking.called == [os.getpid()]").value
 
 
-STATES = """
-import random, uuid, _random
-[hash(random.getstate()), random.random(), uuid.uuid1().hex, uuid.uuid4().hex]
+# A preloaded module that has used every generator before the first cell is forked.
+PRIMED = """
+import random, ssl, tempfile, uuid
+ssl.RAND_bytes(8)
+names = tempfile._get_candidate_names()
+drawn = [next(names), uuid.uuid1(), uuid.getnode(), random.random()]
 """
+STATES = """
+import importlib, os, random, secrets, ssl, sys, tempfile, uuid
+def drawn():
+    first = uuid.uuid1()
+    return [
+        hash(random.getstate()), random.random(), next(tempfile._get_candidate_names()), ssl.RAND_bytes(8).hex(),
+        (first.node, first.clock_seq), uuid.getnode(), uuid.uuid4().hex, secrets.token_hex(8), os.urandom(8).hex(),
+    ]
+[drawn(), hash("of a text")]
+"""
+CELLS = 4
 
 
-def test_no_two_cells_have_the_same_random_state() -> None:
-    with Sandbox(policy=policy_named("strict"), pool=2) as sandbox:
-        sandbox.settle()
-        seen = [sandbox.execute(STATES).value for _ in range(6)]
-    for column in zip(*seen, strict=True):
-        assert len(set(column)) == len(seen)
+@pytest.mark.parametrize("preload", [(), ("primed",), ("primed", "logging")], ids=str)
+@pytest.mark.parametrize("kind", ["on demand", "parked", "sessions"])
+def test_no_two_cells_have_the_same_random_state(
+    preload: tuple[str, ...], kind: str, tmp_path: Path
+) -> None:
+    """With and without hooks of a preloaded module.  The hash seed is shared, as SECURITY.md says."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "primed.py").write_text(PRIMED)
+    policy = policy_named("strict")
+    python = msgspec.structs.replace(policy.python, path=(str(tmp_path),), preload=preload)
+    policy = msgspec.structs.replace(policy, python=python)
+    with Sandbox(policy=policy, pool=2 if kind == "parked" else 0) as sandbox:
+        if kind == "sessions":
+            with contextlib.ExitStack() as stack:
+                sessions = [stack.enter_context(sandbox.session()) for _ in range(CELLS)]
+                results = [session.execute(STATES) for session in sessions]
+        else:
+            sandbox.settle()
+            results = [sandbox.execute(STATES) for _ in range(CELLS)]
+    assert {result.error for result in results} == {None}
+    states, hashes = zip(*(result.value for result in results), strict=True)
+    for column in zip(*states, strict=True):
+        assert len(set(map(str, column))) == CELLS, column
+    assert len(set(hashes)) == 1
 
 
 @pytest.mark.needs("root")
