@@ -10,8 +10,10 @@ from .contestants import AbsentError, Isolation, check_output
 from .programs import SampleProgram
 
 _PATIENCE = 120.0
+_LAST_WORDS = 10.0
 
-# A worker says its version in one line of JSON; then it answers a program a line.
+# A worker says its version in one line of JSON, or why it cannot work; then it answers one program
+# a line.
 _LOOP = """
 import json, sys, time
 
@@ -75,6 +77,45 @@ def run(source):
 
 serve(smolagents.__version__, run)
 """
+# The next two get an interpreter and what it needs of the host's files as arguments.
+LLM_SANDBOX = f"""{_LOOP}
+import importlib.metadata
+from llm_sandbox import SandboxSession
+from llm_sandbox.local.config import LocalSandboxConfig
+
+backend, python, *shown = sys.argv[1:]
+try:
+    config = LocalSandboxConfig(python_executable=python, read_only_paths=tuple(shown))
+    session = SandboxSession(backend=backend, lang="python", sandbox_config=config)
+    session.open()
+except Exception as error:
+    say(absent=str(error)[:160])
+    sys.exit()
+
+def run(source):
+    done = session.run(source)
+    return done.stdout + done.stderr
+
+try:
+    serve(importlib.metadata.version("llm-sandbox"), run)
+finally:
+    session.close()
+"""
+SANDLOCK = f"""{_LOOP}
+import sandlock
+
+python, *shown = sys.argv[1:]
+if sandlock.landlock_abi_version() < sandlock.min_landlock_abi():
+    say(absent=f"it needs Landlock ABI {{sandlock.min_landlock_abi()}}")
+    sys.exit()
+box = sandlock.Sandbox(fs_readable=shown, clean_env=True, max_memory="256M", max_processes=64)
+
+def run(source):
+    done = box.run([python, "-I", "-S", "-c", source])
+    return (done.stdout + done.stderr).decode()
+
+serve(sandlock.__version__, run)
+"""
 PYODIDE = """
 import { createInterface } from "node:readline";
 import { loadPyodide, version } from "pyodide/pyodide.mjs";
@@ -117,7 +158,10 @@ class Library:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, bufsize=1,
         )  # fmt: skip
-        return str(self._hear()["version"])
+        answer = self._hear()
+        if "absent" in answer:
+            raise AbsentError(str(answer["absent"]))
+        return str(answer["version"])
 
     def run(self, program: SampleProgram) -> float:
         assert self._worker is not None
@@ -141,17 +185,24 @@ class Library:
         raise AbsentError(f"its worker does not start: is it installed in {self._where}?")
 
     def close(self) -> None:
-        if self._worker:
+        """End the worker; one that has something to remove gets a moment."""
+        if not self._worker:
+            return
+        try:
+            self._worker.communicate(timeout=_LAST_WORDS)  # closes its input, which ends its loop
+        except subprocess.TimeoutExpired:
             self._worker.kill()
             self._worker.communicate()
 
 
-def python_worker(peers: Path | None, package: str, script: str) -> list[str] | None:
+def python_worker(
+    peers: Path | None, package: str, script: str, *arguments: str
+) -> list[str] | None:
     """Return the command of a worker in the peers' environment, None if it is not there."""
     python = peers / "py/bin/python" if peers else None
     if python is None or not list(python.parents[1].glob(f"lib/python3*/site-packages/{package}")):
         return None
-    return [str(python), "-I", "-c", script]
+    return [str(python), "-I", "-c", script, *arguments]
 
 
 def node_worker(peers: Path | None) -> list[str] | None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.version import installed_version
+from ..runner.host.runtime import find_runtime
 from ..runner.pool import PoolSettings
+from ..runner.spawn import interpreter
 from . import commandlines, libraries
 from .contestants import AbsentError, Command, Contestant, Isolation, check_output, version_of
 from .libraries import Library
@@ -127,16 +129,30 @@ def _elsewhere(peers: Path | None) -> list[Contestant]:
         "globals", "none", "none", "its own, in memory", "as node has it", "none",
         "the host's, behind WebAssembly", _CPYTHON,
     )  # fmt: skip
-    scripts = (
-        ("pydantic-monty", monty, "pydantic_monty", libraries.MONTY),
-        ("RestrictedPython", _IN_PROCESS, "RestrictedPython", libraries.RESTRICTED),
-        ("smolagents, local executor", _IN_PROCESS, "smolagents", libraries.SMOLAGENTS),
+    runtime = find_runtime(interpreter())
+    merged = (path for path, _ in commandlines.top_links(runtime))  # their loader is in /lib64
+    given = (runtime.executable, *merged, *commandlines.shown_paths(runtime))
+    through_bwrap, through_nsjail = ("bubblewrap", *given), ("nsjail", *given)
+    local = _CONTAINER._replace(
+        namespaces="pid, mount, net, ipc, uts, user, cgroup", filter="what is refused", caps="none"
+    )
+    landlock = Isolation(
+        "process", "none", "what is refused", "/usr, interpreter's, by Landlock", "none",
+        "memory, processes", _HOST, _CPYTHON,
+    )  # fmt: skip
+    scripts: tuple[tuple[str, Isolation, str, str, tuple[str, ...]], ...] = (
+        ("llm-sandbox, bubblewrap", local, "llm_sandbox", libraries.LLM_SANDBOX, through_bwrap),
+        ("llm-sandbox, nsjail", local, "llm_sandbox", libraries.LLM_SANDBOX, through_nsjail),
+        ("sandlock", landlock, "sandlock", libraries.SANDLOCK, given),
+        ("pydantic-monty", monty, "pydantic_monty", libraries.MONTY, ()),
+        ("RestrictedPython", _IN_PROCESS, "RestrictedPython", libraries.RESTRICTED, ()),
+        ("smolagents, local executor", _IN_PROCESS, "smolagents", libraries.SMOLAGENTS, ()),
     )
     return [
         _sandbox_runtime(peers, where),
         *(
-            Library(name, kept, libraries.python_worker(peers, package, script), where)
-            for name, kept, package, script in scripts
+            Library(name, kept, libraries.python_worker(peers, package, script, *arguments), where)
+            for name, kept, package, script, arguments in scripts
         ),
         Library("Pyodide under node", wasm, libraries.node_worker(peers), where),
     ]

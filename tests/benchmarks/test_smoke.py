@@ -33,6 +33,7 @@ from cellwright.benchmarks.census import (
 )
 from cellwright.benchmarks.contestants import AbsentError, Command, Isolation
 from cellwright.benchmarks.faults import Faults
+from cellwright.benchmarks.libraries import Library
 from cellwright.benchmarks.programs import SUM, TEXT, SampleProgram
 from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
@@ -89,9 +90,19 @@ def test_a_peer_that_is_not_here_says_so_and_one_that_lies_is_not_believed(tmp_p
 
 def test_every_peer_that_is_missing_has_a_reason() -> None:
     found = {peer.name: peer for peer in lineup.every_peer(SETTINGS)}
-    assert len(found) >= 14
-    with pytest.raises(AbsentError, match="peers-setup"):
-        found["pydantic-monty"].find(None)  # type: ignore[arg-type]
+    assert len(found) >= 17
+    for name in ("pydantic-monty", "llm-sandbox, nsjail", "sandlock"):
+        with pytest.raises(AbsentError, match="peers-setup"):
+            found[name].find(None)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_cannot_work_says_why() -> None:
+    script = "import json; print(json.dumps({'absent': 'nsjail was not found'}))"
+    nothing = Isolation(*["none"] * len(Isolation._fields))
+    peer = Library("a library", nothing, [sys.executable, "-c", script], "DIR")
+    with pytest.raises(AbsentError, match="nsjail was not found"):
+        peer.find(Path())
+    peer.close()
 
 
 # The judges
