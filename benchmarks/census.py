@@ -143,13 +143,51 @@ def _anonymous_bytes(pid: int) -> int:
     return 0
 
 
+class ProcessStat(NamedTuple):
+    """What the kernel counts of a process and of the children that it waited for (proc(5))."""
+
+    parent: int
+    session: int
+    is_kernel_thread: bool
+    faults: int  # minor and major
+    children_faults: int
+    seconds: float  # of CPU
+    children_seconds: float
+
+
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+
+
+def parse_stat(text: str) -> ProcessStat:
+    """Return what `/proc/PID/stat` says; its second field is a name, in which anything may stand."""
+    numbers = [int(field) for field in text.rpartition(")")[2].split()[1:15]]
+    parent, _, session, _, _, flags = numbers[:6]
+    minor, children_minor, major, children_major, user, system, waited_user, waited_system = (
+        numbers[6:]
+    )
+    return ProcessStat(
+        parent, session, bool(flags & _PF_KTHREAD), minor + major,
+        children_minor + children_major, (user + system) / _TICKS,
+        (waited_user + waited_system) / _TICKS,
+    )  # fmt: skip
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """Return what the kernel counts of a process, None of one that is gone."""
+    text = _read(f"/proc/{pid}/stat")
+    return parse_stat(text) if text else None
+
+
+def every_process() -> dict[int, ProcessStat]:
+    """Return what the kernel counts of every process that this one can see."""
+    pids = [int(name) for name in _listed("/proc") if name.isdecimal()]
+    return {pid: stat for pid in pids if (stat := stat_of(pid))}
+
+
 def cpu_seconds(pids: tuple[int, ...]) -> float:
-    """Return the CPU time of processes and of their children that were waited for (proc(5))."""
-    total = 0
-    for pid in pids:
-        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        total += sum(map(int, fields[11:15]))
-    return total / _TICKS
+    """Return the CPU time of processes and of their children that were waited for."""
+    stats = [stat for pid in pids if (stat := stat_of(pid))]
+    return sum(stat.seconds + stat.children_seconds for stat in stats)
 
 
 def _cgroups() -> list[str]:

@@ -6,8 +6,10 @@ The exit status is 1 if a criterion of a benchmark does not hold.
 import argparse
 import contextlib
 import importlib
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,16 @@ import msgspec
 from ..policies.errors import PolicyError
 from ..policies.policy import Policy
 from .documents import write_documents
+from .interference import (
+    Interference,
+    adopted_orphans,
+    between,
+    take_reading,
+    wait_for_quiet,
+)
 from .machine import facts, load
 from .page import as_page
-from .report import Report
+from .report import Criterion, Report
 from .scratch import remove_stale
 from .settings import Settings
 from .tables import show
@@ -49,6 +58,15 @@ BENCHMARKS = {
     "workflows": "tokens that pass through a model, by tool calls and by programs",
     "stream": "output in bytes a second",
 }
+_COUNTS = (
+    "kernel",
+    "leaks",
+    "soak",
+    "chaos",
+    "replays",
+    "workflows",
+)  # of things: load is no error
+_PATIENCE_SECONDS = 120.0  # with --quiet, for others to leave the machine alone
 _USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
 
 
@@ -69,6 +87,11 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         help="number of cells that one launcher forks (growth, leaks)",
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="duration of the faults (chaos)")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="measure only while others leave the machine alone; default is to mark the results",
+    )
     parser.add_argument("--smoke", action="store_true", help="measure little, for ratios only")
     parser.add_argument(
         "--peers",
@@ -117,7 +140,7 @@ def bench(options: argparse.Namespace, policy: Policy) -> int:
     with _ended_in_order():
         reports = _shown(options) if options.source else _measured_all(options, settings)
     if options.write_readme:
-        write_documents(reports)
+        write_documents([each for each in reports if each.quiet or not options.quiet])
     holds = all(verdict.holds for report in reports for verdict in report.verdicts)
     return _HOLDS if holds else _FAILS
 
@@ -144,7 +167,9 @@ def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Repor
     reports: list[Report] = []
     remove_stale()
     for name in _chosen(options.names):
-        reports.append(_measured(name, settings, plain=options.plain))
+        report = _measured(name, settings, quiet=options.quiet)
+        show(report, plain=options.plain)
+        reports.append(report)
         _write(reports, options)  # at once: a later failure must not lose this result
     return reports
 
@@ -156,14 +181,37 @@ def _chosen(names: list[str]) -> tuple[str, ...]:
     return tuple(BENCHMARKS) if "all" in names else tuple(names) or _USUAL
 
 
-def _measured(name: str, settings: Settings, *, plain: bool) -> Report:
-    """Measure one thing and show it at once: the next may take minutes."""
+def _measured(name: str, settings: Settings, *, quiet: bool) -> Report:
+    """Return the results of one benchmark; with `quiet` a verdict says whether others interfered."""
     print(f"bench: {name} ...", file=sys.stderr, flush=True)
-    machine, busy = facts(), load()
-    found: Report = importlib.import_module(f".{name}", __package__).measure(settings)
-    report = msgspec.structs.replace(found, machine=machine, notes=(*found.notes, busy))
-    show(report, plain=plain)
+    machine = facts()
+    if name in _COUNTS:
+        busy = load()
+        found = _results(name, settings)
+        return msgspec.structs.replace(found, machine=machine, notes=(*found.notes, busy))
+    with adopted_orphans():
+        if quiet and not (waited := wait_for_quiet(_PATIENCE_SECONDS)).is_low:
+            return Report(
+                name=name, title=f"{name}: not measured", machine=machine, quiet=False,
+                verdicts=(_quietness(waited),),
+            )  # fmt: skip
+        before, began = take_reading(), time.monotonic()
+        found = _results(name, settings)
+        seen = between(before, take_reading(), os.cpu_count() or 1)
+    took = f"Measured in {time.monotonic() - began:.0f} s."
+    return msgspec.structs.replace(
+        found, machine=machine, quiet=seen.is_low, notes=(*found.notes, took, str(seen)),
+        verdicts=(*found.verdicts, *([_quietness(seen)] if quiet else [])),
+    )  # fmt: skip
+
+
+def _results(name: str, settings: Settings) -> Report:
+    report: Report = importlib.import_module(f".{name}", __package__).measure(settings)
     return report
+
+
+def _quietness(seen: Interference) -> Criterion:
+    return Criterion("others left the machine alone", seen.is_low, str(seen))
 
 
 def _read(path: Path) -> list[Report]:

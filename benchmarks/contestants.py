@@ -95,11 +95,12 @@ class Command:
 
 
 def _run(line: list[str], place: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command with nothing of ours but a path to look for programs."""
+    """Run a command with nothing of ours but a path to look for programs, in a session of its own: by
+    that `interference` knows what it leaves."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(place)}
     return subprocess.run(
         line, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        env=environment, cwd=place, timeout=_PATIENCE, check=False,
+        env=environment, cwd=place, timeout=_PATIENCE, check=False, start_new_session=True,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from .tables import as_markdown
 _FOLDER = Path(__file__).resolve().parent
 _ROOT = _FOLDER.parent
 BEGIN, END = "<!-- performance: written by cellwright bench -->", "<!-- performance: end -->"
+NOT_QUIET = "Others used this machine meanwhile: read ratios, not times."
 _BEGIN_REPORT = "<!-- {name}: written by cellwright bench -->"
 _END_REPORT = "<!-- {name}: end -->"
 
@@ -36,6 +37,8 @@ def with_headlines(document: str, reports: list[Report]) -> str:
     for report in reports:
         if report.headlines and f"{report.machine}." not in parts:
             parts.append(f"{report.machine}.")
+        if report.headlines and not report.quiet and NOT_QUIET not in parts:
+            parts.append(NOT_QUIET)
         for table in report.headlines:
             parts += [f"{table.title}:", as_markdown(table)]
             parts += [table.note] if table.note else []

@@ -13,6 +13,7 @@ from ..runner.spawn import interpreter
 from .commandlines import bubblewrapped
 from .measuring import (
     Contender,
+    Times,
     median,
     percentile,
     percentile_columns,
@@ -27,7 +28,6 @@ _PLAIN, _BWRAP = "the interpreter alone", "bubblewrap and the interpreter"
 _TARGET = 1.5
 _HELD = ("bash", "sh", "javascript")  # Ruby's harness loads json, as long again as Ruby's own start
 _QUARTER = 0.25
-Times = dict[str, list[float]]
 
 
 class Spoken(NamedTuple):
@@ -109,8 +109,9 @@ def _printed(result: object) -> None:
 def _command(line: list[str]) -> Callable[[], object]:
     def run() -> None:
         done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, check=True
-        )
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, check=True,
+            start_new_session=True,
+        )  # fmt: skip
         _printed(done)
 
     return run

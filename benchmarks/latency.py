@@ -12,6 +12,7 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
 from .measuring import (
     Contender,
+    Times,
     distribution,
     median,
     percentile,
@@ -29,7 +30,6 @@ _READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
 _SESSION = "a session's next request"
 _BURST, _SATURATED = "burst of twice the pool", "saturated: four callers a processor"
 _COLD = "cold: the whole command"
-Times = dict[str, list[float]]
 
 
 def measure(settings: Settings) -> Report:
@@ -90,7 +90,9 @@ def _cold(settings: Settings) -> list[float]:
     layers = settings.policy.optional_layers
     optional = [part for layer in layers for part in ("--optional", layer)]
     command = [sys.executable, "-I", "-m", "cellwright", "run", *optional, "-c", "print(1)"]
-    run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    run = partial(
+        subprocess.run, command, check=True, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     times = side_by_side([Contender(_COLD, run)], max(3, settings.amount(2000, 30) // 20))
     return times[_COLD]
 

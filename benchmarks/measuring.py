@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
+from math import ceil, floor, inf, sqrt
 from typing import NamedTuple
 
 from .report import Bar, Column, Curve, Value
 
 MS = 1000.0  # in a second
+_ASKED = 20  # rounds between two looks at whether it is enough
+STEADY = 0.1  # a ratio that is known within so much of itself
 
 
 def _nothing() -> None:
@@ -26,15 +29,27 @@ class Contender(NamedTuple):
     every: int = 1
 
 
-def side_by_side(contenders: Sequence[Contender], rounds: int) -> dict[str, list[float]]:
+Times = dict[str, list[float]]
+
+
+def side_by_side(
+    contenders: Sequence[Contender], rounds: int, *, seconds: float = inf,
+    is_enough: Callable[[Times], bool] = lambda times: False,
+) -> Times:  # fmt: skip
     """Return the seconds of each run.  Every round runs each once, the next round in the opposite
-    order, so that a noisy moment hits all of them; each was run once before the clock starts."""
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    order, so that a noisy moment hits all of them; each was run once before the clock starts.
+
+    It ends after `rounds`, after `seconds`, or as soon as `is_enough`, which is asked now and then.
+    """
+    times: Times = {contender.name: [] for contender in contenders}
     for contender in contenders:
         contender.prepare()
         contender.run()
     order = list(contenders)
+    end = time.monotonic() + seconds
     for number in range(rounds):
+        if number and (time.monotonic() > end or (number % _ASKED == 0 and is_enough(times))):
+            break
         for contender in order:
             if number % contender.every == 0:
                 contender.prepare()
@@ -47,6 +62,41 @@ def seconds_of(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     known = run()
     return known if isinstance(known, float) else time.perf_counter() - began
+
+
+class Ratio(NamedTuple):
+    """The ratio of two medians, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int  # of the one that has fewer
+
+    @property
+    def spread(self) -> float:
+        """Half the interval, as a share of the ratio."""
+        return (self.high - self.low) / 2 / self.value
+
+    @property
+    def is_steady(self) -> bool:
+        return self.spread < STEADY
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """Return the ratio of two medians.  Its interval is that of both at their worst, so rather wide."""
+    low, high = median_interval(above)
+    below_low, below_high = median_interval(below)
+    rounds = min(len(above), len(below))
+    return Ratio(median(above) / median(below), low / below_high, high / below_low, rounds)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the values that enclose the median of what they were drawn from with a probability of
+    95 %: by their ranks, so that no shape is assumed.  Few values enclose it with all of them."""
+    ordered, count = sorted(values), len(values)
+    reach = 0.98 * sqrt(count)
+    low, high = floor(count / 2 - reach) - 1, ceil(count / 2 + reach)
+    return ordered[max(0, low)], ordered[min(count - 1, high)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -70,12 +70,14 @@ class Criterion(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All results of one benchmark.
 
-    `headlines` are the tables that a README has room for; `samples` single measurements, in seconds.
+    `headlines` are the tables that a README has room for; `samples` single measurements, in seconds;
+    `quiet` tells whether others left the machine alone meanwhile.
     """
 
     name: str
     title: str
     machine: str = ""
+    quiet: bool = True
     tables: tuple[ReportTable, ...] = ()
     headlines: tuple[ReportTable, ...] = ()
     charts: tuple[Chart, ...] = ()

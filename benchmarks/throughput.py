@@ -15,6 +15,7 @@ from ..runner.pool import PoolSettings
 from ..runner.spawn import interpreter
 from .census import cpu_seconds, launcher_of
 from .commandlines import bubblewrap
+from .interference import adopted_orphans, reap_orphans
 from .measuring import median, quartile_columns, quartiles
 from .programs import SUM
 from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
@@ -28,14 +29,14 @@ _BUBBLEWRAP, _BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no iso
 class Rival(NamedTuple):
     name: str
     call: Callable[[], object]
-    cpu: Callable[[], float] | None  # seconds so far of everything that it uses, if that is known
+    cpu: Callable[[], float]  # seconds so far of everything that it uses
 
 
 class Round(NamedTuple):
     """What a moment of calling gave."""
 
     rate: float  # calls a second
-    cpu_ms: float | None  # a call
+    cpu_ms: float  # a call
 
 
 Turns = dict[tuple[str, int], list[Round]]
@@ -57,12 +58,12 @@ def measure(settings: Settings) -> Report:
 @contextmanager
 def _rivals(settings: Settings) -> Iterator[list[Rival]]:
     with ExitStack() as stack:
+        stack.enter_context(adopted_orphans())
         pooled = stack.enter_context(sandbox(settings))
         demand = stack.enter_context(sandbox(settings, PoolSettings(size=0)))
         rivals = [_ours(_POOLED, pooled), _ours(_DEMAND, demand)]
         if command := bubblewrap("-I", "-S", "-c", SUM.source):
-            # It does not wait for the process that it confines, so its resource usage is unknown.
-            rivals.append(Rival(_BUBBLEWRAP, _command(command), None))
+            rivals.append(Rival(_BUBBLEWRAP, _command(command), _cpu_of_children))
         bare = [interpreter(), "-I", "-S", "-c", SUM.source]
         rivals.append(Rival(_BARE, _command(bare), _cpu_of_children))
         yield rivals
@@ -78,17 +79,27 @@ def _ours(name: str, made: Sandbox) -> Rival:
 
 
 def _command(command: list[str]) -> Callable[[], object]:
-    return partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, env={})
+    return partial(
+        subprocess.run,
+        command,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,
+    )
 
 
 def _cpu_of_children() -> float:
+    """Return the CPU time of this process and of commands; bubblewrap does not wait for the process
+    that it confines, so we do."""
+    reap_orphans()
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in usage)
 
 
 def _turn(rival: Rival, clients: int, seconds: float) -> Round:
     rival.call()
-    before = rival.cpu() if rival.cpu else 0.0
+    before = rival.cpu()
     began = time.perf_counter()
 
     def client(_: int) -> int:
@@ -102,8 +113,7 @@ def _turn(rival: Rival, clients: int, seconds: float) -> Round:
     with ThreadPoolExecutor(clients) as pool:
         calls = sum(pool.map(client, range(clients)))
     elapsed = time.perf_counter() - began
-    used = (rival.cpu() - before) / calls * 1000 if rival.cpu else None
-    return Round(calls / elapsed, used)
+    return Round(calls / elapsed, (rival.cpu() - before) / calls * 1000)
 
 
 def _report(turns: Turns) -> Report:
@@ -162,8 +172,7 @@ def _rates(turns: list[Round]) -> list[float]:
 
 def _row(name: str, clients: int, turns: list[Round]) -> tuple[Value, ...]:
     rates = quartiles(_rates(turns))
-    cpu = [turn.cpu_ms for turn in turns if turn.cpu_ms is not None]
-    return (name, clients, *rates, median(cpu) if cpu else None)
+    return (name, clients, *rates, median([turn.cpu_ms for turn in turns]))
 
 
 def _verdicts(turns: Turns) -> tuple[Criterion, ...]:

@@ -1,5 +1,6 @@
 """Results of benchmarks, and their forms: terminal, file, page, document."""
 
+import random
 import re
 import xml.etree.ElementTree as ET
 
@@ -80,6 +81,38 @@ def test_who_knows_better_how_long_it_took_is_believed_and_who_is_slow_runs_seld
     assert measuring.side_by_side([slow], 20) == {"slow": [42.0, 42.0]}
 
 
+def test_rounds_end_with_their_number_with_time_or_once_it_is_enough() -> None:
+    one = [measuring.Contender("a", lambda: 1.0)]
+    assert len(measuring.side_by_side(one, 50)["a"]) == 50
+    assert len(measuring.side_by_side(one, 50, seconds=-1)["a"]) == 1
+    enough = measuring.side_by_side(one, 50, is_enough=lambda times: len(times["a"]) >= 30)
+    assert len(enough["a"]) == 40  # it is asked every twenty rounds
+
+
+def test_a_ratio_has_an_interval_that_many_rounds_make_narrow() -> None:
+    below = [1.0 + (n % 10) / 100 for n in range(400)]
+    above = [3 * value for value in below]
+    few, many = (measuring.ratio(above[:count], below[:count]) for count in (4, 400))
+    assert few.value == pytest.approx(3, rel=0.05)
+    assert many.low < many.value < many.high
+    assert many.spread < few.spread
+    assert many.is_steady
+    assert many.rounds == 400
+
+
+def test_a_ratio_of_noise_is_not_steady() -> None:
+    noise = [float(1 + n * 7 % 13) for n in range(20)]
+    assert not measuring.ratio(noise, noise).is_steady
+
+
+def test_the_interval_of_a_median_encloses_it_as_often_as_it_says() -> None:
+    chance = random.Random(1)
+    intervals = [
+        measuring.median_interval([chance.random() for _ in range(50)]) for _ in range(1000)
+    ]
+    assert sum(low <= 0.5 <= high for low, high in intervals) >= 950
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7), (0, 250), (0, 0.004)])
 def test_ticks_are_few_and_round(low: float, high: float) -> None:
     found = pictures.ticks(low, high)
@@ -149,6 +182,13 @@ def test_results_are_written_between_their_marks_and_nowhere_else() -> None:
         changed = [line for line in old.splitlines() if line not in new.splitlines()]
         marked = old.partition("written by cellwright bench -->")[2]
         assert all(line in marked for line in changed)
+
+
+def test_headlines_of_a_busy_machine_say_so() -> None:
+    busy = msgspec.structs.replace(REPORT, quiet=False)
+    text = f"{documents.BEGIN}\n{documents.END}"
+    assert documents.NOT_QUIET in documents.with_headlines(text, [busy])
+    assert documents.NOT_QUIET not in documents.with_headlines(text, [REPORT])
 
 
 def test_every_benchmark_has_its_place_in_the_document() -> None:

@@ -1,0 +1,100 @@
+"""Load of others is told from our own, on made-up numbers and on real processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cellwright.benchmarks import interference
+from cellwright.benchmarks.census import ProcessStat, parse_stat
+from cellwright.benchmarks.interference import Interference, Reading, between
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process(
+    parent: int, seconds: float, children_seconds: float = 0.0, *, is_kernel_thread: bool = False
+) -> ProcessStat:
+    return ProcessStat(parent, 1, is_kernel_thread, 0, 0, seconds, children_seconds)
+
+
+def test_the_time_of_processors_is_read() -> None:
+    fields = [
+        10,
+        2,
+        30,
+        1000,
+        500,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]  # guest time, the last two, is in user time already
+    text = f"cpu  {' '.join(str(field * TICKS) for field in fields)}\ncpu0 1 2 3\nintr 5\n"
+    assert interference.parse_processors(text) == (51.0, 6.0)
+
+
+def test_the_time_of_a_process_is_read_whatever_its_name() -> None:
+    times = f"{2 * TICKS} {3 * TICKS} {4 * TICKS} {5 * TICKS}"
+    stat = parse_stat(f"7 (a) b) (S) S 3 7 6 0 -1 4194560 11 12 1 2 {times} 20 0 1 0\n")
+    assert stat == ProcessStat(3, 6, False, 12, 14, 5.0, 9.0)
+    thread = parse_stat(f"8 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0 0 {times} 20 0 1 0\n")
+    assert thread.is_kernel_thread
+
+
+def test_time_of_the_tree_and_of_kernel_threads_is_ours() -> None:
+    processes = {
+        1: process(0, 100.0, 100.0),
+        2: process(0, 0.0),
+        3: process(2, 0.5, is_kernel_thread=True),
+        10: process(1, 1.0, 50.0),  # this process; what it waited for is known from elsewhere
+        11: process(10, 2.0, 4.0),
+        12: process(11, 8.0, 16.0),
+        20: process(1, 32.0, 64.0),  # another's
+        21: process(20, 32.0),
+    }
+    assert interference.seconds_below(10, processes) == 0.5 + 1.0 + 2.0 + 4.0 + 8.0 + 16.0
+
+
+@pytest.mark.parametrize(
+    ("busy", "stolen", "ours", "others", "is_low"),
+    [
+        (4.0, 0.0, 4.0, 0.0, True),
+        (4.0, 0.0, 4.2, 0.0, True),  # clocks differ by a little
+        (4.0, 0.0, 3.8, 0.02, True),
+        (10.0, 0.0, 4.0, 0.6, False),
+        (4.0, 0.5, 4.0, 0.0, False),
+        (0.0, 0.0, 0.0, 0.0, True),
+    ],
+)
+def test_what_others_used_is_what_is_left(
+    busy: float, stolen: float, ours: float, others: float, is_low: bool
+) -> None:
+    before = Reading(100.0, 50.0, 5.0, 40.0)
+    after = Reading(105.0, 50.0 + busy, 5.0 + stolen, 40.0 + ours)
+    seen = between(before, after, processors=2)
+    assert seen.others == pytest.approx(others)
+    assert seen.stolen == pytest.approx(stolen / 10)
+    assert seen.is_low is is_low
+
+
+def test_the_sentence_says_which() -> None:
+    assert str(Interference(0.01, 0.0)).startswith("Quiet: others used 1.0%")
+    assert str(Interference(0.3, 0.0)).startswith("NOT QUIET: others used 30.0%")
+
+
+def test_what_a_command_leaves_is_waited_for_and_nothing_else() -> None:
+    leaving = "import os; os.fork() or os.execv('/bin/sleep', ['sleep', '0.05'])"
+    with interference.adopted_orphans(), subprocess.Popen(["/bin/true"]) as ours:
+        subprocess.run([sys.executable, "-Sc", leaving], start_new_session=True, check=True)
+        interference.reap_orphans()
+        assert interference._orphans() == []
+        assert ours.wait() == 0  # no other child's status was taken
+
+
+def test_own_work_counts_as_ours() -> None:
+    before = interference.take_reading()
+    subprocess.run([sys.executable, "-Sc", "for _ in range(3_000_000): pass"], check=True)
+    assert interference.take_reading().ours > before.ours
