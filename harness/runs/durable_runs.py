@@ -134,12 +134,26 @@ class Runs(Closing):
         `abandoned` confirms that the process of its last attempt is gone.  A call that had begun and
         has no answer is made again if `ToolSpec.may_be_repeated`; otherwise the program gets a
         `ToolOutcomeUnknown`.  With `allow_divergence` the program may make other calls in the place of
-        recorded ones.  Raises PolicyError for a run that is completed, that is running, or that does
-        not exist.
+        recorded ones.  Raises PolicyError, and changes nothing, for a run that is completed, that is
+        running, or that does not exist, and if `sandbox` lacks a tool that the run called.
         """
         self._store.expire()
+        if not allow_divergence:
+            self._require_tools(sandbox, run)
         self._store.take_up(run, abandoned=abandoned)
         return self._attempt(sandbox, self._store.get(run), allow_divergence=allow_divergence)
+
+    def _require_tools(self, sandbox: Executing, run: str) -> None:
+        """Raise PolicyError unless `sandbox` has the tools that a run called: without them the program
+        would fail, and its pending approvals would be withdrawn."""
+        called = dict.fromkeys(each.tool for each in self._store.calls(run) if each.needs_tool)
+        if missing := [name for name in called if not sandbox.has_tool(name)]:
+            raise PolicyError(
+                f"run {run} cannot be resumed: it called {', '.join(missing)}, which the sandbox does "
+                "not offer",
+                "offer these tools (tools=; --tools FILE or --registry FILE), or allow other calls "
+                "than the recorded ones (allow_divergence=True; --allow-divergence)",
+            )
 
     def kept(self) -> tuple[RunSummary, ...]:
         """Return all runs, the oldest first."""

@@ -42,6 +42,12 @@ class RecordedCall(NamedTuple):
         effect."""
         return self.begun and not self.may_be_repeated
 
+    @property
+    def needs_tool(self) -> bool:
+        """Tell whether a program that makes the call again needs the tool: a refused call may be one of
+        a tool that never existed."""
+        return self.begun or self.answer is None or not self.answer.kind
+
 
 class Replay:
     """The recorded calls that the program has not made again so far.  The caller holds the lock."""

@@ -39,6 +39,10 @@ class Executing(Closing):
     ) -> SandboxResult:  # fmt: skip
         """Run `code` and return its result."""
 
+    def has_tool(self, name: str) -> bool:
+        """Tell whether programs may find a tool of that name; a daemon does not tell."""
+        return False
+
     @property
     def _at_once(self) -> int:
         """The number of `aexecute` calls that can run at once."""

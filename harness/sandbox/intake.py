@@ -60,6 +60,10 @@ class Intake:
         request = make_program(argv, self._policy, environment, on_streams, **given)
         return self._recorded(request, "program", lambda _, request: perform(request), None)
 
+    def has_tool(self, name: str) -> bool:
+        """Tell whether programs are offered a tool of that name."""
+        return self._offering is not None and self._offering.broker.has(name)
+
     def record_session(self, session_id: str, action: str, why: str = "") -> None:
         """Record that a session was opened, or ended and why."""
         if self._clerk:

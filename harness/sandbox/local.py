@@ -138,6 +138,9 @@ class LocalCells:
 
         return workspaces_of(self._given_workspaces)
 
+    def has_tool(self, name: str) -> bool:
+        return self._intake.has_tool(name)
+
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         findings = self._intake.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)

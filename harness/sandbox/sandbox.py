@@ -60,6 +60,8 @@ class _Cells(Protocol):
         self, id: str | None, language: str, workspace: str | None, clean: bool, /
     ) -> Session: ...
 
+    def has_tool(self, name: str, /) -> bool: ...
+
     def validate_source(self, code: str, /) -> tuple[bool, str | None]: ...
 
     def settle(self) -> None: ...
@@ -204,6 +206,9 @@ class Sandbox(Executing):
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
         return self.plan.layers
+
+    def has_tool(self, name: str) -> bool:
+        return self._cells.has_tool(name)
 
     def _execute(
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,

@@ -57,6 +57,9 @@ class CellSession(Session):
     def workspace(self) -> KeptWorkspace | None:
         return self._kept_in.kept if self._kept_in else None
 
+    def has_tool(self, name: str) -> bool:
+        return self._intake.has_tool(name)
+
     def _execute(
         self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
         cancel: int,

@@ -168,6 +168,14 @@ class Broker:
         except ToolError:
             return True
 
+    def has(self, name: str) -> bool:
+        """Tell whether a tool of that name exists, whether or not the rules allow to call it."""
+        try:
+            self._tool(name)
+        except ToolError:
+            return False
+        return True
+
     def specs(self, caller: Caller) -> Iterable[ToolSpec]:
         """Return the tools that are offered to `caller`, including those that the rules deny."""
         return self._tools.specs() if caller.tools is None else self._named(caller.tools)

@@ -346,7 +346,8 @@ def test_a_table_is_shown_as_text_and_written_only_where_asked(tmp_path: Path) -
 
 def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> None:
     failed = run("-c", "open('/etc/shadow')")
-    *_, refused, result = failed.stderr.splitlines()
+    *_, refused, result, hint = failed.stderr.splitlines()
+    assert hint.startswith("hint: the cell does not show /etc/shadow")
     assert refused == "cellwright: refused: openat '/etc/shadow' O_RDONLY (mount_ns: not shown)"
     assert result.startswith("cellwright: failed (exception)")
     code = "for name in ('shadow', 'gshadow'):\n try: open(f'/etc/{name}')\n except OSError: pass"

@@ -90,6 +90,9 @@ class DaemonsCells:
         opened = self._requests.ask(OpenSession(id, SessionArguments(language=language)), Opened)
         return AttachedSession(self._requests, opened, self.policy.limits)
 
+    def has_tool(self, name: str) -> bool:
+        return False  # the daemon does not tell, and records no runs
+
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         judged = self._requests.ask(Validate(code.encode(errors="surrogatepass")), Validated)
         return judged.passes, judged.finding

@@ -82,6 +82,12 @@ def test_a_run_is_shown_approved_resumed_and_forgotten_on_the_command_line(
     assert (status, said.splitlines()[:2]) == (
         0, ["approved send, once: 1 arguments: to", '  to: "ann"'],
     )  # fmt: skip
+    before = told("show", path, run, "--json")
+    status, said, line = told("resume", path, run, "--policy", "strict")
+    assert (status, said) == (2, "")
+    assert f"run {run} cannot be resumed: it called send, which the sandbox does not offer" in line
+    assert "--tools FILE" in line
+    assert told("show", path, run, "--json") == before
     again = ("resume", path, run, "--tools", str(tools), "--policy", "strict")
     status, said, _ = told(*again)
     assert status == 1

@@ -86,6 +86,37 @@ def test_a_run_waits_and_goes_on_where_it_was(runs: Runs) -> None:
     assert runs.pending() == ()
 
 
+def test_a_run_is_not_resumed_without_the_tools_that_it_called(runs: Runs) -> None:
+    with sandbox(runs) as box:
+        waiting = runs.start(box, LETTER)
+    before = runs.show(waiting.run)
+    offers: list[list[Tool]] = [[], [noted("look")]]
+    for offer, missing in zip(offers, ("look, send", "send"), strict=True):
+        broker = Broker(Offer(offer), approve=runs.ask)
+        with (
+            Sandbox(policy=policy_named("strict"), tools=broker, pool=0) as box,
+            pytest.raises(PolicyError, match=f"it called {missing}, which the sandbox does not"),
+        ):
+            runs.resume(box, waiting.run)
+        assert runs.show(waiting.run) == before
+    with Sandbox(policy=policy_named("strict"), pool=0) as box:  # no tools at all
+        assert not box.has_tool("look")
+        with pytest.raises(PolicyError, match="look, send"):
+            runs.resume(box, waiting.run)
+        attempt = runs.resume(box, waiting.run, allow_divergence=True)
+    assert attempt.result.reason == "exception"
+
+
+def test_a_call_of_a_tool_that_never_existed_keeps_no_run_from_being_resumed(runs: Runs) -> None:
+    code = "try: call_tool('nobody', {})\nexcept Exception as error: print(error)\n" + LETTER
+    with sandbox(runs) as box:
+        waiting = runs.start(box, code)
+        assert [each.tool for each in runs.show(waiting.run).calls] == ["nobody", "look", "send"]
+        (asked,) = runs.pending()
+        runs.approve(asked.approval)
+        assert runs.resume(box, waiting.run).result.ok
+
+
 def test_a_word_is_for_one_call_with_just_these_arguments(runs: Runs) -> None:
     code = "import tools\n[tools.send(to=name) for name in ('ann', 'ann', 'bob')]"
     with sandbox(runs) as box:
