@@ -13,6 +13,7 @@ from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
+from ..sandbox.parameters import CallArguments
 from ..sandbox.request import make_request
 from ..text.terminal import result_line
 from .options import FAILED, SUCCEEDED, add_policy, policy_of
@@ -65,7 +66,7 @@ def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
     lessons = Lessons()
     supervisor = Supervisor(_wide(policy, program), Spawned(interpreter()), lessons=lessons)
     try:
-        request = make_request(program.read_bytes(), policy.limits, files=None)
+        request = make_request(CallArguments(code=program.read_bytes()), policy.limits)
         result = supervisor.execute(request)
     except OSError as error:
         raise PolicyError(f"cannot read {program}: {error.strerror}") from None

@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from ...policies.closing import Closing
 from ...policies.errors import ApprovalRequired, PolicyError
+from ...policies.languages import PYTHON
 from ...runner.messages import Answer
 from ...runner.result import SandboxResult, SandboxStatus
 from ..sandbox.executing import Executing
-from ..sandbox.request import CallArguments
+from ..sandbox.parameters import CallArguments
 from ..schemas.spec import ToolSpec
 from ..tools.approval import ApprovalRequest
 from ..tools.caller import CALLING, Caller
@@ -100,8 +101,8 @@ class Runs(Closing):
     def start(
         self,
         sandbox: Executing,
-        code: str,
-        language: str = "python",
+        code: str | bytes,
+        language: str = PYTHON,
         *,
         stdin: str | bytes | None = None,
         inputs: Mapping[str, Any] | None = None,
@@ -118,12 +119,10 @@ class Runs(Closing):
 
         Raises PolicyError for arguments that cannot be stored with the run.
         """
-        given = CallArguments(
-            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
-        )  # fmt: skip
-        run = self._store.begin(code, language, msgspec.structs.asdict(given))
-        return self._attempt(sandbox, self._store.get(run))
+        return self._begin(sandbox, CallArguments.of(locals()))
+
+    def _begin(self, sandbox: Executing, given: CallArguments) -> RunAttempt:
+        return self._attempt(sandbox, self._store.get(self._store.begin(given)))
 
     def resume(
         self, sandbox: Executing, run: str, *, abandoned: bool = False,
@@ -246,9 +245,7 @@ class Runs(Closing):
         above = CALLING.get() or Caller()  # a tool may start a run: its depth and its budget apply
         token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
         try:
-            result = sandbox.execute(
-                stored.code, stored.language, cancel=recorder.stop, **stored.given
-            )
+            result = sandbox._execute(stored.given, None, recorder.stop)
         except BaseException as error:
             self._store.end(
                 stored.run,

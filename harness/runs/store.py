@@ -8,11 +8,14 @@ import msgspec
 
 from ...policies.errors import PolicyError, RegistryError
 from ...runner.messages import Answer
+from ...runner.workspace import Executable
 from ..database import Database
+from ..sandbox.parameters import CallArguments
 from ..tools.approval import ApprovalRequest
 from .replay import RecordedCall
 
 _FORMAT = 3
+_EXECUTABLE = 1  # the extension type of msgpack
 _OVER = ("completed", "failed")
 _SCHEMA = """
 CREATE TABLE runs (
@@ -60,9 +63,7 @@ _COLUMNS = "number, site, digest, tool, begun, answer, seen, place, repeatable, 
 
 class StoredRun(NamedTuple):
     run: str
-    code: str
-    language: str
-    given: dict[str, Any]
+    given: CallArguments
     attempt: int  # counted from 1
 
 
@@ -119,10 +120,12 @@ class RunStore:
 
     # runs
 
-    def begin(self, code: str, language: str, given: dict[str, Any]) -> str:
+    def begin(self, given: CallArguments) -> str:
         """Store a new run and return its id; raises PolicyError for arguments that cannot be stored."""
+        rest = msgspec.structs.asdict(given)
+        code, language = rest.pop("code"), rest.pop("language")
         try:
-            packed = msgspec.msgpack.encode(given)
+            packed = msgspec.msgpack.encode(rest, enc_hook=_extension)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PolicyError(f"an argument cannot be stored with a run: {error}") from None
         run = os.urandom(8).hex()
@@ -141,7 +144,8 @@ class RunStore:
                 "SELECT code, language, given, attempt FROM runs WHERE run = ?", (run,)
             )
             code, language, given, attempt = found.fetchone() or _no_run(run)
-        return StoredRun(run, code, language, msgspec.msgpack.decode(given), attempt)
+        rest = msgspec.msgpack.decode(given, ext_hook=_executable)
+        return StoredRun(run, CallArguments(code=code, language=language, **rest), attempt)
 
     def kept(self, run: str | None = None) -> tuple[RunSummary, ...]:
         """Return all runs, the oldest first, or one; raises PolicyError for an unknown run."""
@@ -385,6 +389,17 @@ def _recorded(
         number, site, digest, tool, bool(begun), _answer(answer), seen, place, bool(repeatable), call,
         msgspec.Raw(arguments),
     )  # fmt: skip
+
+
+def _extension(value: object) -> msgspec.msgpack.Ext:
+    """Encode the files that a program may execute apart from the others."""
+    if isinstance(value, Executable):
+        return msgspec.msgpack.Ext(_EXECUTABLE, bytes(value))
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _executable(_: int, data: memoryview) -> Executable:
+    return Executable(data)
 
 
 def _packed(answer: Answer | None) -> bytes | None:

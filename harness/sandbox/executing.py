@@ -11,7 +11,7 @@ from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
 from ...runner.execution import NEVER
 from ...runner.result import SandboxResult
-from .request import CallArguments
+from .parameters import CallArguments
 
 if TYPE_CHECKING:
     from .run import Run, Threads
@@ -34,10 +34,16 @@ class Executing(Closing):
 
     @abstractmethod
     def _execute(
-        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
-        cancel: int,
-    ) -> SandboxResult:  # fmt: skip
-        """Run `code` and return its result."""
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        """Carry out a call and return its result."""
+
+    def _call(self, given: dict[str, Any]) -> CallArguments:
+        """Return the arguments of a call, from the `locals()` of its method."""
+        language = given["language"]
+        return CallArguments.of(
+            given | {"language": self.language if language is None else language}
+        )
 
     def has_tool(self, name: str) -> bool:
         """Tell whether programs may find a tool of that name; a daemon does not tell."""
@@ -117,17 +123,13 @@ class Executing(Closing):
         in use and WorkspaceError if it cannot be read; a session raises SessionLost if it is gone, and
         BusyError if the call before this one does not end.
         """
+        given = self._call(locals())
         if _is_async(on_output):
             raise PolicyError(
                 "on_output: must be a plain function here, not a coroutine function",
                 "aexecute takes a coroutine function and awaits it",
             )
-        given = CallArguments(
-            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
-        )  # fmt: skip
-        language = self.language if language is None else language
-        return self._execute(code, language, given, on_output, cancel)
+        return self._execute(given, on_output, cancel)
 
     async def aexecute(
         self,
@@ -151,16 +153,12 @@ class Executing(Closing):
         `on_output` is called in another thread; a coroutine that it returns runs in the caller's event
         loop, and the program waits for that too.
         """
+        given = self._call(locals())
         from .run import in_loop  # asyncio takes 40 ms to import
 
-        given = CallArguments(
-            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
-        )  # fmt: skip
-        language = self.language if language is None else language
         listener = in_loop(on_output) if on_output else None
         return await self._aexecutor().execute(
-            lambda cancel: self._execute(code, language, given, listener, cancel)
+            lambda cancel: self._execute(given, listener, cancel)
         )
 
     def start(
@@ -180,16 +178,10 @@ class Executing(Closing):
         plain: bool = False,
     ) -> "Run":
         """Start `execute` in the background and return a handle to it."""
+        given = self._call(locals())
         from .run import Run
 
-        given = CallArguments(
-            stdin=stdin, inputs=inputs, files=files, env=env, timeout=timeout, collect=collect,
-            workspace=workspace, clean=clean, trace_id=trace_id, plain=plain,
-        )  # fmt: skip
-        language = self.language if language is None else language
-        return Run(
-            lambda on_output, cancel: self._execute(code, language, given, on_output, cancel)
-        )
+        return Run(lambda on_output, cancel: self._execute(given, on_output, cancel))
 
 
 def _is_async(function: object) -> bool:

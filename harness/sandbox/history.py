@@ -6,20 +6,22 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from ...policies.errors import PolicyError
 from ...runner.result import SandboxResult
+from .parameters import CallArguments
 
 _MOST_BYTES = 64 * 1024 * 1024
 _CALL_BYTES = 500  # the memory of a call without arguments
 _NUMBER_BYTES = 32
-_KEPT = ("stdin", "inputs", "files", "env", "timeout")
+_ONCE = {"collect": (), "trace_id": None}  # what a replay leaves out
 
 
 class PastCall(NamedTuple):
     """One call of a session, its arguments, and a digest of its outcome."""
 
-    code: str | bytes
-    given: dict[str, Any]
+    given: CallArguments
     outcome: bytes
 
 
@@ -36,12 +38,12 @@ class History:
         with self._lock:
             self._calls[execution_id] = None
 
-    def add(self, code: str | bytes, given: dict[str, Any], result: SandboxResult) -> None:
+    def add(self, given: CallArguments, result: SandboxResult) -> None:
         # A copy: the caller may change the arguments afterwards.
-        kept = {name: _copied(given[name]) for name in _KEPT if given.get(name) is not None}
+        kept = {name: _copied(value) for name, value in asdict(given).items()} | _ONCE
         with self._lock:
-            self._left -= len(code) + _size(kept) + _CALL_BYTES
-            self._calls[result.execution_id] = PastCall(code, kept, outcome_of(result))
+            self._left -= sum(_size(each) for each in kept.values() if each) + _CALL_BYTES
+            self._calls[result.execution_id] = PastCall(CallArguments(**kept), outcome_of(result))
             if self._left < 0:
                 self._calls.clear()
 

@@ -1,7 +1,7 @@
 """`Intake`: checks each request to a sandbox, has it executed, and records both in the trail."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,7 +11,8 @@ from ...runner.execution import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
 from ..tools.caller import CALLING
-from .request import CallArguments, Rejected, check_language, make_program, make_request
+from .parameters import CallArguments, ProgramArguments
+from .request import Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
     from ...runner.audit.clerk import Clerk
@@ -35,13 +36,12 @@ class Intake:
         self._offering = offering
 
     def perform(
-        self, code: str | bytes, language: str, given: CallArguments, perform: Perform,
-        session_id: str | None = None,
-    ) -> SandboxResult:  # fmt: skip
+        self, given: CallArguments, perform: Perform, session_id: str | None = None
+    ) -> SandboxResult:
         """Check a request, execute it by `perform`, and record both."""
         try:
-            language = check_language(language)
-            request = make_request(code, self._policy.limits, **given.of_request())
+            language = check_language(given.language)
+            request = make_request(given, self._policy.limits)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.trace_id)
         findings = self._findings(request.code, language)
@@ -53,11 +53,11 @@ class Intake:
         return result
 
     def perform_program(
-        self, argv: Sequence[str], given: dict[str, Any], environment: Mapping[str, str],
+        self, given: ProgramArguments, environment: Mapping[str, str],
         on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],
     ) -> SandboxResult:  # fmt: skip
         """Check the request of `Sandbox.program`, execute it by `perform`, and record both."""
-        request = make_program(argv, self._policy, environment, on_streams, **given)
+        request = make_program(given, self._policy, environment, on_streams)
         return self._recorded(request, "program", lambda _, request: perform(request), None)
 
     def has_tool(self, name: str) -> bool:

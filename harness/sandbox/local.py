@@ -3,7 +3,10 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, interpreter_of, language_called
@@ -21,8 +24,8 @@ from ...runner.supervisor import Supervisor
 from ...runner.supervisors import Supervisors
 from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
 from .intake import Intake, rules_of
+from .parameters import CallArguments, Parameters, ProgramArguments, SessionArguments
 from .program import OnStreams, Program, Programs
-from .request import CallArguments
 from .session import Session
 from .sessions import OpenSessions
 
@@ -42,35 +45,60 @@ _POLICIES = (
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
 
 
-class LocalCells:
-    """The cells that this process makes.  The arguments are those of `Sandbox`."""
+class SandboxArguments(Parameters, frozen=True, kw_only=True):
+    """The arguments of `Sandbox`, which documents them, and of `Sandbox.create`."""
 
-    def __init__(
-        self, *, config: SandboxConfig | PolicyLike | None, policy: PolicyLike | None,
-        python: str | os.PathLike[str] | None, cgroup_root: str | os.PathLike[str] | None,
-        spawned: Spawned | None,
-        pool: int | PoolSettings, fresh_exec: bool, language: str, sessions: SessionSettings,
-        interpreters: Mapping[str, str | os.PathLike[str]],
-        workspaces: "Workspaces | str | os.PathLike[str] | None", audit: "AuditLog | bool | None",
-        tools: "Offered | None", blocked_imports: Sequence[str] | None,
-        blocked_builtins: Sequence[str] | None, user: int | str | None,
-    ) -> None:  # fmt: skip
-        self.policy = _policy(config, policy)
-        self._given_workspaces = workspaces
-        rules = rules_of(self.policy.validation, blocked_imports, blocked_builtins)
-        settings = check_pool(pool, fresh_exec=fresh_exec)
-        sessions, language = check_sessions(sessions), _language(language)
-        known = check_interpreters(interpreters)
-        cgroup_root = None if cgroup_root is None else os.fspath(cgroup_root)
-        self.audit = _audit_log(config if isinstance(config, SandboxConfig) else None, audit)
-        offering = _offering(tools, self.policy, self.audit)
+    config: SandboxConfig | PolicyLike | None = None
+    policy: PolicyLike | None = None
+    python: str | os.PathLike[str] | None = None
+    cgroup_root: str | os.PathLike[str] | None = None
+    spawned: Spawned | None = None
+    pool: int | PoolSettings = PoolSettings()
+    fresh_exec: bool = False
+    language: str = PYTHON
+    sessions: SessionSettings = SessionSettings()
+    interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({})
+    workspaces: "Workspaces | str | os.PathLike[str] | None" = None
+    audit: "AuditLog | bool | None" = None
+    tools: "Offered | None" = None
+    blocked_imports: Sequence[str] | None = None
+    blocked_builtins: Sequence[str] | None = None
+    user: int | str | None = None
+    connect: str | os.PathLike[str] | None = None
+
+    def changed(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults."""
+        default = type(self)()
+        return {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if value != getattr(default, name)
+        }
+
+
+class LocalCells:
+    """The cells that this process makes."""
+
+    def __init__(self, given: SandboxArguments) -> None:
+        self.policy = _policy(given.config, given.policy)
+        self._given_workspaces = given.workspaces
+        rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
+        settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
+        sessions, language = check_sessions(given.sessions), _language(given.language)
+        known = check_interpreters(given.interpreters)
+        root, user = given.cgroup_root, _checked_user(given.user)
+        cgroup_root = None if root is None else os.fspath(root)
+        config = given.config if isinstance(given.config, SandboxConfig) else SandboxConfig()
+        self.audit = _audit_log(config, given.audit)
+        offering = _offering(given.tools, self.policy, self.audit)
         shelf = offering.shelf if offering else _no_shelf
-        spawned = spawned or Spawned(os.fspath(python) if python else interpreter())
+        python = os.fspath(given.python) if given.python else interpreter()
+        spawned = given.spawned or Spawned(python)
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
                 language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
-                user=_checked_user(user),
+                user=user,
             )  # fmt: skip
         except BaseException:
             spawned.close()
@@ -92,9 +120,8 @@ class LocalCells:
         return self.supervisor.plan
 
     def execute(
-        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: CallArguments,
-    ) -> SandboxResult:  # fmt: skip
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
         wanted = self._wanted(given.workspace, given.clean)
 
         def perform(language: str, request: Request) -> SandboxResult:
@@ -107,21 +134,21 @@ class LocalCells:
             self._intake.record_workspace(result.workspace, execution_id=request.execution_id)
             return result
 
-        return self._intake.perform(code, language, given, perform)
+        return self._intake.perform(given, perform)
 
-    def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
+    def program(self, given: ProgramArguments) -> Program:
         def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
             def perform(request: Request) -> SandboxResult:
                 supervisor = self._supervisors.of(PYTHON)  # its process executes the program
                 return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
 
             environment = self.plan.environment
-            return self._intake.perform_program(argv, given, environment, on_streams, perform)
+            return self._intake.perform_program(given, environment, on_streams, perform)
 
         return self._programs.start(work)
 
-    def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
-        return self._sessions.open(id, self._wanted(workspace, clean), language=language)
+    def session(self, given: SessionArguments) -> Session:
+        return self._sessions.open(given, self._wanted(given.workspace, given.clean))
 
     def _wanted(self, name: str | None, clean: bool) -> "Wanted | None":
         if name is not None:
@@ -222,9 +249,8 @@ def _language(name: str) -> str:
     raise PolicyError(f"language: unknown language {name!r}")
 
 
-def _audit_log(config: SandboxConfig | None, given: "AuditLog | bool | None") -> "AuditLog | None":
+def _audit_log(config: SandboxConfig, given: "AuditLog | bool | None") -> "AuditLog | None":
     """Return the trail to write to: `given`, or one in memory as `config` says."""
-    config = config or SandboxConfig()
     if given is False or (given is None and not config.enable_audit):
         return None
     from ...runner.audit.log import AuditLog

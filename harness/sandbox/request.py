@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from ...runner.execution import Living, Request, Streams
 from ...runner.messages import Become, InputFile
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .config import with_timeout
+from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 20_000  # the host lists as many of a workspace
@@ -25,71 +26,29 @@ class Rejected(Exception):  # noqa: N818 - it becomes a result
     """The program cannot be run; the message says why."""
 
 
-class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The keyword arguments of `execute`, from the caller to the request.
-
-    Sandboxes, sessions, durable runs, the daemon and the MCP server all pass this struct on.  A test
-    compares its fields with their signatures and with the daemon's frame.
-    """
-
-    stdin: str | bytes | None = None
-    inputs: Mapping[str, Any] | None = None
-    files: Mapping[str, str | bytes] | None = None
-    env: Mapping[str, str] | None = None
-    timeout: float | None = None
-    collect: Sequence[str] = ()
-    workspace: str | None = None
-    clean: bool = False
-    trace_id: str | None = None
-    plain: bool = False
-
-    def of_request(self) -> dict[str, Any]:
-        """Return the arguments of `make_request`: all but `workspace` and `clean`."""
-        given = msgspec.structs.asdict(self)
-        del given["workspace"], given["clean"]
-        return given
-
-
-def make_request(
-    code: str | bytes,
-    limits: Limits,
-    *,
-    stdin: str | bytes | None = None,
-    inputs: Mapping[str, Any] | None = None,
-    files: Mapping[str, str | bytes] | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float | None = None,
-    trace_id: str | None = None,
-    collect: Sequence[str] = (),
-    plain: bool = False,
-) -> Request:
-    """Return the request that these arguments describe.
+def make_request(given: CallArguments, limits: Limits) -> Request:
+    """Return the request of a call; its `language` and its workspace are not part of that.
 
     Raises Rejected for a program that cannot be run, PolicyError for invalid arguments.
     """
     return Request(
-        code=_source(code),
-        inputs=_inputs(_mapping("inputs", inputs)),
-        files=_files(_mapping("files", files), limits.workspace_bytes),
-        environment=_environment(_mapping("env", env)),
-        stdin=None if stdin is None else as_bytes("stdin", stdin),
-        limits=with_timeout(limits, timeout),
-        trace_id=_trace_id(trace_id),
-        collect=check_names("collect", collect),
-        plain=bool(plain),
+        code=_source(given.code),
+        inputs=_inputs(_mapping("inputs", given.inputs)),
+        files=_files(_mapping("files", given.files), limits.workspace_bytes),
+        environment=_environment(_mapping("env", given.env)),
+        stdin=None if given.stdin is None else as_bytes("stdin", given.stdin),
+        limits=with_timeout(limits, given.timeout),
+        trace_id=_trace_id(given.trace_id),
+        collect=check_names("collect", given.collect),
+        plain=bool(given.plain),
     )
 
 
 def make_program(
-    argv: Sequence[str],
+    given: ProgramArguments,
     policy: Policy,
     environment: Mapping[str, str],
     on_streams: Callable[[Streams], None],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    files: Mapping[str, str | bytes] | None = None,
-    trace_id: str | None = None,
 ) -> Request:
     """Return the request of `Sandbox.program`; its variables are `environment` and `env`.
 
@@ -98,17 +57,17 @@ def make_program(
     if not policy.processes.subprocesses:
         hint = "set processes.subprocesses, and name the program in processes.execute"
         raise PolicyError(f"program: the policy {policy.name!r} allows no subprocesses", hint)
-    arguments = tuple(_argument("argv", each) for each in check_names("argv", argv))
-    given = _files(_mapping("files", files), policy.limits.workspace_bytes)
+    arguments = tuple(_argument("argv", each) for each in check_names("argv", given.argv))
+    files = _files(_mapping("files", given.files), policy.limits.workspace_bytes)
     frame = Become(
         (_absolute("argv[0]", arguments[0] if arguments else ""), *arguments[1:]),
-        {**environment, **_environment(_mapping("env", env))},
-        _absolute("cwd", "/workspace" if cwd is None else cwd),
-        given,
+        {**environment, **_environment(_mapping("env", given.env))},
+        _absolute("cwd", "/workspace" if given.cwd is None else given.cwd),
+        files,
     )
     return Request(
-        code=shlex.join(arguments), files=given, limits=policy.limits,
-        trace_id=_trace_id(trace_id), program=Living(frame, on_streams),
+        code=shlex.join(arguments), files=files, limits=policy.limits,
+        trace_id=_trace_id(given.trace_id), program=Living(frame, on_streams),
     )  # fmt: skip
 
 

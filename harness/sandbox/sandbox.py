@@ -5,7 +5,9 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
+
+from msgspec.structs import asdict
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
@@ -19,9 +21,9 @@ from ...runner.session import SessionSettings
 from ...runner.spawn import Spawned
 from .config import SandboxConfig
 from .executing import Executing
-from .local import LocalCells, PolicyLike
+from .local import LocalCells, PolicyLike, SandboxArguments
+from .parameters import CallArguments, ProgramArguments, SessionArguments
 from .program import Program
-from .request import CallArguments
 from .session import Session
 
 if TYPE_CHECKING:
@@ -31,10 +33,6 @@ if TYPE_CHECKING:
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
-
-
-# Settings that a sibling shares.
-_ALIKE = ("python", "cgroup_root", "blocked_imports", "blocked_builtins", "user")
 
 
 class _Cells(Protocol):
@@ -50,15 +48,12 @@ class _Cells(Protocol):
     def workspaces(self) -> "Workspaces": ...
 
     def execute(
-        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: CallArguments, /,
-    ) -> SandboxResult: ...  # fmt: skip
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int, /
+    ) -> SandboxResult: ...
 
-    def program(self, argv: Sequence[str], given: dict[str, Any], /) -> Program: ...
+    def program(self, given: ProgramArguments, /) -> Program: ...
 
-    def session(
-        self, id: str | None, language: str, workspace: str | None, clean: bool, /
-    ) -> Session: ...
+    def session(self, given: SessionArguments, /) -> Session: ...
 
     def has_tool(self, name: str, /) -> bool: ...
 
@@ -125,22 +120,8 @@ class Sandbox(Executing):
         user: int | str | None = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> None:
-        settings = {
-            "config": config, "python": python, "cgroup_root": cgroup_root, "spawned": spawned,
-            "pool": pool, "fresh_exec": fresh_exec, "language": language, "sessions": sessions,
-            "interpreters": interpreters, "workspaces": workspaces, "audit": audit, "tools": tools,
-            "blocked_imports": blocked_imports, "blocked_builtins": blocked_builtins, "user": user,
-        }  # fmt: skip
-        self._alike = {name: settings[name] for name in _ALIKE} if connect is None else None
-        self._running = pool.running if isinstance(pool, PoolSettings) else PoolSettings().running
-        self._cells: _Cells
-        if connect is None:
-            self._cells = LocalCells(policy=policy, **settings)  # type: ignore[arg-type] # as above
-        else:
-            _refuse_local_settings(settings)
-            from .remote.client import DaemonsCells
-
-            self._cells = DaemonsCells(connect, policy)
+        self._given = SandboxArguments.of(locals())
+        self._cells = _cells_of(self._given)
         self._finalizer = weakref.finalize(self, _close_forgotten, self._cells, os.getpid())
 
     @classmethod
@@ -170,22 +151,15 @@ class Sandbox(Executing):
         The arguments and exceptions are those of `Sandbox`.  A sandbox that is made after its task was
         cancelled is closed.
         """
+        given = asdict(SandboxArguments.of(locals()))
         from .run import in_thread  # asyncio takes 40 ms to import
 
-        return await in_thread(
-            lambda: cls(
-                config, policy=policy, python=python, cgroup_root=cgroup_root, spawned=spawned,
-                pool=pool, fresh_exec=fresh_exec, language=language, sessions=sessions,
-                interpreters=interpreters, workspaces=workspaces, audit=audit, tools=tools,
-                blocked_imports=blocked_imports, blocked_builtins=blocked_builtins, user=user,
-                connect=connect,
-            ),
-            discard=cls.close,
-        )  # fmt: skip
+        return await in_thread(lambda: cls(**given), discard=cls.close)
 
     @property
     def _at_once(self) -> int:
-        return self._running
+        pool = self._given.pool
+        return (pool if isinstance(pool, PoolSettings) else PoolSettings()).running
 
     @property
     def policy(self) -> Policy:
@@ -211,10 +185,9 @@ class Sandbox(Executing):
         return self._cells.has_tool(name)
 
     def _execute(
-        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
-        cancel: int,
-    ) -> SandboxResult:  # fmt: skip
-        return self._cells.execute(code, language, on_output, cancel, given)
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        return self._cells.execute(given, on_output, cancel)
 
     def session(
         self, id: str | None = None, language: str = PYTHON, *, workspace: str | None = None,
@@ -229,9 +202,10 @@ class Sandbox(Executing):
         BusyError if too many sessions live and all are busy, or if the workspace is in use;
         LaunchError if no cell could be built or the language is not installed; WorkspaceError.
         """
+        given = SessionArguments.of(locals())
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"id: must be a text that is not empty, got {id!r}")
-        return self._cells.session(id, language, workspace, clean)
+        return self._cells.session(given)
 
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
@@ -246,8 +220,7 @@ class Sandbox(Executing):
         Raises PolicyError for invalid arguments or a policy without subprocesses, BusyError if too many
         programs live, ClosedError after `close`, LaunchError if no cell could be built.
         """
-        given = {"env": env, "cwd": cwd, "files": files, "trace_id": trace_id}
-        return self._cells.program(argv, given)
+        return self._cells.program(ProgramArguments.of(locals()))
 
     @property
     def workspaces(self) -> "Workspaces":
@@ -265,14 +238,17 @@ class Sandbox(Executing):
         `rules` are for source checks, where this sandbox has no `blocked_imports` or
         `blocked_builtins` of its own.
         """
-        if self._alike is None:
+        given = self._given
+        if given.connect is not None:
             raise PolicyError("connect: a daemon makes cells for its own policies only")
-        alike: dict[str, Any] = dict(self._alike)
-        for name in ("blocked_imports", "blocked_builtins") if rules else ():
-            alike[name] = getattr(rules, name) if alike[name] is None else alike[name]
+        imports, builtins = given.blocked_imports, given.blocked_builtins
+        if rules:
+            imports = rules.blocked_imports if imports is None else imports
+            builtins = rules.blocked_builtins if builtins is None else builtins
         return Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
-            **alike,
+            python=given.python, cgroup_root=given.cgroup_root, user=given.user,
+            blocked_imports=imports, blocked_builtins=builtins,
         )  # fmt: skip
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
@@ -314,15 +290,19 @@ def _close_forgotten(cells: _Cells, owner: int) -> None:
             cells.close()
 
 
-def _refuse_local_settings(settings: dict[str, Any]) -> None:
-    """Raise PolicyError if any setting differs from its default: a daemon has its own."""
-    defaults = Sandbox.__init__.__kwdefaults__ or {}
-    given = [name for name, value in settings.items() if value != defaults.get(name)]
-    if given:
+def _cells_of(given: SandboxArguments) -> _Cells:
+    """Return cells of this process, or of the daemon that `connect` names."""
+    if given.connect is None:
+        return LocalCells(given)
+    local = [name for name in given.changed() if name not in ("connect", "policy")]
+    if local:
         raise PolicyError(
-            f"connect: cannot be combined with {', '.join(given)}",
+            f"connect: cannot be combined with {', '.join(local)}",
             'give these to the daemon when it is started; see "cellwright serve --help"',
         )
+    from .remote.client import DaemonsCells
+
+    return DaemonsCells(given.connect, given.policy)
 
 
 def create_sandbox(
@@ -345,12 +325,5 @@ def create_sandbox(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Sandbox:
     """Return a sandbox with these fields of SandboxConfig; `timeout` is its `timeout_seconds`."""
-    config = SandboxConfig(
-        timeout_seconds=timeout, max_memory_mb=max_memory_mb, max_output_bytes=max_output_bytes,
-        max_processes=max_processes, max_cpus=max_cpus, workspace_mb=workspace_mb,
-        allow_file_read=allow_file_read, allow_file_write=allow_file_write,
-        allow_network=allow_network, allow_subprocess=allow_subprocess,
-        allowed_paths=allowed_paths, denied_paths=denied_paths, optional_layers=optional_layers,
-        enable_audit=enable_audit, audit_level=audit_level, environment=dict(environment),
-    )  # fmt: skip
-    return Sandbox(config)
+    given = locals()
+    return Sandbox(SandboxConfig(timeout_seconds=given.pop("timeout"), **given))

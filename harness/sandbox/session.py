@@ -9,7 +9,7 @@ from ...runner.execution import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
-from .request import CallArguments
+from .parameters import CallArguments
 
 
 class Session(Executing):

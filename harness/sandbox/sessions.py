@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
-from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
-from ...runner.execution import Request
+from ...runner.execution import NEVER, Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors
@@ -19,7 +18,8 @@ from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_f
 from .archive import files_of, pack
 from .history import History, outcome_of
 from .intake import Intake
-from .request import CallArguments, Rejected, check_language
+from .parameters import CallArguments, SessionArguments
+from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ class CellSession(Session):
         return self._intake.has_tool(name)
 
     def _execute(
-        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
-        cancel: int,
-    ) -> SandboxResult:  # fmt: skip
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
         def perform(language: str, request: Request) -> SandboxResult:
             if language != self.language:
                 raise PolicyError(
@@ -71,9 +70,9 @@ class CellSession(Session):
                 )
             return self._cell.execute(request, on_output, cancel)
 
-        result = self._intake.perform(code, language, own(given), perform, self.id)
+        result = self._intake.perform(own(given), perform, self.id)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed
-            self._history.add(code, asdict(given), result)
+            self._history.add(given, result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
 
     def download(self, path: str) -> bytes:
@@ -104,7 +103,7 @@ class CellSession(Session):
             branch.diverged = tuple(
                 number
                 for number, call in enumerate(calls, 1)
-                if outcome_of(branch.execute(call.code, **call.given)) != call.outcome
+                if outcome_of(branch._execute(call.given, None, NEVER)) != call.outcome
             )
         except BaseException:
             branch.close()
@@ -135,10 +134,8 @@ class OpenSessions:
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
-    def open(
-        self, id: str | None, wanted: "Wanted | None" = None, *, language: str = PYTHON
-    ) -> Session:
-        language = _language(language)
+    def open(self, given: SessionArguments, wanted: "Wanted | None" = None) -> Session:
+        id, language = given.id, _language(given.language)
         with self._lock:
             known = self._by_id.get(id or "")
             if known and not known.lost:
@@ -179,7 +176,7 @@ class OpenSessions:
         cell.on_end = partial(self._intake.record_session, id)
         if kept_in:
             kept_in.attach(cell)
-        another = partial(self.open, None, language=language)
+        another = partial(self.open, SessionArguments(language=language))
         session = CellSession(id, cell, self._intake, another, kept_in)
         self._by_id[id] = session
         return session

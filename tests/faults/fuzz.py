@@ -30,7 +30,6 @@ from cellwright import PolicyError, Sandbox, WorkspaceError
 from cellwright.harness.sandbox.archive import pack, unpack
 from cellwright.harness.sandbox.remote import frames
 from cellwright.harness.sandbox.remote.arguments import (
-    code_of,
     given_of,
     result_of,
     weight_of,
@@ -148,8 +147,7 @@ def hears_a_client(dice: random.Random) -> str:
         request = decode(mutated(dice, OF_CLIENTS), frames.ClientRequest)
         if isinstance(request, frames.Execute):
             assert weight_of(request) >= 0
-            code_of(request)
-            given_of(request.given)
+            given_of(request)
     except (msgspec.DecodeError, PolicyError):
         return "refused"
     return "heard"

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxConfig, SandboxStatus
+from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.sandbox.request import Rejected, check_language, make_request
 from cellwright.policies.policy import Limits
 from tests.conftest import policy_named
@@ -105,7 +106,7 @@ def test_ten_megabytes_of_statements_end_in_a_result(strict: Sandbox) -> None:
 
 def test_a_source_past_the_limit_is_rejected() -> None:
     with pytest.raises(Rejected, match="longer than"):
-        make_request("#" * (64 * 1024 * 1024 + 1), LIMITS)
+        make_request(CallArguments(code="#" * (64 * 1024 * 1024 + 1)), LIMITS)
 
 
 # Arguments
@@ -266,15 +267,10 @@ def test_a_python_that_is_none_is_a_launch_error(python: str) -> None:
 
 
 def test_a_request_carries_what_was_given() -> None:
-    request = make_request(
-        "x",
-        LIMITS,
-        stdin="\u00fc",
-        inputs={"a": 1},
-        files={"f": "\u00fc"},
-        env={"A": "b"},
-        timeout=1,
+    given = CallArguments(
+        code="x", stdin="\u00fc", inputs={"a": 1}, files={"f": "\u00fc"}, env={"A": "b"}, timeout=1
     )
+    request = make_request(given, LIMITS)
     assert request.stdin == "\u00fc".encode()
     assert request.inputs == b'{"a": 1}'
     assert request.files[0].data == "\u00fc".encode()

@@ -572,6 +572,14 @@ def test_a_fork_is_given_what_the_calls_were_given_then(session: Session) -> Non
         assert branch.execute("total, numbers").value == [3, [1, 2]]
 
 
+def test_a_fork_replays_a_call_with_a_plain_value(session: Session) -> None:
+    given = "import datetime\ndatetime.date(2026, 1, 2)"
+    assert session.execute(given, plain=True).value == "2026-01-02"
+    assert session.execute(given).value != "2026-01-02"
+    with session.fork() as branch:
+        assert branch.diverged == ()
+
+
 def test_a_fork_replays_in_the_order_in_which_calls_ran(session: Session) -> None:
     session.execute("log = []")
     with ThreadPoolExecutor(8) as threads:

@@ -22,9 +22,14 @@ from cellwright import (
     Session,
     create_sandbox,
 )
+from cellwright.harness.sandbox.local import SandboxArguments
+from cellwright.harness.sandbox.parameters import (
+    CallArguments,
+    ProgramArguments,
+    SessionArguments,
+)
 from cellwright.harness.sandbox.remote.arguments import given_of, packed
 from cellwright.harness.sandbox.remote.frames import ExecuteArguments
-from cellwright.harness.sandbox.request import CallArguments, make_request
 from tests.conftest import OPTIONAL, policy_named
 
 METHODS = [
@@ -71,45 +76,66 @@ def test_no_public_function_takes_arguments_without_a_name() -> None:
     assert checked > 300
 
 
-def keywords_of(function: Callable[..., Any]) -> dict[str, Any]:
+def named_as(function: Callable[..., Any], *own: str) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default of each parameter but `self` and its `own` ones."""
+    parameters = inspect.signature(function).parameters.values()
     return {
-        each.name: each.default
-        for each in inspect.signature(function).parameters.values()
-        if each.kind is each.KEYWORD_ONLY
+        each.name: (each.annotation, None if each.default is each.empty else each.default)
+        for each in parameters if each.name not in ("self", *own)
+    }  # fmt: skip
+
+
+def fields_of(kind: type[msgspec.Struct], **other: tuple[Any, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default of each field, as the source has them, but for the `other`."""
+    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+    required = [None] * (len(names) - len(defaults))
+    fields = {
+        name: (kind.__annotations__[name], default)
+        for name, default in zip(names, (*required, *defaults), strict=True)
     }
+    assert set(other) <= set(fields)
+    return fields | other
 
 
-def test_every_way_to_execute_takes_what_one_struct_carries() -> None:
-    fields = {each.name: each.default for each in msgspec.structs.fields(CallArguments)}
-    for way in (Sandbox.execute, Sandbox.aexecute, Sandbox.start, Runs.start):
-        keywords = keywords_of(way)
-        keywords.pop("on_output", None)
-        keywords.pop("cancel", None)
-        assert keywords == fields, way
-    request = {name: each for name, each in fields.items() if name not in ("workspace", "clean")}
-    assert keywords_of(make_request) == request
+OF_THE_OBJECT = {"language": (str | None, None)}  # a sandbox or a session has one
+
+
+@pytest.mark.parametrize(
+    ("signature", "fields"),
+    [
+        (named_as(Sandbox.__init__), fields_of(SandboxArguments)),
+        (named_as(Sandbox.create), fields_of(SandboxArguments)),
+        (named_as(Sandbox.execute, "on_output", "cancel"), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Sandbox.aexecute, "on_output"), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Sandbox.start), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Runs.start, "sandbox"), fields_of(CallArguments)),
+        (named_as(Sandbox.session), fields_of(SessionArguments)),
+        (named_as(Sandbox.program), fields_of(ProgramArguments)),
+    ],
+    ids=[
+        "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program"
+    ],
+)  # fmt: skip
+def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
+    signature: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert list(signature) == list(fields)
+    assert signature == fields
 
 
 def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
     """But for workspaces, which a daemon does not keep."""
     given = CallArguments(
-        stdin=b"s", inputs={"n": 1}, files={"f": b"x"}, env={"A": "b"}, timeout=2.0,
-        collect=("*.csv",), trace_id="t", plain=True,
+        code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
+        env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
     )  # fmt: skip
     changed = {
         each.name for each in msgspec.structs.fields(CallArguments)
-        if getattr(given, each.name) != each.default
+        if each.required or getattr(given, each.name) != each.default
     }  # fmt: skip
     assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
-    frame = packed("1", "python", given, Limits())
-    assert CallArguments(**given_of(frame.given)) == given
-    assert set(ExecuteArguments.__struct_fields__) == changed
-
-
-def test_the_ways_to_make_a_sandbox_take_the_same_arguments() -> None:
-    making = inspect.signature(Sandbox.__init__).parameters
-    creating = inspect.signature(Sandbox.create).parameters
-    assert [*making.values()][1:] == [*creating.values()]
+    assert given_of(packed(given, Limits())) == given
+    assert set(ExecuteArguments.__struct_fields__) == changed - {"code", "language"}
 
 
 def test_create_sandbox_takes_the_fields_of_a_config() -> None:

@@ -4,43 +4,42 @@ import json
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from ....policies.errors import PolicyError
 from ....policies.policy import Limits
 from ....runner.messages import decode_json
 from ....runner.result import SandboxResult
 from ....runner.workspace import Executable
-from ..request import CallArguments, Rejected, check_language, make_request
+from ..parameters import CallArguments
+from ..request import Rejected, check_language, make_request
 from .frames import Execute, ExecuteArguments, Executed
+
+_SENT = ExecuteArguments.__struct_fields__
 
 
 def packed(
-    code: str | bytes, language: str, given: CallArguments, limits: Limits, session: str = "",
-    *, stream: bool = False,
-) -> Execute:  # fmt: skip
+    given: CallArguments, limits: Limits, session: str = "", *, stream: bool = False
+) -> Execute:
     """Return the frame; raises what `execute` raises for invalid arguments.
 
     A program that will be rejected is sent unchanged: the daemon rejects it and records that in its
     trail.
     """
+    code, language = given.code, given.language
     try:
         check_language(language)
-        request = make_request(code, limits, **given.of_request())
+        request = make_request(given, limits)
     except Rejected:
         raw = code if isinstance(code, bytes) else code.encode(errors="surrogatepass")
-        trace_id = given.trace_id
-        about = ExecuteArguments(trace_id=trace_id)
+        about = ExecuteArguments(trace_id=given.trace_id)
         return Execute(raw, isinstance(code, str), str(language), about, session, stream)
-    told = ExecuteArguments(
-        stdin=request.stdin, inputs=request.inputs, files=request.files, env=request.environment,
-        timeout=given.timeout, trace_id=request.trace_id, collect=request.collect,
-        plain=request.plain,
+    checked = replace(
+        given, stdin=request.stdin, inputs=request.inputs, files=request.files,
+        env=request.environment, collect=request.collect, plain=request.plain,
     )  # fmt: skip
+    told = ExecuteArguments(**{name: getattr(checked, name) for name in _SENT})
     return Execute(request.code.encode(), True, language, told, session, stream)
-
-
-def code_of(frame: Execute) -> str | bytes:
-    return text_of(frame.code) if frame.text else frame.code
 
 
 def text_of(data: bytes) -> str:
@@ -50,21 +49,18 @@ def text_of(data: bytes) -> str:
         raise PolicyError(f"code: not text: byte {error.start}") from None
 
 
-def given_of(frame: ExecuteArguments) -> dict[str, Any]:
-    """Return the arguments for `execute`, which checks them; raises PolicyError."""
-    return {
-        "stdin": frame.stdin,
-        "inputs": None if frame.inputs is None else _object(frame.inputs),
+def given_of(frame: Execute) -> CallArguments:
+    """Return the arguments of the call, which is still to check them; raises PolicyError."""
+    told = frame.given
+    converted = {
+        "inputs": None if told.inputs is None else _object(told.inputs),
         "files": {
             file.path: Executable(file.data) if file.executable else file.data
-            for file in frame.files
+            for file in told.files
         },
-        "env": frame.env,
-        "timeout": frame.timeout,
-        "trace_id": frame.trace_id,
-        "collect": frame.collect,
-        "plain": frame.plain,
     }
+    code = text_of(frame.code) if frame.text else frame.code
+    return CallArguments(code=code, language=frame.language, **(asdict(told) | converted))
 
 
 def weight_of(frame: Execute) -> int:
@@ -87,9 +83,9 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def packed_result(result: SandboxResult) -> Executed:
     value = msgspec.json.encode(result.value)
-    return Executed(msgspec.structs.replace(result, value=None), value)
+    return Executed(replace(result, value=None), value)
 
 
 def result_of(frame: Executed) -> SandboxResult:
     value = decode_json(frame.value)
-    return frame.result if value is None else msgspec.structs.replace(frame.result, value=value)
+    return frame.result if value is None else replace(frame.result, value=value)

@@ -1,8 +1,7 @@
 """Cells of a daemon, for a `Sandbox(connect=path)`: the client side of the daemon's socket."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -14,8 +13,8 @@ from ....runner.execution import NEVER
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 from ..local import PolicyLike
+from ..parameters import CallArguments, ProgramArguments, SessionArguments
 from ..program import Program
-from ..request import CallArguments
 from ..session import Session, own
 from ..workspaces.store import Workspaces
 from .arguments import packed, result_of
@@ -36,7 +35,6 @@ from .frames import (
     LostReason,
     Opened,
     OpenSession,
-    SessionArguments,
     TakeSnapshot,
     Validate,
     Validated,
@@ -72,22 +70,20 @@ class DaemonsCells:
         raise PolicyError("workspaces: not available with connect=")
 
     def execute(
-        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: CallArguments,
-    ) -> SandboxResult:  # fmt: skip
-        _refuse_workspace(given.workspace, given.clean)
-        requests, limits = self._requests, self.policy.limits
-        return requests.execute(code, language, on_output, cancel, given, limits)
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        _refuse_workspace(given)
+        return self._requests.execute(given, on_output, cancel, self.policy.limits)
 
-    def program(self, argv: Sequence[str], given: dict[str, Any]) -> Program:
+    def program(self, given: ProgramArguments) -> Program:
         raise PolicyError(
             "program: not available with connect=",
             "make a Sandbox without connect=",
         )
 
-    def session(self, id: str | None, language: str, workspace: str | None, clean: bool) -> Session:
-        _refuse_workspace(workspace, clean)
-        opened = self._requests.ask(OpenSession(id, SessionArguments(language=language)), Opened)
+    def session(self, given: SessionArguments) -> Session:
+        _refuse_workspace(given)
+        opened = self._requests.ask(OpenSession(given.id, given.language), Opened)
         return AttachedSession(self._requests, opened, self.policy.limits)
 
     def has_tool(self, name: str) -> bool:
@@ -104,8 +100,8 @@ class DaemonsCells:
         self._requests.pool.close()
 
 
-def _refuse_workspace(name: str | None, clean: bool) -> None:
-    if name is not None or clean:
+def _refuse_workspace(given: CallArguments | SessionArguments) -> None:
+    if given.workspace is not None or given.clean:
         raise PolicyError(
             "workspace: not available with connect=",
             "move files with snapshot() and restore() of a session",
@@ -137,12 +133,9 @@ class AttachedSession(Session):
         return self._lost
 
     def _execute(
-        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
-        cancel: int,
-    ) -> SandboxResult:  # fmt: skip
-        return self._requests.execute(
-            code, language, on_output, cancel, own(given), self._limits, self._key
-        )
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        return self._requests.execute(own(given), on_output, cancel, self._limits, self._key)
 
     def download(self, path: str) -> bytes:
         return self._requests.ask(Download(self._key, path), Content).data
@@ -182,9 +175,8 @@ class _Requests:
         return reply
 
     def execute(
-        self, code: str | bytes, language: str, on_output: OnOutput | None, cancel: int,
-        given: CallArguments, limits: Limits, session: str = "",
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int, limits: Limits,
+        session: str = "",
     ) -> SandboxResult:  # fmt: skip
-        stream = on_output is not None
-        request = packed(code, language, given, limits, session, stream=stream)
+        request = packed(given, limits, session, stream=on_output is not None)
         return result_of(self.ask(request, Executed, on_output, cancel))

@@ -82,17 +82,11 @@ class AwaitSettled(_DaemonFrame, frozen=True):
     """Reply once the pool is full and no past call has left anything behind."""
 
 
-class SessionArguments(_DaemonFrame, frozen=True):
-    """The arguments of `session` beside its id."""
-
-    language: _Few = PYTHON
-
-
 class OpenSession(_DaemonFrame, frozen=True):
     """Return the session of that id, or open one."""
 
     id: _Few | None
-    given: SessionArguments
+    language: _Few = PYTHON
 
 
 class CheckSession(_DaemonFrame, frozen=True):

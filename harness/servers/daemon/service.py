@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ....policies.errors import SessionLost
-from ...sandbox.remote.arguments import code_of, given_of, packed_result, text_of, weight_of
+from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
     AwaitSettled,
     CheckSession,
@@ -82,11 +82,8 @@ class Service:
     def _execute(self, frame: Execute, requester: Requester) -> Executed:
         requester.weigh(weight_of(frame))
         executing = self._session(frame) if frame.session else self._sandbox
-        result = executing.execute(
-            code_of(frame), frame.language, cancel=requester.fileno(),
-            on_output=requester.on_output if frame.stream else None, **given_of(frame.given),
-        )  # fmt: skip
-        return packed_result(result)
+        on_output = requester.on_output if frame.stream else None
+        return packed_result(executing._execute(given_of(frame), on_output, requester.fileno()))
 
     def _describe(self, frame: Describe, requester: Requester) -> Description:
         return Description(self._policies, self._sandbox.policy, self._sandbox.plan)
@@ -103,8 +100,7 @@ class Service:
         return self._opened.named(frame.session)
 
     def _open(self, frame: OpenSession, requester: Requester) -> Opened:
-        given = msgspec.structs.asdict(frame.given)
-        session = self._sandbox.session(frame.id, **given)
+        session = self._sandbox.session(frame.id, frame.language)
         return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
 
     def _download(self, frame: Download, requester: Requester) -> Content:

@@ -4,7 +4,7 @@ import functools
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +13,7 @@ from ....runner.execution import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...runs.durable_runs import RunAttempt, Runs
 from ...sandbox.executing import Executing
-from ...sandbox.request import CallArguments
+from ...sandbox.parameters import CallArguments
 from .answers import ran
 from .approvals import DECLINED, ApprovalQuestion, Verdicts
 from .arguments import NEW, RunCodeArguments
@@ -33,13 +33,14 @@ class ProgramRequest(NamedTuple):
     traceparent: str
     can_ask: bool
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments of `execute` beside the program."""
+    def given(self, language: str) -> CallArguments:
+        """Return the arguments of the call for a program in `language`."""
         asked = self.asked
-        given: dict[str, Any] = {"files": asked.files, "trace_id": self.traceparent}
-        given |= {"collect": asked.collect} if asked.collect else {}
-        return given | ({} if asked.timeout is msgspec.UNSET else {"timeout": asked.timeout})
+        return CallArguments(
+            code=asked.code, language=language, files=asked.files, collect=asked.collect,
+            timeout=None if asked.timeout is msgspec.UNSET else asked.timeout,
+            trace_id=self.traceparent,
+        )  # fmt: skip
 
 
 class ProgramRunner:
@@ -56,12 +57,12 @@ class ProgramRunner:
         if request.asked.session:
             return self._in_session(services, request, control)
         executing = CancellableExecuting(services.sandbox, control)
-        code, language = request.asked.code, request.asked.language
+        given = request.given(request.asked.language)
         if request.can_ask:
             with self._forgotten_on_error():
-                attempt = self._runs.start(executing, code, language, **request.given)
+                attempt = self._runs._begin(executing, given)
                 return self._outcome(services, attempt, request.owner)
-        result = executing.execute(code, language, **request.given)
+        result = executing._execute(given, None, NEVER)
         return ran(result, "", _notes(services, result), request.owner.answer_bytes)
 
     def _in_session(
@@ -72,9 +73,8 @@ class ProgramRunner:
             session = self._sessions.open(owner, services.sandbox, asked.language)
         else:
             session = self._sessions.get(owner, asked.session)
-        result = CancellableExecuting(session, control).execute(
-            asked.code, session.language, **request.given
-        )
+        given = request.given(session.language)
+        result = CancellableExecuting(session, control)._execute(given, None, NEVER)
         return ran(result, session.id, _notes(services, result), owner.answer_bytes)
 
     def _outcome(self, services: ClientServices, attempt: RunAttempt, owner: Owner) -> Outcome:
@@ -134,13 +134,12 @@ class CancellableExecuting(Executing):
         self._control = control
 
     def _execute(
-        self, code: str | bytes, language: str, given: CallArguments, on_output: OnOutput | None,
-        cancel: int,
-    ) -> SandboxResult:  # fmt: skip
-        """Run `code`; it ends with the request, or once `cancel` is readable."""
+        self, given: CallArguments, on_output: OnOutput | None, cancel: int
+    ) -> SandboxResult:
+        """Carry out a call; it ends with the request, or once `cancel` is readable."""
         with _either(cancel, self._control.stop) as stop:
             told = self._control.on_output or on_output
-            return self._executing._execute(code, language, given, told, stop)
+            return self._executing._execute(given, told, stop)
 
     def close(self) -> None:
         """Close the wrapped Executing."""

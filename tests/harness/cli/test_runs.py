@@ -10,6 +10,7 @@ from cellwright import Broker, Runs, Sandbox, ToolFactory
 from cellwright.harness.cli import main as cli
 from cellwright.harness.cli.tool_files import register_marked
 from cellwright.harness.runs.store import NewCall
+from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
@@ -108,7 +109,7 @@ def test_a_call_with_an_unknown_outcome_is_marked_on_the_command_line(
 ) -> None:
     path = str(tmp_path / "runs.db")
     with Runs(path) as runs:
-        run = runs._store.begin("", "python", {})
+        run = runs._store.begin(CallArguments(code=""))
         new = NewCall(run, 1, "c", "<cell>:1", "d", "send", {"to": "ann"}, 0, repeatable=False)
         number = str(runs._store.begin_call(new, 0))
     assert cli.main(["runs", "show", path, run]) == 0
@@ -124,7 +125,7 @@ def test_a_call_that_cannot_be_shown_whole_is_not_approved_on_the_command_line(
 ) -> None:
     path, long = str(tmp_path / "runs.db"), "".join(f"{n} " for n in range(3000))
     with Runs(path) as runs:
-        run = runs._store.begin("", "python", {})
+        run = runs._store.begin(CallArguments(code=""))
         runs._store.use(
             ApprovalRequest("send", "", {"body": long, "to": "ann"}, "", "", run), 2**40
         )

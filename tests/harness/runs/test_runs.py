@@ -16,6 +16,7 @@ from cellwright import (
     ApprovalRequired,
     AuditLog,
     Broker,
+    Executable,
     FilePermission,
     PermissionLevel,
     PermissionSet,
@@ -29,6 +30,7 @@ from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.replay import RecordedCall, Replay
 from cellwright.harness.runs.store import RunStore
+from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec, grants_of
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
@@ -259,6 +261,14 @@ def test_only_a_run_that_waits_is_resumed(runs: Runs) -> None:
             runs.start(box, "1", on_output=print)  # type: ignore[call-arg]
 
 
+def test_a_resumed_program_has_the_files_that_it_may_execute(runs: Runs) -> None:
+    code = "import os, tools\ntools.send(to='ann')\n[bool(os.stat(name).st_mode & 0o100) for name in 'ab']"
+    with sandbox(runs) as box:
+        attempt = runs.start(box, code, files={"a": Executable(b"#!/bin/sh"), "b": b"data"})
+        runs.approve(runs.pending()[0].approval)
+        assert runs.resume(box, attempt.run).result.value == [True, False]
+
+
 def test_without_a_run_there_is_nothing_to_wait_in(runs: Runs) -> None:
     with sandbox(runs) as box:
         result = box.execute("import tools\ntools.send(to='ann')")
@@ -413,7 +423,7 @@ def test_what_asks_when_its_run_is_over_is_refused_and_writes_to_nothing(runs: R
 
 def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
     store = RunStore(None)
-    recorder = RunRecorder(store, store.get(store.begin("", "python", {})), CallsInProgress())
+    recorder = RunRecorder(store, store.get(store.begin(CallArguments(code=""))), CallsInProgress())
     number = recorder.stop
     told: list[Answer] = []
 
@@ -434,7 +444,7 @@ def test_a_pause_that_comes_too_late_touches_no_file_of_others() -> None:
 
 def test_nothing_waits_for_a_run_that_is_over() -> None:
     store = RunStore(None)
-    run = store.begin("", "python", {})
+    run = store.begin(CallArguments(code=""))
     store.use(ApprovalRequest("send", "", {}, "", "", run), 2**40)
     assert len(store.pending()) == 1
     store.end(run, "failed", attempt=store.get(run).attempt)

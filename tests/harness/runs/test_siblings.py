@@ -17,6 +17,7 @@ from cellwright.benchmarks.replays import FORMS, expected_of, language_of
 from cellwright.harness.runs.durable_runs import CallState
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.store import RunStore
+from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
@@ -197,7 +198,7 @@ def store() -> Iterator[RunStore]:
 
 def begun_with(store: RunStore, *made: str) -> str:
     """Return a run on whose record are the calls `made`."""
-    run = store.begin("", "python", {})
+    run = store.begin(CallArguments(code=""))
     first = Attempted(store, run)
     for number, to in enumerate(made):
         first.call(number, to)
@@ -242,7 +243,7 @@ def test_answers_come_in_the_order_in_which_they_came_before(store: RunStore) ->
 
 
 def test_a_program_that_was_stopped_begins_no_call(store: RunStore) -> None:
-    attempt = Attempted(store, store.begin("", "python", {}))
+    attempt = Attempted(store, store.begin(CallArguments(code="")))
     kinds = []
 
     def late(making: LiveCall) -> Answer:
@@ -259,7 +260,7 @@ def test_a_program_that_was_stopped_begins_no_call(store: RunStore) -> None:
 
 
 def test_a_run_that_was_resumed_elsewhere_begins_no_call_here(store: RunStore) -> None:
-    run = store.begin("", "python", {})
+    run = store.begin(CallArguments(code=""))
     here = Attempted(store, run)
     store.take_up(run, abandoned=True)
     errors = []
@@ -280,7 +281,7 @@ def test_a_run_that_was_resumed_elsewhere_begins_no_call_here(store: RunStore) -
 
 
 def test_a_resumed_run_waits_for_a_tool_that_outlived_its_program(store: RunStore) -> None:
-    run, working, go_on = store.begin("", "python", {}), CallsInProgress(), threading.Event()
+    run, working, go_on = store.begin(CallArguments(code="")), CallsInProgress(), threading.Event()
     first = Attempted(store, run, working)
 
     def slow(making: LiveCall) -> Answer:
@@ -306,7 +307,7 @@ def test_a_resumed_run_waits_for_a_tool_that_outlived_its_program(store: RunStor
 def test_a_call_with_an_unknown_outcome_is_marked_by_a_person(store: RunStore) -> None:
     runs = Runs()
     runs._store = store
-    run = store.begin("", "python", {})
+    run = store.begin(CallArguments(code=""))
     attempt = Attempted(store, run)
 
     def cut_off(making: LiveCall) -> Answer:
@@ -388,7 +389,7 @@ def test_a_file_that_must_exist_is_not_made(tmp_path: Any) -> None:
 @pytest.mark.parametrize("state", ["failed", "completed", "paused", "diverged"])
 def test_an_attempt_that_was_replaced_does_not_end_the_run(state: str) -> None:
     with contextlib.closing(RunStore(None)) as store:
-        run = store.begin("1", "python", {})
+        run = store.begin(CallArguments(code="1"))
         first = store.get(run).attempt
         store.take_up(run, abandoned=True)
         second = store.get(run).attempt

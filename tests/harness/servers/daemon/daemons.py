@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from cellwright import Sandbox
+from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.sandbox.remote.arguments import packed
 from cellwright.harness.sandbox.remote.frames import VERSION, Execute, Hello, Reply, Welcome
-from cellwright.harness.sandbox.request import CallArguments
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import decode, encode
@@ -164,4 +164,4 @@ class RawClient:
 
 
 def program(code: str, session: str = "", *, stream: bool = False, **given: Any) -> Execute:
-    return packed(code, "python", CallArguments(**given), Limits(), session, stream=stream)
+    return packed(CallArguments(code=code, **given), Limits(), session, stream=stream)
