@@ -37,6 +37,7 @@ _HOLDS, _FAILS = 0, 1
 BENCHMARKS = {
     "latency": "latency of one call",
     "throughput": "fresh cells a second, and CPU time a call",
+    "reach": "the goals of speed, beside what is measured",
     "ladder": "cost of each layer, one by one",
     "density": "memory of ready cells and of sessions",
     "growth": "latency and memory with age, use and load",
@@ -67,7 +68,7 @@ _COUNTS = (
     "workflows",
 )  # of things: load is no error
 _PATIENCE_SECONDS = 120.0  # with --quiet, for others to leave the machine alone
-_USUAL = ("latency", "throughput", "ladder", "density", "growth", "peers")
+_USUAL = ("latency", "throughput", "reach", "ladder", "density", "growth", "peers")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="WHAT",
-        help=f"{summaries}; all: all of them. Default the first six",
+        help=f"{summaries}; all: all of them. Default the first seven",
     )
     parser.add_argument("--runs", type=int, metavar="N", help="number of measurements of each")
     parser.add_argument(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .report import Bar, Column, Curve, Value
 
 MS = 1000.0  # in a second
+_FEWEST = 6  # values: fewer do not enclose their median with 95 %
 _ASKED = 20  # rounds between two looks at whether it is enough
 STEADY = 0.1  # a ratio that is known within so much of itself
 
@@ -64,8 +65,8 @@ def seconds_of(run: Callable[[], object]) -> float:
     return known if isinstance(known, float) else time.perf_counter() - began
 
 
-class Ratio(NamedTuple):
-    """The ratio of two medians, and the ends of its 95 % interval."""
+class Estimate(NamedTuple):
+    """A median, or the ratio of two, and the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -74,20 +75,24 @@ class Ratio(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Half the interval, as a share of the ratio."""
-        return (self.high - self.low) / 2 / self.value
+        """Half the interval, as a share of the value."""
+        return (self.high - self.low) / 2 / self.value if self.value else 0.0
 
     @property
     def is_steady(self) -> bool:
-        return self.spread < STEADY
+        return self.rounds >= _FEWEST and self.spread < STEADY
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+def estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(median(values), *median_interval(values), len(values))
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """Return the ratio of two medians.  Its interval is that of both at their worst, so rather wide."""
     low, high = median_interval(above)
     below_low, below_high = median_interval(below)
     rounds = min(len(above), len(below))
-    return Ratio(median(above) / median(below), low / below_high, high / below_low, rounds)
+    return Estimate(median(above) / median(below), low / below_high, high / below_low, rounds)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

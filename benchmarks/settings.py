@@ -1,9 +1,9 @@
 """The settings of a benchmark, and sandboxes as users have them: default policy, trail in a file."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Policy
@@ -32,19 +32,20 @@ class Settings(NamedTuple):
 
 @contextlib.contextmanager
 def sandbox(
-    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool | Path = True,
+    settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool | Path | AuditLog = True,
     sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
+    tools: Sequence[Callable[..., Any]] = (),
 ) -> Iterator[Sandbox]:  # fmt: skip
     """Give a sandbox that is settled, and whose trail is removed with it unless `audit` names it."""
     with contextlib.ExitStack() as stack:
-        log: AuditLog | bool = False
-        if audit:
+        log: AuditLog | bool = audit if isinstance(audit, AuditLog) else False
+        if audit and not log:
             directory = stack.enter_context(scratch_directory())
             path = audit if isinstance(audit, Path) else Path(directory, "audit.jsonl")
             log = stack.enter_context(AuditLog(path=path, max_entries=1000))
         ready = PoolSettings() if pool is None else pool
         made = stack.enter_context(
-            Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions)
+            Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions, tools=tools)
         )
         made.settle()
         yield made

@@ -22,8 +22,8 @@ from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _CLIENTS = (1, 2, 4, 8)
-_POOLED, _DEMAND = "cellwright, pool of 8", "cellwright, no pool"
-_BUBBLEWRAP, _BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no isolation"
+POOLED, _DEMAND = "cellwright, pool of 8", "cellwright, no pool"
+BUBBLEWRAP, BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no isolation"
 
 
 class Rival(NamedTuple):
@@ -50,7 +50,7 @@ def measure(settings: Settings) -> Report:
         for _ in range(settings.runs or rounds):
             for clients in _CLIENTS:
                 for rival in rivals:
-                    turns[rival.name, clients].append(_turn(rival, clients, seconds))
+                    turns[rival.name, clients].append(turn(rival, clients, seconds))
             rivals.reverse()
     return _report(turns)
 
@@ -61,15 +61,15 @@ def _rivals(settings: Settings) -> Iterator[list[Rival]]:
         stack.enter_context(adopted_orphans())
         pooled = stack.enter_context(sandbox(settings))
         demand = stack.enter_context(sandbox(settings, PoolSettings(size=0)))
-        rivals = [_ours(_POOLED, pooled), _ours(_DEMAND, demand)]
+        rivals = [of_sandbox(POOLED, pooled), of_sandbox(_DEMAND, demand)]
         if command := bubblewrap("-I", "-S", "-c", SUM.source):
-            rivals.append(Rival(_BUBBLEWRAP, _command(command), _cpu_of_children))
+            rivals.append(Rival(BUBBLEWRAP, of_command(command), cpu_of_children))
         bare = [interpreter(), "-I", "-S", "-c", SUM.source]
-        rivals.append(Rival(_BARE, _command(bare), _cpu_of_children))
+        rivals.append(Rival(BARE, of_command(bare), cpu_of_children))
         yield rivals
 
 
-def _ours(name: str, made: Sandbox) -> Rival:
+def of_sandbox(name: str, made: Sandbox) -> Rival:
     def cpu() -> float:
         made.settle()
         own = resource.getrusage(resource.RUSAGE_SELF)
@@ -78,7 +78,7 @@ def _ours(name: str, made: Sandbox) -> Rival:
     return Rival(name, partial(made.execute, SUM.source), cpu)
 
 
-def _command(command: list[str]) -> Callable[[], object]:
+def of_command(command: list[str]) -> Callable[[], object]:
     return partial(
         subprocess.run,
         command,
@@ -89,7 +89,7 @@ def _command(command: list[str]) -> Callable[[], object]:
     )
 
 
-def _cpu_of_children() -> float:
+def cpu_of_children() -> float:
     """Return the CPU time of this process and of commands; bubblewrap does not wait for the process
     that it confines, so we do."""
     reap_orphans()
@@ -97,7 +97,7 @@ def _cpu_of_children() -> float:
     return sum(each.ru_utime + each.ru_stime for each in usage)
 
 
-def _turn(rival: Rival, clients: int, seconds: float) -> Round:
+def turn(rival: Rival, clients: int, seconds: float) -> Round:
     rival.call()
     before = rival.cpu()
     began = time.perf_counter()
@@ -176,11 +176,11 @@ def _row(name: str, clients: int, turns: list[Round]) -> tuple[Value, ...]:
 
 
 def _verdicts(turns: Turns) -> tuple[Criterion, ...]:
-    if (_BUBBLEWRAP, 1) not in turns:
+    if (BUBBLEWRAP, 1) not in turns:
         return ()
     ours, theirs = (
         max(median(_rates(turns[name, clients])) for clients in _CLIENTS)
-        for name in (_POOLED, _BUBBLEWRAP)
+        for name in (POOLED, BUBBLEWRAP)
     )
     return (
         Criterion(

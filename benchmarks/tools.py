@@ -70,8 +70,8 @@ def _latencies(
 ) -> dict[str, list[float]]:
     given = {"given": {"n": 21}}
     by_hand = partial(bare.execute, f"{_SOURCE}\n[double(**given)]", inputs=given)
-    inside = partial(_inside, offering, "increment", settings.amount(200, 20))
-    nested = partial(_inside, offering, "double", settings.amount(20, 4))
+    inside = partial(seconds_of_call, offering, "increment", settings.amount(200, 20))
+    nested = partial(seconds_of_call, offering, "double", settings.amount(20, 4))
     return side_by_side(
         [
             Contender(_EXECUTE, partial(bare.execute, "1+1"), bare.settle),
@@ -85,7 +85,7 @@ def _latencies(
     )
 
 
-def _inside(offering: Sandbox, name: str, count: int) -> float:
+def seconds_of_call(offering: Sandbox, name: str, count: int) -> float:
     """Return the seconds that one of many calls took, as the program itself counts."""
     result = offering.execute(_LOOP.format(name=name, count=count))
     if not result.ok:

@@ -105,6 +105,12 @@ def test_a_ratio_of_noise_is_not_steady() -> None:
     assert not measuring.ratio(noise, noise).is_steady
 
 
+def test_few_values_are_not_steady_even_if_they_are_equal() -> None:
+    assert not measuring.estimate([5.0] * 5).is_steady
+    assert measuring.estimate([5.0] * 6).is_steady
+    assert measuring.estimate([0.0] * 6).spread == 0
+
+
 def test_the_interval_of_a_median_encloses_it_as_often_as_it_says() -> None:
     chance = random.Random(1)
     intervals = [
