@@ -1,13 +1,23 @@
-"""Which version of cellwright this is; importing its source of truth takes time, so only when asked."""
+"""Which version of cellwright this is; finding it reads directories, so only when asked."""
+
+import os
+import sys
 
 NAME = "cellwright"
+_METADATA = ".dist-info"  # NAME-VERSION.dist-info: PyPA, "Recording installed projects"
 
 
 def installed_version() -> str:
-    """Return the version that pip installed, which is that of pyproject.toml; "" in a bare checkout."""
-    import importlib.metadata
+    """Return the version that pip installed, which is that of pyproject.toml; "" in a bare checkout.
 
-    try:
-        return importlib.metadata.version(NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    `importlib.metadata` would do the same, but takes longer to import than a command to start.
+    """
+    for path in sys.path:
+        try:
+            names = os.listdir(path or ".")
+        except OSError:  # sys.path may name what is not there, and archives
+            continue
+        for name in names:
+            if name.startswith(f"{NAME}-") and name.endswith(_METADATA):
+                return name.removeprefix(f"{NAME}-").removesuffix(_METADATA)
+    return ""

@@ -1,6 +1,5 @@
 """Languages that cells run besides Python, with the interpreter of the host."""
 
-import json
 import os
 from typing import NamedTuple
 
@@ -85,6 +84,8 @@ def program_that_does_nothing(language: str) -> str:
 
 def as_environment(inputs: bytes) -> dict[str, str]:
     """Return a JSON object as environment variables for a shell: text unchanged, the rest as JSON."""
+    import json  # this module is imported where no other one needs it
+
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in json.loads(inputs).items()

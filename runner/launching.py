@@ -1,7 +1,6 @@
 """The supervisor's end of a launcher: start it, boot it, ask it for cells, end it."""
 
 import contextlib
-import importlib.util
 import os
 import select
 import signal
@@ -19,7 +18,6 @@ from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
 _END_SECONDS = 20.0
-_PACKAGES = ("cellwright", "msgspec", "prctl")
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
 
 
@@ -35,15 +33,13 @@ class Launcher:
     """A running launcher process; safe from many threads once booted."""
 
     def __init__(self, spawned: Spawned) -> None:
-        """Take over a spawned process and let it import."""
+        """Take over a spawned process."""
         self._lock = threading.Lock()
         self._sock = socket.socket(fileno=spawned.take_socket())
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
         # Pidfds, once there are any: their end is the end of launcher and cells.
         self._nursery_pidfd = self._keeper_pidfd = -1
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # boot says what is wrong
-            self._sock.send("\0".join(_import_paths()).encode())
 
     @property
     def socket(self) -> socket.socket:
@@ -182,15 +178,3 @@ def _first_child(pid: int) -> int:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
     except (OSError, IndexError):
         raise LauncherLost(cell_began=False) from None
-
-
-def _import_paths() -> list[str]:
-    """Return the directories that hold the launcher's three packages, and no others."""
-    found = []
-    for package in _PACKAGES:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise LaunchError(f"the package {package} is not installed", "pip install cellwright")
-        depth = 2 if spec.submodule_search_locations else 1
-        found.append(str(Path(spec.origin).parents[depth - 1]))
-    return list(dict.fromkeys(found))

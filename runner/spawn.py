@@ -1,15 +1,17 @@
 """Starts a launcher process, and does nothing else.
 
-This module avoids imports, so that a command can start a launcher first and import everything else
-meanwhile: the launcher needs as long for its own imports.
+This module avoids imports, so that a command can start a launcher first; the launcher and the
+command then import what they need at the same time.
 """
 
+import _signal  # type: ignore[import-not-found] # without the enums of `signal`
 import _socket
 import os
-import signal
 import sys
 
-from ..policies.errors import LaunchError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..policies.errors import LaunchError
 
 # -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
 # can use typing_extensions but does not need it: without, it imports a quarter faster (measured).
@@ -22,13 +24,15 @@ _BOOTSTRAP = (
     "main(len(paths))"
 )
 _LAUNCHER = "cellwright.runner.launcher.main"
+_PACKAGES = ("cellwright", "msgspec", "prctl")
 
 
 class Spawned:
-    """A launcher process that imports, and waits for import paths and its Boot frame."""
+    """A launcher process that imports, and then waits for its Boot frame."""
 
     def __init__(self, executable: str, module: str = _LAUNCHER) -> None:
-        """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed."""
+        """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed or a
+        package of it is missing."""
         self.executable = executable
         try:
             self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
@@ -48,6 +52,13 @@ class Spawned:
         finally:
             theirs.close()
         self.socket = ours.detach()
+        try:
+            os.write(self.socket, "\0".join(_import_paths()).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended; Launcher.boot says why
+        except BaseException:
+            self.close()
+            raise
 
     def take_socket(self) -> int:
         """Return the socket for a Launcher, which owns the process from then on."""
@@ -61,19 +72,37 @@ class Spawned:
         os.close(self.take_socket())
         os.close(self.stderr)
         try:
-            os.kill(self.keeper, signal.SIGKILL)
+            os.kill(self.keeper, _signal.SIGKILL)
             os.waitpid(self.keeper, 0)
         except (ProcessLookupError, ChildProcessError):
             pass  # the embedding process may reap everything
 
 
-def _cannot_start(executable: str, error: OSError) -> LaunchError:
+def _cannot_start(executable: str, error: OSError) -> "LaunchError":
+    from ..policies.errors import LaunchError
+
     return LaunchError(f"cannot start {executable}: {error.strerror}")
 
 
 def interpreter() -> str:
     """Return the interpreter that runs this process, outside any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def _import_paths() -> list[str]:
+    """Return the directories that hold the launcher's three packages, and no others."""
+    import importlib.util  # here, and not above: the interpreter that was spawned starts meanwhile
+
+    found = []
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            from ..policies.errors import LaunchError
+
+            raise LaunchError(f"the package {package} is not installed", "pip install cellwright")
+        path = os.path.dirname(spec.origin)
+        found.append(os.path.dirname(path) if spec.submodule_search_locations else path)
+    return list(dict.fromkeys(found))
 
 
 def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:
@@ -84,7 +113,7 @@ def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:
         (os.POSIX_SPAWN_DUP2, stderr, 2),
         (os.POSIX_SPAWN_DUP2, sock, 3),
     ]
-    catchable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    catchable = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     return os.posix_spawn(
         executable, [executable, "-I", "-S", "-c", _BOOTSTRAP.format(module)], {},
         file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,

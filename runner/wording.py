@@ -7,7 +7,6 @@ hold.  A shell cannot read packets: the supervisor writes lines to its standard 
 which makes the shell report how the request ended.
 """
 
-import json
 import re
 import shlex
 from typing import NamedTuple
@@ -76,6 +75,8 @@ def _ending(request: int, nonce: str) -> bytes:
 
 def _as_json(run: RunProgram) -> bytes:
     """Return a JSON object and a newline, then the content of each file and of standard input."""
+    import json
+
     header = {
         "code": run.code,
         "inputs": json.loads(run.inputs),

@@ -9,22 +9,25 @@ import argparse
 import contextlib
 import importlib
 from collections.abc import Sequence, Set
-from typing import Any, Protocol, cast
 
-from ...runner.spawn import Spawned
 from ..version import NAME, installed_version
 from .options import SUCCEEDED
 from .parsing import Parser
 
+TYPE_CHECKING = False  # `--version` does not need `typing`
+if TYPE_CHECKING:
+    from typing import Any, Protocol
 
-class CommandModule(Protocol):
-    """The module of a command."""
+    from ...runner.spawn import Spawned
 
-    def add(self, parser: argparse.ArgumentParser, /) -> None:
-        """Add the arguments of the command, and its subcommands."""
+    class CommandModule(Protocol):
+        """The module of a command."""
 
-    def run(self, options: argparse.Namespace, /) -> int:
-        """Run the command and return the exit status; raises CellwrightError and OSError."""
+        def add(self, parser: argparse.ArgumentParser, /) -> None:
+            """Add the arguments of the command, and its subcommands."""
+
+        def run(self, options: argparse.Namespace, /) -> int:
+            """Run the command and return the exit status; raises CellwrightError and OSError."""
 
 
 # name: module of this package, summary
@@ -48,7 +51,7 @@ COMMANDS = {
 }
 
 
-def run_command(arguments: Sequence[str], spawned: Spawned | None) -> int:
+def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
     """Run one command and return its exit status; `spawned` is a launcher started ahead for it."""
     if not arguments:
         parser_of().print_help()
@@ -79,16 +82,20 @@ def _parser(with_arguments: Set[str], *, skip_missing: bool = False) -> Parser:
         below = commands.add_parser(name, help=summary)
         if name in with_arguments:
             with contextlib.suppress(*((ImportError,) if skip_missing else ())):
-                command = cast("CommandModule", importlib.import_module(f".{module}", __package__))
+                command = _imported(module)
                 command.add(below)
                 below.set_defaults(command=command.run)
     return parser
 
 
+def _imported(module: str) -> "CommandModule":
+    return importlib.import_module(f".{module}", __package__)
+
+
 class _Version(argparse.Action):
     """Reads the version only for `--version`: reading it takes as long as a call."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: "Any") -> None:
         super().__init__(option_strings, dest, nargs=0, **kwargs)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

@@ -6,9 +6,7 @@ import os
 import select
 import signal
 import sys
-import traceback
 
-from ...policies.errors import CellwrightError, PolicyError
 from .options import SANDBOX_FAILED, USAGE_ERROR
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -46,6 +44,8 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
     """Return the exit status and the text for stderr."""
     if isinstance(failure, SystemExit):  # argparse has printed its message
         return (failure.code if isinstance(failure.code, int) else int(bool(failure.code))), ""
+    from ...policies.errors import CellwrightError, PolicyError  # `--version` does without
+
     if isinstance(failure, CellwrightError):
         status = USAGE_ERROR if isinstance(failure, PolicyError) else SANDBOX_FAILED
         return status, f"cellwright: {failure}\n"
@@ -58,6 +58,8 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
         )
     if isinstance(failure, MemoryError):
         return SANDBOX_FAILED, "cellwright: out of memory\n"
+    import traceback
+
     return SANDBOX_FAILED, "".join(
         traceback.format_exception(failure)
     ) + "cellwright: this is a bug in cellwright, please report it\n"

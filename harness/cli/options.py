@@ -2,16 +2,14 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from ...policies.policy import OPTIONAL_LAYERS, Policy, named_layers
-
+TYPE_CHECKING = False  # `--version` needs neither `typing` nor msgspec
 if TYPE_CHECKING:
+    from typing import Any
+
+    from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog
 
 # A copy of the names of the shipped profiles: listing their folder at every start takes time.
@@ -29,6 +27,8 @@ def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
         parser.add_argument("--policy", action="append", metavar="P", help=text)
     else:
         parser.add_argument("--policy", metavar="P", help=text)
+    from ...policies.policy import OPTIONAL_LAYERS
+
     layers = ", ".join(OPTIONAL_LAYERS)
     parser.add_argument(
         "--optional", action="append", default=[], metavar="LAYER",
@@ -49,13 +49,17 @@ def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:
     parser.add_argument("--json", action="store_true", help=f"print one JSON {kind}")
 
 
-def policy_of(options: argparse.Namespace) -> Policy:
+def policy_of(options: argparse.Namespace) -> "Policy":
     """Return the policy that the options of `add_policy` name; raises PolicyError."""
     return policy_named(options.policy, options)
 
 
-def policy_named(name: str | None, options: argparse.Namespace) -> Policy:
+def policy_named(name: str | None, options: argparse.Namespace) -> "Policy":
     """Return the policy `name`, default strict, with the layers that --optional names."""
+    import msgspec
+
+    from ...policies.policy import Policy, named_layers
+
     policy = Policy(name="strict")
     if name:
         from ...policies.loading import load_policy
@@ -81,8 +85,12 @@ def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
         yield log
 
 
-def print_json(value: Any, indent: int = 0) -> None:
+def print_json(value: "Any", indent: int = 0) -> None:
     """Print `value` as JSON; hidden characters, which could deceive a person, are escaped."""
+    import json
+
+    import msgspec
+
     from ..text.hidden import replace_hidden
 
     encoded = msgspec.json.encode(value)

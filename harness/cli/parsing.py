@@ -1,12 +1,36 @@
 """The argument parser: argparse with short errors that suggest the command or option meant."""
 
 import argparse
+import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # `--version` does not need `typing`
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"invalid choice: '(.*?)'")
+_COLUMNS = 80  # of what is not a terminal
 _COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # cutoffs of difflib: near enough for a typing error
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Asks for the terminal's width without shutil: argparse makes a formatter for every argument,
+    and shutil imports every kind of compression."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """Return what `shutil.get_terminal_size` does."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(1).columns or _COLUMNS
+    except OSError:  # not a terminal, or closed
+        return _COLUMNS
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,11 +38,14 @@ class Parser(argparse.ArgumentParser):
 
     _given: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def __init__(self, **settings: "Any") -> None:
+        super().__init__(**settings, formatter_class=_Formatter)
+
+    def parse_known_args(self, args: "Any" = None, namespace: "Any" = None) -> "Any":
         self._given = args or ()
         return super().parse_known_args(args, namespace)
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> "NoReturn":
         known = [name for name, _ in commands_of(self)]
         unknown = _CHOICE.search(message)
         if unknown and known:

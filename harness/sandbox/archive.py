@@ -11,7 +11,6 @@ parses headers itself: each once, forward only, and uses only type, name, mode a
 import contextlib
 import io
 import stat
-import tarfile
 from collections.abc import Iterator, Mapping
 
 from ...policies.errors import PolicyError, WorkspaceError
@@ -46,6 +45,8 @@ def files_of(workspace: int) -> dict[str, bytes]:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
+    import tarfile  # imports every kind of compression
+
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, content in sorted(files.items()):

@@ -1,8 +1,6 @@
 """Terminal output: a guest's output with hidden characters escaped, and summaries of results."""
 
-import base64
 import codecs
-import json
 import os
 import sys
 from typing import TextIO
@@ -59,15 +57,22 @@ class EventPrinter:
             self._write(stream, "text", decoder.decode(data))
         except UnicodeDecodeError:
             decoder.reset()
-            self._write(stream, "base64", base64.b64encode(held + data).decode())
+            self._write_bytes(stream, held + data)
 
     def finish(self) -> None:
         """Write the incomplete characters at the ends of the streams."""
         for stream, decoder in self._decoders.items():
-            self._write(stream, "base64", base64.b64encode(decoder.getstate()[0]).decode())
+            self._write_bytes(stream, decoder.getstate()[0])
+
+    def _write_bytes(self, stream: str, content: bytes) -> None:
+        import base64
+
+        self._write(stream, "base64", base64.b64encode(content).decode())
 
     def _write(self, stream: str, kind: str, content: str) -> None:
         if content:
+            import json
+
             sys.stdout.write(json.dumps({"stream": stream, kind: content}) + "\n")
             sys.stdout.flush()
 
@@ -112,7 +117,11 @@ def shown_value(value: object, language: str) -> str:
     its repr for Python, and as JSON for other languages."""
     if isinstance(value, str):
         return value
-    return repr(value) if language == PYTHON else json.dumps(value, ensure_ascii=False)
+    if language == PYTHON:
+        return repr(value)
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
 
 
 def print_header(text: str) -> None:

@@ -7,6 +7,7 @@ pattern is bounded.
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from .findings import Finding
 
@@ -48,24 +49,26 @@ _PATTERNS: dict[str, dict[str, str]] = {
 _NAMES = {
     "sh": "bash", "shell": "bash", "js": "javascript", "node": "javascript", "typescript": "javascript",
 }  # fmt: skip
-_COMPILED = {
-    language: [(re.compile(pattern), reason) for pattern, reason in patterns.items()]
-    for language, patterns in _PATTERNS.items()
-}
 _COMMENTS = {"bash": "#", "ruby": "#", "javascript": "//"}
 _LINE_CHARACTERS = 2000
 _FINDING_CHARACTERS = 80
 
 
+@cache
+def _compiled(language: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(each), reason) for each, reason in _PATTERNS[language].items())
+
+
 def check_patterns(code: str, language: str) -> Iterator[Finding]:
     """Yield the first match of each pattern in each line; nothing for a language without patterns."""
     language = _NAMES.get(language, language)
-    if language not in _COMPILED:
+    if language not in _PATTERNS:
         return
+    patterns = _compiled(language)
     for number, line in enumerate(code.split("\n"), 1):
         if line.lstrip().startswith(_COMMENTS[language]):
             continue
-        for pattern, reason in _COMPILED[language]:
+        for pattern, reason in patterns:
             if match := pattern.search(line[:_LINE_CHARACTERS]):
                 what = match[0].strip()[:_FINDING_CHARACTERS]
                 yield Finding("pattern", what, reason, number, match.start())

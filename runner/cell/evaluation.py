@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import inspect
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from .pictures import pictures
 from .values import NotPlain, plain
 
 FILENAME = "<cell>"
+_CO_COROUTINE = 128  # as in `inspect`, which would make the launcher larger and its start longer
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
@@ -54,7 +54,7 @@ class Executor:
 
     def execute(self, code: types.CodeType, namespace: dict[str, object]) -> object:
         value: Any = eval(code, namespace)  # noqa: S307
-        return self._await(value) if code.co_flags & inspect.CO_COROUTINE else value
+        return self._await(value) if code.co_flags & _CO_COROUTINE else value
 
     def _await(self, value: Any) -> object:
         import asyncio  # takes 40 ms: only where something is awaited

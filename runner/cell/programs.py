@@ -8,7 +8,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from ...policies.languages import LANGUAGES, TOOL_CLIENT, as_environment, interpreter_of
@@ -18,14 +17,26 @@ from .exchange import report_to, write
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
 _GIVEN = "/tmp/cell.json"  # noqa: S108 - the cell's own; the harness removes it
+
+
+def _text_of(name: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), name)) as file:
+        return file.read()
+
+
 _HARNESSES = {  # read while our files can be
-    "javascript": Path(__file__).with_name("harness.js").read_text(),
-    "ruby": Path(__file__).with_name("harness.rb").read_text(),
+    "javascript": _text_of("harness.js"),
+    "ruby": _text_of("harness.rb"),
 }
 # Of a shell in a session: what programs seldom use of the descriptors that sh(1) can name.
 _SHELLS_STDERR, _SHELLS_CONTROL = 8, 9
 # An interactive bash reads the one, and for the other asks for the user's name, by a socket.
 _NO_HISTORY_NO_MAIL = {"HISTFILE": "", "MAILPATH": ""}
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 class Interpreter:
@@ -57,14 +68,14 @@ class Interpreter:
         _become(self._name, asked.files, interpret, control)
 
     def _run(self, run: RunProgram, control: int) -> None:
-        Path(self._source).write_text(run.code)
+        _write_text(self._source, run.code)
         if self._harness:
             given = {
                 "path": self._source, "inputs": json.loads(run.inputs),
                 "environment": run.environment, "limit": run.value_bytes,
                 "tools": list(run.tools),
             }  # fmt: skip
-            Path(_GIVEN).write_text(json.dumps(given))
+            _write_text(_GIVEN, json.dumps(given))
             os.set_inheritable(control, True)
             self._execute(*self._with_harness(_GIVEN))
         os.environ.update(run.environment)

@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
@@ -24,7 +23,8 @@ from ..shelf import PLACE
 from .views import ShownPath, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
-_CLIENT = Path(__file__).parents[1].joinpath("cell/call.sh").read_text()  # while it can be read
+with open(os.path.join(os.path.dirname(__file__), "../cell/call.sh")) as _file:
+    _CLIENT = _file.read()  # while it can be read
 _SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
 

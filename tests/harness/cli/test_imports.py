@@ -1,0 +1,43 @@
+"""The modules that a command imports: a count, and not a time.  Each costs up to some milliseconds."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+# Without site: .pth files of the environment import what they like.
+_MAIN = """
+import sys
+sys.path[:0] = {path!r}
+from cellwright.harness.cli.main import main
+status = main({arguments!r})
+assert status == 0, status
+print(*sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def _imported_by(*arguments: str) -> set[str]:
+    """Return the modules that the process of a command has when the command completes."""
+    code = _MAIN.format(path=[str(ROOT), *filter(None, sys.path)], arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+def test_the_version_is_printed_without_what_cells_need() -> None:
+    imported = _imported_by("--version")
+    assert not imported & {"msgspec", "typing", "socket", "importlib.metadata", "shutil", "json"}
+    assert not {name for name in imported if name.startswith("cellwright.runner")}
+    assert len(imported) <= 70
+
+
+def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
+    _imported_by("run", "-c", "1 + 1")  # the first run of a policy on a host compiles it
+    imported = _imported_by("run", "-c", "1 + 1")
+    assert "msgspec" in imported
+    assert not imported & {
+        "asyncio", "sqlite3", "ssl", "subprocess", "tarfile", "tomllib", "typing_extensions",
+        "urllib.request", "prctl", "psutil", "pyseccomp",
+    }  # fmt: skip
+    assert len(imported) <= 260
