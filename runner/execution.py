@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     inputs: bytes = b"{}"  # a JSON object
     files: tuple[InputFile, ...] = ()
+    given: frozenset[str] = frozenset()  # paths of files that are collected only if they changed
     environment: dict[str, str] = {}
     stdin: bytes | None = None
     limits: Limits = Limits()
@@ -156,19 +157,21 @@ class Made(NamedTuple):
 
 def look_at_files(workspace: int, request: Request, before: Listing, cancel: int) -> Made:
     """Return the changes since `before`, without the input files of `request`, and collect;
-    collecting ends once `cancel` is readable."""
+    collecting ends once `cancel` is readable.  Files of `request.given` are collected if they
+    changed."""
     if not before and is_empty(workspace):
         return Made({}, (), ())
     unlisted: list[str] = []
     listing = list_files(workspace, unlisted.append)
-    given = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
+    inputs = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
     files = changed(workspace, before, listing)
-    made = tuple(file for file in files if (file.path, file.sha256) not in given)
+    made = tuple(file for file in files if (file.path, file.sha256) not in inputs)
     if not request.collect:
         return Made(listing, made, ())
     limit = request.limits.artifact_bytes
     budget = collecting_budget(cancel)
-    artifacts, left_out = collect(workspace, listing, request.collect, limit, budget)
+    given = {file.path: file.data for file in request.files if file.path in request.given}
+    artifacts, left_out = collect(workspace, listing, request.collect, limit, budget, given)
     left_out += tuple(Uncollected("", 0, why) for why in dict.fromkeys(unlisted[:_MOST_REASONS]))
     return Made(listing, made, artifacts, left_out)
 

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -141,11 +141,12 @@ def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceF
 
 
 def collect(
-    workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int, budget: Budget
-) -> tuple[tuple[Artifact, ...], tuple[Uncollected, ...]]:
+    workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int, budget: Budget,
+    given: Mapping[str, bytes] | None = None,
+) -> tuple[tuple[Artifact, ...], tuple[Uncollected, ...]]:  # fmt: skip
     """Return the files whose path matches one of `patterns`, together at most `limit_bytes`, and
     the matching files that are not returned; once the budget is used up, one entry for all
-    unmatched files."""
+    unmatched files.  Files with the content in `given` are in neither."""
     import mimetypes  # takes 5 ms, and is rarely needed
 
     artifacts: list[Artifact] = []
@@ -158,6 +159,8 @@ def collect(
         except BudgetExceeded as exceeded:
             left_out.insert(0, Uncollected("", 0, exceeded.what))
             break
+        if _is_unchanged(workspace, path, seen, (given or {}).get(path)):
+            continue
         if seen.size_bytes > room:
             why = f"limits.artifact_bytes is {limit_bytes}, of which {room} are left"
             left_out.append(Uncollected(path, seen.size_bytes, why))
@@ -172,6 +175,16 @@ def collect(
         room -= seen.size_bytes
         artifacts.append(Artifact(path, mime, data))
     return tuple(artifacts), _told(left_out)
+
+
+def _is_unchanged(workspace: int, path: str, seen: Seen, content: bytes | None) -> bool:
+    """Tell whether a file has `content` still."""
+    if content is None or len(content) != seen.size_bytes:
+        return False
+    try:
+        return read_file(workspace, path, seen.size_bytes) == content
+    except WorkspaceError:
+        return False
 
 
 def collecting_budget(cancel: int) -> Budget:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
         help="copy this file of the host to /workspace; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input", dest="inputs", action="append", default=[], metavar="NAME=JSON",
+        help="a variable of the program; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inputs", dest="inputs_file", metavar="FILE",
+        help="variables of the program: a file with a JSON object; - reads standard input",
     )  # fmt: skip
     parser.add_argument(
         "--clean", action="store_true", help="remove the workspace once the program completes"
@@ -73,6 +82,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    _refuse_second_reader(options)
     source = _read(options.file) if options.code is None else options.code
     language = _language(options, source)
     printer = _printer(options)
@@ -81,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
             source,
             language,
             stdin=_read(options.stdin) if options.stdin else None,
+            inputs=_inputs(options),
             files=dict(map(_file, options.files)),
             timeout=options.timeout,
             collect=options.collect,
@@ -153,6 +164,12 @@ def _write_artifacts(result: SandboxResult, options: argparse.Namespace) -> None
         name = f"{each.path}, {each.size_bytes:,} bytes" if each.path else "files"
         print(f"cellwright: not collected: {harmless(name)}: {harmless(each.why)}", file=sys.stderr)
     if not result.artifacts:
+        if options.collect and not result.uncollected:
+            patterns = " ".join(options.collect)
+            print(
+                f"cellwright: not collected: no new or changed file matches {harmless(patterns)}",
+                file=sys.stderr,
+            )
         return
     from .artifacts import without_text_forms, write_artifacts
 
@@ -160,6 +177,37 @@ def _write_artifacts(result: SandboxResult, options: argparse.Namespace) -> None
     artifacts = result.artifacts if wants_all else without_text_forms(result.artifacts)
     for path in write_artifacts(artifacts, options.output or OUTPUT, overwrite=options.overwrite):
         print(f"cellwright: wrote {harmless(path)}", file=sys.stderr)
+
+
+def _refuse_second_reader(options: argparse.Namespace) -> None:
+    """Raise PolicyError if two options read the standard input, which can be read once."""
+    given = {"FILE": options.file, "--stdin": options.stdin, "--inputs": options.inputs_file}
+    readers = [name for name, value in given.items() if value == "-"]
+    if len(readers) > 1:
+        raise PolicyError(f"{' and '.join(readers)}: only one of them can be -")
+
+
+def _inputs(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the variables of --inputs and --input; the latter win."""
+    found: dict[str, Any] = {}
+    if options.inputs_file is not None:
+        value = _json("--inputs", _read(options.inputs_file), "the file must have a JSON object")
+        if not isinstance(value, dict):
+            raise PolicyError(f"--inputs: must be a JSON object, got {type(value).__name__}")
+        found = value
+    for argument in options.inputs:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise PolicyError(f"--input: must be NAME=JSON, got {argument!r}")
+        found[name] = _json(f"--input {name}", value, f"quote text: --input '{name}=\"...\"'")
+    return found
+
+
+def _json(where: str, text: str | bytes, hint: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PolicyError(f"{where}: not JSON: {error}", hint) from None
 
 
 def _file(argument: str) -> tuple[str, bytes]:

@@ -98,6 +98,9 @@ def _add_create(create: argparse.ArgumentParser) -> None:
     create.add_argument("--schema", metavar="FILE", help="the JSON Schema of its arguments")
     create.add_argument("--test", dest="tests", action="append", default=[], metavar="FILE",
                         help="a test, source with assertions; may be repeated")  # fmt: skip
+    create.add_argument("--no-tests", action="store_true",
+                        help="make a new version without the tests of the version before, which it "
+                        "has by default if no --test is given")  # fmt: skip
     create.add_argument("--read", action="append", default=[], metavar="GLOB",
                         help="files of the host that it may read; may be repeated")  # fmt: skip
     create.add_argument("--write", action="append", default=[], metavar="GLOB",
@@ -199,6 +202,9 @@ def _show(factory: ToolFactory, options: argparse.Namespace) -> None:
 def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.file == "-" and not options.name:
         raise PolicyError("--name: required if the source is standard input")
+    if options.tests and options.no_tests:
+        raise PolicyError("--no-tests: cannot be combined with --test")
+    tests = [_read(file) for file in options.tests] if options.tests or options.no_tests else None
     granted = PermissionSet()
     for level, globs in (
         (PermissionLevel.READ, options.read),
@@ -209,7 +215,7 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
     spec = factory.create_tool(
         options.name or Path(options.file).stem, options.description, _read(options.file),
         _json(_read(options.schema)) if options.schema else None, granted,
-        [_read(file) for file in options.tests], options.timeout, calls=options.calls,
+        tests, options.timeout, calls=options.calls,
         risky=options.risky, allow_similar=options.similar,
     )  # fmt: skip
     _print_state(spec)

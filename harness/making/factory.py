@@ -14,6 +14,7 @@ from ...policies.errors import (
     ToolExists,
     ToolInvalid,
     ToolNotFound,
+    ToolTestFailed,
 )
 from ...policies.permissions import PermissionSet
 from ...policies.policy import Policy
@@ -21,7 +22,8 @@ from ...policies.source.findings import way_out
 from ...policies.tools import Tools
 from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
-from ..schemas.spec import Provenance, ToolSpec, ToolState
+from ..schemas.spec import Provenance, ToolSpec, ToolState, ToolTest
+from ..schemas.tool_names import normalised
 from ..search.documents import Kind
 from ..search.model import Model, model_of
 from ..tools.approval import Approve, refuse_approval
@@ -103,7 +105,7 @@ class ToolFactory(Closing):
     def create_tool(
         self, name: str, description: str, source_code: str,
         input_schema: dict[str, Any] | None = None, permissions: PermissionSet | None = None,
-        tests: Iterable[Any] = (), timeout: float = 30.0, *, calls: Sequence[str] = (),
+        tests: Iterable[Any] | None = None, timeout: float = 30.0, *, calls: Sequence[str] = (),
         risky: bool = False, tags: Sequence[str] = (), provenance: Provenance | None = None,
         allow_similar: bool = False,
     ) -> ToolSpec:  # fmt: skip
@@ -111,15 +113,18 @@ class ToolFactory(Closing):
 
         The tool is the function with its name, or the only public function.  Its schema is
         `input_schema`, by default the one of signature and docstring.  A test is a pair of input and
-        expected result, or source that asserts.  If a step fails, nothing is stored.  Raises
+        expected result, or source that asserts; a new version without `tests` has those of the version
+        before, and `tests=[]` removes them.  If a step fails, nothing is stored.  Raises
         ToolInvalid if the source cannot be a tool, ToolTestFailed, ToolExists if another maker has the
         name, or another tool does the same (unless `allow_similar`), and PolicyError for permissions
         that cannot be granted.
         """
         provenance = replace(provenance or Provenance(), maker=self.maker)
+        inherited = self._tests_of(name) if tests is None else ()
         spec, described = draft(
             name, description, source_code, input_schema=input_schema, permissions=permissions,
-            tests=tests, timeout=timeout, calls=calls, risky=risky, tags=tags, provenance=provenance,
+            tests=inherited if tests is None else tests, timeout=timeout, calls=calls, risky=risky,
+            tags=tags, provenance=provenance,
         )  # fmt: skip
         self._check_calls(spec)
         with self._sandboxes.lend(spec.grants) as sandbox:
@@ -136,7 +141,22 @@ class ToolFactory(Closing):
                 tool=spec.name,
                 existing=other.name,
             )
-        return self.registry.add(self._executor.try_out(spec, described))
+        try:
+            return self.registry.add(self._executor.try_out(spec, described))
+        except ToolTestFailed as failed:
+            if not inherited:
+                raise
+            hint = "these are the tests of the version before: pass tests that fit the new source"
+            raise ToolTestFailed(
+                failed.what, hint, tool=failed.tool, result=failed.result
+            ) from None
+
+    def _tests_of(self, name: str) -> tuple[ToolTest, ...]:
+        """Return the tests of the newest version of a made tool; none if there is no such tool."""
+        try:
+            return self.registry.get(normalised(name)).tests
+        except ToolNotFound:
+            return ()
 
     def _check_calls(self, spec: ToolSpec) -> None:
         """Raise ToolInvalid if a tool of `calls` does not exist; a tool may call itself."""

@@ -31,10 +31,12 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
 
     Raises Rejected for a program that cannot be run, PolicyError for invalid arguments.
     """
+    files = _files(_mapping("files", given.files), limits.workspace_bytes)
     return Request(
         code=_source(given.code),
         inputs=_inputs(_mapping("inputs", given.inputs)),
-        files=_files(_mapping("files", given.files), limits.workspace_bytes),
+        files=files,
+        given=frozenset(file.path for file in files),
         environment=_environment(_mapping("env", given.env)),
         stdin=None if given.stdin is None else as_bytes("stdin", given.stdin),
         limits=with_timeout(limits, given.timeout),

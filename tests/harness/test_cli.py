@@ -144,6 +144,46 @@ def test_json_writes_files_only_where_it_is_told_to(tmp_path: Path) -> None:
     assert not (ROOT / "cellwright-output").exists()
 
 
+def test_a_glob_without_a_new_file_is_told(tmp_path: Path) -> None:
+    given = tmp_path / "a.csv"
+    given.write_text("1")
+    arguments = ["--file", str(given), "--collect", "*.csv", "--output", str(tmp_path / "out")]
+    done = run(*arguments, "-c", "print(open('a.csv').read())")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr == "cellwright: not collected: no new or changed file matches *.csv\n"
+    assert run(*arguments, "-c", "open('a.csv', 'w').write('2') and None").returncode == 0
+    assert (tmp_path / "out" / "a.csv").read_text() == "2"
+
+
+def test_inputs_become_variables(tmp_path: Path) -> None:
+    file = tmp_path / "inputs.json"
+    file.write_text('{"name": "ann", "rows": [1, 2]}')
+    code = ["-c", "[name, rows, n]"]
+    done = run("--inputs", str(file), "--input", "n=null", "--input", 'name="bob=b"', *code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['bob=b', [1, 2], None]\n", "")
+    done = run("--inputs", "-", "-c", "n + 1", stdin='{"n": 1}')
+    assert (done.returncode, done.stdout) == (0, "2\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--input", "name=ann"], "--input name: not JSON"),
+        (["--input", "name=ann"], "hint: quote text: --input 'name=\"...\"'"),
+        (["--input", "name"], "--input: must be NAME=JSON, got 'name'"),
+        (["--input", "a b=1"], "inputs: 'a b' is not a Python identifier"),
+        (["--inputs", "-"], "--inputs: must be a JSON object, got list"),
+        (["--inputs", "/dev/null"], "--inputs: not JSON"),
+        (["--inputs", "/nowhere.json"], "cannot read /nowhere.json: No such file"),
+        (["--inputs", "-", "--stdin", "-"], "--stdin and --inputs: only one of them can be -"),
+    ],
+)
+def test_invalid_inputs_are_wrong_usage(arguments: list[str], said: str) -> None:
+    done = run(*arguments, "-c", "1", stdin="[]")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
 def test_what_was_not_collected_is_told(tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
     small.write_text(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Policy, Sandbox
+from cellwright import Limits, Policy, Sandbox
 from cellwright.runner.budget import Budget
 from cellwright.runner.workspace import Uncollected, collect, list_files
 from tests.conftest import OPTIONAL
@@ -80,3 +80,22 @@ def test_a_caller_who_gives_up_during_a_request_waits_for_no_glob() -> None:
     assert [each.why for each in result.uncollected] == [
         "collecting files was cancelled by the caller"
     ]
+
+
+def test_a_file_that_was_given_and_is_unchanged_is_not_collected() -> None:
+    files = {"same.csv": "1", "grown.csv": "1", "other.csv": "1", "big.csv": "x" * 20}
+    code = (
+        "open('grown.csv', 'a').write('2'); open('other.csv', 'w').write('2')\n"
+        "open('new.csv', 'w').write('1') and None"
+    )
+    limits = Limits(artifact_bytes=10)
+    with Sandbox(policy=Policy(optional_layers=OPTIONAL, limits=limits), pool=0) as box:
+        result = box.execute(code, files=files, collect=["*.csv"])
+        assert [(each.name, each.data) for each in result.artifacts] == [
+            ("grown.csv", b"12"), ("new.csv", b"1"), ("other.csv", b"2"),
+        ]  # fmt: skip
+        assert result.uncollected == ()
+        with box.session() as session:
+            session.execute("None", files={"a": "1"})
+            assert session.execute("None", collect=["a"]).artifacts[0].data == b"1"
+            assert session.execute("None", files={"a": "1"}, collect=["a"]).artifacts == ()

@@ -61,9 +61,16 @@ class CreateToolArguments(Arguments, frozen=True):
     name: _Name
     source_code: Annotated[str, Meta(description="Python that defines a function of that name")]
     description: str = ""
-    tests: Annotated[
-        list[str], Meta(max_length=64, description="programs that assert, run after the source")
-    ] = []
+    tests: (
+        Annotated[
+            list[str],
+            Meta(
+                max_length=64,
+                description="programs that assert, run after the source; default the last version's",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     calls: Annotated[list[_Name], Meta(max_length=64, description="tools that it may call")] = []
     allow_similar: bool = False
 

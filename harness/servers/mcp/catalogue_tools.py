@@ -3,6 +3,8 @@
 import functools
 from typing import Any
 
+from msgspec import UNSET
+
 from ....policies.errors import ToolError
 from ....runner.budget import CANCEL
 from ...runs.durable_runs import RunPaused
@@ -127,8 +129,9 @@ def _go_on(
 
 def create(services: ClientServices, asked: CreateToolArguments) -> Outcome:
     """Make a tool; it has no more rights than every cell."""
+    tests = None if asked.tests is UNSET else asked.tests
     spec = services.factory.create_tool(
-        asked.name, asked.description, asked.source_code, tests=asked.tests, calls=asked.calls,
+        asked.name, asked.description, asked.source_code, tests=tests, calls=asked.calls,
         allow_similar=asked.allow_similar,
     )  # fmt: skip
     return answered(

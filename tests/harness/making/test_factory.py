@@ -122,6 +122,20 @@ def test_what_happened_in_a_test_is_told(factory: ToolFactory) -> None:
     assert caught.value.result.reason == "exception"
 
 
+def test_a_new_version_has_the_tests_of_the_version_before(factory: ToolFactory) -> None:
+    first = "def half(n: int) -> float:\n    return n / 2"
+    spec = factory.create_tool("half", "Halve", first, tests=[({"n": 4}, 2.0)])
+    with pytest.raises(ToolTestFailed, match=r"(?s)expected 2\.0, not 1\.0.*the version before"):
+        factory.create_tool("half", "Halve", "def half(n: int) -> float:\n    return n / 4")
+    assert factory.get_tool("half") == spec
+    better = factory.create_tool("half", "Halve", "def half(n: int) -> float:\n    return n * 0.5")
+    assert (better.version, better.tests, better.state) == (2, spec.tests, ToolState.TESTED)
+    assert factory.create_tool("half", "Halve", better.source_code) == better
+    bare = factory.create_tool("half", "Halve", first, tests=[])
+    assert (bare.version, bare.tests) == (3, ())
+    assert bare.state is not ToolState.TESTED
+
+
 def test_a_tool_that_leaves_early_does_not_pass_for_tested(factory: ToolFactory) -> None:
     with pytest.raises(ToolTestFailed):
         factory.create_tool(
