@@ -161,7 +161,10 @@ def _bring_loopback_up(do: Steps) -> None:
 
 
 def _enter_user_namespace(do: Steps, site: Site) -> None:
-    """Move into a user namespace that knows one id and owns nothing (user_namespaces(7))."""
+    """Move into a user namespace that knows one id and owns nothing (user_namespaces(7)).
+
+    It inherits from the launcher's that setgroups(2) is denied.
+    """
     do.call("unshare", processes.CLONE_NEWUSER, about="new user namespace")
     privileges.map_ids(do, site.host_proc, CELL_ID, site.launcher_id, site.launcher_id)
 

@@ -47,11 +47,16 @@ def map_ids(
 ) -> None:
     """Map one uid and one gid into the user namespace just entered, through the /proc at `proc`.
 
-    setgroups must be denied first, or the kernel refuses the gid map (user_namespaces(7)).
+    setgroups must be denied there or in a namespace above it, or the kernel refuses the gid map
+    (user_namespaces(7)).
     """
-    _write(do, proc, "self/setgroups", "deny")
     _write(do, proc, "self/uid_map", f"{inside} {outside_uid} 1")
     _write(do, proc, "self/gid_map", f"{inside} {outside_gid} 1")
+
+
+def deny_setgroups(do: SystemCalls[Descriptor], proc: int) -> None:
+    """Refuse setgroups(2) in the user namespace just entered and in all that are made below it."""
+    _write(do, proc, "self/setgroups", "deny")
 
 
 def _write(do: SystemCalls[Descriptor], directory: int, path: str, text: str) -> None:

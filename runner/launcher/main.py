@@ -115,6 +115,7 @@ def _enter_user_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     processes.unshare(processes.CLONE_NEWUSER)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    privileges.deny_setgroups(Now(), proc)
     privileges.map_ids(Now(), proc, _LAUNCHER_ID, uid, gid)
     os.close(proc)
 

@@ -14,18 +14,27 @@ _CONFINED = (
     "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
 )  # fmt: skip
 # What only the guest can tell: that Landlock refuses a write which mode and mount would allow, that a
-# host's file is not there, that its descriptors and its terminal are its own.  Then it waits.
+# host's file is not there, that its descriptors and its terminal are its own, that what it may use is there.
+# Then it waits.
 PROGRAM = """
-import os, signal
+import ctypes, os, signal, socket
 def errno_of(attempt):
     try:
         attempt()
     except OSError as error:
         return error.errno
     return 0
+def own_file(directory):
+    open(directory + "/own", "x").close()
+    os.unlink(directory + "/own")
+def to_itself():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock: sock.connect(("127.0.0.1", 9))
 seen = [
     errno_of(lambda: open("/dev/urandom", "wb")), errno_of(lambda: open("/etc/shadow")),
     errno_of(lambda: open("/proc/sys/kernel/core_pattern")), os.getsid(0), os.getpid(), sorted(os.listdir("/")),
+    [errno_of(lambda: open("/dev/" + name, mode).close()) for name in ("null", "zero", "full") for mode in ("rb", "wb")],
+    [errno_of(lambda: own_file(directory)) for directory in ("/workspace", "/tmp", *globals().get("writable", ()))], errno_of(to_itself),
+    ctypes.CDLL(None).prctl(27, 0, 0, 0, 0),  # PR_GET_SECUREBITS
     os.umask(0o22), os.uname().nodename, dict(os.environ), os.getcwd(), bool(os.listdir("/workspace")),
 ]
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -59,6 +68,7 @@ def posture(living: Living) -> dict[str, Any]:
         "out of memory first": {
             role: Path(f"/proc/{getattr(living, role)}/oom_score_adj").read_text() for role in ("guest", "init", "launcher", "nursery")
         },
+        "name": Path(f"{guest}/comm").read_text(),
         "session": Path(f"{guest}/stat").read_text().rpartition(")")[2].split()[3] == str(living.guest),
     }  # fmt: skip
 
