@@ -11,11 +11,14 @@ from .contestants import AbsentError, Contestant, Isolation
 from .lineup import BUBBLEWRAP, READY, every_peer
 from .measuring import (
     MS,
+    STEADY,
     Contender,
+    Times,
     median,
     quartile_bar,
     quartile_columns,
     quartiles,
+    ratio,
     side_by_side,
 )
 from .programs import SUM, TEXT, SampleProgram
@@ -24,6 +27,7 @@ from .scratch import scratch_directory
 from .settings import Settings
 
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
+_SECONDS = 60.0  # of measuring a program, at most
 _PROGRAMS = (SUM, TEXT)
 
 
@@ -62,11 +66,26 @@ def _measure(settings: Settings, program: SampleProgram, found: list[PeerTimes])
             continue
         seldom = _SELDOM if first > _SLOW_SECONDS else 1
         contenders.append(Contender(each.peer.name, partial(_clocked, each, program), every=seldom))
-    times = side_by_side(contenders, settings.amount(300, 10))
+    times = side_by_side(
+        contenders,
+        settings.amount(300, 10),
+        seconds=_SECONDS,
+        is_enough=partial(_is_steady, contenders),
+    )
     for each in found:
-        good = [seconds for seconds in times.get(each.peer.name, []) if not isnan(seconds)]
-        if good:
+        if good := _good(times.get(each.peer.name, [])):
             each.times[program.name] = good
+
+
+def _is_steady(contenders: list[Contender], times: Times) -> bool:
+    """Tell whether every ratio is known well enough; those that take part seldom are not waited for."""
+    often = [_good(times[each.name]) for each in contenders if each.every == 1]
+    ready = _good(times[READY])
+    return all(each and ratio(each, ready).is_steady for each in often)
+
+
+def _good(times: list[float]) -> list[float]:
+    return [seconds for seconds in times if not isnan(seconds)]
 
 
 def _clocked(each: PeerTimes, program: SampleProgram) -> float:
@@ -104,6 +123,8 @@ def _report(found: list[PeerTimes], absent: dict[str, str]) -> Report:
         notes=(
             "All print the same text, which is checked in every run.",
             "Libraries time their own calls in a worker that stays; commands are whole processes.",
+            f"±: half of a ratio's 95 % interval. Rounds end once all are below {STEADY:.0%}.",
+            f"Rounds end after {_SECONDS:g} s at the latest.",
             "Compare within a kind of isolation: the table below the times says what each has.",
         ),
         samples={
@@ -130,7 +151,8 @@ def _times(program: SampleProgram, here: list[PeerTimes]) -> ReportTable:
         title=f"`{program.name}`",
         columns=(
             Column("peer"), Column("version"), *quartile_columns("ms"),
-            Column("ratio", 1), Column("runs", 0), Column("new for each call"), Column("Python"),
+            Column("ratio", 1), Column("±, %", 0), Column("runs", 0), Column("new for each call"),
+            Column("Python"),
         ),
         rows=tuple(_row(program, each, ours) for each in here),
         note=" ".join([*refusals, *failures]),
@@ -142,9 +164,9 @@ def _row(program: SampleProgram, each: PeerTimes, ours: PeerTimes) -> tuple[Valu
     words = (each.peer.isolation.fresh, each.peer.isolation.python)
     times = each.times.get(program.name)
     if times is None:
-        return (*head, None, None, None, None, None, *words)
-    ratio = median(times) / median(ours.times[program.name])
-    return (*head, *quartiles(times, MS), ratio, len(times), *words)
+        return (*head, *[None] * 6, *words)
+    seen = ratio(times, ours.times[program.name])
+    return (*head, *quartiles(times, MS), seen.value, seen.spread * 100, len(times), *words)
 
 
 def _isolation(here: list[PeerTimes]) -> ReportTable:
@@ -176,11 +198,11 @@ def _verdicts(here: list[PeerTimes]) -> tuple[Criterion, ...]:
     }
     if BUBBLEWRAP not in medians:
         return ()
-    ratio = medians[BUBBLEWRAP] / medians[READY]
+    quicker = medians[BUBBLEWRAP] / medians[READY]
     return (
         Criterion(
             "a cell that stood ready is at least twice as quick as bubblewrap",
-            ratio >= 2,
-            f"{ratio:.1f} times",
+            quicker >= 2,
+            f"{quicker:.1f} times",
         ),
     )

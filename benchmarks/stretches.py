@@ -14,7 +14,7 @@ from .census import Census, count
 from .report import Column, Criterion, ReportTable, Value
 from .scratch import scratch_directory
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0  # on a busy machine, too, what is dead is gone by then
 _SAME = 5  # censuses in a row
 MAY_GROW_MIB = 5.0
 _MAY_LINGER = (

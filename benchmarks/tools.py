@@ -42,6 +42,7 @@ measured()
 """
 _SHELVED, _ADDED = 10_000, 200
 _READY = PoolSettings()
+_SECONDS = 45.0  # of measuring single calls, at most
 _CLIENTS = (1, 2, 4, 8)
 
 
@@ -82,6 +83,7 @@ def _latencies(
             Contender(_NESTED, nested, factory.settle, every=10),
         ],
         settings.amount(2000, 30),
+        seconds=_SECONDS,
     )
 
 

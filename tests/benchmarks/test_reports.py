@@ -3,11 +3,12 @@
 import random
 import re
 import xml.etree.ElementTree as ET
+from math import nan
 
 import msgspec
 import pytest
 
-from cellwright.benchmarks import commands, documents, measuring, pictures, tables
+from cellwright.benchmarks import commands, documents, measuring, peers, pictures, tables
 from cellwright.benchmarks.page import as_page
 from cellwright.benchmarks.report import (
     Bar,
@@ -103,6 +104,18 @@ def test_a_ratio_has_an_interval_that_many_rounds_make_narrow() -> None:
 def test_a_ratio_of_noise_is_not_steady() -> None:
     noise = [float(1 + n * 7 % 13) for n in range(20)]
     assert not measuring.ratio(noise, noise).is_steady
+
+
+def test_peers_are_measured_until_the_ratio_of_each_quick_one_is_steady() -> None:
+    quick, slow = (
+        measuring.Contender(name, int, every=every) for name, every in (("quick", 1), ("slow", 10))
+    )
+    ready = measuring.Contender(peers.READY, int)
+    times = {peers.READY: [1.0] * 20, "quick": [nan, *[3.0] * 19], "slow": [9.0, 90.0]}
+    contenders = [ready, quick, slow]
+    assert peers._is_steady(contenders, times)
+    assert not peers._is_steady(contenders, times | {"quick": [1.0, 9.0] * 10})
+    assert not peers._is_steady(contenders, times | {"quick": [nan] * 20})
 
 
 def test_few_values_are_not_steady_even_if_they_are_equal() -> None:
