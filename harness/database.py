@@ -22,7 +22,7 @@ class Database:
     """An open file.  Safe from many threads; not across a fork."""
 
     def __init__(
-        self, path: str | None, what: str, version: int, schema: str, *,
+        self, path: str | os.PathLike[str] | None, what: str, version: int, schema: str, *,
         upgrades: Mapping[int, str] = MappingProxyType({}), unmarked: str = "",
         must_exist: bool = False, error: type[CellwrightError] = RegistryError,
     ) -> None:  # fmt: skip
@@ -33,7 +33,7 @@ class Database:
         adopted.  Raises `error`, here and in each method, for a file that cannot be opened or holds
         something else, and with `must_exist` for one that is missing.
         """
-        self.path = path or MEMORY
+        self.path = os.fspath(path) if path else MEMORY
         self._error = error
         self._what = what
         self._owner = os.getpid()
@@ -43,7 +43,7 @@ class Database:
             if path:
                 if must_exist and os.stat(path).st_size == 0:
                     raise error(f"{path} holds no {what}: it is empty")
-                _make_private(path)
+                _make_private(self.path)
             self._db = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

@@ -318,18 +318,21 @@ _OWN_TREES = ("/proc/", "/dev/", "/workspace/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - the host's memory filesystem, which may hold any file
 
 
-def check_variable(name: object, value: object) -> None:
-    """Raise PolicyError unless `name` and `value` form a valid environment variable (environ(7))."""
+def check_variable(name: object, value: object, where: str = "environment") -> None:
+    """Raise PolicyError unless `name` and `value` form a valid environment variable (environ(7)).
+
+    `where` is the caller's name for the mapping that has them.
+    """
     if not (isinstance(name, str) and isinstance(value, str)):
         kind = type(value).__name__  # not the value: it may be a secret
-        raise PolicyError(f"environment: must map text to text, got {name!r}: a {kind}")
+        raise PolicyError(f"{where}: must map text to text, got {name!r}: a {kind}")
     if not name or any(forbidden in name for forbidden in "=\n\0"):
         raise PolicyError(
-            f"environment: a name must not be empty or hold '=', newline or NUL, got {name!r}"
+            f"{where}: a name must not be empty or hold '=', newline or NUL, got {name!r}"
         )
     if "\0" in value or "\n" in value:
-        raise PolicyError(f"environment: the value of {name!r} must not hold NUL or newline")
-    _check_encodable("environment", name + value)
+        raise PolicyError(f"{where}: the value of {name!r} must not hold NUL or newline")
+    _check_encodable(where, name + value)
 
 
 def _check_encodable(where: str, text: str) -> None:

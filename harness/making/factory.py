@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ...policies.closing import Closing
 from ...policies.errors import (
+    PolicyError,
     ToolArgumentsInvalid,
     ToolDenied,
     ToolExists,
@@ -57,18 +58,18 @@ class ToolFactory(Closing):
 
     A tool's cells have the profile `tool` and the permissions that the tool was made with (default
     none), but never more than `sandbox` allows; they share its trail, interpreter and source checks.
-    `registry` stores the tools (default in memory).  `maker` names the agent that makes tools here; it
-    may replace and remove only its own.  `rules`, `vault`, `approve` and `filters` are those of the
-    `broker`, through which every call goes.  `pool` is the number of cells kept ready for each set of
-    permissions.  `model`, a folder with a sentence encoder, lets search find tools by meaning too
-    (default that of the registry).  Without `sandbox`, `optional_layers` are the layers that cells
-    may do without.  `close` closes the registry if the factory made it.
+    `registry`, or the path of its file, stores the tools (default in memory).  `maker` names the agent
+    that makes tools here; it may replace and remove only its own.  `rules`, `vault`, `approve` and
+    `filters` are those of the `broker`, through which every call goes.  `pool` is the number of cells
+    kept ready for each set of permissions.  `model`, a folder with a sentence encoder, lets search find
+    tools by meaning too (default that of the registry).  Without `sandbox`, `optional_layers` are the
+    layers that cells may do without.  `close` closes the registry if the factory made it.
     """
 
     def __init__(
         self,
         sandbox: Sandbox | None = None,
-        registry: ToolRegistry | None = None,
+        registry: ToolRegistry | str | os.PathLike[str] | None = None,
         *,
         maker: str = "",
         rules: Tools = _UNBOUNDED,
@@ -79,10 +80,15 @@ class ToolFactory(Closing):
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
     ) -> None:
-        self.registry = registry or ToolRegistry()
+        if not isinstance(sandbox, Sandbox | None):
+            raise PolicyError(
+                f"sandbox: must be a Sandbox, got {sandbox!r}",
+                "ToolFactory(registry=path) stores the tools in a file",
+            )
+        self._owns_registry = not isinstance(registry, ToolRegistry)
+        self.registry = registry if isinstance(registry, ToolRegistry) else ToolRegistry(registry)
         model = model_of(model) or self.registry.model
         self.maker = maker
-        self._owns_registry = registry is None
         self._sandboxes = ToolSandboxes(sandbox, pool, optional_layers)
         audit = self._sandboxes.audit
         self._catalogue = FactoryCatalogue(self.registry, maker)

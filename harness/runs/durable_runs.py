@@ -6,6 +6,7 @@ recorded answer without being made again.
 """
 
 import enum
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ class Runs(Closing):
     """
 
     def __init__(
-        self, path: str | None = None, *, wait_seconds: float = DAY_SECONDS,
+        self, path: str | os.PathLike[str] | None = None, *, wait_seconds: float = DAY_SECONDS,
         must_exist: bool = False,
     ) -> None:  # fmt: skip
         self._store = RunStore(path, must_exist=must_exist)

@@ -110,7 +110,7 @@ class RunSummary(NamedTuple):
 class RunStore:
     """Runs, calls, approvals and grants.  Safe from many threads, and the file from many processes."""
 
-    def __init__(self, path: str | None, *, must_exist: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, *, must_exist: bool = False) -> None:
         self._database = Database(
             path, "runs", _FORMAT, _SCHEMA, upgrades=_UPGRADES, must_exist=must_exist
         )

@@ -63,6 +63,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
     Nothing is written, and names are not checked: the caller does that before it writes them.  Raises
     PolicyError for a malformed archive.
     """
+    if not isinstance(data, bytes):
+        raise PolicyError(f"archive: must be bytes, got {type(data).__name__}")
     try:
         if not data or data.startswith(_COMPRESSED):
             raise ValueError("it is compressed" if data else "it is empty")

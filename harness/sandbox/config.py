@@ -84,10 +84,12 @@ class SandboxConfig:
     def _check(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.type is bool and not isinstance(value, bool):
-                raise PolicyError(f"{each.name}: must be True or False, got {value!r}")
+            if each.type is bool:
+                check_flag(each.name, value)
             if each.type in (int, float):
                 check_limit(each.name, value, whole=each.type is int)
+        if not isinstance(self.environment, Mapping):
+            raise PolicyError(f"environment: must be a mapping, got {self.environment!r}")
         if self.allow_network:
             raise PolicyError(
                 "allow_network: there is no way out of a cell",
@@ -112,6 +114,20 @@ class SandboxConfig:
         if not self.allow_subprocess:
             return Processes()
         return Processes(subprocesses=True, execute=("/usr/bin", "/usr/sbin", "/usr/lib"))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return `value`; raises PolicyError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise PolicyError(f"{name}: must be True or False, got {value!r}")
+    return value
+
+
+def check_host_path(name: str, path: object) -> str:
+    """Return a path of the host as text; raises PolicyError for anything else."""
+    if not isinstance(path, str | os.PathLike):
+        raise PolicyError(f"{name}: must be a path, got {path!r}")
+    return os.fspath(path)
 
 
 def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -> Limits:
@@ -179,7 +195,7 @@ def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
     if not isinstance(pool, int | PoolSettings):
         raise PolicyError(f"pool: must be a whole number or PoolSettings, got {pool!r}")
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
-    if fresh_exec:
+    if check_flag("fresh_exec", fresh_exec):
         settings = settings._replace(cells_per_launcher=1)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))

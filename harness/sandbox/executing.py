@@ -124,6 +124,7 @@ class Executing(Closing):
         BusyError if the call before this one does not end.
         """
         given = self._call(locals())
+        _check_callable(on_output)
         if _is_async(on_output):
             raise PolicyError(
                 "on_output: must be a plain function here, not a coroutine function",
@@ -154,6 +155,7 @@ class Executing(Closing):
         loop, and the program waits for that too.
         """
         given = self._call(locals())
+        _check_callable(on_output)
         from .run import in_loop  # asyncio takes 40 ms to import
 
         listener = in_loop(on_output) if on_output else None
@@ -182,6 +184,11 @@ class Executing(Closing):
         from .run import Run
 
         return Run(lambda on_output, cancel: self._execute(given, on_output, cancel))
+
+
+def _check_callable(on_output: object) -> None:
+    if on_output is not None and not callable(on_output):
+        raise PolicyError(f"on_output: must be a function, got {on_output!r}")
 
 
 def _is_async(function: object) -> bool:

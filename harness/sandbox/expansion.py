@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.denied import ANY_DEPTH, denied_by, fixed_part, is_pattern
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy, lies_in, shown_paths
+from ...policies.policy import Policy, check_names, lies_in, shown_paths
 from ...runner.host.paths import resolve
 
 _MOST_LOOKED_AT = 100_000
@@ -25,7 +25,7 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     nothing, and for a path without wildcards that leads through such a link.
     """
     found: list[str] = []
-    for pattern in patterns:
+    for pattern in check_names(name, patterns):
         _check_absolute(name, pattern)
         pattern = pattern.removesuffix("/" + ANY_DEPTH).rstrip("/") or "/"
         matches = list(_matches(name, pattern)) if is_pattern(pattern) else [resolve(name, pattern)]
@@ -45,7 +45,7 @@ def denied_patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     leads through a directory which is a symbolic link that a program could have made.
     """
     found: list[str] = []
-    for pattern in patterns:
+    for pattern in check_names(name, patterns):
         _check_absolute(name, pattern)
         plain = "/" + os.path.normpath(pattern).lstrip("/")
         above = fixed_part(plain)

@@ -22,7 +22,14 @@ from ...runner.shelf import Shelf
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ...runner.supervisors import Supervisors
-from .config import SandboxConfig, check_interpreters, check_pool, check_sessions
+from .config import (
+    SandboxConfig,
+    check_flag,
+    check_host_path,
+    check_interpreters,
+    check_pool,
+    check_sessions,
+)
 from .intake import Intake, rules_of
 from .parameters import CallArguments, Parameters, ProgramArguments, SessionArguments
 from .program import OnStreams, Program, Programs
@@ -39,8 +46,8 @@ if TYPE_CHECKING:
 OTHER_LANGUAGES_CELLS = 2
 PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
 _POLICIES = (
-    "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy, "
-    "a PermissionSet or a SandboxConfig"
+    "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy or "
+    "a PermissionSet"
 )
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
 
@@ -81,19 +88,22 @@ class LocalCells:
 
     def __init__(self, given: SandboxArguments) -> None:
         self.policy = _policy(given.config, given.policy)
-        self._given_workspaces = given.workspaces
+        self._given_workspaces = _checked_workspaces(given.workspaces)
         rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
         settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
         sessions, language = check_sessions(given.sessions), _language(given.language)
         known = check_interpreters(given.interpreters)
-        root, user = given.cgroup_root, _checked_user(given.user)
-        cgroup_root = None if root is None else os.fspath(root)
+        user = _checked_user(given.user)
+        python, root = given.python, given.cgroup_root
+        executable = check_host_path("python", python) if python else interpreter()
+        cgroup_root = None if root is None else check_host_path("cgroup_root", root)
+        if not isinstance(given.spawned, Spawned | None):
+            raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
         config = given.config if isinstance(given.config, SandboxConfig) else SandboxConfig()
         self.audit = _audit_log(config, given.audit)
         offering = _offering(given.tools, self.policy, self.audit)
         shelf = offering.shelf if offering else _no_shelf
-        python = os.fspath(given.python) if given.python else interpreter()
-        spawned = given.spawned or Spawned(python)
+        spawned = given.spawned or Spawned(executable)
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
@@ -122,7 +132,7 @@ class LocalCells:
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
-        wanted = self._wanted(given.workspace, given.clean)
+        wanted = self._wanted(given)
 
         def perform(language: str, request: Request) -> SandboxResult:
             supervisor = self._supervisors.of(language)
@@ -148,13 +158,14 @@ class LocalCells:
         return self._programs.start(work)
 
     def session(self, given: SessionArguments) -> Session:
-        return self._sessions.open(given, self._wanted(given.workspace, given.clean))
+        return self._sessions.open(given, self._wanted(given))
 
-    def _wanted(self, name: str | None, clean: bool) -> "Wanted | None":
-        if name is not None:
+    def _wanted(self, given: CallArguments | SessionArguments) -> "Wanted | None":
+        clean = check_flag("clean", given.clean)
+        if given.workspace is not None:
             from .workspaces.calls import Wanted  # seldom needed
 
-            return Wanted(self.workspaces, name, clean)
+            return Wanted(self.workspaces, given.workspace, clean)
         if clean:
             raise PolicyError("clean: there is no workspace to remove", "name one with workspace=")
         return None
@@ -198,6 +209,17 @@ def _another(
     )  # fmt: skip
 
 
+def _checked_workspaces(
+    given: "Workspaces | str | os.PathLike[str] | None",
+) -> "Workspaces | str | os.PathLike[str] | None":
+    if not isinstance(given, str | os.PathLike | None):
+        from .workspaces.store import Workspaces
+
+        if not isinstance(given, Workspaces):
+            raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
+    return given
+
+
 def _checked_user(user: int | str | None) -> int | str | None:
     known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
     if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
@@ -237,9 +259,10 @@ def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | N
         if isinstance(given, Mapping):
             return policy_of_data(given)
         return load_policy(given if isinstance(given, str) else os.path.abspath(given))
-    name = "config" if policy is None else "policy"
+    where = "policy: must be" if config is None else "config: must be a SandboxConfig,"
     raise PolicyError(
-        f"{name}: must be {_POLICIES}, got {type(given).__name__}",
+        f"{where} {_POLICIES}, got {type(given).__name__}",
+        "Sandbox(config)" if isinstance(given, SandboxConfig) else "",
     )
 
 

@@ -14,7 +14,7 @@ from ...policies.policy import Limits, Policy, check_names, check_variable
 from ...runner.execution import Living, Request, Streams
 from ...runner.messages import Become, InputFile
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
-from .config import with_timeout
+from .config import check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
         limits=with_timeout(limits, given.timeout),
         trace_id=_trace_id(given.trace_id),
         collect=check_names("collect", given.collect),
-        plain=bool(given.plain),
+        plain=check_flag("plain", given.plain),
     )
 
 
@@ -146,7 +146,7 @@ def _inputs(inputs: Mapping[str, Any]) -> bytes:
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        check_variable(name, value)
+        check_variable(name, value, "env")
     return dict(env)
 
 

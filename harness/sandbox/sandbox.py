@@ -12,14 +12,14 @@ from msgspec.structs import asdict
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...policies.plan import Plan
-from ...policies.policy import Policy
+from ...policies.policy import Policy, check_limit
 from ...runner.audit.level import AuditLevel
 from ...runner.capture import OnOutput
 from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
 from ...runner.session import SessionSettings
 from ...runner.spawn import Spawned
-from .config import SandboxConfig
+from .config import SandboxConfig, check_host_path
 from .executing import Executing
 from .local import LocalCells, PolicyLike, SandboxArguments
 from .parameters import CallArguments, ProgramArguments, SessionArguments
@@ -302,7 +302,7 @@ def _cells_of(given: SandboxArguments) -> _Cells:
         )
     from .remote.client import DaemonsCells
 
-    return DaemonsCells(given.connect, given.policy)
+    return DaemonsCells(check_host_path("connect", given.connect), given.policy)
 
 
 def create_sandbox(
@@ -326,4 +326,5 @@ def create_sandbox(
 ) -> Sandbox:
     """Return a sandbox with these fields of SandboxConfig; `timeout` is its `timeout_seconds`."""
     given = locals()
+    check_limit("timeout", timeout)
     return Sandbox(SandboxConfig(timeout_seconds=given.pop("timeout"), **given))

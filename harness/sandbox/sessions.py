@@ -76,6 +76,8 @@ class CellSession(Session):
         return replace(result, workspace=self.workspace) if result.session_lost else result
 
     def download(self, path: str) -> bytes:
+        if not isinstance(path, str):
+            raise PolicyError(f"path: must be text, got {path!r}")
         with self._cell.held() as workspace:
             return read_file(workspace, path, room(workspace))
 

@@ -1,6 +1,7 @@
 """`MadeTools`: the tools of a registry's file, cached until it changes, and their counts."""
 
 import contextlib
+import os
 import threading
 
 from msgspec.structs import replace
@@ -20,7 +21,8 @@ class MadeTools(Closing):
     """
 
     def __init__(
-        self, path: str | None, retired_after: int, quota: Quota, *, must_exist: bool = False
+        self, path: str | os.PathLike[str] | None, retired_after: int, quota: Quota,
+        *, must_exist: bool = False,
     ) -> None:  # fmt: skip
         self._store = ToolStore(path, quota, must_exist=must_exist)
         self._counts = UsageCounts(self._store, retired_after)

@@ -58,7 +58,7 @@ class ToolRegistry(Closing):
     """
 
     def __init__(
-        self, path: str | None = None, *, retired_after: int = RETIRED_AFTER,
+        self, path: str | os.PathLike[str] | None = None, *, retired_after: int = RETIRED_AFTER,
         maker_bytes: int = Quota().bytes, maker_versions: int = Quota().versions,
         model: "Model | str | os.PathLike[str] | None" = None, must_exist: bool = False,
     ) -> None:  # fmt: skip

@@ -1,5 +1,6 @@
 """`ToolStore`: the SQLite file of made tools, with their versions, makers and counts of use."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -55,7 +56,9 @@ class ToolStore:
     """Versions of tools by key.  Safe from many threads; not across a fork."""
 
     def __init__(
-        self, path: str | None = None, quota: Quota = Quota(), *, must_exist: bool = False  # noqa: B008
+        self, path: str | os.PathLike[str] | None = None,
+        quota: Quota = Quota(),  # noqa: B008 - a constant
+        *, must_exist: bool = False,
     ) -> None:  # fmt: skip
         """Open or make the file at `path`, or one in memory; raises RegistryError."""
         self._quota = quota

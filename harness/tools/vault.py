@@ -24,7 +24,7 @@ def from_environment(name: str) -> CredentialSource:
     return lambda: os.environ[name]
 
 
-def from_file(path: str) -> CredentialSource:
+def from_file(path: str | os.PathLike[str]) -> CredentialSource:
     """Read a credential from a file that only its owner may read, each time it is needed."""
 
     def read() -> str:

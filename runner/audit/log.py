@@ -52,7 +52,13 @@ class AuditLog(Closing):
     ) -> None:
         """Open the trail; raises AuditError if that fails, whether required or not."""
         if durability not in get_args(Durability):
-            raise PolicyError(f"durability: {durability!r} is none of {get_args(Durability)}")
+            known = ", ".join(get_args(Durability))
+            raise PolicyError(f"durability: must be one of {known}, got {durability!r}")
+        if not isinstance(max_entries, int) or max_entries < 0:
+            raise PolicyError(
+                f"max_entries: must be a whole number from 0, got {max_entries!r}",
+                "AuditLog(path=...) writes to a file",
+            )
         if key is not None and (not isinstance(key, bytes) or not key):
             raise PolicyError("key: must be bytes, and not empty")
         self._entries: collections.deque[AuditEntry] = collections.deque(maxlen=max_entries)

@@ -13,6 +13,7 @@ import pytest
 
 import cellwright
 from cellwright import (
+    AuditLog,
     Limits,
     Policy,
     PolicyError,
@@ -20,6 +21,8 @@ from cellwright import (
     Sandbox,
     SandboxConfig,
     Session,
+    ToolFactory,
+    ToolRegistry,
     create_sandbox,
 )
 from cellwright.harness.sandbox.local import SandboxArguments
@@ -169,7 +172,11 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
     ("given", "said"),
     [
         ({"policy": 5}, "policy: must be the name of a profile"),
-        ({"config": 5}, "config: must be the name of a profile"),
+        (
+            {"policy": SandboxConfig()},
+            r"policy: must be .*, got SandboxConfig\nhint: Sandbox\(config\)",
+        ),
+        ({"config": 5}, "config: must be a SandboxConfig, the name of a profile"),
         ({"policy": {"limits": {"wall_second": 5}}}, "did you mean wall_seconds"),
         ({"policy": {"extends": 5}}, "extends: must be a name, got 5"),
         ({"policy": Policy(), "config": SandboxConfig()}, "not both"),
@@ -177,6 +184,21 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ({"audit": "trail.jsonl"}, "audit: must be an AuditLog, True or False"),
         ({"sessions": {}}, "sessions: must be SessionSettings"),
         ({"interpreters": "node"}, "interpreters: must be a mapping"),
+        ({"python": 5}, "python: must be a path, got 5"),
+        ({"cgroup_root": 5}, "cgroup_root: must be a path, got 5"),
+        ({"connect": 5}, "connect: must be a path, got 5"),
+        ({"spawned": 5}, "spawned: must be a Spawned, got 5"),
+        ({"workspaces": 5}, "workspaces: must be Workspaces or their directory, got 5"),
+        ({"fresh_exec": "no"}, "fresh_exec: must be True or False, got 'no'"),
+        (
+            {"tools": ToolRegistry()},
+            r"tools: a ToolRegistry cannot .*\n.*ToolFactory\(registry=...\)",
+        ),
+        ({"config": SandboxConfig(environment=5)}, "environment: must be a mapping, got 5"),
+        (
+            {"config": SandboxConfig(allowed_paths="/usr", allow_file_read=True)},
+            "allowed_paths: must be a list of names, got '/usr'",
+        ),
     ],
 )
 def test_what_is_none_of_the_forms_is_refused_with_those_that_are(
@@ -192,6 +214,42 @@ def test_a_path_in_the_place_of_content_is_told_how_to_be_read() -> None:
             sandbox.execute(Path("program.py"))  # type: ignore[arg-type]
         with pytest.raises(PolicyError, match=r"files: 'a'.*\n.*read_bytes"):
             sandbox.execute("1", files={"a": Path("a")})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"plain": "yes"}, "plain: must be True or False, got 'yes'"),
+        ({"clean": "no"}, "clean: must be True or False, got 'no'"),
+        ({"on_output": 5}, "on_output: must be a function, got 5"),
+        ({"env": {"A": 1}}, "env: must map text to text, got 'A'"),
+        ({"env": {"A=": "1"}}, "env: a name must not"),
+    ],
+)
+def test_an_invalid_argument_is_named_as_the_caller_wrote_it(
+    given: dict[str, Any], said: str
+) -> None:
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        with pytest.raises(PolicyError, match=said):
+            sandbox.execute("1", **given)
+        with pytest.raises(PolicyError, match=said):
+            asyncio.run(sandbox.aexecute("1", **given))
+
+
+def test_what_is_kept_in_files_takes_paths(tmp_path: Path) -> None:
+    source = "def double(n: int) -> int:\n    return 2 * n\n"
+    for path in (tmp_path / "tools", str(tmp_path / "tools")):
+        with ToolFactory(registry=path, optional_layers=OPTIONAL) as factory:
+            factory.create_tool("double", "Double a number.", source)
+    with ToolRegistry(tmp_path / "tools") as registry:
+        assert registry.get("double").version == 1
+    Runs(tmp_path / "runs").close()
+    with pytest.raises(PolicyError, match=r"sandbox: must be a Sandbox, got.*\n.*registry=path"):
+        ToolFactory(str(tmp_path / "tools"))  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match=r"max_entries: must be .*\n.*AuditLog\(path=...\)"):
+        AuditLog(tmp_path / "trail")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="timeout: must be a number, got '5'"):
+        create_sandbox("5")  # type: ignore[arg-type]
 
 
 def test_an_async_on_output_is_awaited_or_refused() -> None:

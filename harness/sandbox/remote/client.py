@@ -1,6 +1,5 @@
 """Cells of a daemon, for a `Sandbox(connect=path)`: the client side of the daemon's socket."""
 
-import os
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -51,12 +50,12 @@ class DaemonsCells:
 
     audit: "AuditLog | None" = None  # the daemon keeps the trail
 
-    def __init__(self, path: str | os.PathLike[str], policy: PolicyLike | None) -> None:
+    def __init__(self, path: str, policy: PolicyLike | None) -> None:
         if not isinstance(policy, str | None):
             raise PolicyError(
                 f"policy: must name a policy of the daemon with connect=, got {policy!r}"
             )
-        self._requests = _Requests(ConnectionPool(os.fspath(path), policy or ""))
+        self._requests = _Requests(ConnectionPool(path, policy or ""))
         try:
             described = self._requests.ask(Describe(), Description)
         except BaseException:

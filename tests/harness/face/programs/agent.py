@@ -1,8 +1,10 @@
 """A user's program: calls, a session and tools."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from cellwright import Broker, PoolSettings, Sandbox, SandboxResult, Vault, tool
+from cellwright import Broker, PoolSettings, Runs, Sandbox, SandboxResult, ToolFactory, Vault, tool
 
 
 @tool
@@ -26,7 +28,19 @@ def run(codes: Sequence[str]) -> list[SandboxResult]:
         return results
 
 
+def made(folder: Path) -> object:
+    """Make a tool in a file, and call it from a program."""
+    with ToolFactory(registry=folder / "tools", maker="agent") as factory:
+        source = "def double(n: int) -> int:\n    return 2 * n\n"
+        spec = factory.create_tool("double", "Double a number.", source, tests=[({"n": 2}, 4)])
+        with Sandbox(tools=factory, pool=0) as sandbox, Runs(folder / "runs") as runs:
+            attempt = runs.start(sandbox, f"import tools\ntools.{spec.name}(n=n)", inputs={"n": 4})
+            return attempt.result.value
+
+
 if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        print(made(Path(folder)))
     for result in run(["n + 1"]):
         word: str = result.stdout if result.ok else result.reason
         seconds: float = result.usage.wall_seconds
