@@ -45,7 +45,9 @@ def has_news(descriptor: int, seconds: float = 0.0) -> bool:
 def packets(frame: bytes) -> list[bytes]:
     """Cut a frame into packets."""
     size = PACKET_BYTES - 1
-    pieces = [frame[start : start + size] for start in range(0, len(frame), size)] or [b""]
+    if len(frame) <= size:
+        return [_LAST + frame]
+    pieces = [frame[start : start + size] for start in range(0, len(frame), size)]
     return [_MORE + piece for piece in pieces[:-1]] + [_LAST + pieces[-1]]
 
 
@@ -75,6 +77,7 @@ class Receiver:
     def __init__(self, sock: Channel, limit: int) -> None:
         self._sock = sock
         self._limit = limit
+        self._most_alone = min(PACKET_BYTES, limit + 1)
         self._frame = bytearray()
 
     @property
@@ -90,6 +93,8 @@ class Receiver:
         packet = self._sock.recv(PACKET_BYTES + 1)
         if not packet:
             return b""
+        if packet[:1] == _LAST and not self._frame and 1 < len(packet) <= self._most_alone:
+            return packet[1:]
         return self._join(packet)
 
     def _join(self, packet: bytes) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..policies.plan import Plan
-from .nesting import refuse_deep_json, refuse_large_json
+from .nesting import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
 
 MOST_PICTURES = 64  # of one program
 
@@ -236,8 +236,9 @@ def decode(data: bytes, kind: Any) -> Any:
 def decode_json(data: bytes) -> Any:
     """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none, nests too deeply, or is
     many times larger once it is decoded."""
-    refuse_large_json(data)
-    refuse_deep_json(data)
+    if len(data) > HARMLESS_BYTES:
+        refuse_large_json(data)
+        refuse_deep_json(data)
     try:
         return msgspec.json.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:

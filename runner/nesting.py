@@ -9,6 +9,7 @@ import re
 import msgspec
 
 _MAX_DEPTH = 64
+HARMLESS_BYTES = _MAX_DEPTH  # so few can neither nest too deeply nor decode to much
 # An unterminated text matches too: otherwise each quote in it would be tried as the start of another
 # text, and 32 KiB would take four seconds.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -18,6 +19,7 @@ _NO_BRACKETS = re.compile(rb"[^][{}]++")
 _ARRAY_BYTES, _OBJECT_BYTES, _MEMBER_BYTES = 64, 232, 40
 _MOST_TIMES = 16  # the size of the JSON
 _MOST_BESIDES = 8 * 1024 * 1024
+_NEVER_LARGE = _MOST_BESIDES // _OBJECT_BYTES  # no byte of JSON decodes to more than an object
 
 
 def decoded_bytes(data: bytes | bytearray) -> int:
@@ -29,7 +31,8 @@ def decoded_bytes(data: bytes | bytearray) -> int:
 
 def refuse_large_json(data: bytes | bytearray) -> None:
     """Raise msgspec.DecodeError if `data`, which need not be JSON, decodes to many times its size."""
-    refuse_expansion(len(data), decoded_bytes(data))
+    if len(data) > _NEVER_LARGE:
+        refuse_expansion(len(data), decoded_bytes(data))
 
 
 def refuse_expansion(length: int, size: int) -> None:

@@ -1,6 +1,7 @@
 """`Offering`: the tools of one sandbox, which programs in its cells may call."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,7 +70,7 @@ class Offering:
         names = self._names(caller, language)
         return replace(
             request, tools=names, orphans=self._orphans,
-            on_call=lambda call, tell: self.answer(call, caller, tell),
+            on_call=partial(self.answer, caller),
         )  # fmt: skip
 
     def _names(self, caller: Caller, language: str) -> _Names:
@@ -96,7 +97,7 @@ class Offering:
         named = sorted((*few, READ_RESULT, READ_ALL), key=lambda spec: spec.name)
         return {spec.name: tuple(spec.parameters.get("properties", ())) for spec in named}
 
-    def answer(self, call: Call, caller: Caller, tell: Tell) -> None:
+    def answer(self, caller: Caller, call: Call, tell: Tell) -> None:
         """Call a tool for a program and pass on the answer; there is none if the program is stopped to
         be resumed later."""
         try:

@@ -38,6 +38,13 @@ def quick_check(schema: Any) -> Check | None:
     return _object(schema) if kind == "object" and words <= _OBJECT else None
 
 
+def _kind(schema: dict[str, Any]) -> type | None:
+    """Return the type of which `schema` allows every value; None if there is none."""
+    if schema.keys() - _ANNOTATIONS != {"type"} or schema["type"] not in _SCALARS:
+        return None
+    return _SCALARS[schema["type"]][0]
+
+
 def _is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
@@ -66,12 +73,15 @@ def _object(schema: dict[str, Any]) -> Check | None:
     checks = {name: quick_check(each) for name, each in properties.items()}
     if not all(checks.values()):
         return None
+    kinds = {name: _kind(each) for name, each in properties.items()}
     needed = frozenset(required)
 
     def check(value: Any) -> bool:
         if type(value) is not dict or not needed <= value.keys():
             return False
         for name, each in value.items():
+            if type(each) is kinds.get(name):
+                continue
             known = checks.get(name)
             if not (known and known(each)):  # a property without a schema may not even be JSON
                 return False

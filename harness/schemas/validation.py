@@ -38,7 +38,7 @@ class Validator:
     """A compiled schema.  Safe from many threads.
 
     `unchecked` lists the patterns that need backtracking: they are not checked, and refuse no value.
-    `size_bytes` estimates the memory of the validator.
+    `size_bytes` estimates the memory of the validator; `is_certainly_valid` is its quick check.
     """
 
     def __init__(self, schema: dict[str, Any], budget: Budget | None = None) -> None:
@@ -57,7 +57,7 @@ class Validator:
         except BudgetExceeded as exceeded:
             raise ToolInvalid(f"schema: {exceeded.what}") from None
         self._resolver = _resolver_of(self._dialect, schema)
-        self._is_certainly_valid = quick_check(schema) or (lambda value: False)
+        self.is_certainly_valid = quick_check(schema) or (lambda value: False)
         self.size_bytes = size * _OBJECTS_PER_TEXT + self._cache.states * _BYTES_PER_STATE
 
     def complaints(self, value: Any, budget: Budget | None = None) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Validator:
 
         A value that needs more than the budget gets a complaint too: it is refused.
         """
-        if self._is_certainly_valid(value):
+        if self.is_certainly_valid(value):
             return ()
         if not (nodes := size_of(value)):
             return ("the value is nested too deeply, too large, or not JSON",)
@@ -96,21 +96,18 @@ class _ValidatorCache:
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Validator] = OrderedDict()
         self._size_bytes = 0
-        self._seen: dict[int, tuple[dict[str, Any], Validator]] = {}
+        self.seen: dict[int, tuple[dict[str, Any], Validator]] = {}
         self._seen_bytes = 0
 
     def get(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
-        """Return the validator of `schema`; an object that was seen before is not hashed again."""
-        known = self._seen.get(id(schema))
-        if known and known[0] is schema:
-            return known[1]
+        """Return the validator of `schema`, and remember the object: it is not hashed again."""
         validator = self._by_content(schema, budget)
         with self._lock:
             self._seen_bytes += validator.size_bytes
-            if len(self._seen) >= _REMEMBERED or self._seen_bytes > _REMEMBERED_BYTES:
-                self._seen.clear()
+            if len(self.seen) >= _REMEMBERED or self._seen_bytes > _REMEMBERED_BYTES:
+                self.seen.clear()
                 self._seen_bytes = validator.size_bytes
-            self._seen[id(schema)] = (schema, validator)
+            self.seen[id(schema)] = (schema, validator)
         return validator
 
     def _by_content(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
@@ -140,7 +137,8 @@ def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Vali
     Raises ToolInvalid if it is not a valid schema, is too large, has a reference that leads nowhere or
     outside, or needs more than `budget` to compile (default 8,000,000 steps and 10 s).
     """
-    return _validators.get(schema, budget)
+    known = _validators.seen.get(id(schema))
+    return known[1] if known and known[0] is schema else _validators.get(schema, budget)
 
 
 # dialects and their metaschemas

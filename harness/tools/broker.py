@@ -65,6 +65,7 @@ class Broker:
         model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:
         self.rules = rules
+        self._has_rules = bool(rules.rules or rules.further)
         self._tools = catalogue_of(tools)
         self._vault = vault or Vault()
         self._approve = approve
@@ -108,7 +109,8 @@ class Broker:
         Return the error to pass on: `error`, or the one about an exhausted budget.
         """
         try:
-            _count(caller)
+            if caller.meter:
+                caller.meter.count()
         except ToolBudgetExceeded as exceeded:
             error = exceeded
         self._trail.record_failure(name, caller, span_of(caller.traceparent), error, {})
@@ -126,17 +128,19 @@ class Broker:
     def _gated(
         self, name: str, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
-        _count(caller)  # first, so that refused calls count too: they must not fill the trail
+        if caller.meter:  # first, so that refused calls count too: they must not fill the trail
+            caller.meter.count()
         return self._made(self._find(name, caller), arguments, caller, span, hits)
 
     def _made(
         self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
-        call = BrokerCall(tool, arguments, caller, span)
+        call = BrokerCall(tool, arguments, caller, span, self._trail.of(caller))
         self._check_arguments(call)
         verdict = self._judge(call)
-        self._ask(call, verdict)
-        secrets = self._credentials(tool.spec)
+        if verdict.effect == "approve" or tool.spec.risky:
+            self._ask(call, verdict)
+        secrets = self._credentials(tool.spec) if tool.spec.credentials else {}
         redaction = Redaction(secrets.values()) if secrets else None
         self._trail.record_call(call)
         if caller.intend:
@@ -216,7 +220,7 @@ class Broker:
 
     def _check_arguments(self, call: BrokerCall) -> None:
         spec = call.tool.spec
-        if given := spec.credentials.keys() & call.arguments.keys():
+        if spec.credentials and (given := spec.credentials.keys() & call.arguments.keys()):
             names = ", ".join(sorted(given))
             raise ToolArgumentsInvalid(
                 f"{names}: the host sets this argument; leave it out", tool=spec.name
@@ -224,11 +228,11 @@ class Broker:
         check_arguments(spec, call.arguments)
 
     def _judge(self, call: BrokerCall) -> ToolDecision:
-        name = call.tool.spec.name
-        if name in self._own:
+        name, rules = call.tool.spec.name, call.caller.rules
+        if name in self._own or not (self._has_rules or rules.rules or rules.further):
             return ALLOWED
         ours = judge(self.rules, name, call.arguments)
-        theirs = judge(call.caller.rules, name, call.arguments)
+        theirs = judge(rules, name, call.arguments)
         verdict = ours if ours is theirs else strictest([ours, theirs])
         if verdict.effect == "deny":
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
@@ -236,8 +240,6 @@ class Broker:
 
     def _ask(self, call: BrokerCall, verdict: ToolDecision) -> None:
         spec, caller = call.tool.spec, call.caller
-        if verdict.effect != "approve" and not spec.risky:
-            return
         why = "the tool is risky" if spec.risky else "a rule requires approval"
         run = caller.recorder.run if caller.recorder else ""
         asked = ApprovalRequest(
@@ -305,22 +307,19 @@ class Broker:
         return self._results.read_all(arguments, caller.id)
 
 
-def _count(caller: Caller) -> None:
-    if caller.meter:
-        caller.meter.count()
-
-
 def _within(call: BrokerCall) -> Caller:
     """Return the caller of the calls that this tool makes: the same, one level deeper."""
     caller, spec = call.caller, call.tool.spec
     made = spec.owner is ToolOwner.AGENT
-    return caller._replace(
+    # Without `recorder`: the run records this tool's answer, of which its own calls are a part.
+    return Caller(
+        id=caller.id,
+        traceparent=call.span.traceparent or call.span.trace_id,
         depth=caller.depth + 1,
-        recorder=None,  # the run records this tool's answer, of which its own calls are a part
-        intend=None,
-        call="",
+        tools=frozenset(spec.calls) if made else caller.tools,
+        rules=caller.rules,
+        meter=caller.meter,
         is_model=caller.is_model
         and spec in (READ_RESULT, READ_ALL),  # these two read for the caller
-        traceparent=call.span.traceparent or call.span.trace_id,
-        tools=frozenset(spec.calls) if made else caller.tools,
+        trails=caller.trails,
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -30,6 +30,7 @@ class BrokerCall(NamedTuple):
     arguments: dict[str, Any]
     caller: Caller
     span: Span
+    trails: "Sequence[AuditLog]"  # that record it
 
 
 OWN: Final = "own"
@@ -59,10 +60,13 @@ class CallTrail:
             self._own = self._own or AuditLog(max_entries=_OWN_ENTRIES)
             return self._own
 
-    def _trails(self, caller: Caller) -> "list[AuditLog]":
+    def of(self, caller: Caller) -> "Sequence[AuditLog]":
         """Return the trails that record a call, each once."""
-        if caller.trails and self._given == OWN:
-            return _each_once(caller.trails)
+        given, trails = self._given, caller.trails
+        if len(trails) == 1 and (given is None or given == OWN or given is trails[0]):
+            return trails
+        if trails and given == OWN:
+            return _each_once(trails)
         audit = self.audit
         return _each_once((audit, *caller.trails) if audit else caller.trails)
 
@@ -74,17 +78,18 @@ class CallTrail:
 
         Of the arguments it records hash and length, never the text, which may hold secrets.
         """
-        if self._trails(call.caller):
+        if call.trails:
             text = msgspec.json.encode(call.arguments, order="deterministic")
             digest = hashlib.sha256(text).hexdigest()
             self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text))
 
     def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
         """Record the length of the result, and how often each kind of content was filtered out."""
-        self._record("returned", call, result_bytes=size, **_filtered(hits))
+        more = _filtered(hits) if hits else {}
+        self._record("returned", call, result_bytes=size, **more)
 
     def _record(self, action: str, call: BrokerCall, **details: Any) -> None:
-        for trail in self._trails(call.caller):
+        for trail in call.trails:
             trail.record(
                 "tool", action, target=call.tool.spec.name, span=call.span,
                 caller=call.caller.id, depth=call.caller.depth, **details,
@@ -107,7 +112,7 @@ class CallTrail:
         refused = not isinstance(error, ToolFailed | ToolResultInvalid | ToolResultTooLarge)
         action = "refused" if refused else "failed"
         more: dict[str, Any] = {"times": times} if beyond and times else {}
-        for trail in self._trails(caller):
+        for trail in self.of(caller):
             trail.record(
                 "tool", "waiting" if error.kind == "paused" else action, target=name, span=span,
                 allowed=not refused, level=AuditLevel.WARNING, caller=caller.id, kind=error.kind,

@@ -7,7 +7,10 @@ from ..schemas.validation import compile_schema
 
 def check_arguments(spec: ToolSpec, arguments: object) -> None:
     """Raise ToolArgumentsInvalid unless the arguments match the tool's `parameters`."""
-    if complaints := compile_schema(spec.parameters).complaints(arguments):
+    validator = compile_schema(spec.parameters)
+    if validator.is_certainly_valid(arguments):
+        return
+    if complaints := validator.complaints(arguments):
         raise ToolArgumentsInvalid("; ".join(complaints), tool=spec.name)
 
 
@@ -15,5 +18,8 @@ def check_result(spec: ToolSpec, value: object) -> None:
     """Raise ToolResultInvalid unless the result matches the tool's `output_schema`, if it has one."""
     if spec.output_schema is None:
         return
-    if complaints := compile_schema(spec.output_schema).complaints(value):
+    validator = compile_schema(spec.output_schema)
+    if validator.is_certainly_valid(value):
+        return
+    if complaints := validator.complaints(value):
         raise ToolResultInvalid(f"{spec.name}: {'; '.join(complaints)}", tool=spec.name)

@@ -22,6 +22,7 @@ from .caller import Caller, Perform, Tool
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__cellwright_tool__"
+_SCALARS = frozenset((str, int, float, bool, type(None)))  # are JSON without a conversion
 
 
 @overload
@@ -112,11 +113,16 @@ def _perform_with(function: Callable[..., Any]) -> Perform:
     @wraps(function, assigned=(), updated=())
     def perform(arguments: dict[str, Any], caller: Caller) -> Any:
         types, callers = hints()
-        given = {name: _typed(name, value, types) for name, value in arguments.items()}
+        given = {}
+        for name, value in arguments.items():
+            is_typed = type(value) is types.get(name) and type(value) in _SCALARS
+            given[name] = value if is_typed else _typed(name, value, types)
         for name in callers:
             given[name] = caller
         try:
             result = function(**given)
+            if type(result) in _SCALARS:
+                return result
             if asyncio.iscoroutine(result):
                 result = asyncio.run(result)
         except CellwrightError:

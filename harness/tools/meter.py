@@ -29,7 +29,10 @@ class Meter:
     def count(self) -> None:
         """Count a call; raises ToolBudgetExceeded beyond the budget or the rate limit."""
         with self._lock:
-            self._refill()
+            now = self._clock()
+            filled = self._room + (now - self._looked_at) * self._per_second
+            self._room = min(self._most_room, filled)
+            self._looked_at = now
             if self._made < self._most and self._room >= 1.0:
                 self._made += 1
                 self._room -= 1.0
@@ -38,12 +41,6 @@ class Meter:
             exceeded = self._exceeded()
             exceeded.times = self._refused
             raise exceeded
-
-    def _refill(self) -> None:
-        now = self._clock()
-        filled = self._room + (now - self._looked_at) * self._per_second
-        self._room = min(self._most_room, filled)
-        self._looked_at = now
 
     def _exceeded(self) -> ToolBudgetExceeded:
         if self._made >= self._most:

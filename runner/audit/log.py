@@ -14,7 +14,7 @@ from ...policies.closing import Closing
 from ...policies.errors import AuditError, PolicyError
 from .file import Durability
 from .level import AuditLevel
-from .record import TRACE_ID_LIMIT, AuditEntry, plain, plain_details
+from .record import AuditEntry, are_plain, plain, plain_details
 from .spans import Span
 from .trail import Trail
 from .verification import read
@@ -101,15 +101,18 @@ class AuditLog(Closing):
         """
         if level < self._level:
             return True
-        span = span or _NO_SPAN
+        trace_id, span_id, parent_id, _ = span or _NO_SPAN
+        names = (category, action, sandbox_id, trace_id, span_id, parent_id)
+        if not are_plain((*names, target), _NAME_LIMIT):
+            category, action, sandbox_id, trace_id, span_id, parent_id = (
+                plain(name, _NAME_LIMIT) for name in names
+            )
+            target = plain(target)
         fields: dict[str, Any] = {
             "time": time.time(), "monotonic": time.monotonic(), "level": level,
-            "category": plain(category, _NAME_LIMIT), "action": plain(action, _NAME_LIMIT),
-            "target": plain(target), "allowed": allowed, "sandbox_id": plain(sandbox_id, _NAME_LIMIT),
-            "trace_id": plain(span.trace_id, TRACE_ID_LIMIT),
-            "span_id": plain(span.span_id, _NAME_LIMIT),
-            "parent_id": plain(span.parent_id, _NAME_LIMIT),
-            "details": plain_details(details) if details else details,
+            "category": category, "action": action, "target": target, "allowed": allowed,
+            "sandbox_id": sandbox_id, "trace_id": trace_id, "span_id": span_id,
+            "parent_id": parent_id, "details": plain_details(details) if details else details,
         }  # fmt: skip
         with self._lock:
             kept = self._put(fields, owed)

@@ -23,6 +23,7 @@ from .level import AuditLevel
 
 TEXT_LIMIT = 1024  # characters of one text; a longer one is cut, with a notice
 TRACE_ID_LIMIT = 128
+_INTEGERS = 2**63
 _NUMBERS, _LISTS = (bool, int, float), (list, tuple)
 _DETAILS_LIMIT = 64
 _FIELDS_LIMIT = 64 * 1024
@@ -66,10 +67,27 @@ def _written_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
+def are_plain(texts: tuple[str, ...], limit: int) -> bool:
+    """Tell whether `plain` would change none of `texts`, which together are shorter than `limit`.
+
+    False proves nothing.
+    """
+    joined = "".join(texts)
+    return len(joined) <= limit and joined.isascii() and joined.isprintable()
+
+
 def plain_details(details: dict[str, Any]) -> dict[str, Any]:
     """Return `details` with plain texts, unchanged numbers, and without nesting."""
     kept = details.items() if len(details) <= _DETAILS_LIMIT else _first(details)
-    return {_plain_name(name): _plain_value(value) for name, value in kept}
+    made: dict[str, Any] = {}
+    for name, value in kept:
+        kind = type(value)
+        if kind is str:
+            is_kept = len(value) <= TEXT_LIMIT and value.isascii() and value.isprintable()
+        else:
+            is_kept = kind is int and -_INTEGERS < value < _INTEGERS
+        made[_plain_name(name)] = value if is_kept else _plain_value(value)
+    return made
 
 
 def _first(details: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -86,7 +104,7 @@ def _plain_value(value: object) -> object:
     if type(value) is str:
         return plain(value)
     if value is None or isinstance(value, _NUMBERS):
-        return value if not isinstance(value, int) or abs(value) < 2**63 else plain(value)
+        return value if not isinstance(value, int) or abs(value) < _INTEGERS else plain(value)
     if isinstance(value, _LISTS):
         return [plain(each, 256) for each in value[:_DETAILS_LIMIT]]
     return plain(value)

@@ -25,9 +25,9 @@ class Answering:
         watcher: Watcher, orphans: Orphans | None = None,
     ) -> None:  # fmt: skip
         self._talk = talk
+        self.turn: ControlTurn | None = None  # to read the control channel, from the first call on
         self._control = custody.cell.control.fileno()
-        self.turn: ControlTurn | None = None  # from the first call on
-        self._calls = Calls(on_call, self._tell, orphans, self._follow)
+        self._calls = Calls(on_call, self._tell, orphans)
         self.ready = self._calls.ready
         self._listener = custody.listener
         self._doors: Doors | None = None  # needs the seccomp listener
@@ -54,13 +54,15 @@ class Answering:
         Returns whether the poll loop has to watch `turn` instead of the control channel from now on.
         """
         self.make_room()
-        if self.turn and self.turn.is_waiting:
+        turn = self.turn
+        if turn and turn.is_waiting:
             self._calls.open(call)
-            self.turn.heard = call
+            turn.heard = call
             return False
-        is_first = self.turn is None and self._calls.ready >= 0
+        is_first = turn is None and self._calls.ready >= 0
         if is_first:
             self.turn = ControlTurn(self._control, self._talk, self._calls.alarm)
+            self._calls.turn = self.turn
         self._calls.begin(call)
         return is_first
 
@@ -77,17 +79,13 @@ class Answering:
     def close(self) -> None:
         """Send no more answers and open no more doors; may be called twice."""
         self._calls.close()
-        if self.turn:
-            self.turn.close()
         if self._listener and self._doors:
             self._listener.on_door = None
             self._doors.close()
 
-    def _follow(self, call: Call) -> Call | None:
-        """Return the next call of the control channel, behind one that came from there."""
-        return self.turn.wait() if self.turn and call.number >= 0 else None
-
     def _tell(self, answer: Answer) -> bool:
         if self._doors and answer.number < 0:
             return self._doors.keep(answer)
+        if self.turn:
+            self.turn.take()
         return self._talk.answer(answer)

@@ -6,14 +6,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from ..channel import ProtocolError
 from ..messages import Answer, Call
 from ..threads import begin
 
 Tell = Callable[[Answer], None]
-# Must not raise.  It passes the answer to Tell, or passes nothing if the program is being stopped;
-# answers reach the program in the order in which they are passed.
+# Must not raise.  It passes the answer to Tell as the last thing that it does, or passes nothing if the
+# program is being stopped; answers reach the program in the order in which they are passed.
 OnCall = Callable[[Call, Tell], None]
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
@@ -57,21 +58,30 @@ def dropped(answer: Answer) -> Answer:
     return Answer(answer.number, None, "too_large", why)
 
 
+class CallTurn(Protocol):
+    """The turn to read the control channel (control_turn.py)."""
+
+    def wait(self) -> Call | None: ...
+
+    def give_back(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Calls:
     """The tool calls of one execution.
 
     `tell` sends an answer and returns whether a part is left to send; then `ready` becomes readable.
-    `orphans` counts the calls that outlive the execution.  `follow` returns the call that the thread
-    of an answered one executes next, if any.
+    `orphans` counts the calls that outlive the execution.  `turn` lets the thread of an answered call
+    wait for the next one.
     """
 
     def __init__(
-        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None,
-        follow: Callable[[Call], Call | None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None
+    ) -> None:
         self._answer = answer
         self._tell = tell
-        self._follow = follow
+        self.turn: CallTurn | None = None  # from the first call on the control channel on
         self._orphans = orphans or Orphans()
         self._performed = 0  # calls whose tools have not ended
         self._lock = threading.Lock()
@@ -96,8 +106,13 @@ class Calls:
 
     def _perform(self, call: Call | None) -> None:
         while call:
-            self._perform_one(call)
-            call = self._follow(call)
+            try:
+                self._perform_one(call)
+                call = self.turn.wait() if self.turn else None
+            except BaseException:
+                if self.turn:
+                    self.turn.give_back()
+                raise
 
     def _perform_one(self, call: Call) -> None:
         try:
@@ -124,6 +139,8 @@ class Calls:
                 os.close(self.ready)
                 self.ready = -1
                 self._orphans.add(self._performed)
+        if self.turn:
+            self.turn.close()
 
     def alarm(self) -> None:
         """Make `ready` readable, unless the program has ended."""

@@ -29,7 +29,8 @@ class ControlTurn:
         self._talk = talk
         self._alarm = alarm
         self._lock = threading.Lock()  # its owner has the turn
-        self.is_waiting = False  # a tool's thread has the turn
+        self._owner = 0  # the tool's thread that has the turn
+        self.is_waiting = False  # it has
         self.heard: Call | None = None  # by that thread
         self._closed = False
         self._loop = select.epoll()  # another thread may change it while the poll loop sleeps
@@ -49,24 +50,38 @@ class ControlTurn:
             finally:
                 self._lock.release()
 
-    def wait(self) -> Call | None:
-        """Return the next call in a tool's thread; None if another thread is to hear what comes."""
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            return self._next() if self._talk.is_open else None
-        finally:
-            self._lock.release()
+    def take(self) -> None:
+        """Take the turn for a tool's thread that is about to answer, if no thread has it.
 
-    def _next(self) -> Call | None:
-        self._loop.unregister(self._control)
-        self.is_waiting = True
+        Before the answer: otherwise the poll loop may wake for the call that follows.
+        """
+        me = threading.get_ident()
+        if self._lock.acquire(blocking=False):
+            self._owner = me
+            if self._talk.is_open:
+                self._loop.unregister(self._control)
+                self.is_waiting = True
+
+    def wait(self) -> Call | None:
+        """Return the next call, without the turn; None if another thread is to hear what comes, and
+        at once in a thread that has not taken the turn."""
+        if self._owner != threading.get_ident():
+            return None
         try:
             return self._hear()
         finally:
-            self.is_waiting = False
-            if self._talk.is_open:
-                self._loop.register(self._control, select.EPOLLIN)
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Let other threads have the turn, if this thread has it."""
+        if self._owner == threading.get_ident():
+            is_waiting, self.is_waiting = self.is_waiting, False
+            self._owner = 0
+            try:
+                if is_waiting and self._talk.is_open:
+                    self._loop.register(self._control, select.EPOLLIN)
+            finally:
+                self._lock.release()
 
     def _hear(self) -> Call | None:
         while self._talk.is_open and not (self._talk.finished or self.breach):

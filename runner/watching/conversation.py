@@ -16,6 +16,7 @@ from .. import channel
 from ..messages import Answer, Call, Finished, decode, encode
 from .calls import MOST_UNSENT_BYTES, dropped
 
+_FINISHED_OR_CALL = Finished | Call
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
 
@@ -130,7 +131,7 @@ class Conversation:
         if self.finished is not None:
             raise channel.ProtocolError("a frame after the last one")
         try:
-            finished = decode(frame, Finished | Call if self._on_call else Finished)
+            finished = decode(frame, _FINISHED_OR_CALL if self._on_call else Finished)
         except msgspec.DecodeError as error:
             raise channel.ProtocolError(str(error)) from None
         if self._on_call and isinstance(finished, Call):

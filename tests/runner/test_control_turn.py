@@ -30,6 +30,11 @@ class Peers:
     def loop_is_told(self) -> bool:
         return channel.has_news(self.turn.descriptor)
 
+    def wait(self) -> Call | None:
+        """Wait for a call as a thread of a tool does, around its answer."""
+        self.turn.take()
+        return self.turn.wait()
+
     def _heard(self, call: Call) -> None:
         if self.turn.is_waiting:
             self.turn.heard = call
@@ -52,7 +57,7 @@ def peers() -> Iterator[Peers]:
 def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(peers: Peers) -> None:
     peers.guest.send(CALL)
     assert peers.loop_is_told()
-    call = peers.turn.wait()
+    call = peers.wait()
     assert call is not None
     assert call.number == 1
     assert not peers.loop_is_told()
@@ -65,7 +70,7 @@ def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(pe
 
 def test_the_loop_is_woken_for_what_a_tools_thread_hears_and_is_not_a_call(peers: Peers) -> None:
     peers.guest.send(FINISHED)
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     assert peers.talk.finished
     assert peers.alarms == 1
     peers.guest.send(FINISHED)  # one frame too many is still heard
@@ -76,29 +81,29 @@ def test_the_loop_is_woken_for_what_a_tools_thread_hears_and_is_not_a_call(peers
 
 def test_a_breach_that_a_tools_thread_hears_is_kept_for_the_loop(peers: Peers) -> None:
     peers.guest.send(b"\0nonsense")
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     assert peers.turn.breach
     assert peers.alarms == 1
 
 
 def test_the_end_of_the_guest_ends_the_wait_of_a_tools_thread(peers: Peers) -> None:
     peers.guest.close()
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     assert not peers.talk.is_open
     assert peers.alarms == 1
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     assert not peers.loop_is_told()
 
 
 def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
     heard: list[Call | None] = []
-    thread = threading.Thread(target=lambda: heard.append(peers.turn.wait()))
+    thread = threading.Thread(target=lambda: heard.append(peers.wait()))
     thread.start()
     assert soon(lambda: peers.turn.is_waiting)
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     peers.turn.receive()
     peers.turn.close()
     thread.join(60)
     assert heard == [None]
-    assert peers.turn.wait() is None
+    assert peers.wait() is None
     peers.turn.close()

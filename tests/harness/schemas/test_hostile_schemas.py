@@ -167,7 +167,7 @@ def test_only_so_many_bytes_of_schemas_are_remembered() -> None:
         validators.get({"enum": [f"{number} {other} {'x' * 60}" for other in range(2500)]}, None)
     kept = sum(each.size_bytes for each in validators._known.values())
     assert 0 < kept == validators._size_bytes <= _REMEMBERED_BYTES
-    assert sum(each[1].size_bytes for each in validators._seen.values()) <= _REMEMBERED_BYTES
+    assert sum(each[1].size_bytes for each in validators.seen.values()) <= _REMEMBERED_BYTES
 
 
 # agreement with jsonschema

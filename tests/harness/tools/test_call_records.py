@@ -133,19 +133,13 @@ def count(perform):
     return counted
 
 def keep(make):
-    def made(self, **given):
-        make(self, **given)
-        TRAILS.append(self.audit)
-    return made
-
-def keep_broker(make):
     def made(self, *given, **about):
         make(self, *given, **about)
         TRAILS.append(self.audit)
     return made
 
 broker.Broker._perform = count(broker.Broker._perform)
-broker.Broker.__init__ = keep_broker(broker.Broker.__init__)
+broker.Broker.__init__ = keep(broker.Broker.__init__)
 local.LocalCells.__init__ = keep(local.LocalCells.__init__)
 """
 FOUND = """

@@ -473,7 +473,7 @@ def test_long_arguments_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None
     echo = Tool(spec("echo", parameters={}), lambda *_: None)
     answers = offering.Offering(Broker(Offer([echo])), Tools(argument_bytes=10), None)
     for size in (10, 11):
-        answers.answer(Call(1, "echo", b"x" * size), Caller(), lambda _: None)
+        answers.answer(Caller(), Call(1, "echo", b"x" * size), lambda _: None)
     assert decoded == [10]
 
 
