@@ -1,6 +1,5 @@
 """Rules for system calls, read from the groups of syscalls.toml, and the settings that add a group."""
 
-import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -101,6 +100,8 @@ def refused_forms(groups: tuple[str, ...]) -> dict[str, tuple[tuple[Rule, str], 
 @cache
 def syscall_table() -> SyscallTable:
     """Return syscalls.toml, parsed; equal on every host."""
+    import tomllib  # a plan that was compiled before needs no table
+
     data = tomllib.loads(Path(__file__).with_name("syscalls.toml").read_text())
     parts = data["refused"].values()
     refused = {call: reason for part in parts for call, reason in part["calls"].items()}

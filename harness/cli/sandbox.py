@@ -10,7 +10,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import language_called, language_names
 from ...policies.policy import MIB, Limits
-from ..sandbox.config import with_memory, with_timeout
+from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import AUDIT_HELP, add_policy, audit_of, policy_of
 

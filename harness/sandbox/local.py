@@ -10,7 +10,6 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, interpreter_of, language_called
-from ...policies.permissions import PermissionSet
 from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
 from ...runner.capture import OnOutput
@@ -22,8 +21,7 @@ from ...runner.shelf import Shelf
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ...runner.supervisors import Supervisors
-from .config import (
-    SandboxConfig,
+from .checks import (
     check_flag,
     check_host_path,
     check_interpreters,
@@ -37,14 +35,17 @@ from .session import Session
 from .sessions import OpenSessions
 
 if TYPE_CHECKING:
+    from ...policies.permissions import PermissionSet
     from ...runner.audit.clerk import Clerk
     from ...runner.audit.log import AuditLog
+    from .config import SandboxConfig
     from .offering import Offered, Offering
     from .workspaces.calls import Wanted
     from .workspaces.store import Workspaces
 
+    PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
+
 OTHER_LANGUAGES_CELLS = 2
-PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
 _POLICIES = (
     "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy or "
     "a PermissionSet"
@@ -55,8 +56,8 @@ _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass
 class SandboxArguments(Parameters, frozen=True, kw_only=True):
     """The arguments of `Sandbox`, which documents them, and of `Sandbox.create`."""
 
-    config: SandboxConfig | PolicyLike | None = None
-    policy: PolicyLike | None = None
+    config: "SandboxConfig | PolicyLike | None" = None
+    policy: "PolicyLike | None" = None
     python: str | os.PathLike[str] | None = None
     cgroup_root: str | os.PathLike[str] | None = None
     spawned: Spawned | None = None
@@ -99,8 +100,7 @@ class LocalCells:
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
         if not isinstance(given.spawned, Spawned | None):
             raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
-        config = given.config if isinstance(given.config, SandboxConfig) else SandboxConfig()
-        self.audit = _audit_log(config, given.audit)
+        self.audit = _audit_log(given)
         offering = _offering(given.tools, self.policy, self.audit)
         shelf = offering.shelf if offering else _no_shelf
         spawned = given.spawned or Spawned(executable)
@@ -242,13 +242,16 @@ def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | N
         raise PolicyError(
             "config: cannot be combined with policy", "give a config or a policy, not both"
         )
-    if isinstance(config, SandboxConfig):
-        return config.policy()
     given: object = config if policy is None else policy
     if given is None:
         return check_policy(Policy(name="strict"))
     if isinstance(given, Policy):
         return check_policy(given)
+    from ...policies.permissions import PermissionSet
+    from .config import SandboxConfig
+
+    if isinstance(config, SandboxConfig):
+        return config.policy()
     if isinstance(given, PermissionSet):
         from .permissions import policy_of
 
@@ -272,12 +275,17 @@ def _language(name: str) -> str:
     raise PolicyError(f"language: unknown language {name!r}")
 
 
-def _audit_log(config: SandboxConfig, given: "AuditLog | bool | None") -> "AuditLog | None":
-    """Return the trail to write to: `given`, or one in memory as `config` says."""
-    if given is False or (given is None and not config.enable_audit):
+def _audit_log(arguments: SandboxArguments) -> "AuditLog | None":
+    """Return the trail to write to: the given one, or one in memory as the configuration says."""
+    given = arguments.audit
+    if given is False:
         return None
     from ...runner.audit.log import AuditLog
+    from .config import SandboxConfig
 
+    config = arguments.config if isinstance(arguments.config, SandboxConfig) else SandboxConfig()
+    if given is None and not config.enable_audit:
+        return None
     if isinstance(given, AuditLog):
         return given
     if not isinstance(given, bool | None):

@@ -14,7 +14,7 @@ from ...policies.policy import Limits, Policy, check_names, check_variable
 from ...runner.execution import Living, Request, Streams
 from ...runner.messages import Become, InputFile
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
-from .config import check_flag, with_timeout
+from .checks import check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024

@@ -19,9 +19,9 @@ from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
 from ...runner.session import SessionSettings
 from ...runner.spawn import Spawned
-from .config import SandboxConfig, check_host_path
+from .checks import check_host_path
 from .executing import Executing
-from .local import LocalCells, PolicyLike, SandboxArguments
+from .local import LocalCells, SandboxArguments
 from .parameters import CallArguments, ProgramArguments, SessionArguments
 from .program import Program
 from .session import Session
@@ -29,6 +29,8 @@ from .session import Session
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
+    from .config import SandboxConfig
+    from .local import PolicyLike
     from .offering import Offered
     from .workspaces.store import Workspaces
 
@@ -101,9 +103,9 @@ class Sandbox(Executing):
 
     def __init__(
         self,
-        config: SandboxConfig | PolicyLike | None = None,
+        config: "SandboxConfig | PolicyLike | None" = None,
         *,
-        policy: PolicyLike | None = None,
+        policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
@@ -127,9 +129,9 @@ class Sandbox(Executing):
     @classmethod
     async def create(
         cls,
-        config: SandboxConfig | PolicyLike | None = None,
+        config: "SandboxConfig | PolicyLike | None" = None,
         *,
-        policy: PolicyLike | None = None,
+        policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
@@ -327,4 +329,6 @@ def create_sandbox(
     """Return a sandbox with these fields of SandboxConfig; `timeout` is its `timeout_seconds`."""
     given = locals()
     check_limit("timeout", timeout)
+    from .config import SandboxConfig
+
     return Sandbox(SandboxConfig(timeout_seconds=given.pop("timeout"), **given))

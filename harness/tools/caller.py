@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...policies.tools import Tools
 from ...runner.messages import Answer, Call
-from ..schemas.spec import ToolSpec
 from .meter import Meter
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
+    from ..schemas.spec import ToolSpec
 
 
 class PendingCall(Protocol):
@@ -69,7 +69,7 @@ Perform = Callable[[dict[str, Any], Caller], Any]
 class Tool(NamedTuple):
     """A tool that can be called: `perform` executes one call, whose arguments were checked."""
 
-    spec: ToolSpec
+    spec: "ToolSpec"
     perform: Perform
 
 

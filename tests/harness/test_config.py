@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError, Sandbox, SandboxConfig, create_sandbox
-from cellwright.harness.sandbox.config import with_memory, with_timeout
+from cellwright.harness.sandbox.checks import with_memory, with_timeout
 from cellwright.policies.policy import MIB, Limits, Policy
 
 

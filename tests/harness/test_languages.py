@@ -17,7 +17,7 @@ from cellwright.policies.languages import (
     language_of_file,
     language_of_script,
 )
-from cellwright.runner.host import programs
+from cellwright.runner.host import interpreters
 from tests.conftest import OPTIONAL, ROOT, newer_node, policy_named
 
 JAVASCRIPT = pytest.mark.needs("node")
@@ -276,7 +276,7 @@ def test_a_shell_under_the_standard_profile_has_its_commands(standard: Sandbox) 
 def test_a_language_that_is_not_installed_names_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(programs, "_PLACES", "/nowhere")
+    monkeypatch.setattr(interpreters, "_PLACES", "/nowhere")
     with (
         Sandbox(policy=policy_named("strict"), pool=0) as box,
         pytest.raises(LaunchError, match=r"ruby is not installed(.|\n)*install the package ruby"),

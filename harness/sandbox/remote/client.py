@@ -11,7 +11,6 @@ from ....runner.capture import OnOutput
 from ....runner.execution import NEVER
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
-from ..local import PolicyLike
 from ..parameters import CallArguments, ProgramArguments, SessionArguments
 from ..program import Program
 from ..session import Session, own
@@ -41,6 +40,7 @@ from .frames import (
 
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog
+    from ..local import PolicyLike
 
 _R = TypeVar("_R", bound=msgspec.Struct)
 
@@ -50,7 +50,7 @@ class DaemonsCells:
 
     audit: "AuditLog | None" = None  # the daemon keeps the trail
 
-    def __init__(self, path: str, policy: PolicyLike | None) -> None:
+    def __init__(self, path: str, policy: "PolicyLike | None") -> None:
         if not isinstance(policy, str | None):
             raise PolicyError(
                 f"policy: must name a policy of the daemon with connect=, got {policy!r}"
