@@ -38,6 +38,7 @@ BENCHMARKS = {
     "latency": "latency of one call",
     "throughput": "fresh cells a second, and CPU time a call",
     "reach": "the goals of speed, beside what is measured",
+    "profile": "CPU time, page faults, system calls and Python calls of a run, by process",
     "ladder": "cost of each layer, one by one",
     "density": "memory of ready cells and of sessions",
     "growth": "latency and memory with age, use and load",
@@ -78,7 +79,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="WHAT",
-        help=f"{summaries}; all: all of them. Default the first seven",
+        help=f"{summaries}; all: all of them. Default: {', '.join(_USUAL)}",
     )
     parser.add_argument("--runs", type=int, metavar="N", help="number of measurements of each")
     parser.add_argument(
