@@ -71,6 +71,8 @@ class Capture:
 
     def text(self) -> str:
         """Return what was kept, undecodable bytes replaced, with a notice where some are missing."""
+        if not self.total_bytes:
+            return ""
         with self._lock:
             dropped, head, tail = self.dropped_bytes, bytes(self._head), b"".join(self._tail)
         if not dropped:

@@ -4,13 +4,16 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import threading
 
 from . import channel
 from .backlogs import Backlogs
 from .cgroups import Cgroup
 
+_OURS = (
+    "status", "control", "stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener",
+)  # fmt: skip
+_THEIRS = ("_their_status", "_their_control", "_their_stdin", "_their_stdout", "_their_stderr")
 _PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP (Linux 6.9)
 
 
@@ -28,15 +31,17 @@ class Cell:
         self.workspace = -1
         self.listener = -1
         self.owed: tuple[bytes, ...] = ()  # to the guest: the rest of a frame that was sent in part
-        with contextlib.ExitStack() as opened:  # all of them or none
-            self.status, self._their_status = map(opened.enter_context, channel.pair())
-            self.control, self._their_control = map(opened.enter_context, channel.pair())
-            self.stdout, self._their_stdout = _pipe(opened)
-            self.stderr, self._their_stderr = _pipe(opened)
-            self._their_stdin, self.stdin = _pipe(opened)
-            opened.pop_all()
-        for descriptor in (self.stdin, self.stdout, self.stderr, self.control.fileno()):
-            os.set_blocking(descriptor, False)
+        try:
+            self.status, self._their_status = channel.pair()
+            self.control, self._their_control = channel.pair()
+            self.stdout, self._their_stdout = os.pipe()
+            self.stderr, self._their_stderr = os.pipe()
+            self._their_stdin, self.stdin = os.pipe()
+            for descriptor in (self.stdin, self.stdout, self.stderr, self.control.fileno()):
+                os.set_blocking(descriptor, False)
+        except BaseException:  # no descriptors, Ctrl-C
+            self._free(_OURS + _THEIRS)
+            raise
 
     def descriptors(self) -> tuple[int, ...]:
         """What the launcher is sent, in the order of `cell.enter`, STATUS to TASKS."""
@@ -44,18 +49,13 @@ class Cell:
         channels = (self._their_status.fileno(), self._their_control.fileno())
         return (*channels, *streams, *self.cgroup.descriptors)
 
-    def hand_over(self, launcher: socket.socket, frame: bytes) -> None:
-        """Send the cell's own ends to the launcher and forget them here."""
-        try:
-            channel.send(launcher, frame, self.descriptors())
-        finally:
-            self._close_their_ends()
-
     def kill_init(self) -> None:
         """Kill init, whose end is the end of everything in its pid namespace."""
         if self.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
 
     def interrupt(self, *, group: bool) -> None:
         """Ask the program to yield: SIGINT, to its whole process `group` as Ctrl-C sends it, or not."""
@@ -98,33 +98,32 @@ class Cell:
         return given
 
     def close_stdin(self) -> None:
-        self.stdin = _closed(self.stdin)
+        self._free(("stdin",))
 
     def close(self) -> None:
         """Free everything; the caller has seen the cell end, or has killed it."""
         try:
-            self.status.close()
-            self.control.close()
-            for name in ("stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener"):
-                setattr(self, name, _closed(getattr(self, name)))
-            self._close_their_ends()
+            self._free(_OURS)
+            self.forget_their_ends()
         finally:
             if self._backlogs:
                 self._backlogs.close()
 
-    def _close_their_ends(self) -> None:
-        self._their_status.close()
-        self._their_control.close()
-        for name in ("_their_stdin", "_their_stdout", "_their_stderr"):
-            setattr(self, name, _closed(getattr(self, name)))
+    def forget_their_ends(self) -> None:
+        """Close the cell's own ends, which the launcher was sent."""
+        self._free(_THEIRS)
         self.cgroup.close_descriptors()
 
-
-def _pipe(opened: contextlib.ExitStack) -> tuple[int, int]:
-    read, write = os.pipe()
-    opened.callback(os.close, read)
-    opened.callback(os.close, write)
-    return read, write
+    def _free(self, names: tuple[str, ...]) -> None:
+        """Close what is open of these."""
+        held = self.__dict__
+        for name in names:
+            each = held.get(name, -1)
+            if not isinstance(each, int):
+                each.close()
+            elif each >= 0:
+                held[name] = -1
+                os.close(each)
 
 
 def _signal_group(pidfd: int, number: int) -> None:
@@ -147,9 +146,3 @@ def _pid_of(pidfd: int) -> int:
     if pid <= 0:  # it was reaped, or is not of our pid namespace
         raise ProcessLookupError(errno.ESRCH, "no process behind the pidfd")
     return pid
-
-
-def _closed(descriptor: int) -> int:
-    if descriptor >= 0:
-        os.close(descriptor)
-    return -1

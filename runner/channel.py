@@ -8,12 +8,14 @@ import array
 import os
 import select
 import socket
+from _socket import socketpair  # the public one makes a second object for each of the two
 from typing import Protocol
 
 PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
 _MAX_DESCRIPTORS = 16
 _MORE = b"\x01"
 _LAST = b"\x00"
+_FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
 
 
 class Channel(Protocol):
@@ -28,8 +30,8 @@ class ProtocolError(Exception):
     """The peer sent what no honest peer sends."""
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def pair() -> tuple[socket.SocketType, socket.SocketType]:
+    return socketpair(_FAMILY, _TYPE)
 
 
 def has_news(descriptor: int, seconds: float = 0.0) -> bool:
@@ -56,14 +58,14 @@ def has_more(packet: bytes) -> bool:
     return packet[:1] == _MORE
 
 
-def send(sock: socket.socket, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
+def send(sock: socket.SocketType, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
     """Send a frame whole, its descriptors with the first packet."""
     for packet in packets(frame):
         send_packet(sock, packet, descriptors)
         descriptors = ()
 
 
-def send_packet(sock: socket.socket, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
+def send_packet(sock: socket.SocketType, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
     if not descriptors:
         sock.send(packet)
         return
@@ -122,7 +124,7 @@ class Receiver:
         return frame
 
 
-def receive_with_descriptors(sock: socket.socket) -> tuple[bytes, list[int]]:
+def receive_with_descriptors(sock: socket.SocketType) -> tuple[bytes, list[int]]:
     """Receive one single-packet frame and the descriptors beside it, close-on-exec."""
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)

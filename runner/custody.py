@@ -4,7 +4,6 @@ Status frames come from trusted code; a malformed one raises InternalError.
 """
 
 import os
-import select
 import time
 from typing import Protocol
 
@@ -84,7 +83,7 @@ class Custody:
 
     def is_current(self) -> bool:
         """Tell whether a cell that waits still does, and sees what a new one would."""
-        return self.is_alive() and self._origin.is_current()
+        return self._origin.is_current() and not channel.has_news(self.cell.status.fileno())
 
     def uncovered(self) -> str:
         """Return a path that the policy hides and the cell can see by now; empty if there is none."""
@@ -92,7 +91,7 @@ class Custody:
 
     def memory_bytes(self) -> int:
         """Return what the cell holds by its cgroup's count, 0 where nobody counts."""
-        return self.cell.cgroup.usage().memory_peak_bytes or 0
+        return self.cell.cgroup.memory_peak_bytes() or 0
 
     def begin(self) -> None:
         """Note that from now on the guest may run its program."""
@@ -121,6 +120,8 @@ class Custody:
 
     def retire(self) -> None:
         """Kill what is left of the cell and wait until nothing of it runs."""
+        if self.cell.pidfd >= 0 and channel.has_news(self.cell.pidfd):
+            return  # init has ended, and does so after all others (pid_namespaces(7))
         self.cell.kill()
         deadline = time.monotonic() + _REAP_SECONDS
         if self.cell.pidfd < 0:  # it never was ready: only its launcher knows of its end
@@ -149,9 +150,7 @@ class Custody:
         others in its namespace (pid_namespaces(7)).  Raises LaunchError if that does not happen.
         """
         self.cell.kill()
-        poll = select.poll()
-        poll.register(self.cell.pidfd, select.POLLIN)
-        if not poll.poll(_REAP_SECONDS * 1000):
+        if not channel.has_news(self.cell.pidfd, _REAP_SECONDS):
             raise LaunchError("the cell did not end in time")
         return self.cell.workspace
 

@@ -1,7 +1,7 @@
 """`perform`: one request, executed in a ready cell."""
 
 import hashlib
-import itertools
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -178,4 +178,4 @@ def look_at_files(workspace: int, request: Request, before: Listing, cancel: int
 
 def phases(moments: tuple[float, ...]) -> Phases:
     """Return the durations between moments of one call, by time.monotonic."""
-    return Phases(*(later - earlier for earlier, later in itertools.pairwise(moments)))
+    return Phases(*map(operator.sub, moments[1:], moments))

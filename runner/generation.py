@@ -1,5 +1,6 @@
 """One launcher, its cgroups, and the cells that are forked from it."""
 
+import contextlib
 import itertools
 import os
 import threading
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import LauncherLost, LaunchError, PolicyError
+from ..policies.errors import CellwrightError, LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import PathRule, Plan
@@ -140,27 +141,51 @@ class Generation:
             self._shelf is not None,
         )
 
-    def make(self) -> Custody:
-        """Return a cell that waits for its program; raises LaunchError, LauncherLost."""
+    def make(self, count: int = 1) -> list[Custody]:
+        """Return cells that wait for their programs: `count`, or fewer if more cannot be made.
+
+        Raises LaunchError, LauncherLost if none can.
+        """
+        cells = self._new_cells(count)
+        ready: list[Custody] = []
+        try:
+            self.launcher.fork(cells)
+            for cell in cells:
+                custody = Custody(cell, self)
+                custody.prepare()
+                ready.append(custody)
+        except BaseException as error:
+            if ready and isinstance(error, CellwrightError):
+                self._discard(cells[len(ready) :])
+            else:
+                self._discard(cells)
+                raise
+        return ready
+
+    def _new_cells(self, count: int) -> list[Cell]:
+        """Return what will be cells once the launcher has made them, `count` or fewer."""
         with self._lock:
             if self._retired:
                 raise LauncherLost(cell_began=False)
-            self._living += 1
-            self.forks += 1
-        cell: Cell | None = None
+            self._living += count
+            self.forks += count
+        cells: list[Cell] = []
         try:
-            cell = self._new_cell()
-            self.launcher.fork(cell)
-            custody = Custody(cell, self)
-            custody.prepare()
-            return custody
-        except BaseException:
-            try:
-                if cell:
-                    cell.kill()
-            finally:
-                self.free(cell)
-            raise
+            for _ in range(count):
+                cells.append(self._new_cell())  # noqa: PERF401 - to be discarded
+        except BaseException as error:
+            for _ in range(count - len(cells)):
+                self.free(None)
+            if not cells or not isinstance(error, CellwrightError):
+                self._discard(cells)
+                raise
+        return cells
+
+    def _discard(self, cells: list[Cell]) -> None:
+        with contextlib.ExitStack() as rest:  # all, even if one cannot be killed
+            for cell in cells:
+                rest.callback(self.free, cell)
+                rest.callback(cell.kill)
 
     def is_alive(self) -> bool:
         """Tell whether the launcher is there."""
@@ -226,7 +251,6 @@ class Generation:
         self._sweep()
 
     def _new_cell(self) -> Cell:
-        """Return what will be a cell once the launcher has made it."""
         try:
             cgroup = self._create_cgroup()
         except OSError as error:

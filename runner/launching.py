@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -40,6 +41,8 @@ class Launcher:
         self.keeper = spawned.keeper
         # Pidfds, once there are any: their end is the end of launcher and cells.
         self._nursery_pidfd = self._keeper_pidfd = -1
+        self._ends = select.poll()  # of the socket, and of the keeper once there is its pidfd
+        self._ends.register(self._sock, 0)
 
     @property
     def socket(self) -> socket.socket:
@@ -78,6 +81,7 @@ class Launcher:
         """Refuse root without CAP_KILL: its cells are another user's, and no deadline would hold."""
         try:
             self._keeper_pidfd = os.pidfd_open(self.keeper)
+            self._ends.register(self._keeper_pidfd, select.POLLIN)
             self._nursery_pidfd = os.pidfd_open(self.pids()[1])
             signal.pidfd_send_signal(self._nursery_pidfd, 0)
         except ProcessLookupError:
@@ -108,27 +112,27 @@ class Launcher:
         answer = decode(frame, Booted | ShelfMade | Viewed | Failed) if frame else None
         return answer, received
 
-    def fork(self, cell: Cell) -> None:
-        """Have it make `cell`; what comes of it arrives on the cell's status channel."""
-        frame = encode(Fork(cell.cgroup.into_cgroup))
+    def fork(self, cells: Sequence[Cell]) -> None:
+        """Have it make `cells`; what comes of each arrives on its status channel."""
+        frame = encode(Fork(cells[0].cgroup.into_cgroup, len(cells)))
+        descriptors = tuple(each for cell in cells for each in cell.descriptors())
         with self._lock:
             if self._sock.fileno() < 0:  # another thread found it dead
                 raise LauncherLost(cell_began=False)
             try:
-                cell.hand_over(self._sock, frame)
+                channel.send(self._sock, frame, descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 raise LauncherLost(cell_began=False) from None
+            finally:
+                for cell in cells:
+                    cell.forget_their_ends()
 
     def is_alive(self) -> bool:
         """Tell whether it still holds its end of the socket, and its keeper, whom it follows, lives."""
         with self._lock:
             if self._sock.fileno() < 0:
                 return False
-            poll = select.poll()
-            poll.register(self._sock, 0)
-            if self._keeper_pidfd >= 0:
-                poll.register(self._keeper_pidfd, select.POLLIN)
-            return not poll.poll(0)
+            return not self._ends.poll(0)
 
     def pids(self) -> tuple[int, int, int]:
         """Return those of keeper, nursery and launcher proper; raises LauncherLost."""

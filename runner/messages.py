@@ -17,6 +17,9 @@ from ..policies.plan import Plan
 from .nesting import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
 
 MOST_PICTURES = 64  # of one program
+MOST_AT_ONCE = (
+    8  # cells that one frame asks for: the kernel takes 253 descriptors with it (unix(7))
+)
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
@@ -42,9 +45,10 @@ class Boot(_Frame, frozen=True):
 
 
 class Fork(_Frame, frozen=True):
-    """Make a cell; comes with the descriptors of `cell.enter` (STATUS to TASKS), in that order."""
+    """Make `cells`; comes with the descriptors of each in turn (`cell.enter`, STATUS to TASKS)."""
 
-    into_cgroup: bool  # the last descriptor is a v2 cgroup directory to be born in
+    into_cgroup: bool  # the last descriptor of each is a v2 cgroup directory to be born in
+    cells: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = 1
 
 
 # launcher, and the guest's process before its program -> supervisor, on a cell's status channel

@@ -62,7 +62,7 @@ def conclude(
         artifacts=(*_pictures(finished), *artifacts),
         execution_time=execution_time,
         usage=usage,
-        truncated={each.name: each.dropped_bytes for each in captures if each.dropped_bytes},
+        truncated={each.name: lost for each in captures if (lost := each.dropped_bytes)},
         **facts,
     )
 
@@ -189,5 +189,5 @@ def _usage(counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: fl
         cpu_system_seconds=counted.cpu_system_seconds or 0.0,
         memory_peak_bytes=counted.memory_peak_bytes or 0,
         processes_peak=counted.processes_peak or 0,
-        output_bytes=sum(each.total_bytes for each in captures),
+        output_bytes=sum([each.total_bytes for each in captures]),
     )

@@ -10,12 +10,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ..policies.errors import CellwrightError
 from .custody import Custody
+from .messages import MOST_AT_ONCE
 from .threads import begin
 
 _QUIET_SECONDS = 0.003  # after it, calls do not come in quick succession
@@ -36,15 +37,19 @@ class PoolSettings(NamedTuple):
 
 
 class Pool:
-    """Lends parked cells, each once.  `make` forks and prepares one."""
+    """Lends parked cells, each once.  `make` prepares as many as it is asked for, or fewer."""
 
-    def __init__(self, settings: PoolSettings, make: Callable[[], Custody]) -> None:
+    def __init__(self, settings: PoolSettings, make: Callable[[int], Sequence[Custody]]) -> None:
         self._settings = settings
         self._make = make
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._to_fill, self._to_clear, self._changed = (
+            threading.Condition(self._lock) for _ in range(3)
+        )  # for the two threads, and for those that wait until the pool is settled
+        self._asleep: set[threading.Condition] = set()  # of the two threads' that wait for a call
         self._parked: deque[Custody] = deque()
         self._served: deque[Custody] = deque()
-        self._at_work = 0  # cells that a thread is making or taking down
+        self._at_work = 0  # threads that are making cells or taking them down
         self._failed = False  # the last cell could not be made: wait for the next call
         self._asked_at = 0.0
         self._cell_bytes = 0  # the last cell's memory once it was parked
@@ -60,37 +65,40 @@ class Pool:
 
     def lease(self) -> Custody | None:
         """Return a parked cell, None if there is none."""
-        with self._changed:
+        with self._lock:
             self._asked_at = time.monotonic()
             self._failed = False
             leased = self._pop_living()
             # The threads are woken when the call ends, so that it goes first; but it may take long.
             if 1 < self._settings.size > 2 * len(self._parked):
-                self._changed.notify_all()
+                self._to_fill.notify()
             return leased
 
     def give_back(self, custody: Custody) -> None:
         """Take down a used cell, after the call has returned if the backlog allows."""
-        with self._changed:
-            later = not self._closed and len(self._served) < self._settings.size
+        with self._lock:
+            backlog = len(self._served) + 1
+            later = not self._closed and backlog <= self._settings.size
             if later:
                 self._served.append(custody)
-            self._changed.notify_all()
+            # A thread that naps until calls pause wakes by itself, and then wakes the one that fills.
+            if self._to_clear in self._asleep or 2 * backlog > self._settings.size:
+                self._to_clear.notify()
         if not later:  # a caller that uses cells faster than they are taken down helps
             custody.dispose()
 
     def settle(self) -> None:
         """Wait until every used cell is gone and the pool is as full as it gets."""
-        with self._changed:
+        with self._lock:
             self._asked_at = time.monotonic() - _QUIET_SECONDS
-            self._changed.notify_all()
+            self._wake_all()
             self._changed.wait_for(self._is_settled)
 
     def close(self) -> None:
         """Stop, and take down every parked or served cell."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
         for thread in self._threads:
             thread.join()
         for custody in (*self._parked, *self._served):
@@ -120,63 +128,81 @@ class Pool:
     # the two threads
 
     def _fill(self) -> bool:
-        """Make a cell once one is wanted; return False once the pool is closed."""
-        if not self._wait_until(self._wants_cell):
+        """Make cells once some are wanted; return False once the pool is closed."""
+        if not (wanted := self._wait_until(self._to_fill, self._wanted)):
             return False
-        made: Custody | None = None
+        made: Sequence[Custody] = ()
         try:
-            made = self._make()
-            self._cell_bytes = made.memory_bytes()
+            made = self._make(wanted)
+            self._cell_bytes = made[-1].memory_bytes()
         finally:  # the next caller will see the same error
-            with self._changed:
-                self._failed = made is None
-                if made is not None:
-                    self._parked.append(made)
-            self._done()
+            with self._lock:
+                self._failed = not made
+                self._parked.extend(made)
+                self._done()
         return True
 
-    def _wants_cell(self) -> bool:
-        surplus = len(self._parked) - self._target()
-        while surplus > 0:  # idle: the oldest go first
+    def _wanted(self) -> int:
+        """Return how many cells to make now."""
+        parked = len(self._parked)
+        missing = self._target() - parked
+        while missing < 0:  # idle: the oldest go first
             self._served.append(self._parked.popleft())
-            surplus -= 1
-            self._changed.notify_all()
-        if surplus >= 0 or self._failed:
-            return False
-        return len(self._parked) < self._settings.size / 2 or self._is_quiet()
+            missing += 1
+            self._to_clear.notify()
+        if self._failed or not (2 * parked < self._settings.size or self._is_quiet()):
+            return 0
+        # The first goes alone: a caller that finds the pool empty waits for no other.
+        return min(missing, MOST_AT_ONCE) if parked else min(missing, 1)
 
-    def _wants_clearing(self) -> bool:
+    def _wants_clearing(self) -> int:
+        """Return how many used cells to take down now."""
         backlog = len(self._served)
-        return backlog > self._settings.size / 2 or (backlog > 0 and self._is_quiet())
+        if self._is_quiet():
+            self._to_fill.notify()
+            return backlog
+        return backlog if 2 * backlog > self._settings.size else 0
 
     def _is_quiet(self) -> bool:
         return time.monotonic() - self._asked_at >= _QUIET_SECONDS
 
     def _clear(self) -> bool:
-        """Take down a used cell once there is one; return False once the pool is closed."""
-        if not self._wait_until(self._wants_clearing):
-            return False
+        """Take down used cells once there are some; return False once the pool is closed."""
+        backlog = self._wait_until(self._to_clear, self._wants_clearing)
         try:
-            with self._changed:
-                custody = self._served.popleft()
-            custody.dispose()
+            for _ in range(backlog):
+                with self._lock:
+                    custody = self._served.popleft()
+                custody.dispose()
         finally:
-            self._done()
-        return True
+            if backlog:
+                with self._lock:
+                    self._done()
+        return backlog > 0
 
-    def _wait_until(self, wanted: Callable[[], bool]) -> bool:
-        """Wait for work; return False once the pool is closed."""
-        with self._changed:
-            while not self._closed and not wanted():
-                idle = self._is_quiet()
-                self._changed.wait(self._settings.idle_seconds if idle else _QUIET_SECONDS)
-            self._at_work += 1
-            return not self._closed
+    def _wait_until(self, mine: threading.Condition, wanted: Callable[[], int]) -> int:
+        """Wait for work and return how much there is; 0 once the pool is closed."""
+        with self._lock:
+            while not self._closed:
+                if much := wanted():
+                    self._at_work += 1
+                    return much
+                until_quiet = self._asked_at + _QUIET_SECONDS - time.monotonic()
+                if until_quiet > 0:
+                    mine.wait(until_quiet)
+                    continue
+                self._asleep.add(mine)
+                mine.wait(self._settings.idle_seconds)
+                self._asleep.discard(mine)
+            return 0
 
     def _done(self) -> None:
-        with self._changed:
-            self._at_work -= 1
-            self._changed.notify_all()
+        self._at_work -= 1
+        self._changed.notify_all()
+
+    def _wake_all(self) -> None:
+        for each in (self._to_fill, self._to_clear, self._changed):
+            each.notify_all()
 
 
 def _go_on(work: Callable[[], bool]) -> None:

@@ -114,7 +114,7 @@ class Supervisor:
         keep: Keep | None,
     ) -> SandboxResult:  # fmt: skip
         parked = self._pool.lease()
-        custody = parked or self._make()
+        custody = parked or self._make_one()
         try:
             leased_at = time.monotonic()
             performed = perform(custody, request, on_output, cancel)
@@ -147,7 +147,7 @@ class Supervisor:
         do, LaunchError."""
         self._require_owner()
         sessions.make_room()
-        custody = self._pool.lease() or self._make()
+        custody = self._pool.lease() or self._make_one()
         plan = self.plan
         limits = self._policy.limits
         return sessions.admit(custody, plan.layers, limits, self._pool.give_back, plan.language)
@@ -156,8 +156,13 @@ class Supervisor:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
         self._pool.settle()
 
-    def _make(self) -> Custody:
-        return self._current().make()
+    def _make(self, count: int) -> list[Custody]:
+        """Return up to `count` new cells of one launcher, at least one."""
+        generation = self._current()
+        return generation.make(max(1, min(count, self._cells_per_launcher - generation.forks)))
+
+    def _make_one(self) -> Custody:
+        return self._make(1)[0]
 
     def _current(self) -> Generation:
         """Return the launcher to fork from; one that died or has served its time is replaced."""

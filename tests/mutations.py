@@ -255,7 +255,7 @@ MUTATIONS = (
     Mutation("inodes of the workspace", _LIMITS, (replace(_ENTER, "_mount_tmpfs", "str(tmpfs.inodes)", "'0'"),)),
     Mutation("cap on record locks", _OBJECTS, (replace("runner/watching/locks.py", "_answer_record_lock", "not self._has_room()", "False"),)),
     Mutation("no locks on what may only be read", _OBJECTS, (replace("runner/watching/locks.py", "_is_read_only", "os.statvfs(file).f_flag & os.ST_RDONLY", "False"),)),
-    Mutation("cgroup_sockets", _OBJECTS, (drop("runner/cgroups/v1.py", "_set", "write(memory / _SOCKET_LIMIT, str(caps.socket_bytes))"),)),
+    Mutation("cgroup_sockets", _OBJECTS, (drop("runner/cgroups/v1.py", "_set", 'write(f"{memory}/{_SOCKET_LIMIT}", str(caps.socket_bytes))'),)),
     Mutation("no memfd_create without a memory cgroup", _OBJECTS, (replace("policies/compile.py", "", '"cgroup_memory" not in layers', "False"),)),
     Mutation("wall time", ("tests/harness/test_every_limit.py::test_in_one_call[wall_seconds]",), (drop("runner/watching/supervision.py", "_on_wall_time", "self._end_or_interrupt"),)),
     Mutation("output cap", _LIMITS, (

@@ -135,6 +135,8 @@ def _decode(code: str | bytes) -> str:
 
 
 def _inputs(inputs: Mapping[str, Any]) -> bytes:
+    if not inputs:
+        return b"{}"
     for name in inputs:
         if not (isinstance(name, str) and name.isidentifier()):
             raise PolicyError(f"inputs: {name!r} is not a Python identifier")
@@ -151,6 +153,8 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:
+    if not files:
+        return ()
     checked = tuple(map(_file, files, files.values()))
     _check_together(checked, limit)
     return checked

@@ -40,6 +40,9 @@ class Cgroup(Protocol):
 
     def usage(self) -> CgroupUsage: ...
 
+    def memory_peak_bytes(self) -> int | None:
+        """Return the most memory it has held, None if nothing counts it."""
+
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed because memory ran out here."""
 
@@ -93,6 +96,9 @@ class NoCgroup:
     def usage(self) -> CgroupUsage:
         return CgroupUsage()
 
+    def memory_peak_bytes(self) -> int | None:
+        return None
+
     def oom_kills(self) -> int:
         return 0
 
@@ -135,7 +141,7 @@ def write(path: Path | str, text: str) -> None:
         os.close(descriptor)
 
 
-def open_all(paths: Iterable[Path], flags: int) -> tuple[int, ...]:
+def open_all(paths: Iterable[str], flags: int) -> tuple[int, ...]:
     """Open all files or none."""
     opened: list[int] = []
     try:
@@ -152,13 +158,15 @@ class Counters:
     """Counter files of one cgroup, opened when it is made and read when a call ends: opening a file
     costs twenty times as much as reading it (measured)."""
 
-    def __init__(self, files: dict[str, Path]) -> None:
+    def __init__(self, files: dict[str, str]) -> None:
         """Raises OSError if an existing file cannot be opened: a cap would not be counted."""
         self._descriptors: dict[str, int] = {}
         try:
             for name, path in files.items():
-                with contextlib.suppress(FileNotFoundError):  # an older kernel does not have it
+                try:
                     self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:  # an older kernel does not have it
+                    continue
         except BaseException:
             self.close()
             raise
@@ -166,8 +174,8 @@ class Counters:
     def number(self, name: str) -> int | None:
         """Return the number in a file, None if there is no such file."""
         try:
-            return int(self._read(name))
-        except ValueError:
+            return int(os.pread(self._descriptors[name], 64, 0))
+        except (KeyError, ValueError, OSError):  # the last: the cgroup was removed meanwhile
             return None
 
     def fields(self, name: str) -> dict[str, int]:
@@ -189,28 +197,28 @@ class Counters:
         self._descriptors.clear()
 
 
-def read_field(path: Path, field: str) -> int | None:
+def read_field(path: Path | str, field: str) -> int | None:
     """Return the number after `field` in a flat keyed file such as memory.events."""
     with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
+        for line in Path(path).read_text().splitlines():
             name, _, value = line.partition(" ")
             if name == field:
                 return int(value)
     return None
 
 
-def processes_in(directory: Path) -> list[int]:
+def processes_in(directory: Path | str) -> list[int]:
     with contextlib.suppress(OSError):
-        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+        return [int(line) for line in Path(directory, "cgroup.procs").read_text().split()]
     return []
 
 
-def remove(directories: Iterable[Path]) -> bool:
+def remove(directories: Iterable[Path | str]) -> bool:
     """Remove empty cgroups; return False if one is still busy."""
     gone = True
     for directory in directories:
         try:
-            directory.rmdir()
+            os.rmdir(directory)
         except FileNotFoundError:
             continue
         except OSError:

@@ -20,7 +20,8 @@ from .tree import (
 )
 
 _SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
-_PERIOD_MICROSECONDS = 100_000  # the kernel's default; shorter ones overshoot more (measured)
+# The kernel's default, so that it need not be written; shorter ones overshoot more (measured).
+_PERIOD_MICROSECONDS = 100_000
 _COUNTERS = {
     "cpu_user": ("cpuacct", "cpuacct.usage_user"),
     "cpu_system": ("cpuacct", "cpuacct.usage_sys"),
@@ -35,46 +36,46 @@ class CgroupV1:
 
     into_cgroup = False
 
-    def __init__(self, directories: dict[str, Path], caps: Caps) -> None:
+    def __init__(self, directories: dict[str, str], caps: Caps) -> None:
+        """`directories`: controller -> the directory to make; several may share one."""
         self._directories = directories
+        self._unique = tuple(dict.fromkeys(directories.values()))
         self.descriptors: tuple[int, ...] = ()
         self._socket_bytes = caps.socket_bytes if "memory" in directories else 0
-        unique = dict.fromkeys(directories.values())
         try:
-            for directory in unique:
-                directory.mkdir()
+            for directory in self._unique:
+                os.mkdir(directory)
             self._set(caps)
             # `tasks`, not `cgroup.procs`: a thread that moves itself does not take the kernel's global
             # lock, which after a pause costs a grace period of many milliseconds (measured; cgroup.c,
             # cgroup_procs_write_start).
-            tasks = [directory / "tasks" for directory in unique]
+            tasks = [f"{directory}/tasks" for directory in self._unique]
             self.descriptors = open_all(tasks, os.O_WRONLY)
             self._counters = Counters(
                 {
-                    name: directories[controller] / file
+                    name: f"{directories[controller]}/{file}"
                     for name, (controller, file) in _COUNTERS.items()
                     if controller in directories and (name != "sockets" or self._socket_bytes)
                 }
             )
         except BaseException:  # no memory, Ctrl-C: no caller would remove it
             self.close_descriptors()
-            remove(unique)
+            remove(self._unique)
             raise
 
     def _set(self, caps: Caps) -> None:
         if memory := self._directories.get("memory"):
-            write(memory / "memory.limit_in_bytes", str(caps.memory_bytes))
+            write(f"{memory}/memory.limit_in_bytes", str(caps.memory_bytes))
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
-                write(memory / "memory.memsw.limit_in_bytes", str(caps.memory_bytes))
+                write(f"{memory}/memory.memsw.limit_in_bytes", str(caps.memory_bytes))
             if caps.socket_bytes:
                 # The buffers of TCP and of UDP: counted apart, and only once this is set
                 # (memcg1_tcpmem_active).
-                write(memory / _SOCKET_LIMIT, str(caps.socket_bytes))
+                write(f"{memory}/{_SOCKET_LIMIT}", str(caps.socket_bytes))
         if cpu := self._directories.get("cpu"):
-            write(cpu / "cpu.cfs_period_us", str(_PERIOD_MICROSECONDS))
-            write(cpu / "cpu.cfs_quota_us", str(int(caps.cpus * _PERIOD_MICROSECONDS)))
+            write(f"{cpu}/cpu.cfs_quota_us", str(int(caps.cpus * _PERIOD_MICROSECONDS)))
         if pids := self._directories.get("pids"):
-            write(pids / "pids.max", str(caps.processes))
+            write(f"{pids}/pids.max", str(caps.processes))
 
     def close_descriptors(self) -> None:
         for descriptor in self.descriptors:
@@ -94,9 +95,12 @@ class CgroupV1:
             processes_peak=self._counters.number("processes_peak"),
         )
 
+    def memory_peak_bytes(self) -> int | None:
+        return self._counters.number("memory_peak")
+
     def oom_kills(self) -> int:
         memory = self._directories.get("memory")
-        return (read_field(memory / "memory.oom_control", "oom_kill") or 0) if memory else 0
+        return (read_field(f"{memory}/memory.oom_control", "oom_kill") or 0) if memory else 0
 
     @property
     def can_exceed(self) -> bool:
@@ -112,15 +116,15 @@ class CgroupV1:
         """v1 has no cgroup.kill: forbid new processes, then kill the existing ones."""
         if pids := self._directories.get("pids"):
             with contextlib.suppress(OSError):
-                write(pids / "pids.max", "0")
-        directory = next(iter(self._directories.values()))
+                write(f"{pids}/pids.max", "0")
+        directory = self._unique[0]
         for pid in processes_in(directory):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 _kill_in(directory, pid)
 
     def remove(self) -> bool:
         self._counters.close()
-        return remove(dict.fromkeys(self._directories.values()))
+        return remove(self._unique)
 
 
 class CgroupTreeV1:
@@ -129,6 +133,7 @@ class CgroupTreeV1:
     def __init__(self, hierarchies: dict[str, Path], name: str) -> None:
         """`hierarchies`: controller -> the directory under which to make ours."""
         self._directories = {key: path / name for key, path in hierarchies.items()}
+        self._places = {key: str(path) for key, path in self._directories.items()}
         self.missing = dict.fromkeys(CONTROLLERS, "")
         for controller in CONTROLLERS:
             if controller not in hierarchies:
@@ -144,7 +149,7 @@ class CgroupTreeV1:
         return list(dict.fromkeys(self._directories.values()))
 
     def create(self, name: str, caps: Caps) -> Cgroup:
-        return CgroupV1({key: path / name for key, path in self._directories.items()}, caps)
+        return CgroupV1({key: f"{path}/{name}" for key, path in self._places.items()}, caps)
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
         """Move the processes that make cells into groups beside them: /proc/1/cgroup in a cell
@@ -162,7 +167,7 @@ class CgroupTreeV1:
             give_up(directory)
 
 
-def _kill_in(directory: Path, pid: int) -> None:
+def _kill_in(directory: str, pid: int) -> None:
     """Kill a process of this cgroup, but no process that reuses its number."""
     pidfd = os.pidfd_open(pid)
     try:

@@ -32,17 +32,17 @@ class CgroupV2:
     into_cgroup = True
     can_exceed = False
 
-    def __init__(
-        self, directory: Path, caps: Caps, controllers: frozenset[str], owner: int
-    ) -> None:
+    def __init__(self, directory: str, caps: Caps, controllers: frozenset[str], owner: int) -> None:
         self._directory = directory
         self.descriptors: tuple[int, ...] = ()
-        directory.mkdir()
+        os.mkdir(directory)
         try:
             _set(directory, caps, controllers)
             _give(directory, owner)
             self.descriptors = open_all([directory], os.O_RDONLY)
-            self._counters = Counters({name: directory / file for name, file in _COUNTERS.items()})
+            self._counters = Counters(
+                {name: f"{directory}/{file}" for name, file in _COUNTERS.items()}
+            )
         except BaseException:  # no memory, Ctrl-C: no caller would remove it
             self.close_descriptors()
             remove([directory])
@@ -65,43 +65,46 @@ class CgroupV2:
             processes_peak=self._counters.number("processes_peak"),
         )
 
+    def memory_peak_bytes(self) -> int | None:
+        return self._counters.number("memory_peak")
+
     def oom_kills(self) -> int:
-        return read_field(self._directory / "memory.events", "oom_kill") or 0
+        return read_field(f"{self._directory}/memory.events", "oom_kill") or 0
 
     def has_exceeded(self) -> bool:
         return False
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # before Linux 5.14; init's end does it alone there
-            write(self._directory / "cgroup.kill", "1")
+            write(f"{self._directory}/cgroup.kill", "1")
 
     def remove(self) -> bool:
         self._counters.close()
         return remove([self._directory])
 
 
-def _set(directory: Path, caps: Caps, controllers: frozenset[str]) -> None:
+def _set(directory: str, caps: Caps, controllers: frozenset[str]) -> None:
     if "memory" in controllers:
-        write(directory / "memory.max", str(caps.memory_bytes))
-        write(directory / "memory.oom.group", "1")
+        write(f"{directory}/memory.max", str(caps.memory_bytes))
+        write(f"{directory}/memory.oom.group", "1")
         with contextlib.suppress(FileNotFoundError):  # a kernel without swap
-            write(directory / "memory.swap.max", "0")
+            write(f"{directory}/memory.swap.max", "0")
     if "cpu" in controllers:
         quota = int(caps.cpus * _PERIOD_MICROSECONDS)
-        write(directory / "cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
+        write(f"{directory}/cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
     if "pids" in controllers:
-        write(directory / "pids.max", str(caps.processes))
+        write(f"{directory}/pids.max", str(caps.processes))
 
 
 def _seconds(fields: dict[str, int], name: str) -> float | None:
     return fields[name] / 1e6 if name in fields else None
 
 
-def _give(directory: Path, owner: int) -> None:
+def _give(directory: str, owner: int) -> None:
     """Let `owner` move processes into `directory`, and nothing else (cgroup-v2.rst, "Delegation
     Containment"): being born there needs the same right."""
     if os.geteuid() == 0 and owner != 0:
-        os.chown(directory / "cgroup.procs", owner, -1)
+        os.chown(f"{directory}/cgroup.procs", owner, -1)
 
 
 class CgroupTreeV2:
@@ -133,10 +136,10 @@ class CgroupTreeV2:
             write(self._launcher_directory / "cgroup.procs", str(pid))
         enabled = " ".join(f"+{name}" for name in sorted(self._controllers))
         write(self._directory / "cgroup.subtree_control", enabled)
-        _give(self._directory, uid)
+        _give(str(self._directory), uid)
 
     def create(self, name: str, caps: Caps) -> Cgroup:
-        return CgroupV2(self._directory / name, caps, self._controllers, self._owner)
+        return CgroupV2(f"{self._directory}/{name}", caps, self._controllers, self._owner)
 
     def close(self) -> None:
         if self._created:

@@ -46,7 +46,7 @@ enum {
     NR_LANDLOCK_ADD_RULE = 445, NR_LANDLOCK_RESTRICT_SELF = 446,
 };
 
-enum { INPUTS = 16, INIT = 15, STREAMS = 5, MOST_STEPS = 4096, MOST_DATA = 1 << 20, ARGUMENTS = 6, PACKET = 512 };
+enum { INPUTS = 16, INIT = 15, STREAMS = 5, MOST_AT_ONCE = 8, /* messages.py */ MOST_STEPS = 4096, MOST_DATA = 1 << 20, ARGUMENTS = 6, PACKET = 512 };
 enum { MAGIC = 0x50455453, SETUP_FAILED = 70 /* EX_SOFTWARE; the status channel says what failed */ };
 
 /* What an argument is, four bits each: itself, where it lies in the data, or what a step answered. */
@@ -314,7 +314,7 @@ struct launcher {
 struct received {
     unsigned char packet[PACKET];
     ssize_t length;
-    int descriptors[INPUTS];
+    int descriptors[MOST_AT_ONCE * INPUTS];
     int count;
 };
 
@@ -328,7 +328,7 @@ static void close_all(const int *descriptors, int count)
 static int receive(int sock, struct received *into)
 {
     union {
-        char bytes[CMSG_SPACE(INPUTS * sizeof(int))];
+        char bytes[CMSG_SPACE(sizeof into->descriptors)];
         struct cmsghdr align;
     } control;
     struct iovec part = {into->packet, sizeof into->packet};
@@ -488,16 +488,16 @@ static int remember(struct launcher *launcher, struct cell cell)
 
 enum { IN_LAUNCHER, IN_GUEST, AT_END };
 
-/* Make one cell as a Fork frame asks. */
-static int fork_one(struct launcher *launcher, struct received *fork, int into_cgroup)
+/* Make one cell of what it is given. */
+static int fork_one(struct launcher *launcher, const int *given, int count, int into_cgroup)
 {
     struct received init;
-    int cgroup = into_cgroup ? fork->descriptors[--fork->count] : -1;
-    int status = fork->descriptors[0];
+    int cgroup = into_cgroup ? given[--count] : -1;
+    int status = given[0];
     int outcome = IN_LAUNCHER;
     struct cell cell = {0, -1, -1, status};
     if (take_init(launcher, status, &init)) {
-        close_all(fork->descriptors, fork->count);
+        close_all(given, count);
         if (cgroup >= 0)
             close(cgroup);
         return IN_LAUNCHER;
@@ -509,14 +509,14 @@ static int fork_one(struct launcher *launcher, struct received *fork, int into_c
     if (refused)
         tell_failure(status, errno, "setns into a cell's namespaces");
     else if (!(cell.pid = clone_process(CLONE_NEWNS, cgroup, launcher->thread_id, &cell.pidfd))) {
-        become_guest(launcher, fork->descriptors, fork->count, cell.init);
+        become_guest(launcher, given, count, cell.init);
         return IN_GUEST;
     } else if ((refused = cell.pid < 0))
         tell_failure(status, errno, "clone3 of a guest");
     if (leave(launcher))
         outcome = AT_END;
     close_all(init.descriptors + 1, NAMESPACES);
-    close_all(fork->descriptors + 1, fork->count - 1);
+    close_all(given + 1, count - 1);
     if (cgroup >= 0)
         close(cgroup);
     if (!refused && remember(launcher, cell)) { /* no memory: nobody would reap it */
@@ -559,8 +559,8 @@ static void bury(struct launcher *launcher, size_t at)
     close(cell.status);
 }
 
-/* A Fork frame is array_like msgpack: its tag and one boolean (messages.py). */
-static const unsigned char FORK[] = "\0\x92\xa4" "Fork";
+/* A Fork frame is array_like msgpack: its tag, one boolean and a number up to MOST_AT_ONCE (messages.py). */
+static const unsigned char FORK[] = "\0\x93\xa4" "Fork";
 enum { FORK_LENGTH = sizeof FORK - 1 };
 
 static int serve_one(struct launcher *launcher)
@@ -568,13 +568,20 @@ static int serve_one(struct launcher *launcher)
     struct received fork;
     if (receive(launcher->sock, &fork) || fork.length == 0)
         return AT_END;
-    int into_cgroup = fork.packet[FORK_LENGTH] == 0xc3;
-    if (fork.length != FORK_LENGTH + 1 || memcmp(fork.packet, FORK, FORK_LENGTH)
-        || (fork.packet[FORK_LENGTH] & 0xfe) != 0xc2 || fork.count != (int)launcher->program.inputs + into_cgroup) {
+    int into_cgroup = fork.packet[FORK_LENGTH] == 0xc3, cells = fork.packet[FORK_LENGTH + 1];
+    int each = (int)launcher->program.inputs + into_cgroup; /* at most INPUTS */
+    if (fork.length != FORK_LENGTH + 2 || memcmp(fork.packet, FORK, FORK_LENGTH)
+        || (fork.packet[FORK_LENGTH] & 0xfe) != 0xc2 || cells < 1 || cells > MOST_AT_ONCE
+        || fork.count != cells * each) {
         close_all(fork.descriptors, fork.count);
         return AT_END; /* our own supervisor sends no such thing: fail closed */
     }
-    return fork_one(launcher, &fork, into_cgroup);
+    for (int n = 0; n < cells; n++) {
+        int outcome = fork_one(launcher, fork.descriptors + n * each, each, into_cgroup);
+        if (outcome != IN_LAUNCHER)
+            return outcome; /* the end of the launcher closes what is left; a guest has closed it */
+    }
+    return IN_LAUNCHER;
 }
 
 static int serve(struct launcher *launcher)

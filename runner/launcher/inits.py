@@ -34,7 +34,7 @@ NAMESPACES = (
 class Nursery:
     """Makes inits as the launcher asks for them."""
 
-    def __init__(self, launcher: socket.socket, proc: int) -> None:
+    def __init__(self, launcher: socket.SocketType, proc: int) -> None:
         self._launcher = launcher
         self._proc = proc
         self._now = Now()

@@ -159,7 +159,7 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
-def _part_from_nursery(site: Site) -> socket.socket:
+def _part_from_nursery(site: Site) -> socket.SocketType:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
     _skip_the_number_of_guests()

@@ -32,7 +32,7 @@ class Conversation:
     """
 
     def __init__(
-        self, sock: socket.socket, program: bytes, limits: Limits,
+        self, sock: socket.SocketType, program: bytes, limits: Limits,
         on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (), nonce: str = "",
     ) -> None:  # fmt: skip
         """`owed` is what the conversation before this one, with the same guest, left unsent; `nonce`

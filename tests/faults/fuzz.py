@@ -102,7 +102,7 @@ Party = Callable[[random.Random], str]  # one case; returns what came of it, in 
 def hears_a_guest(dice: random.Random) -> str:
     """The supervisor, on a control channel: calls of tools, then one last word."""
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         ours.setblocking(False)
         calls: list[Call] = []
         talk = Conversation(ours, b"x", _LIMITS, dice.choice((None, calls.append)))

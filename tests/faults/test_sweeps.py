@@ -157,7 +157,7 @@ def joining_late(process: subprocess.Popen[bytes]) -> Iterator[list[v1.CgroupV1]
     def join_and_remove(cgroup: v1.CgroupV1) -> bool:
         if not joined:
             for directory in cgroup._directories.values():
-                (directory / "cgroup.procs").write_text(str(process.pid))
+                Path(directory, "cgroup.procs").write_text(str(process.pid))
             joined.append(cgroup)
         return remove(cgroup)
 
@@ -167,7 +167,7 @@ def joining_late(process: subprocess.Popen[bytes]) -> Iterator[list[v1.CgroupV1]
 
 
 def is_there(cgroup: v1.CgroupV1) -> bool:
-    return any(directory.exists() for directory in cgroup._directories.values())
+    return any(os.path.exists(directory) for directory in cgroup._directories.values())
 
 
 @pytest.mark.needs("v1_memory", "cgroup")

@@ -1,5 +1,6 @@
 """Answers to calls of tools that a guest does not read take only so much memory of the supervisor."""
 
+import contextlib
 import socket
 
 from cellwright.policies.policy import Limits
@@ -23,7 +24,7 @@ def read_all(talk: Conversation, guest: socket.socket, count: int) -> list[Answe
 
 def test_what_is_beyond_is_dropped_and_told() -> None:
     host, guest = pair()
-    with host, guest:
+    with contextlib.closing(host), contextlib.closing(guest):
         host.setblocking(False)
         talk = Conversation(host, b"", Limits(), None)
         value = b'"' + b"x" * (8 * MIB) + b'"'

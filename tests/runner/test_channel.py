@@ -28,7 +28,7 @@ def send(ours: socket.socket, frame: bytes) -> None:
 
 def exchange(frame: bytes, limit: int = LIMIT) -> bytes:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         sender = threading.Thread(target=send, args=(ours, frame))
         sender.start()
         got = Receiver(theirs, limit).receive_whole()
@@ -55,7 +55,7 @@ def test_any_frame_is_cut_into_packets_that_join_again(frame: bytes) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_frame_may_be_cut_anywhere(pieces: list[bytes]) -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         for piece in pieces[:-1]:
             ours.send(b"\x01" + piece)
         ours.send(b"\x00" + pieces[-1])
@@ -64,7 +64,7 @@ def test_a_frame_may_be_cut_anywhere(pieces: list[bytes]) -> None:
 
 def test_frames_follow_each_other() -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         receiver = Receiver(theirs, LIMIT)
         for frame in (b"one", b"two", b"x" * 100_000, b"four"):
             channel.send(ours, frame)
@@ -74,7 +74,7 @@ def test_frames_follow_each_other() -> None:
 def test_the_end_of_the_stream_is_an_empty_frame() -> None:
     ours, theirs = channel.pair()
     ours.close()
-    with theirs:
+    with contextlib.closing(theirs):
         assert Receiver(theirs, LIMIT).receive_whole() == b""
 
 
@@ -82,7 +82,7 @@ def test_a_stream_that_ends_inside_a_frame_delivers_nothing_of_it() -> None:
     ours, theirs = channel.pair()
     ours.send(b"\x01half")
     ours.close()
-    with theirs:
+    with contextlib.closing(theirs):
         assert Receiver(theirs, LIMIT).receive_whole() == b""
 
 
@@ -99,7 +99,7 @@ BAD = {
 @pytest.mark.parametrize("packets", BAD.values(), ids=BAD)
 def test_what_no_honest_peer_sends_is_refused(packets: list[bytes]) -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         for packet in packets:
             ours.send(packet)
         with pytest.raises(ProtocolError):
@@ -115,7 +115,7 @@ def test_a_frame_of_exactly_the_limit_passes() -> None:
 
 def test_a_packet_longer_than_any_of_ours_is_refused() -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         ours.send(b"\x00" + bytes(PACKET_BYTES))
         with pytest.raises(ProtocolError, match="too long"):
             Receiver(theirs, LIMIT).receive_whole()
@@ -124,7 +124,7 @@ def test_a_packet_longer_than_any_of_ours_is_refused() -> None:
 def test_an_endless_row_of_empty_pieces_does_not_hold_a_whole_receiver_for_ever() -> None:
     """Pieces of no bytes never reach the limit of size: each must be refused or counted."""
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         receiver = Receiver(theirs, LIMIT)
         ours.send(b"\x01")
         with pytest.raises(ProtocolError):
@@ -133,7 +133,7 @@ def test_an_endless_row_of_empty_pieces_does_not_hold_a_whole_receiver_for_ever(
 
 def test_descriptors_cross_with_the_frame_and_close_on_exec() -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         read, write = os.pipe()
         channel.send(ours, b"take these", (read, write))
         frame, received = channel.receive_with_descriptors(theirs)
@@ -148,7 +148,7 @@ def test_descriptors_cross_with_the_frame_and_close_on_exec() -> None:
 
 def test_a_receiver_of_plain_frames_keeps_no_descriptor() -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         before = sorted(os.listdir("/proc/self/fd"))
         channel.send(ours, b"x", (0, 1, 2))
         assert Receiver(theirs, LIMIT).receive_whole() == b"x"
@@ -160,7 +160,7 @@ def test_a_receiver_of_plain_frames_keeps_no_descriptor() -> None:
 )
 def test_descriptors_of_a_refused_frame_are_closed(packet: bytes, count: int) -> None:
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         before = sorted(os.listdir("/proc/self/fd"))
         rights = array.array("i", [0] * count)
         ours.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -172,5 +172,5 @@ def test_descriptors_of_a_refused_frame_are_closed(packet: bytes, count: int) ->
 def test_a_closed_status_channel_reads_as_an_empty_frame() -> None:
     ours, theirs = channel.pair()
     ours.close()
-    with theirs:
+    with contextlib.closing(theirs):
         assert channel.receive_with_descriptors(theirs) == (b"", [])

@@ -12,7 +12,7 @@ import pytest
 from cellwright import BusyError, LaunchError, PolicyError, Sandbox
 from cellwright.runner.pool import Pool, PoolSettings
 from cellwright.testing import inspect
-from tests.conftest import policy_named
+from tests.conftest import policy_named, soon
 from tests.runner.test_leftovers import cgroups_of, descendants
 
 
@@ -41,15 +41,17 @@ class Workshop:
 
     def __init__(self) -> None:
         self.cells: list[Paper] = []
+        self.batches: list[int] = []
         self.broken = False
         self.asked = 0
 
-    def __call__(self) -> Paper:
+    def __call__(self, count: int = 1) -> list[Paper]:
         self.asked += 1
         if self.broken:
             raise LaunchError("broken")
-        self.cells.append(Paper())
-        return self.cells[-1]
+        self.batches.append(count)
+        self.cells.extend(made := [Paper() for _ in range(count)])
+        return made
 
 
 def pool_of(workshop: Workshop, **settings: float) -> Pool:
@@ -73,11 +75,24 @@ def test_cells_are_parked_ahead_and_lent_once() -> None:
     assert all(cell.disposed.is_set() for cell in workshop.cells)
 
 
+def test_cells_are_asked_for_in_batches_but_the_first_of_an_empty_pool_alone() -> None:
+    workshop = Workshop()
+    pool = pool_of(workshop, size=12)
+    pool.settle()
+    assert workshop.batches == [1, 8, 3]
+    with pool._lock:  # the threads stand still
+        for _ in range(7):
+            pool.lease()
+    pool.settle()
+    assert workshop.batches == [1, 8, 3, 7]
+    pool.close()
+
+
 def test_without_a_pool_what_served_is_gone_at_once() -> None:
     workshop = Workshop()
     pool = pool_of(workshop, size=0)
     assert pool.lease() is None
-    cell = workshop()
+    (cell,) = workshop()
     pool.give_back(cell)  # type: ignore[arg-type]
     assert cell.disposed.is_set()
     assert threading.active_count() == len(threading.enumerate())
@@ -115,10 +130,10 @@ def test_a_workshop_that_breaks_in_a_way_nobody_thought_of_does_not_stop_the_poo
     workshop = Workshop()
     errors = [ValueError("unforeseen")]
 
-    def once_broken() -> Paper:
+    def once_broken(count: int) -> list[Paper]:
         if errors:
             raise errors.pop()
-        return workshop()
+        return workshop(count)
 
     pool = Pool(PoolSettings(size=2), once_broken)  # type: ignore[arg-type]
     pool.settle()
@@ -272,21 +287,18 @@ def test_a_pool_leaves_nothing_when_its_sandbox_is_closed() -> None:
 
 @pytest.mark.slow
 def test_a_thousand_pooled_executions_leave_what_was_there_before(pooled: Sandbox) -> None:
+    def count() -> tuple[int, int, int]:
+        places = (descendants(os.getpid()), cgroups_of(os.getpid()), os.listdir("/proc/self/fd"))
+        return tuple(map(len, places))  # type: ignore[return-value]
+
     pooled.settle()
-    before = (
-        len(descendants(os.getpid())),
-        len(cgroups_of(os.getpid())),
-        len(os.listdir("/proc/self/fd")),
-    )
+    processes, *before = count()
     with ThreadPoolExecutor(5) as threads:
         assert all(result.ok for result in threads.map(lambda _: pooled.execute("1"), range(1000)))
     pooled.settle()
-    after = (
-        len(descendants(os.getpid())),
-        len(cgroups_of(os.getpid())),
-        len(os.listdir("/proc/self/fd")),
-    )
-    assert after == before
+    # The nursery makes two inits ahead of need, in its own time.
+    assert soon(lambda: abs(count()[0] - processes) <= 2)
+    assert list(count()[1:]) == before
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cellwright.runner import channel
 from cellwright.runner.cell.enter import TASKS
 from cellwright.runner.kernel import _steps
 from cellwright.runner.kernel.steps import MAY_FAIL, Result, Steps
-from cellwright.runner.messages import Ended, Failed, Fork, decode, encode
+from cellwright.runner.messages import MOST_AT_ONCE, Ended, Failed, Fork, decode, encode
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named
 
@@ -262,7 +262,7 @@ def test_no_list_makes_the_reader_touch_memory_that_is_not_its(checked: Path) ->
 
 # The launcher's loop
 
-FRAME = channel.packets(encode(Fork(into_cgroup=False)))[0]
+FRAME = channel.packets(encode(Fork(into_cgroup=False, cells=1)))[0]
 
 
 def send(sock: socket.socket, packet: bytes, count: int) -> None:
@@ -275,11 +275,12 @@ def send(sock: socket.socket, packet: bytes, count: int) -> None:
 @pytest.mark.parametrize(
     ("packet", "more"),
     [
-        (FRAME, -1), (FRAME, 1), (FRAME, -100), (FRAME, 40), (FRAME[:-1] + b"\xc3", 0), (FRAME[:-1], 0),
-        (FRAME + b"\xc2", 0), (FRAME[:-1] + b"\xc0", 0), (b"\0", 0), (b"\0" + bytes(60_000), 0),
-        (b"\0\x92\xa4Form\xc2", 0),
+        (FRAME, -1), (FRAME, 1), (FRAME, -100), (FRAME, 200), (FRAME[:-2] + b"\xc3\1", 0), (FRAME[:-1], 0),
+        (FRAME + b"\xc2", 0), (FRAME[:-2] + b"\xc0\1", 0), (b"\0", 0), (b"\0" + bytes(60_000), 0),
+        (FRAME.replace(b"k", b"m"), 0), (FRAME[:-1] + b"\0", -100), (FRAME[:-1] + b"\2", 0),
+        (FRAME[:-1] + b"\xff", 0), (FRAME[:-1] + bytes([MOST_AT_ONCE + 1]), 0),
     ],
-    ids=range(11),
+    ids=range(15),
 )  # fmt: skip
 def test_a_frame_that_is_no_fork_ends_the_launcher(packet: bytes, more: int) -> None:
     """The supervisor sends no such thing: whatever it is, no cell comes of it."""
@@ -295,7 +296,7 @@ def test_a_frame_that_is_no_fork_ends_the_launcher(packet: bytes, more: int) -> 
 
 def test_frames_that_c_reads_and_writes_are_those_of_python() -> None:
     """Fork is compared there byte by byte; Failed and Ended are put together there."""
-    assert FRAME == b"\0\x92\xa4Fork\xc2"
+    assert FRAME == b"\0\x93\xa4Fork\xc2\1"
     failed = b"\x93\xa6Failed\xd3" + (5).to_bytes(8, "big") + b"\xd9\x01x"
     assert decode(failed, Failed) == Failed(5, "x")
     one, half = (1).to_bytes(8, "big"), struct.pack(">d", 0.5)

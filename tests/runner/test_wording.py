@@ -1,5 +1,6 @@
 """The wording of requests: a shell reads lines, JSON holds what JSON can."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ def test_how_a_request_ends_is_one_packet(shell: str, code: int) -> None:
     ending = words(a_run(":"), "bash", 0).ending.decode()
     script = f"_cell=1\n(exit {code})\n{ending}{ending}"
     ours, theirs = channel.pair()
-    with ours, theirs:
+    with contextlib.closing(ours), contextlib.closing(theirs):
         nine = (os.POSIX_SPAWN_DUP2, theirs.fileno(), 9)
         pid = os.posix_spawn(shell, [shell, "-c", script], {}, file_actions=[nine])
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
