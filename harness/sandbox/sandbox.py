@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
     from .local import PolicyLike
-    from .offering import Offered
+    from .sandbox_tools import Offered
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]

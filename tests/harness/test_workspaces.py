@@ -121,9 +121,9 @@ def test_nothing_runs_any_more_when_files_are_taken(sandbox: Sandbox) -> None:
     writer = "import os, threading\nn = os.open('n', os.O_WRONLY | os.O_CREAT)\ndef write():\n    number = 0\n    while True:\n        number += 1\n        os.pwrite(n, b'%09d' % number, 0)\nthreading.Thread(target=write).start()"
     with sandbox.session() as session:
         session.execute(writer)
-        custody = session._cell._custody
-        moving = {read_file(custody.cell.workspace, "n", 9) for _ in range(3000)}
-        workspace = custody.workspace_at_rest()
+        held = session._cell._held
+        moving = {read_file(held.cell.workspace, "n", 9) for _ in range(3000)}
+        workspace = held.workspace_at_rest()
         resting = {read_file(workspace, "n", 9) for _ in range(3000)}
         assert (len(moving) > 1, len(resting)) == (True, 1)
 

@@ -381,9 +381,9 @@ def _offer(specs: Iterable[ToolSpec]) -> Any:
 def test_a_program_that_waits_for_a_person_calls_by_its_own_lines(few: Sandbox) -> None:
     """A call is known by its place: through a stub it stands where the program calls the stub."""
     seen: list[str] = []
-    offering: Any = inspect(few).offering
-    answer = offering.answer
-    offering.answer = lambda caller, call, tell: (
+    sandbox_tools: Any = inspect(few).sandbox_tools
+    answer = sandbox_tools.answer
+    sandbox_tools.answer = lambda caller, call, tell: (
         seen.append(call.site),
         answer(caller, call, tell),
     )[1]

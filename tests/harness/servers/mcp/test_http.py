@@ -559,7 +559,9 @@ def test_a_place_that_makes_no_sense_is_refused(options: Any, words: str) -> Non
         _place_of(options)
 
 
-def test_who_listens_to_others_says_by_which_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_listens_to_others_says_by_which_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(VARIABLE, ANN)
     options: Any = Options("0.0.0.0:1", remote=("box.example",))
     place = _place_of(options)
