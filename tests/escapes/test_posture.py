@@ -54,7 +54,9 @@ def test_ids_and_privileges(cell: LiveCell) -> None:
 
 
 @pytest.mark.parametrize("process", ["init", "nursery"])
-def test_who_makes_namespaces_may_do_only_that(cell: LiveCell, process: str) -> None:
+def test_the_processes_that_make_namespaces_have_no_other_capability(
+    cell: LiveCell, process: str
+) -> None:
     seen = status(getattr(cell, process))
     assert {seen[name] for name in ("CapPrm", "CapEff")} == {f"{1 << 21:016x}"}  # CAP_SYS_ADMIN
     assert {seen[name] for name in ("CapInh", "CapBnd", "CapAmb")} == {"0" * 16}

@@ -232,7 +232,7 @@ def _begun(session: Session) -> Any:
     return run
 
 
-def test_closing_ends_what_runs_and_turns_away_who_waits() -> None:
+def test_closing_ends_the_running_call_and_refuses_waiting_ones() -> None:
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         sandbox.session().close()
         before = state(sandbox)

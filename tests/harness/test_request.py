@@ -261,7 +261,7 @@ def test_a_python_missing_on_disk_is_named() -> None:
 
 
 @pytest.mark.parametrize("python", ["/etc/passwd", "/bin/false", "/usr"])
-def test_a_python_that_is_none_is_a_launch_error(python: str) -> None:
+def test_an_invalid_python_is_a_launch_error(python: str) -> None:
     with pytest.raises(LaunchError):
         Sandbox(policy=policy_named("strict"), python=python)
 

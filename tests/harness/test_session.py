@@ -259,7 +259,7 @@ def test_a_cancelled_call_leaves_the_session(session: Session) -> None:
     assert session.execute("x").value == 1
 
 
-def test_an_interrupt_that_comes_too_late_hits_nobody(session: Session) -> None:
+def test_a_late_interrupt_has_no_effect(session: Session) -> None:
     session.execute("x = 1")
     os.kill(_guest_of(session), signal.SIGINT)
     assert session.execute("x").value == 1

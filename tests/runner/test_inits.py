@@ -74,7 +74,7 @@ for pool in (0, 1):
 """
 
 
-def test_who_embeds_us_may_have_more_descriptors_than_select_knows() -> None:
+def test_the_embedding_process_may_have_more_descriptors_than_select_can_hold() -> None:
     script = MANY.format(paths=[str(Path(__file__).parents[2]), *sys.path])
     done = subprocess.run(
         [sys.executable, "-I", "-c", script],

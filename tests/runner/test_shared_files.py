@@ -12,7 +12,7 @@ def files(directory: Path) -> set[str]:
     return {str(each.relative_to(directory)) for each in directory.rglob("*") if each.is_file()}
 
 
-def test_what_could_not_be_laid_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_failed_change_does_not_hinder_the_next_one(tmp_path: Path) -> None:
     """A name that no filesystem takes stands for a tree that does not fit."""
     shared_files = SharedFiles()
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)

@@ -231,7 +231,7 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
     os.close(cancel)
 
 
-def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
+def test_a_guest_that_reports_a_good_end_is_not_waited_for(cell: FakeCell) -> None:
     cell.is_ready()
     well = msgspec.structs.replace(DONE, ends_well=True)
     cell.guest_says(encode(well))
@@ -358,7 +358,7 @@ def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
+def test_unexpected_descriptors_are_closed(cell: FakeCell) -> None:
     cell.is_ready()
     before = len(os.listdir("/proc/self/fd"))
     cell.says(Ended(0, 0.0, 0.0, 0), 0, 1, 2)

@@ -308,7 +308,7 @@ def test_files_of_a_session_are_told_call_by_call(strict: Sandbox) -> None:
             session.upload("out/below", b"x")
 
 
-def test_a_file_nobody_may_read_is_no_failure_of_ours(strict: Sandbox) -> None:
+def test_an_unreadable_file_does_not_fail_the_call(strict: Sandbox) -> None:
     result = strict.execute("import os\nopen('f', 'w').write('x')\nos.chmod('f', 0)", collect=["*"])
     assert result.ok
     assert [each.path for each in result.files] == ["f"]

@@ -430,7 +430,7 @@ def test_a_name_as_long_as_no_tool_has_is_not_repeated(sandbox: Sandbox) -> None
 @pytest.mark.parametrize(
     "arguments", ["b'nonsense'", "b'[1]'", "b'{' * 5", "b'[' * 60000", "b'\\xff'"]
 )
-def test_arguments_that_are_none_are_refused_and_nothing_more(
+def test_invalid_arguments_are_refused_and_the_program_goes_on(
     sandbox: Sandbox, arguments: str
 ) -> None:
     result = sandbox.execute(
