@@ -112,8 +112,9 @@ class Database:
             yield
         except (OSError, sqlite3.Error) as error:
             raise self._error(
-                f"cannot {purpose} the {self._what} in {self.path}: {error}"
-            ) from None
+                f"cannot {purpose} the {self._what} in {self.path}: "
+                f"{getattr(error, 'strerror', None) or error}"
+            ) from error
 
 
 def _execute_all(db: sqlite3.Connection, statements: str, version: int) -> None:

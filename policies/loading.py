@@ -108,7 +108,8 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         shipped = ", ".join(profile_names())
         raise PolicyError(f"no policy {name!r}: neither a file nor one of {shipped}") from None
     except (OSError, ValueError) as error:
-        raise PolicyError(f"{name[:200]!r}: {error}") from None
+        reason = getattr(error, "strerror", None) or f"not TOML: {error}"
+        raise PolicyError(f"{name[:200]!r}: {reason}") from None
 
 
 def _place(name: str, complaint: str) -> str:

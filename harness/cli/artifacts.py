@@ -34,7 +34,8 @@ def write_artifacts(
             path = _write(directory, artifact, numbers, overwrite=overwrite)
             yield os.path.join(directory, path)
     except OSError as error:
-        reason = f"cannot write artifacts to {directory}: {error.strerror}"
+        why = "not a directory" if isinstance(error, FileExistsError) else error.strerror
+        reason = f"cannot write artifacts to {directory}: {why}"
         raise PolicyError(reason, "name another directory with --output") from None
 
 

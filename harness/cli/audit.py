@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -46,9 +47,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
+        if options.action is not _verify:
+            _require_record(options.path)
         return int(options.action(options))
     except OSError as error:
         raise PolicyError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _require_record(path: str) -> None:
+    """Raise PolicyError for a file that is not empty and has no record: it is no trail."""
+    if os.path.isfile(path) and os.path.getsize(path) and next(read(path), None) is None:
+        raise PolicyError(f"{path}: no line is a record of an audit trail")
 
 
 def _add(

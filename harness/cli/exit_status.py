@@ -44,10 +44,13 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
     """Return the exit status and the text for stderr."""
     if isinstance(failure, SystemExit):  # argparse has printed its message
         return (failure.code if isinstance(failure.code, int) else int(bool(failure.code))), ""
-    from ...policies.errors import CellwrightError, PolicyError  # `--version` does without
+    from ...policies import errors  # `--version` does without
 
-    if isinstance(failure, CellwrightError):
-        status = USAGE_ERROR if isinstance(failure, PolicyError) else SANDBOX_FAILED
+    if isinstance(failure, errors.CellwrightError):
+        is_opening = isinstance(failure, errors.AuditError | errors.RegistryError)
+        is_wrong_file = is_opening and getattr(failure.__cause__, "errno", None) in _WRONG_FILE
+        is_usage = isinstance(failure, errors.PolicyError) or is_wrong_file
+        status = USAGE_ERROR if is_usage else SANDBOX_FAILED
         return status, f"cellwright: {failure}\n"
     if isinstance(failure, OSError):
         what = f"{failure.filename}: " if failure.filename else ""

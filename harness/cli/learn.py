@@ -14,7 +14,7 @@ from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ..sandbox.parameters import CallArguments
-from ..sandbox.request import make_request
+from ..sandbox.request import Rejected, make_request
 from ..text.terminal import result_line
 from .options import FAILED, SUCCEEDED, add_policy, policy_of
 
@@ -68,6 +68,8 @@ def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
     try:
         request = make_request(CallArguments(code=program.read_bytes()), policy.limits)
         result = supervisor.execute(request)
+    except Rejected as refusal:
+        raise PolicyError(f"{program}: {refusal}") from None
     except OSError as error:
         raise PolicyError(f"cannot read {program}: {error.strerror}") from None
     finally:

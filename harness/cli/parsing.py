@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _CHOICE = re.compile(r"invalid choice: '(.*?)'")
 _COLUMNS = 80  # of what is not a terminal
+_NUMBER = re.compile(r"invalid (?:float|int) value: ('.*')")
 _COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # cutoffs of difflib: near enough for a typing error
 
 
@@ -53,6 +54,10 @@ class Parser(argparse.ArgumentParser):
         if "not allowed with argument" in message and (options := self._unknown_options()):
             # the value of an unknown option was taken for FILE, which -c excludes
             message = f"unrecognized arguments: {options[0]}"
+        message = _NUMBER.sub(r"must be a number, got \1", message)
+        if "required: COMMAND" in message:
+            message = f"a command is missing: {', '.join(known)}"
+        message = message.replace("one of the arguments FILE -c is", "FILE or -c CODE is")
         meant = (
             _like(unknown[1], known, _COMMANDS_LIKE) if unknown and known else self._meant_option()
         )

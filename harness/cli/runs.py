@@ -119,6 +119,8 @@ def _show(runs: Runs, options: argparse.Namespace) -> int:
         kept = runs.kept()
         if options.json:
             print_json([each._asdict() for each in kept])
+        elif not kept:
+            print("cellwright: no runs", file=sys.stderr)
         for each in () if options.json else kept:
             print(f"{each.run}  {each.state}  {harmless(each.ending)}".rstrip())
         return SUCCEEDED

@@ -9,7 +9,13 @@ from typing import Any
 
 import msgspec
 
-from ...policies.errors import PolicyError, ToolError, ToolFailed, ToolResultInvalid
+from ...policies.errors import (
+    PolicyError,
+    ToolError,
+    ToolFailed,
+    ToolNotFound,
+    ToolResultInvalid,
+)
 from ...policies.permissions import FilePermission, PermissionLevel, PermissionSet
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
@@ -133,7 +139,9 @@ def run(options: argparse.Namespace) -> int:
             options.action(factory, options)
             return SUCCEEDED
     except ToolError as error:
-        print(f"cellwright: {harmless(str(error))}", file=sys.stderr)
+        hint = "\nhint: `cellwright tools list` lists the tools"
+        hint = hint if isinstance(error, ToolNotFound) and not error.hint else ""
+        print(f"cellwright: {harmless(str(error))}{hint}", file=sys.stderr)
         is_tool_at_fault = isinstance(error, ToolFailed | ToolResultInvalid)
         return FAILED if is_tool_at_fault else USAGE_ERROR
     finally:
@@ -165,6 +173,8 @@ def _list(factory: ToolFactory, options: argparse.Namespace) -> None:
         print_json([_summary(factory, spec) for spec in specs])
         return
     print_header(f"{'NAME':24} {'STATE':8} DESCRIPTION")
+    if not specs:
+        print("cellwright: no tools", file=sys.stderr)
     for spec in specs:
         first = spec.description.partition("\n")[0]
         print(f"{spec.reference:24} {spec.state.value:8} {harmless(first)}")
@@ -214,7 +224,7 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
             granted.add(FilePermission(level=level, allowed_paths=globs))
     spec = factory.create_tool(
         options.name or Path(options.file).stem, options.description, _read(options.file),
-        _json(_read(options.schema)) if options.schema else None, granted,
+        _json("--schema", _read(options.schema)) if options.schema else None, granted,
         tests, options.timeout, calls=options.calls,
         risky=options.risky, allow_similar=options.similar,
     )  # fmt: skip
@@ -266,17 +276,17 @@ def _print_state(spec: ToolSpec) -> None:
 
 def _input(options: argparse.Namespace) -> dict[str, Any]:
     text = sys.stdin.read() if options.input == "-" else options.input or "{}"
-    value = _json(text)
+    value = _json("INPUT", text)
     if not isinstance(value, dict):
         raise PolicyError(f"INPUT: must be a JSON object, got {text[:100]!r}")
     return value
 
 
-def _json(text: str) -> Any:
+def _json(where: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise PolicyError(f"not JSON: {error}") from None
+        raise PolicyError(f"{where}: not JSON: {error}") from None
 
 
 def _read(path: str) -> str:
@@ -284,5 +294,7 @@ def _read(path: str) -> str:
         return sys.stdin.read()
     try:
         return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"cannot read {path}: not UTF-8: byte {error.start}") from None

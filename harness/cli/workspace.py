@@ -37,7 +37,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return int(options.action(options, workspaces_at(options.directory)))
+    directory = options.directory
+    is_made = options.action is _put and directory and not os.path.exists(directory)
+    if directory is not None and not os.path.isdir(directory) and not is_made:
+        raise PolicyError(f"--directory: not a directory: {directory}")
+    store = workspaces_at(directory)
+    if options.action in (_show, _get, _remove) and options.name not in store.list():
+        hint = "`cellwright workspace list` lists the workspaces"
+        raise PolicyError(f"workspace {options.name!r} not found", hint)
+    return int(options.action(options, store))
 
 
 def _add(
@@ -65,6 +73,8 @@ def _list(options: argparse.Namespace, store: Workspaces) -> int:
     if options.json:
         print_json(rows)
         return SUCCEEDED
+    if not rows:
+        print("cellwright: no workspaces", file=sys.stderr)
     print_header(f"{'BYTES':>12}  {'FILES':>12}  NAME")
     for row in rows:
         print(f"{row['size_bytes']:>12,}  {row['files']:>6,} files  {row['name']}")

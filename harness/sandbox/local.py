@@ -170,7 +170,9 @@ class LocalCells:
 
             return NamedWorkspace(self.workspaces, given.workspace, clean)
         if clean:
-            raise PolicyError("clean: there is no workspace to remove", "name one with workspace=")
+            raise PolicyError(
+                "clean: there is no workspace to remove", "name one with workspace= (--workspace)"
+            )
         return None
 
     @cached_property

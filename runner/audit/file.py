@@ -133,7 +133,7 @@ def _open(path: Path) -> int:
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
     except OSError as error:
-        raise AuditError(f"cannot open {path}: {error.strerror}") from None
+        raise AuditError(f"cannot open {path}: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise AuditError(f"{path} is not a regular file")

@@ -10,7 +10,6 @@ import errno
 from collections.abc import Callable
 
 from ...policies.plan import Plan
-from ...policies.syscalls import refused_forms
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..result import Violation
@@ -102,6 +101,8 @@ class Listener:
         call, why = self._refusals.get(number, (f"call {number}", "not on the list"))
         words: tuple[str, ...] = ()
         if self._has_room:
+            from ...policies.syscalls import refused_forms  # reads a table of TOML
+
             words = evidence.describe(call, notification)
             forms = refused_forms(self._groups).get(call, ())
             fitting = (reason for form, reason in forms if form.holds(notification.arguments))

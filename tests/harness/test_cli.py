@@ -241,7 +241,7 @@ def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> Non
     done = call(*named, "--clean", "-c", "import os\nprint(os.listdir())")
     assert done.stdout == "['d\\x1b']\n"
     gone = call("workspace", "show", "mine")
-    assert (gone.returncode, "workspace 'mine' not found" in gone.stderr) == (70, True)
+    assert (gone.returncode, "workspace 'mine' not found" in gone.stderr) == (2, True)
     many = call(*named, "-c", "for n in range(4097): open(str(n), 'w').close()")
     assert (many.returncode, "not saved: " in many.stderr) == (1, True)
 
@@ -438,3 +438,46 @@ def test_a_command_says_that_it_waits_for_a_workspace(
         )
     assert waiting.communicate(timeout=60)[1] == ""
     assert waiting.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "FILE or -c CODE is required"),
+        (["run", "--timeout", "x", "-c", "1"], "argument --timeout: must be a number, got 'x'"),
+        (["run", "--policy", "{text}", "-c", "1"], "text': not TOML: "),
+        (["run", "--audit", "{directory}", "-c", "1"], "Is a directory"),
+        (["learn", "{empty}"], "empty: the source is empty"),
+        (["learn", "{binary}"], "binary: the source is not UTF-8: byte 0"),
+        (["tools"], "a command is missing: list, search, show, create"),
+        (["tools", "call", "nobody", "--registry", "{new}"], "new: No such file or directory"),
+        (["tools", "list", "--registry", "{directory}"], "directory: Is a directory"),
+        (["tools", "create", "{binary}"], "binary: not UTF-8: byte 0"),
+        (["tools", "create", "{missing}"], "missing: No such file or directory\n"),
+        (["runs", "pending", "{missing}"], "missing: No such file or directory\n"),
+        (["workspace", "list", "--directory", "{missing}"], "--directory: not a directory: "),
+        (
+            ["workspace", "show", "nobody", "--directory", "{directory}"],
+            "'nobody' not found\nhint: ",
+        ),
+        (["audit", "tail", "{text}"], "text: no line is a record of an audit trail"),
+        (["audit", "summary", "{binary}"], "binary: no line is a record of an audit trail"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_words(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "directory").mkdir()
+    for name, content in (("text", b"x"), ("empty", b""), ("binary", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    names = ("directory", "text", "empty", "binary", "missing", "new")
+    places = {name: str(tmp_path / name) for name in names}
+    done = cellwright(*(each.format(**places) for each in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "[Errno" not in done.stderr
+
+
+def test_an_empty_list_is_told_beside_the_output(tmp_path: Path) -> None:
+    listed = cellwright("workspace", "list", "--directory", str(tmp_path))
+    assert (listed.returncode, listed.stdout) == (0, "")
+    assert listed.stderr == "cellwright: no workspaces\n"

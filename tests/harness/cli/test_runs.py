@@ -164,7 +164,7 @@ def test_a_mistyped_registry_is_not_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str]
 ) -> None:
     path = tmp_path / "typo.db"
-    assert cli.main(["tools", *what, "--registry", str(path)]) == 70
+    assert cli.main(["tools", *what, "--registry", str(path)]) == 2
     assert "No such file" in capsys.readouterr().err
     assert not path.exists()
 
