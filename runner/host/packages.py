@@ -6,17 +6,24 @@ A wheel brings most of its libraries, but not, for example, libstdc++.
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from ...policies.errors import LaunchError
 from ...policies.policy import lies_in
 from .cache import cached
+from .elf import needs_of
 from .runtime import Runtime, sonames
 
 _FOUND = re.compile(r"=> (/\S+) \(")
 _SECONDS = 60
+_NAME = re.compile(r"[\w.+-]{1,255}")
+_SITE = re.compile(r"/lib/python3\.\d+/site-packages/?$")  # of an environment
+_UP_TO_LIB = ("..", "..")
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class _Needed(msgspec.Struct, frozen=True):
@@ -50,15 +57,41 @@ def _needed(directory: str, runtime: Runtime) -> _Needed:
         stat = os.stat(os.path.join(directory, "."))
     except OSError as error:
         raise LaunchError(f"python.path: {directory}: {error.strerror}") from None
-    key = f"packages 1 {directory} {stat.st_mtime_ns} {runtime}"  # installing changes the directory
+    key = f"packages 2 {directory} {stat.st_mtime_ns} {runtime}"  # installing changes the directory
     return cached(key, _Needed, lambda: _ask(directory, runtime))
 
 
 def _ask(directory: str, runtime: Runtime) -> _Needed:
-    libraries = [str(path) for path in Path(directory).rglob("*.so*") if path.is_file()]
+    """Read what libraries below `directory` need; the loader never sees them: they may be hostile."""
+    names = _wanted(directory)
     shown = (directory, *runtime.files)
-    found = [path for path in libraries_of(libraries, runtime) if not lies_in(path, shown)]
-    return _Needed(tuple(found), tuple(link for path in found for link in sonames(Path(path))))
+    found = [path for path in names.values() if path]
+    found += _found_by(runtime, sorted(name for name, path in names.items() if not path))
+    new = [path for path in dict.fromkeys(found) if not lies_in(path, shown)]
+    return _Needed(tuple(new), tuple(link for path in new for link in sonames(Path(path))))
+
+
+def _wanted(directory: str) -> dict[str, str]:
+    """Return the names of the libraries that are needed from elsewhere; for those in the `lib` of an
+    environment that has `directory` as its site-packages, with their paths."""
+    inside = [path for path in Path(directory).rglob("*.so*") if path.is_file()]
+    own = {path.name for path in inside}
+    lib = os.path.realpath(os.path.join(directory, *_UP_TO_LIB)) if _SITE.search(directory) else ""
+    waiting, wanted = [*inside], dict[str, str]()
+    while waiting:
+        needs = needs_of(waiting.pop())
+        for name in {name for name in needs.names if _NAME.fullmatch(name)} - own - wanted.keys():
+            path = os.path.realpath(os.path.join(lib, name)) if lib in needs.directories else ""
+            wanted[name] = path if path and lies_in(path, (lib,)) and os.path.isfile(path) else ""
+            if wanted[name]:
+                waiting.append(Path(path))
+    return wanted
+
+
+def _found_by(runtime: Runtime, names: list[str]) -> list[str]:
+    """Ask the dynamic loader where libraries of these names are, and what those need."""
+    found = _listed_by(runtime.loader, runtime.executable, {"LD_PRELOAD": ":".join(names)})
+    return sorted({os.path.realpath(path) for path in found}) if names else []
 
 
 def libraries_of(programs: list[str], runtime: Runtime) -> list[str]:
@@ -67,10 +100,10 @@ def libraries_of(programs: list[str], runtime: Runtime) -> list[str]:
     return sorted({os.path.realpath(path) for path in needed})
 
 
-def _listed_by(loader: str, library: str) -> list[str]:
+def _listed_by(loader: str, library: str, variables: Mapping[str, str] = _NONE) -> list[str]:
     """Ask the dynamic loader what `library` needs, without executing its code (ld.so(8))."""
     done = subprocess.run(
         [loader, "--list", library],
-        env={}, capture_output=True, text=True, timeout=_SECONDS, check=False,
+        env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False,
     )  # fmt: skip
     return _FOUND.findall(done.stdout)
