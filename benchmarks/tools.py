@@ -62,8 +62,8 @@ def measure(settings: Settings) -> Report:
         ):
             times = _latencies(settings, factory, bare, offering)
             rates = _rates(settings, factory)
-    registry_times = _registry_times(settings)
-    return _report(times, rates, registry_times)
+    shelf = _shelf(settings)
+    return _report(times, rates, shelf)
 
 
 def _latencies(
@@ -122,7 +122,7 @@ def _rate(call: Any, clients: int, calls: int) -> float:
     return clients * calls / (time.perf_counter() - began)
 
 
-def _registry_times(settings: Settings) -> list[tuple[str, float]]:
+def _shelf(settings: Settings) -> list[tuple[str, float]]:
     """Return what a registry of many tools takes, in milliseconds."""
     count, added = (500, 20) if settings.smoke else (_SHELVED, _ADDED)
     with scratch_directory() as directory:
@@ -160,7 +160,7 @@ def _spec(number: int) -> ToolSpec:
 def _report(
     times: dict[str, list[float]],
     rates: list[tuple[int, float, float]],
-    registry_times: list[tuple[str, float]],
+    shelf: list[tuple[str, float]],
 ) -> Report:
     bare = median(times[_EXECUTE])
     calls = ReportTable(
@@ -178,13 +178,13 @@ def _report(
         rows=tuple(rates),
     )
     kept = ReportTable(
-        title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(registry_times)
+        title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(shelf)
     )
     return Report(
         name="tools",
         title="What a call of a tool costs",
         tables=(calls, many, kept),
-        verdicts=_verdicts(times, registry_times),
+        verdicts=_verdicts(times, shelf),
         notes=(
             "The profile `tool`, every layer on, audit trail in a file; in turn, in one process.",
         ),
@@ -193,10 +193,10 @@ def _report(
 
 
 def _verdicts(
-    times: dict[str, list[float]], registry_times: list[tuple[str, float]]
+    times: dict[str, list[float]], shelf: list[tuple[str, float]]
 ) -> tuple[Criterion, ...]:
     ratio = median(times[_MADE]) / median(times[_EXECUTE])
-    loading = registry_times[0][1]
+    loading = shelf[0][1]
     return (
         Criterion(
             "a made tool takes less than twice as long as `1+1`", ratio < 2, f"{ratio:.2f} times"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .harness.sandbox.isolation import IsolationBackend as IsolationBackend
     from .harness.sandbox.isolation import IsolationConfig as IsolationConfig
     from .harness.sandbox.isolation import ProcessIsolation as ProcessIsolation
+    from .harness.sandbox.packages.store import PackageSet as PackageSet
+    from .harness.sandbox.packages.store import PackageStore as PackageStore
     from .harness.sandbox.program import Program as Program
     from .harness.sandbox.run import Run as Run
     from .harness.sandbox.sandbox import Sandbox as Sandbox
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from .policies.errors import ClosedError as ClosedError
     from .policies.errors import InternalError as InternalError
     from .policies.errors import LaunchError as LaunchError
+    from .policies.errors import PackageError as PackageError
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionLost as SessionLost

@@ -11,6 +11,7 @@
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session ended, and its state is lost
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
+    ├── PackageError         packages cannot be resolved, fetched, opened or kept
     ├── ToolError            an error of a tool or of a call of it
     │   ├── ToolNotFound         no tool has that name
     │   ├── ToolInvalid          the name, the source or a schema of the tool is invalid
@@ -111,6 +112,10 @@ class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
 
 class WorkspaceError(CellwrightError):
     """A file of a session, or a named workspace, cannot be read or written."""
+
+
+class PackageError(CellwrightError):
+    """Packages cannot be resolved, fetched, opened or kept."""
 
 
 class ToolError(CellwrightError):

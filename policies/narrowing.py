@@ -7,6 +7,7 @@ from .policy import (
     Filesystem,
     Limits,
     Network,
+    Packages,
     Policy,
     Processes,
     Python,
@@ -19,6 +20,7 @@ from .source.findings import Rules
 from .tools import narrow_tools, tools_exceed
 
 _STRICTER = ("off", "advise", "enforce")
+_NO_PACKAGE = "-"  # not a name: stands for an empty list of allowed packages
 _NONE = "none"  # not a module: stands for an empty list of allowed imports
 
 
@@ -49,6 +51,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             path=packages,
             preload=tuple(each for each in policy.python.preload if each in by.python.preload),
         ),
+        packages=_fewer(policy.packages, by.packages),
         syscalls=Syscalls(
             groups=tuple(name for name in policy.syscalls.groups if name in by.syscalls.groups)
         ),
@@ -76,6 +79,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
             for name in policy.python.preload
             if name not in limit.python.preload
         ),
+        *_packages(policy.packages, limit.packages),
         *_paths("filesystem.write: writing", policy.filesystem.write, limit.filesystem.write),
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
         *_uncovered(policy, limit),
@@ -130,6 +134,34 @@ def _common(
 def _least(some: Limits, others: Limits) -> Limits:
     names = (field.name for field in msgspec.structs.fields(Limits))
     return Limits(**{name: min(getattr(some, name), getattr(others, name)) for name in names})
+
+
+def _fewer(some: Packages, others: Packages) -> Packages:
+    """Return the packages that both allow; an empty list of allowed ones allows all."""
+    allow = some.allow or others.allow
+    if some.allow and others.allow:
+        allow = tuple(name for name in some.allow if name in others.allow) or (_NO_PACKAGE,)
+    return Packages(
+        require=tuple(each for each in some.require if each in others.require),
+        allow=allow,
+        max_bytes=min(some.max_bytes, others.max_bytes),
+    )
+
+
+def _packages(some: Packages, limit: Packages) -> list[str]:
+    found = [
+        f"packages.require: importing {each}" for each in some.require if each not in limit.require
+    ]
+    if limit.allow and not some.allow:
+        found.append("packages.allow: more than allowed")
+    found += [
+        f"packages.allow: {name} is among them"
+        for name in some.allow
+        if limit.allow and name not in (*limit.allow, _NO_PACKAGE)
+    ]
+    if some.max_bytes > limit.max_bytes:
+        found.append(f"packages.max_bytes: {some.max_bytes:,} instead of {limit.max_bytes:,}")
+    return found
 
 
 def _stricter(some: Validation, other: Validation) -> Validation:

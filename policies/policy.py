@@ -75,6 +75,19 @@ class Python(_Section, frozen=True):
     preload: tuple[str, ...] = ()
 
 
+class Packages(_Section, frozen=True):
+    """Packages for Python programs, which are fetched as wheels and opened in a cell.
+
+    require: requirements such as "pandas==2.3.*" (PEP 508)
+    allow: if not empty, the only packages that a set may have, dependencies among them
+    max_bytes: of all files of the set
+    """
+
+    require: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    max_bytes: int = 1024 * MIB
+
+
 class Syscalls(_Section, frozen=True):
     """System calls beyond those that the rest of the policy implies.
 
@@ -143,7 +156,7 @@ class Policy(_Section, frozen=True):
     """The permissions and limits of a cell; policies/README.md explains every field.
 
     name: the name that `explain` prints
-    filesystem, processes, network, python, syscalls: what programs may reach
+    filesystem, processes, network, python, packages, syscalls: what programs may reach
     limits: caps of one execution
     validation: source checks before a program runs
     tools: calls of the host's tools
@@ -156,6 +169,7 @@ class Policy(_Section, frozen=True):
     processes: Processes = Processes()
     network: Network = Network()
     python: Python = Python()
+    packages: Packages = Packages()
     syscalls: Syscalls = Syscalls()
     limits: Limits = Limits()
     validation: Validation = Validation()
@@ -187,6 +201,9 @@ def check_policy(policy: Policy) -> Policy:
     for name in policy.python.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise PolicyError(f"python.preload: must be names of modules, got {name!r}")
+    check_names("packages.require", policy.packages.require)
+    check_names("packages.allow", policy.packages.allow)
+    check_limit("packages.max_bytes", policy.packages.max_bytes, whole=True)
     for field_name, path in named_paths(policy):
         check_path(path, field_name)
     _check_hidden(policy)

@@ -63,6 +63,7 @@ NOT_RUN = {
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
     "harness/servers/mcp/README.md: $ npx": "fetches from npm; tests/harness/servers/mcp/test_inspector.py",
+    "harness/sandbox/packages/README.md: $ cellwright run": "fetches from an index; tests/harness/packages/test_store.py",
     "harness/search/README.md: pip download": "fetches 83 MB from PyPI",
     "harness/search/README.md: $ python -c '": "needs what was fetched; tests/harness/search/test_semantic.py",
     "tests/hosts/README.md: scripts/test-hosts  ": "boots hosts",

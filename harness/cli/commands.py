@@ -37,6 +37,7 @@ COMMANDS = {
     "explain": ("explain", "show what a policy enforces on this host"),
     "learn": ("learn", "run a program and write the policy it needs"),
     "doctor": ("doctor", "test every layer and print how to repair those that fail"),
+    "env": ("env", "lock, build, list and remove sets of packages"),
     "workspace": ("workspace", "list, read and change named workspaces"),
     "audit": ("audit", "read an audit trail and verify it"),
     "runs": ("runs", "list durable runs, decide on approvals, and resume"),

@@ -27,6 +27,11 @@ def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
         parser.add_argument("--policy", action="append", metavar="P", help=text)
     else:
         parser.add_argument("--policy", metavar="P", help=text)
+    add_optional(parser)
+
+
+def add_optional(parser: argparse.ArgumentParser) -> None:
+    """Add --optional."""
     from ...policies.policy import OPTIONAL_LAYERS
 
     layers = ", ".join(OPTIONAL_LAYERS)

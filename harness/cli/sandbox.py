@@ -13,6 +13,7 @@ from ...policies.policy import MIB, Limits
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import AUDIT_HELP, add_policy, audit_of, policy_of
+from .packages import add_packages, packages_of, with_environment
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
@@ -52,6 +53,7 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
         help="use the daemon that listens on this socket; --policy then names one of its policies",
     )  # fmt: skip
     add_policy(parser)
+    add_packages(parser)
 
 
 def check_language(name: str) -> str:
@@ -70,7 +72,7 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
         with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
             yield sandbox
         return
-    policy = policy_of(options)
+    policy = with_environment(policy_of(options), options)
     limits = with_timeout(policy.limits, options.timeout, "--timeout")
     limits = with_memory(limits, options.memory, "--memory")
     policy = msgspec.structs.replace(policy, limits=limits)
@@ -85,13 +87,14 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
             tools=tools,
             language=language,  # starts no launcher for another language
             workspaces=_workspaces(options),
+            **packages_of(options),
         ) as sandbox,
     ):
         yield sandbox
 
 
 def _refuse_with_connect(options: argparse.Namespace) -> None:
-    for name in ("memory", "optional", "audit", "servers"):
+    for name in ("memory", "optional", "audit", "servers", "packages", "venv"):
         if getattr(options, name, None):
             raise PolicyError(
                 f"--{name} cannot be combined with --connect: the daemon decides it",

@@ -9,9 +9,11 @@ from ...policies.policy import (  # fmt: skip
     MIB,
     Limits,
     Network,
+    Packages,
     Policy,
     Processes,
     check_limit,
+    check_names,
     check_policy,
 )
 from ...runner.audit.level import AuditLevel
@@ -27,6 +29,7 @@ class SandboxConfig:
     the same place, read-only or, with `allow_file_write`, writable; denied ones do not exist there,
     whatever shows them.  Without `allow_file_read` and `allow_file_write` no allowed path is shown;
     a UserWarning says so when the configuration is made.
+    `packages` are requirements such as "pandas==2.3.*" that Python programs can import.
     `optional_layers` names layers that the sandbox may do without where the host lacks them.
     """
 
@@ -46,6 +49,7 @@ class SandboxConfig:
     enable_audit: bool = True
     audit_level: AuditLevel = AuditLevel.INFO
     environment: dict[str, str] = field(default_factory=dict)
+    packages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.allowed_paths and not self._shows_paths():
@@ -64,6 +68,7 @@ class SandboxConfig:
             network=Network(),
             limits=self._limits(),
             environment=dict(self.environment),
+            packages=Packages(require=check_names("packages", self.packages)),
             optional_layers=tuple(self.optional_layers),
         )
         shown = expand("allowed_paths", self.allowed_paths) if self._shows_paths() else ()

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
     from .local import PolicyLike
-    from .sandbox_tools import Offered
+    from .offering import Offered
+    from .packages.store import PackageStore, Requirements
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
@@ -94,11 +95,14 @@ class Sandbox(Executing):
     `blocked_imports`, `blocked_builtins`: lists for source checks, instead of the policy's.
     `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
     same uid in every process; by default each process has another uid.
+    `packages`: what Python programs can import besides the standard library: requirements such as
+    "pandas==2.3.*", or the path of a pylock.toml or requirements file (extra `packages`).
+    `package_store`: where sets of packages are kept, and where wheels come from.
     `connect`: the socket of a daemon (`cellwright serve`) whose cells are used; `policy` is then one
     of the daemon's policy names, and no other argument can be given.
 
     Raises PolicyError for invalid arguments, Unenforceable if this host lacks a required layer,
-    LaunchError if cells cannot be built or no daemon answers.
+    LaunchError if cells cannot be built or no daemon answers, PackageError if packages cannot be had.
     """
 
     def __init__(
@@ -120,6 +124,8 @@ class Sandbox(Executing):
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
+        packages: "Requirements | None" = None,
+        package_store: "PackageStore | None" = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> None:
         self._given = SandboxArguments.of(locals())
@@ -146,6 +152,8 @@ class Sandbox(Executing):
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
+        packages: "Requirements | None" = None,
+        package_store: "PackageStore | None" = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Return a sandbox, made in a thread, so that the event loop goes on meanwhile.
@@ -250,7 +258,7 @@ class Sandbox(Executing):
         return Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
             python=given.python, cgroup_root=given.cgroup_root, user=given.user,
-            blocked_imports=imports, blocked_builtins=builtins,
+            blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
         )  # fmt: skip
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
@@ -325,6 +333,7 @@ def create_sandbox(
     enable_audit: bool = True,
     audit_level: AuditLevel = AuditLevel.INFO,
     environment: Mapping[str, str] = MappingProxyType({}),
+    packages: Sequence[str] = (),
 ) -> Sandbox:
     """Return a sandbox with these fields of SandboxConfig; `timeout` is its `timeout_seconds`."""
     given = locals()

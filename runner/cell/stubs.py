@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from typing import Any
 
-PLACE = "/tools"  # shared_files.PLACE
+PLACE = "/tools"  # shelf.PLACE
 
 
 class Package(types.ModuleType):

@@ -19,10 +19,10 @@ import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
 from cellwright.policies.policy import Filesystem, Policy, Validation
-from cellwright.runner import channel, held_cell
+from cellwright.runner import channel, custody
 from cellwright.testing import inspect
 from tests.conftest import policy_named, with_limits
-from tests.escapes.live_cell import LiveCell, children
+from tests.escapes.living import Living, children
 from tests.faults.injection import shim
 from tests.faults.posture import PROGRAM, posture
 
@@ -42,9 +42,9 @@ _LEAVES_OUT = f"""
 import json, os, signal, socket
 from cellwright.runner import channel
 from cellwright.runner.kernel import steps as kinds
-from cellwright.runner.launcher import main as launcher
+from cellwright.runner.launcher import forking
 AHEAD = 2  # inits that a new launcher has the nursery make beyond those that it takes
-def serve(site, steps, sock, nursery, keeper, home, serve=launcher.serve):
+def serve(site, steps, sock, nursery, keeper, home, serve=forking.serve):
     os.umask(0o077)  # as a preloaded module may leave it
     supervisor, inits = (socket.socket(fileno=os.dup(each)) for each in (sock, nursery))
     left_out = -1
@@ -100,7 +100,7 @@ class Proof:
             seen = {}
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
                 if next(run.output(), None):
-                    living = LiveCell(self._sandbox, self._guest())
+                    living = Living(self._sandbox, self._guest())
                     seen = posture(living)
                     os.kill(living.guest, signal.SIGUSR1)
             result = run.result()
@@ -114,7 +114,7 @@ class Proof:
         if not step.startswith(HANGING):
             return self.outcome()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(held_cell, "_SETUP_SECONDS", PATIENCE)
+            patch.setattr(custody, "_SETUP_SECONDS", PATIENCE)
             return self.outcome(PATIENCE)
 
     def _guest(self) -> int:

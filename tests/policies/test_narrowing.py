@@ -12,6 +12,7 @@ from cellwright.policies.policy import (
     Filesystem,
     Limits,
     Network,
+    Packages,
     Policy,
     Processes,
     Python,
@@ -30,6 +31,7 @@ PATHS = st.lists(
 ).map(tuple)
 MODULES = ["os", "os.path", "sys", "json"]
 NAMES = st.lists(st.sampled_from(MODULES), max_size=2, unique=True).map(tuple)
+REQUIREMENTS = st.lists(st.sampled_from(["six", "numpy"]), max_size=2, unique=True).map(tuple)
 RULES = st.lists(
     st.builds(
         ToolRule,
@@ -56,6 +58,9 @@ def policies(draw: st.DrawFn) -> Policy:
             threads=draw(st.booleans()), subprocesses=subprocesses, execute_own=draw(st.booleans()), execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
         ),
         network=Network(loopback=draw(st.booleans())),
+        packages=Packages(
+            require=draw(REQUIREMENTS), allow=draw(REQUIREMENTS), max_bytes=draw(st.integers(1, 9)),
+        ),
         limits=Limits(wall_seconds=draw(st.floats(0.1, 100)), processes=draw(st.integers(2, 99))),
         validation=Validation(
             mode=draw(st.sampled_from(["off", "advise", "enforce"])), blocked_imports=draw(NAMES),
@@ -140,6 +145,10 @@ MORE = {
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
     "python.path: importing from /srv": Policy(python=Python(path=("/srv",))),
     "python.preload: importing json ahead": Policy(python=Python(preload=("json",))),
+    "packages.require: importing six": Policy(packages=Packages(require=("six",))),
+    "packages.max_bytes: 1,073,741,825 instead of 1,073,741,824": Policy(
+        packages=Packages(max_bytes=(1 << 30) + 1)
+    ),
     "syscalls.groups: the system calls of file_watching": Policy(
         syscalls=Syscalls(groups=("file_watching",))
     ),
@@ -170,6 +179,20 @@ def test_every_field_of_a_policy_counts() -> None:
     """A field that is added and forgotten here could be widened by a caller."""
     compared = {line.partition(":")[0].partition(".")[0] for line in MORE}
     assert compared | {"name"} == {field.name for field in msgspec.structs.fields(Policy)}
+
+
+def test_a_list_of_allowed_packages_is_narrowed_to_what_both_have() -> None:
+    def allowing(*names: str) -> Policy:
+        return Policy(packages=Packages(allow=names))
+
+    assert exceeds(STRICT, allowing("six")) == ("packages.allow: more than allowed",)
+    assert exceeds(allowing("six", "numpy"), allowing("six")) == (
+        "packages.allow: numpy is among them",
+    )
+    assert narrow(allowing("six", "numpy"), allowing("six")).packages.allow == ("six",)
+    assert narrow(STRICT, allowing("six")).packages.allow == ("six",)
+    assert "six" not in narrow(allowing("numpy"), allowing("six")).packages.allow
+    assert narrow(allowing("numpy"), allowing("six")).packages.allow  # an empty list allows all
 
 
 def test_a_path_beneath_an_allowed_one_is_within() -> None:

@@ -16,7 +16,7 @@ from cellwright.runner import channel
 from cellwright.runner.capture import Capture
 from cellwright.runner.cells import Cell
 from cellwright.runner.cgroups.tree import NoCgroup
-from cellwright.runner.held_cell import HeldCell
+from cellwright.runner.custody import Custody
 from cellwright.runner.messages import (
     Ended,
     Failed,
@@ -79,9 +79,9 @@ def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Obse
         Capture(name, getattr(cell, name), limits.output_bytes, None)
         for name in ("stdout", "stderr")
     )
-    held = held_cell_of(cell)
-    held.prepare()
-    seen = Supervision(held, Work(b"request", b"", limits, captures, cancel)).run()
+    custody = custody_of(cell)
+    custody.prepare()
+    seen = Supervision(custody, Work(b"request", b"", limits, captures, cancel)).run()
     return seen._replace(sent_at=0.0)
 
 
@@ -115,8 +115,8 @@ class FakeOrigin:
         self.freed.append(cell)
 
 
-def held_cell_of(cell: FakeCell) -> HeldCell:
-    return HeldCell(cell, FakeOrigin())
+def custody_of(cell: FakeCell) -> Custody:
+    return Custody(cell, FakeOrigin())
 
 
 def reap_once_killed(cell: FakeCell) -> threading.Thread:
@@ -231,7 +231,7 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
     os.close(cancel)
 
 
-def test_a_guest_that_reports_a_good_end_is_not_waited_for(cell: FakeCell) -> None:
+def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
     cell.is_ready()
     well = msgspec.structs.replace(DONE, ends_well=True)
     cell.guest_says(encode(well))
@@ -241,10 +241,10 @@ def test_a_guest_that_reports_a_good_end_is_not_waited_for(cell: FakeCell) -> No
 def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> None:
     origin = FakeOrigin()
     cell.is_ready()
-    held = HeldCell(cell, origin)
-    held.prepare()
+    custody = Custody(cell, origin)
+    custody.prepare()
     reaper = reap_once_killed(cell)
-    held.dispose()
+    custody.dispose()
     reaper.join(5)
     assert cell.init.wait() < 0
     assert origin.freed == [cell]
@@ -252,20 +252,20 @@ def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> N
 
 def test_a_cell_whose_launcher_died_is_freed_all_the_same(cell: FakeCell) -> None:
     origin = FakeOrigin()
-    held = HeldCell(cell, origin)
+    custody = Custody(cell, origin)
     cell._their_status.close()
     with pytest.raises(LaunchError):
-        held.dispose()
+        custody.dispose()
     assert origin.freed == [cell]
 
 
 def test_a_parked_cell_is_alive_until_its_launcher_is_not(cell: FakeCell) -> None:
     cell.is_ready()
-    held = held_cell_of(cell)
-    held.prepare()
-    assert held.is_alive()
+    custody = custody_of(cell)
+    custody.prepare()
+    assert custody.is_alive()
     cell._their_status.close()
-    assert not held.is_alive()
+    assert not custody.is_alive()
 
 
 def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
@@ -347,18 +347,18 @@ BESIDE_NONSENSE = {
 def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     cell = FakeCell()
-    held = held_cell_of(cell)
+    custody = custody_of(cell)
     for packet in packets:
         channel.send_packet(cell._their_status, packet, (0,))
     for _ in packets[1:]:
-        held.receive()
+        custody.receive()
     with pytest.raises(InternalError):
-        held.receive()
+        custody.receive()
     cell.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_unexpected_descriptors_are_closed(cell: FakeCell) -> None:
+def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
     cell.is_ready()
     before = len(os.listdir("/proc/self/fd"))
     cell.says(Ended(0, 0.0, 0.0, 0), 0, 1, 2)

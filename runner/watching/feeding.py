@@ -5,10 +5,10 @@ import select
 
 from .. import channel
 from ..cells import Cell
-from .poll_loop import Watcher
+from .watcher import Watcher
 
 
-class StdinWriter:
+class Feeding:
     """Writes the guest's standard input, and then closes it unless it `stays` open for more."""
 
     def __init__(self, cell: Cell, watcher: Watcher, data: bytes, *, stays: bool) -> None:

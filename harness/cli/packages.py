@@ -1,0 +1,77 @@
+"""Options that say which packages cells have, and where their wheels come from."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...policies.errors import PolicyError
+from ...policies.policy import Policy
+
+if TYPE_CHECKING:
+    from ..sandbox.packages.store import PackageStore, Requirements
+
+
+def add_packages(parser: argparse.ArgumentParser) -> None:
+    """Add --packages and --venv, and where wheels come from."""
+    parser.add_argument(
+        "--packages", action="append", metavar="P",
+        help="a package for Python programs, such as 'pandas==2.3.*', or the file pylock.toml or "
+        "requirements.txt; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--venv", metavar="DIR", help="import from this virtual environment, of the same Python"
+    )
+    add_sources(parser)
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the store of packages that say where wheels come from."""
+    parser.add_argument("--find-links", metavar="DIR", help="a folder of wheels")
+    parser.add_argument(
+        "--no-index", action="store_true", help="use only the wheels of --find-links"
+    )
+    parser.add_argument(
+        "--index-url", metavar="URL", help="the index of packages; default that of pip's settings"
+    )
+
+
+def requirements_of(name: str, given: Sequence[str]) -> "Requirements":
+    """Return requirements, or the one file that is named instead; raises PolicyError for a mixture."""
+    files = [each for each in given if each.endswith((".toml", ".txt")) or os.sep in each]
+    if not files:
+        return list(given)
+    if len(given) > 1:
+        raise PolicyError(f"{name}: must be requirements or one file, got {len(given)} values")
+    return Path(files[0])
+
+
+def store_of(options: argparse.Namespace, directory: str | None = None) -> "PackageStore":
+    from ..sandbox.packages.store import PackageStore
+
+    return PackageStore(
+        directory,
+        find_links=getattr(options, "find_links", None),
+        index=not getattr(options, "no_index", False),
+        index_url=getattr(options, "index_url", None),
+        optional_layers=getattr(options, "optional", ()),
+    )
+
+
+def packages_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `Sandbox` about packages, none without --packages."""
+    if not options.packages:
+        return {}
+    wanted = requirements_of("--packages", options.packages)
+    return {"packages": wanted, "package_store": store_of(options)}
+
+
+def with_environment(policy: Policy, options: argparse.Namespace) -> Policy:
+    """Return `policy` with the packages of --venv; raises PolicyError."""
+    if options.venv is None:
+        return policy
+    from ..sandbox.packages.required import importing_from, site_of_environment
+
+    return importing_from(policy, site_of_environment(options.venv, sys.version_info[:2]))

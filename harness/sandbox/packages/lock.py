@@ -1,0 +1,179 @@
+"""`Lock`: the exact wheels of a set of packages, read from and written to pylock.toml (PEP 751)."""
+
+import hashlib
+import importlib.util
+import os
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+import msgspec
+
+from ....policies.errors import PackageError, PolicyError
+
+if TYPE_CHECKING:
+    from packaging.pylock import Pylock
+
+_MOST_BYTES = 16 << 20  # of a lock file
+_MOST_WHEELS = 1000
+_MOST_REQUIREMENTS = 200
+# Changes when a set is laid out otherwise than before, so that none is taken for one of today.
+_FORMAT = "1"
+EXTRA = "pip install 'cellwright[packages]'"
+
+
+class Wheel(msgspec.Struct, frozen=True, order=True):
+    """One wheel: what it is, where it comes from, and the digest of its bytes."""
+
+    name: str  # normalised (PEP 503)
+    version: str
+    filename: str
+    url: str
+    sha256: str
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """The wheels of a set, for one Python such as "cp311", by name."""
+
+    python: str
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def id(self) -> str:
+        """The name of the set: equal for equal bytes and the same Python, wherever they came from."""
+        said = "\n".join((_FORMAT, self.python, *sorted(each.sha256 for each in self.wheels)))
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{each.name} {each.version}" for each in self.wheels) or "no packages"
+
+
+def lock_of(python: str, wheels: Sequence[Wheel]) -> Lock:
+    """Return the lock of `wheels`; raises PackageError if two are of one package."""
+    names = [each.name for each in wheels]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PackageError(f"the lock has two wheels of {twice[0]}")
+    if len(wheels) > _MOST_WHEELS:
+        raise PackageError(f"the lock has {len(wheels)} wheels, at most {_MOST_WHEELS}")
+    return Lock(python, tuple(sorted(wheels)))
+
+
+def wheel_of(url: str, sha256: str) -> Wheel:
+    """Return the wheel at `url`; raises PackageError for anything but a wheel with its digest."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    filename = os.path.basename(urlsplit(url).path)
+    if not filename.endswith(".whl"):
+        raise PackageError(
+            f"{filename} is no wheel: building a source distribution runs its code",
+            "build a wheel where you trust it (pip wheel), and name its folder with find_links",
+        )
+    if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+        raise PackageError(f"{filename} has no sha256 in the lock")
+    try:
+        name, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise PackageError(str(error)) from None
+    return Wheel(str(name), str(version), filename, url, sha256)
+
+
+def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, ...]:
+    """Return requirements such as "pandas==2.3.*" in one form, sorted.
+
+    Raises PolicyError, which begins with `name`, for one that is invalid or names an address.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    given = [requirements] if isinstance(requirements, str) else list(requirements)
+    found = set()
+    for each in given:
+        try:
+            requirement = Requirement(each if isinstance(each, str) else "")
+        except InvalidRequirement:
+            raise PolicyError(
+                f"{name}: must be requirements such as 'pandas==2.3.*', got {each!r}"
+            ) from None
+        if requirement.url:
+            raise PolicyError(
+                f"{name}: must not name an address, got {each!r}",
+                "put the wheel into a folder, and name that with find_links",
+            )
+        found.add(str(requirement))
+    if len(found) > _MOST_REQUIREMENTS:
+        raise PolicyError(f"{name}: at most {_MOST_REQUIREMENTS}, got {len(found)}")
+    return tuple(sorted(found))
+
+
+def normalised(name: str) -> str:
+    """Return the one form of the name of a package (PEP 503)."""
+    from packaging.utils import canonicalize_name
+
+    return str(canonicalize_name(name))
+
+
+def require_extra() -> None:
+    """Raise PackageError if what this module needs is not installed."""
+    try:
+        found = [importlib.util.find_spec(name) for name in ("packaging.pylock", "tomli_w")]
+    except ImportError:
+        found = [None]
+    if None in found:
+        raise PackageError("packages: the extra is not installed", EXTRA)
+
+
+def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
+    """Return the wheels that a pylock.toml selects for this Python and machine.
+
+    Raises PackageError if it cannot be read, or needs something other than wheels with a sha256.
+    """
+    from packaging.pylock import PackageWheel, PylockSelectError
+
+    selected = _pylock(Path(path))
+    try:
+        chosen = list(selected.select())
+    except PylockSelectError as error:
+        raise PackageError(f"{path}: {error}") from None
+    wheels = []
+    for package, source in chosen:
+        if not isinstance(source, PackageWheel):
+            raise PackageError(
+                f"{path}: {package.name} is no wheel: building it would run its code",
+                "lock it with --only-binary :all:",
+            )
+        beside = Path(path).absolute().parent.as_uri() + "/"
+        url = source.url or urljoin(beside, source.path or source.filename)
+        wheels.append(wheel_of(url, str(source.hashes.get("sha256", "")).lower()))
+    return lock_of(python, wheels)
+
+
+def _pylock(path: Path) -> "Pylock":
+    from packaging.pylock import Pylock, PylockValidationError
+
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise PackageError(f"{path}: is longer than {_MOST_BYTES} bytes")
+        return Pylock.from_dict(tomllib.loads(path.read_text()))
+    except (OSError, ValueError, RecursionError, PylockValidationError) as error:
+        raise PackageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def pylock_text(lock: Lock) -> str:
+    """Return `lock` as the text of a pylock.toml, which other installers read too."""
+    import tomli_w
+    from packaging.pylock import Package, PackageWheel, Pylock
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
+
+    packages = [
+        Package(
+            name=canonicalize_name(each.name),
+            version=Version(each.version),
+            wheels=[PackageWheel(name=each.filename, url=each.url, hashes={"sha256": each.sha256})],
+        )
+        for each in lock.wheels
+    ]
+    made = Pylock(lock_version=Version("1.0"), created_by="cellwright", packages=packages)
+    data: dict[str, Any] = dict(made.to_dict())
+    return tomli_w.dumps(data)

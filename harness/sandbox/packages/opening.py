@@ -1,0 +1,114 @@
+"""Opens a fetched wheel in a cell, and copies what comes of it to the host.
+
+A wheel is hostile: nothing of it is parsed, unpacked or compiled outside the cell.  The cell writes to
+its own /workspace, whose size the kernel limits; the host copies regular files from there after
+everything in the cell has been killed.
+"""
+
+import ast
+import hashlib
+import json
+import os
+from importlib import resources
+from pathlib import Path
+
+from ....policies.errors import CellwrightError, PackageError
+from ....policies.policy import MIB, Filesystem, Limits, Policy, Processes
+from ....runner.execution import Request
+from ....runner.pool import PoolSettings
+from ....runner.result import SandboxResult
+from ....runner.spawn import Spawned, interpreter
+from ....runner.supervisor import Supervisor
+from ....runner.workspace import list_all_files, read_file
+from .lock import Wheel
+
+_SECONDS = 900.0
+_MEMORY_BESIDE_FILES = 768 * MIB  # the compiler takes 500 MiB for the largest modules (measured)
+_MOST_FILES = 20_000  # as many as the host lists of a workspace
+_FILE_MODE, _DIRECTORY_MODE = 0o444, 0o755
+_SEALED_NS = 315_532_800 * 10**9  # 1980-01-01, the first day of zip: any other time is a change
+
+Files = dict[str, tuple[int, str]]  # path: size, sha256
+
+
+def open_wheel(
+    wheel: Wheel, path: Path, target: Path, most_bytes: int, optional_layers: tuple[str, ...] = ()
+) -> Files:
+    """Unpack the wheel at `path` into the new directory `target`, and return its files.
+
+    Raises PackageError if the wheel is refused, or larger than `most_bytes` unpacked.
+    """
+    files: Files = {}
+
+    def keep(workspace: int) -> None:
+        files.update(_copy(workspace, target))
+
+    given = [str(path), "/workspace", wheel.name, wheel.version, [most_bytes, _MOST_FILES // 2]]
+    text = resources.files(__package__).joinpath("unpack.py").read_text()
+    request = Request(code=f"{text}\nunpack(*{json.dumps(given)})", limits=_limits(most_bytes))
+    supervisor = Supervisor(
+        _policy(path, request.limits, optional_layers),
+        Spawned(interpreter()),
+        settings=PoolSettings(size=0),
+    )
+    try:
+        result = supervisor.execute(request, keep=keep)
+    except CellwrightError as error:
+        raise PackageError(f"{wheel.filename}: {error}") from error
+    finally:
+        supervisor.close()
+    _check(wheel, result)
+    return files
+
+
+def _policy(wheel: Path, limits: Limits, optional_layers: tuple[str, ...]) -> Policy:
+    return Policy(
+        name="open a wheel",
+        filesystem=Filesystem(read=(str(wheel),)),
+        processes=Processes(threads=False),
+        limits=limits,
+        optional_layers=optional_layers,
+    )
+
+
+def _limits(most_bytes: int) -> Limits:
+    return Limits(
+        wall_seconds=_SECONDS, cpu_seconds=_SECONDS, memory_bytes=most_bytes + _MEMORY_BESIDE_FILES,
+        workspace_bytes=most_bytes, workspace_inodes=2 * _MOST_FILES, processes=1,
+    )  # fmt: skip
+
+
+def _check(wheel: Wheel, result: SandboxResult) -> None:
+    """Raise PackageError unless the program in the cell opened the wheel."""
+    if not result.ok:
+        raise PackageError(f"{wheel.filename}: cannot be opened: {result.error or result.reason}")
+    told = result.value if isinstance(result.value, dict) else ast.literal_eval(str(result.value))
+    if not isinstance(told, dict) or "left_out" not in told:
+        why = told.get("refused", "") if isinstance(told, dict) else ""
+        raise PackageError(
+            f"{wheel.filename} {str(why)[:500]}",
+            "a wheel that pip itself made is never refused; ask where this one comes from",
+        )
+
+
+def _copy(workspace: int, target: Path) -> Files:
+    """Copy the regular files of a cell at rest, sealed: read-only and of one time."""
+    found: Files = {}
+    for path, seen in list_all_files(workspace).items():
+        copy = target / path
+        copy.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        content = read_file(workspace, path, seen.size_bytes)
+        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.utime(descriptor, ns=(_SEALED_NS, _SEALED_NS))
+        found[path] = len(content), hashlib.sha256(content).hexdigest()
+    return found
+
+
+def is_sealed(found: os.stat_result, size: int) -> bool:
+    """Return whether a file has the size, mode and time that it was sealed with."""
+    return (found.st_size, found.st_mode & 0o777, found.st_mtime_ns) == (
+        size, _FILE_MODE, _SEALED_NS,
+    )  # fmt: skip

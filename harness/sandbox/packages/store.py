@@ -1,0 +1,457 @@
+"""`PackageStore`: sets of packages for Python cells, in a directory of the user.
+
+    locks/KEY.toml          the wheels that requirements were resolved to: pylock.toml (PEP 751)
+    wheels/SHA256-PYTHON/   the files of one opened wheel
+    sets/ID/                one flat tree of the files of all wheels of a lock, by hard links
+    new/                    what is being made; renamed when it is whole
+
+Everything appears by a rename and is never changed afterwards.  So whatever is there is whole.  A
+process that dies, or a full disk, leaves at most something below new/, which the next process removes.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ....policies.closing import Closing
+from ....policies.errors import PackageError, PolicyError
+from ....policies.policy import MIB, Policy, check_limit, named_layers
+from ...state import state_directory
+from .lock import (
+    Lock,
+    Wheel,
+    check_requirements,
+    normalised,
+    pylock_text,
+    read_pylock,
+    require_extra,
+)
+from .opening import Files, is_sealed, open_wheel
+from .resolving import WheelSource, fetch, resolve
+
+MOST_BYTES = 1024 * MIB
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDONLY | os.O_DIRECTORY
+_PRIVATE = 0o600
+Requirements = Iterable[str] | str | os.PathLike[str]
+
+
+class PackageSet(msgspec.Struct, frozen=True):
+    """A set that was built.
+
+    id: its name in the store, from the digests of its wheels
+    lock: its wheels
+    directory: the tree that cells import from
+    size_bytes: of its files
+    used: when a sandbox last opened it, seconds since the epoch
+    """
+
+    id: str
+    lock: Lock
+    directory: str
+    size_bytes: int
+    used: float
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    lock: Lock
+    files: Files
+
+
+class _Paths(NamedTuple):
+    top: Path
+    site: Path
+    manifest: Path
+
+
+def _paths(top: Path) -> _Paths:
+    return _Paths(top, top / "site", top / "manifest.json")
+
+
+class PackageStore:
+    """The sets of packages in one directory; a missing one is made, with access for its owner alone.
+
+    `directory`: default `cellwright/packages` in $XDG_STATE_HOME, else in ~/.local/state.
+    `find_links`: a folder of wheels.  `index`: False, and nothing but that folder is asked.
+    `index_url`: the index to ask; default that of pip's configuration.
+    `max_bytes`: of the files of one set, default 1 GiB.
+    `allow`: the packages that a set may have, dependencies included; default any.
+    `optional_layers`: what the cells in which wheels are opened may lack, as in a policy.
+
+    Safe from many threads and processes.  Raises PolicyError for invalid arguments.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *,
+        find_links: str | os.PathLike[str] | None = None, index: bool = True,
+        index_url: str | None = None, max_bytes: int = MOST_BYTES,
+        allow: Iterable[str] | None = None, optional_layers: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        check_limit("packages.max_bytes", max_bytes, whole=True)
+        if find_links is not None and not os.path.isdir(find_links):
+            raise PolicyError(f"find_links: must be a directory, got {os.fspath(find_links)!r}")
+        if not index and find_links is None:
+            raise PolicyError("index: without it there must be find_links")
+        require_extra()
+        self.directory = Path(directory or state_directory() / "packages")
+        self.source = WheelSource(
+            None if find_links is None else os.path.abspath(find_links), bool(index), index_url
+        )
+        self.max_bytes = max_bytes
+        self.allow = None if allow is None else frozenset(map(normalised, allow))
+        self.optional_layers = named_layers("optional_layers", optional_layers)
+        self.python = sys.implementation.cache_tag
+
+    def limited_to(self, policy: Policy) -> "PackageStore":
+        """Return this store with the limits of `policy` beside its own."""
+        packages, allow = policy.packages, self.allow
+        if packages.allow:
+            named = frozenset(map(normalised, packages.allow))
+            allow = named if allow is None else allow & named
+        most = min(self.max_bytes, packages.max_bytes)
+        return PackageStore(
+            self.directory, find_links=self.source.find_links, index=self.source.index,
+            index_url=self.source.index_url, max_bytes=most, allow=allow,
+            optional_layers=(*self.optional_layers, *policy.optional_layers),
+        )  # fmt: skip
+
+    def lock(self, requirements: Requirements, *, again: bool = False) -> Lock:
+        """Return the wheels of `requirements`: a list, or the path of a pylock.toml or of a
+        requirements file.
+
+        What a list was resolved to is kept; `again` resolves it anew.  Raises PackageError and
+        PolicyError.
+        """
+        if isinstance(requirements, os.PathLike):
+            return self._allowed(self._locked_by_file(Path(requirements)))
+        wanted = check_requirements("packages", requirements)
+        self._make_directory()
+        kept = self.directory / "locks" / f"{self._key(wanted)}.toml"
+        if not again and kept.exists():
+            return self._allowed(read_pylock(kept, self.python))
+        lock = self._allowed(resolve(wanted, self.source, self.python))
+        self._write(kept, pylock_text(lock))
+        return lock
+
+    def build(self, lock: Lock) -> PackageSet:
+        """Return the set of `lock`, made if it is missing; raises PackageError."""
+        self._allowed(lock)
+        self._make_directory()
+        with self._locked(f"set-{lock.id}"):
+            if (found := self._found(lock.id)) is None:
+                self._assemble(lock)
+                found = self._found(lock.id)
+        if found is None:
+            raise PackageError(f"the set {lock.id} was removed while it was made")
+        return found
+
+    def open(self, requirements: Requirements) -> "OpenSet":
+        """Return the set of `requirements`, which stays in the store until it is closed.
+
+        It is made if it is missing, and checked.  Raises PackageError, PolicyError.
+        """
+        wanted = self.lock(requirements)
+        while True:
+            made = self.build(wanted)
+            held = self._lock_file(f"set-{made.id}", fcntl.LOCK_SH)
+            try:
+                if self._found(made.id) is not None:  # else another process removed it just now
+                    self.check(made.id)
+                    os.utime(self._set(made.id).top)
+                    return OpenSet(made, held)
+            except BaseException:
+                os.close(held)
+                raise
+            os.close(held)
+
+    def list(self) -> tuple[PackageSet, ...]:
+        """Return the sets, the last used first."""
+        folder = self.directory / "sets"
+        names = os.listdir(folder) if folder.is_dir() else []
+        found = [each for each in map(self._found, names) if each]
+        return tuple(sorted(found, key=lambda each: each.used, reverse=True))
+
+    def get(self, id: str) -> PackageSet:
+        """Return the set whose id begins with `id`; raises PackageError if there is none or several."""
+        found = [each for each in self.list() if id and each.id.startswith(id)]
+        if len(found) != 1:
+            how_many = "several sets begin" if found else "no set begins"
+            raise PackageError(f"{how_many} with {id!r}", "see `cellwright env list`")
+        return found[0]
+
+    def check(self, id: str, *, contents: bool = False) -> None:
+        """Raise PackageError unless the files of a set are those that it was made of.
+
+        Names, sizes, modes and times are compared; with `contents` the digests too.
+        """
+        paths = self._set(id)
+        files = dict(self._manifest(paths).files)
+        for path, found in _walk(paths.site):
+            size, digest = files.pop(path, (-1, ""))
+            if not is_sealed(found, size) or (contents and _digest(paths.site / path) != digest):
+                raise _changed(id, path)
+        if files:
+            raise _changed(id, min(files))
+
+    def remove(self, id: str) -> None:
+        """Remove a set; raises PackageError if it is missing or a sandbox has it open."""
+        found = self.get(id)
+        if not self._removed(found.id):
+            raise PackageError(f"set {found.id} is in use", "close the sandboxes that have it open")
+        self._remove_wheels()
+
+    def prune(
+        self, *, max_age_seconds: float | None = None, max_bytes: int | None = None
+    ) -> tuple[str, ...]:
+        """Remove sets that were not used for `max_age_seconds`, then the longest unused ones until the
+        rest has at most `max_bytes`; return their ids.  Sets in use stay."""
+        removed, kept = [], 0
+        for each in self.list():
+            old = max_age_seconds is not None and time.time() - each.used > max_age_seconds
+            too_many = max_bytes is not None and kept + each.size_bytes > max_bytes
+            if (old or too_many) and self._removed(each.id):
+                removed.append(each.id)
+            else:
+                kept += each.size_bytes
+        self._remove_wheels()
+        return tuple(removed)
+
+    def _locked_by_file(self, path: Path) -> Lock:
+        if path.suffix == ".toml":
+            return read_pylock(path, self.python)
+        if not path.is_file():
+            raise PackageError(f"{path}: no such file")
+        return resolve([f"-r {path.absolute()}"], self.source, self.python)
+
+    def _key(self, wanted: tuple[str, ...]) -> str:
+        said = msgspec.json.encode((self.python, wanted, self.source))
+        return hashlib.sha256(said).hexdigest()[:32]
+
+    def _allowed(self, lock: Lock) -> Lock:
+        refused = [
+            each.name
+            for each in lock.wheels
+            if self.allow is not None and each.name not in self.allow
+        ]
+        if refused:
+            raise PackageError(
+                f"packages.allow: must have {refused[0]}",
+                "it is asked for, or a dependency of what is asked for",
+            )
+        return lock
+
+    def _assemble(self, lock: Lock) -> None:
+        """Make the set of `lock`: open the wheels that were not, then link all files into one tree."""
+        with self._locked("wheels", fcntl.LOCK_SH), self._new() as folder:
+            missing = [each for each in lock.wheels if not self._wheel(each).manifest.exists()]
+            fetched = fetch(missing, self.source, folder) if missing else {}
+            for wheel, path in fetched.items():
+                self._open(wheel, path, folder)
+                path.unlink()
+            made = _paths(Path(folder, "set"))
+            files = self._linked(lock, made.site)
+            made.manifest.write_bytes(msgspec.json.encode(_Manifest(lock, files)))
+            self._publish(made.top, self._set(lock.id).top)
+
+    def _open(self, wheel: Wheel, path: Path, folder: str) -> None:
+        made = _paths(Path(folder, wheel.sha256))
+        made.site.mkdir(0o755, parents=True)
+        files = open_wheel(wheel, path, made.site, self.max_bytes, self.optional_layers)
+        manifest = _Manifest(Lock(self.python, (wheel,)), files)
+        made.manifest.write_bytes(msgspec.json.encode(manifest))
+        self._publish(made.top, self._wheel(wheel).top)
+
+    def _linked(self, lock: Lock, site: Path) -> Files:
+        """Link the files of every wheel of `lock` below `site`, and return them."""
+        found: Files = {}
+        folded: dict[str, str] = {}
+        site.mkdir(0o755, parents=True)
+        for wheel in lock.wheels:
+            opened = self._wheel(wheel)
+            for path, (size, digest) in self._manifest(opened).files.items():
+                other = folded.setdefault(path.casefold(), path)
+                if found.get(path, (size, digest)) != (size, digest) or other != path:
+                    raise PackageError(f"{wheel.name} and another package both have {path!r}")
+                if path not in found:
+                    (site / path).parent.mkdir(0o755, parents=True, exist_ok=True)
+                    os.link(opened.site / path, site / path)
+                found[path] = size, digest
+        if (total := sum(size for size, _ in found.values())) > self.max_bytes:
+            raise PackageError(
+                f"the set has {total} bytes, at most {self.max_bytes}", "see max_bytes"
+            )
+        return found
+
+    def _publish(self, made: Path, place: Path) -> None:
+        """Give a whole tree its name; another process may have been first, with the same."""
+        place.parent.mkdir(0o700, exist_ok=True)
+        os.sync()  # so that a name never outlives a power cut without its files
+        try:
+            os.rename(made, place)
+        except OSError:
+            if not _paths(place).manifest.exists():
+                raise
+
+    def _found(self, id: str) -> PackageSet | None:
+        paths = self._set(id)
+        try:
+            used = paths.top.stat().st_mtime
+            manifest = self._manifest(paths)
+        except (OSError, PackageError):
+            return None
+        total = sum(size for size, _ in manifest.files.values())
+        return PackageSet(id, manifest.lock, str(paths.site), total, used)
+
+    def _manifest(self, paths: _Paths) -> _Manifest:
+        try:
+            return msgspec.json.decode(paths.manifest.read_bytes(), type=_Manifest)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise PackageError(
+                f"{paths.manifest}: {error}", "remove it, and build it again"
+            ) from None
+
+    def _set(self, id: str) -> _Paths:
+        return _paths(self.directory / "sets" / id)
+
+    def _wheel(self, wheel: Wheel) -> _Paths:
+        return _paths(self.directory / "wheels" / f"{wheel.sha256}-{self.python}")
+
+    def _removed(self, id: str) -> bool:
+        """Remove a set unless it is in use."""
+        try:
+            with self._locked(f"set-{id}", fcntl.LOCK_EX | fcntl.LOCK_NB), self._new() as folder:
+                os.rename(self._set(id).top, Path(folder, "set"))
+        except BlockingIOError:
+            return False
+        except FileNotFoundError:
+            pass
+        return True
+
+    def _remove_wheels(self) -> None:
+        """Remove the opened wheels that no set has, unless a set is being made of some."""
+        folder = self.directory / "wheels"
+        with (
+            contextlib.suppress(BlockingIOError),
+            self._locked("wheels", fcntl.LOCK_EX | fcntl.LOCK_NB), self._new() as new,
+        ):  # fmt: skip
+            used = {
+                self._wheel(wheel).top.name for each in self.list() for wheel in each.lock.wheels
+            }
+            for name in set(os.listdir(folder) if folder.is_dir() else ()) - used:
+                os.rename(folder / name, Path(new, name))
+
+    @contextlib.contextmanager
+    def _new(self) -> Iterator[str]:
+        """Make a directory that goes away again, and remove those of processes that died."""
+        parent = self.directory / "new"
+        with self._locked("new"):
+            parent.mkdir(0o700, exist_ok=True)
+            for name in os.listdir(parent):
+                with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                    abandoned = _flock(parent / name, _OPEN, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(parent / name, ignore_errors=True)
+                    os.close(abandoned)
+            folder = tempfile.mkdtemp(dir=parent)
+            lock = _flock(Path(folder), _OPEN, fcntl.LOCK_EX)
+        try:
+            yield folder
+        except OSError as error:
+            raise PackageError(f"cannot write {self.directory}: {error.strerror}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+        lock = self._lock_file(name, how)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock_file(self, name: str, how: int) -> int:
+        """Return a descriptor that holds a lock until it is closed."""
+        folder = self.directory / "held"
+        folder.mkdir(0o700, exist_ok=True)
+        return _flock(folder / name, _LOCK, how)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(0o700, exist_ok=True)
+        with self._new() as folder:
+            made = Path(folder, path.name)
+            made.write_text(text)
+            os.rename(made, path)
+
+    def _make_directory(self) -> None:
+        try:
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
+            found = self.directory.stat()
+        except OSError as error:
+            raise PackageError(f"cannot make {self.directory}: {error.strerror}") from None
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PackageError(
+                f"directory: others may write to {self.directory}",
+                "use a directory of your own, or change its mode with chmod 700",
+            )
+
+
+class OpenSet(Closing):
+    """A set that stays in the store until it is closed."""
+
+    def __init__(self, made: PackageSet, lock: int) -> None:
+        self.made = made
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let it be removed; closing twice is fine."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _flock(path: Path, flags: int, how: int) -> int:
+    """Return a descriptor that holds a lock; raises BlockingIOError if another one does and `how` says
+    not to wait."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, _PRIVATE)
+    try:
+        fcntl.flock(descriptor, how)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every file below a directory, by its path, with what lstat(2) tells."""
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                path = f"{below}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                else:
+                    yield path, entry.stat(follow_symlinks=False)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _changed(id: str, path: str) -> PackageError:
+    return PackageError(
+        f"set {id}: {path} was changed after the set was made",
+        f"remove the set, which is then built again: cellwright env remove {id}",
+    )

@@ -1,0 +1,319 @@
+"""Sets of packages: made of wheels that no host code parses, whole or not there, and never changed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cellwright import PackageError, PackageStore, Policy, PolicyError, Sandbox
+from cellwright.policies.policy import Packages
+from tests.conftest import OPTIONAL
+from tests.harness.packages.wheels import FILENAME, Part, good_wheel, parts_of, write_wheel
+
+pytestmark = pytest.mark.needs("userns")
+OTHER = {"other/__init__.py": b"import thing\nanswer = thing.answer + 1\n"}
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder of wheels: `other` requires `thing`, and both have a part of the namespace `shared`."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    good_wheel(folder, {"thing.py": b"answer = 42\n", "shared/a.py": b"a = 1\n"})
+    good_wheel(folder, OTHER | {"shared/b.py": b"b = 2\n"}, name="other", requires="thing")
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, wheels: Path) -> PackageStore:
+    return store_at(tmp_path / "store", wheels)
+
+
+def store_at(directory: Path, wheels: Path, **limits: object) -> PackageStore:
+    return PackageStore(
+        directory,
+        find_links=wheels,
+        index=False,
+        optional_layers=OPTIONAL,
+        **limits,  # type: ignore[arg-type]
+    )
+
+
+def left_in(store: PackageStore) -> list[str]:
+    """Return what is below new/, where nothing stays once nobody is at work."""
+    return os.listdir(store.directory / "new")
+
+
+def test_a_set_has_what_is_required_and_cells_import_it(store: PackageStore) -> None:
+    policy = Policy(optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, packages=["other"], package_store=store, pool=0) as box:
+        result = box.execute(
+            "import other, shared.a, shared.b, sys\n"
+            "other.answer, shared.a.a + shared.b.b, other.__cached__.endswith('.pyc')"
+        )
+        assert result.value == [43, 3, True], result.error
+        assert result.violations == ()
+        refused = box.execute("import other\nopen(other.__file__, 'a')")
+    assert "PermissionError" in str(refused.error) or "Read-only" in str(refused.error)
+    with Sandbox(policy=policy, pool=0) as box:
+        assert "No module named 'other'" in str(box.execute("import other").error)
+
+
+def test_the_policy_can_ask_for_packages(store: PackageStore) -> None:
+    policy = Policy(packages=Packages(require=("thing",)), optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, package_store=store, pool=0) as box:
+        assert box.execute("import thing\nthing.answer").value == 42
+
+
+def test_a_set_is_made_once_and_named_by_its_wheels(store: PackageStore, wheels: Path) -> None:
+    made = store.build(store.lock(["other"]))
+    again = store.build(store.lock(["other", "thing"]))
+    assert again.id == made.id
+    assert [each.id for each in store.list()] == [made.id]
+    assert left_in(store) == []
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    assert store.build(store.lock(["other"])) == again  # nothing is asked again
+
+
+def test_sets_share_the_files_of_their_wheels(store: PackageStore) -> None:
+    one, two = store.build(store.lock(["thing"])), store.build(store.lock(["other"]))
+    assert one.id != two.id
+    assert Path(one.directory, "thing.py").samefile(Path(two.directory, "thing.py"))
+    assert Path(one.directory, "thing.py").stat().st_mode & 0o777 == 0o444
+
+
+def test_a_lock_file_makes_the_same_set(store: PackageStore, tmp_path: Path) -> None:
+    from cellwright.harness.sandbox.packages.lock import pylock_text
+
+    lock = store.lock(["other"])
+    path = tmp_path / "pylock.toml"
+    path.write_text(pylock_text(lock))
+    assert store.lock(path) == lock
+
+
+def test_a_requirements_file_with_hashes_is_obeyed(store: PackageStore, tmp_path: Path) -> None:
+    digest = store.lock(["thing"]).wheels[0].sha256
+    path = tmp_path / "requirements.txt"
+    path.write_text(f"thing==1.0 --hash=sha256:{digest}\n")
+    assert [each.sha256 for each in store.lock(path).wheels] == [digest]
+    path.write_text(f"thing==1.0 --hash=sha256:{digest[::-1]}\n")
+    with pytest.raises(PackageError, match="pip: "):
+        store.lock(path)
+
+
+def test_a_wheel_that_changed_after_it_was_locked_is_refused(
+    store: PackageStore, wheels: Path
+) -> None:
+    lock = store.lock(["thing"])
+    good_wheel(wheels, {"thing.py": b"answer = 'another'\n"})
+    with pytest.raises(PackageError, match="pip: "):
+        store.build(lock)
+    assert store.list() == ()
+    assert left_in(store) == []
+
+
+def test_a_source_distribution_is_refused_and_never_executed(
+    store: PackageStore, wheels: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheels / "evil-1.0.zip", "w") as archive:
+        archive.writestr("evil-1.0/setup.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
+        archive.writestr("evil-1.0/PKG-INFO", "Metadata-Version: 1.0\nName: evil\nVersion: 1.0\n")
+    with pytest.raises(PackageError, match="No matching distribution") as refused:
+        store.lock(["evil"])
+    assert "only wheels are used" in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_hostile_wheel_is_refused_by_the_cell_that_opens_it(
+    store: PackageStore, wheels: Path, tmp_path: Path
+) -> None:
+    parts = [*parts_of({"thing.py": b""}), Part(b"../../outside.py", b"x")]
+    write_wheel(wheels / FILENAME, parts)
+    with pytest.raises(PackageError, match="not a plain path"):
+        store.build(store.lock(["thing"]))
+    assert (store.list(), left_in(store)) == ((), [])
+    assert not list(tmp_path.rglob("outside.py"))
+
+
+def test_packages_that_have_one_file_in_two_forms_are_refused(
+    store: PackageStore, wheels: Path
+) -> None:
+    good_wheel(wheels, {"Thing.py": b"answer = 1\n"}, name="other", requires="thing")
+    with pytest.raises(PackageError, match="both have"):
+        store.build(store.lock(["other"]))
+    assert store.list() == ()
+
+
+@pytest.mark.parametrize("limits", [{"max_bytes": 4096}, {"allow": ["other"]}], ids=str)
+def test_a_set_beyond_what_is_allowed_is_refused(
+    limits: dict[str, object], tmp_path: Path, wheels: Path
+) -> None:
+    good_wheel(wheels, {"thing.py": b"#" * 8192})
+    store = store_at(tmp_path / "store", wheels, **limits)
+    with pytest.raises(PackageError):
+        store.build(store.lock(["other"]))
+    assert store_at(tmp_path / "store", wheels).list() == ()
+
+
+def test_the_policys_list_of_packages_holds_for_a_sandbox(store: PackageStore) -> None:
+    policy = Policy(packages=Packages(allow=("thing",)), optional_layers=OPTIONAL)
+    with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
+        Sandbox(policy=policy, packages=["other"], package_store=store)
+    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as box:
+        assert box.execute("import thing\nthing.answer").value == 42
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "written": lambda path: (path.chmod(0o644), path.write_text("answer = 43\n")),
+    "removed": lambda path: path.unlink(),
+    "replaced": lambda path: (path.unlink(), path.write_text("answer = 42\n")),
+    "made executable": lambda path: path.chmod(0o555),
+    "added to": lambda path: path.with_name("more.py").write_text("x"),
+    "replaced by a link": lambda path: (path.unlink(), path.symlink_to("/etc/passwd")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_set_that_was_changed_is_not_used(
+    change: Callable[[Path], object], store: PackageStore
+) -> None:
+    made = store.build(store.lock(["thing"]))
+    store.open(["thing"]).close()
+    change(Path(made.directory, "thing.py"))
+    with pytest.raises(PackageError, match="was changed"):
+        store.open(["thing"])
+    store.remove(made.id)
+    store.open(["thing"]).close()  # made again
+
+
+def test_a_change_that_hides_its_time_is_found_by_its_digest(store: PackageStore) -> None:
+    made = store.build(store.lock(["thing"]))
+    path = Path(made.directory, "thing.py")
+    before = path.stat()
+    path.chmod(0o644)
+    path.write_text("answer = 43\n")
+    path.chmod(0o444)
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    store.check(made.id)
+    with pytest.raises(PackageError, match="was changed"):
+        store.check(made.id, contents=True)
+
+
+def test_a_set_in_use_is_neither_removed_nor_pruned(store: PackageStore) -> None:
+    policy = Policy(optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as box:
+        (made,) = store.list()
+        with pytest.raises(PackageError, match="in use"):
+            store.remove(made.id)
+        assert store.prune(max_age_seconds=-1) == ()
+        assert box.execute("import thing\nthing.answer").value == 42
+    assert store.prune(max_age_seconds=-1) == (made.id,)
+    assert (store.list(), os.listdir(store.directory / "wheels")) == ((), [])
+
+
+def test_pruning_by_size_keeps_the_last_used(store: PackageStore) -> None:
+    old, new = store.build(store.lock(["thing"])), store.build(store.lock(["other"]))
+    os.utime(store.directory / "sets" / old.id, (1, 1))
+    assert store.prune(max_bytes=new.size_bytes) == (old.id,)
+    assert [each.id for each in store.list()] == [new.id]
+    assert len(os.listdir(store.directory / "wheels")) == 2  # the set that is left has both
+
+
+BUILD = textwrap.dedent("""
+    import sys
+    from cellwright import PackageStore
+    store = PackageStore(
+        sys.argv[1], find_links=sys.argv[2], index=False, optional_layers=sys.argv[3:]
+    )
+    print(store.build(store.lock(["other"])).id)
+""")
+
+
+def building(store: PackageStore, wheels: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD, str(store.directory), str(wheels), *OPTIONAL]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def test_processes_that_make_one_set_at_once_get_the_same(
+    store: PackageStore, wheels: Path
+) -> None:
+    processes = [building(store, wheels) for _ in range(3)]
+    told = [each.communicate(timeout=120) for each in processes]
+    assert {out for out, _ in told} == {f"{store.build(store.lock(['other'])).id}\n"}, told
+    assert left_in(store) == []
+
+
+def test_a_process_that_is_killed_leaves_nothing_half_made(
+    store: PackageStore, wheels: Path
+) -> None:
+    """Killed when pip runs, when the first wheel is opened, and when the first one is there."""
+    for sign in ("new/*/wanted.txt", "new/*/*/site", "wheels/*/manifest.json"):
+        process = building(store, wheels)
+        while process.poll() is None and not list(store.directory.glob(sign)):
+            pass
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert all(store.get(each.id) for each in store.list())
+    made = store.build(store.lock(["other"]))
+    store.check(made.id, contents=True)
+    assert left_in(store) == []
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_full_disk_leaves_nothing_half_made(
+    method: int, store: PackageStore, wheels: Path
+) -> None:
+    """A disk that is full when the wheel comes, and one that is when its files come."""
+    large = Part(b"large.bin", bytes(1 << 20), method=method)
+    write_wheel(wheels / FILENAME, [*parts_of({"thing.py": b"answer = 42\n"}), large])
+    store.directory.mkdir()
+    # A file system of 256 KiB in a mount namespace of its own, which ends with the process.
+    inner = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", str(store.directory)]
+    script = BUILD.replace("print(", "import os\ntry:\n    print(", 1).rstrip() + (
+        "\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
+        "for place in ('new', 'sets'):\n"
+        "    path = os.path.join(sys.argv[1], place)\n"
+        "    print(place, os.listdir(path) if os.path.isdir(path) else [])\n"
+    )
+    shell = '"$0" "$@"'
+    setup = " ".join(inner)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{setup} && exec {shell}", sys.executable, "-c", script,
+         str(store.directory), str(wheels), *OPTIONAL],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "PackageError" in done.stdout, done
+    assert "No space left" in done.stdout
+    assert "new []\nsets []\n" in done.stdout
+
+
+def test_wrong_arguments_are_told_by_name(
+    tmp_path: Path, wheels: Path, store: PackageStore
+) -> None:
+    with pytest.raises(PolicyError, match="find_links: must be a directory"):
+        PackageStore(tmp_path, find_links=tmp_path / "missing")
+    with pytest.raises(PolicyError, match="index: "):
+        PackageStore(tmp_path, index=False)
+    for wrong in ("-e .", "thing @ https://192.0.2.1/thing.whl", "--index-url=x", 1, b"thing"):
+        with pytest.raises(PolicyError, match="packages: "):
+            store.lock([wrong])  # type: ignore[list-item]
+    (tmp_path / "pylock.toml").write_text("lock-version = '1.0'")
+    with pytest.raises(PackageError, match=r"pylock\.toml"):
+        store.lock(tmp_path / "pylock.toml")
+
+
+def test_a_store_that_others_may_write_to_is_refused(tmp_path: Path, wheels: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PackageError, match="others may write"):
+        store_at(tmp_path / "open", wheels).lock(["thing"])
