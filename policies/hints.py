@@ -30,9 +30,9 @@ _SUBPROCESSES = (
 )
 _SHELL = f"a shell without subprocesses has its builtins only; {_SUBPROCESSES}"
 _THREADS = "to start threads set processes.threads = true in your policy"
-_NETWORK = "a cell has no network: it reaches no other machine, and looks up no name"
+_NETWORK = "a cell has no network and looks up no names"
 _LOOPBACK = (
-    f"{_NETWORK}. Programs of one cell reach each other under the profile standard "
+    f"{_NETWORK}; its own programs reach each other under the profile standard "
     "(--policy standard), or with network.loopback = true in your policy"
 )
 
