@@ -5,9 +5,10 @@ import itertools
 import os
 import resource
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.pool import PoolSettings
@@ -19,6 +20,8 @@ from .settings import Settings, sandbox
 
 _SIZES, _SMOKE_SIZES = (1, 10, 100, 300, 1000), (1, 16)
 _MIB = 1024 * 1024
+_SECONDS = 30.0  # after which no larger size begins
+Found = TypeVar("Found")
 _SPARE = 200  # descriptors for everything else
 _PER_CELL = 16
 
@@ -39,8 +42,16 @@ def measure(settings: Settings) -> Report:
     """Return memory of parked cells, for pools of growing size."""
     allowed = (_raise_descriptors() - _SPARE) // _PER_CELL
     sizes = [size for size in (_SMOKE_SIZES if settings.smoke else _SIZES) if size <= allowed]
-    sessions = [_keep(settings, size) for size in sizes]
-    return _report([_park(settings, size) for size in sizes], sessions)
+    sessions = list(_in_time(partial(_keep, settings), sizes))
+    return _report(list(_in_time(partial(_park, settings), sizes)), sessions)
+
+
+def _in_time(measured: Callable[[int], Found], sizes: list[int]) -> Iterator[Found]:
+    """Yield what is measured of each size; a slow machine does without the largest."""
+    end = time.monotonic() + _SECONDS
+    for size in sizes:
+        if time.monotonic() < end:
+            yield measured(size)
 
 
 def _raise_descriptors() -> int:

@@ -3,6 +3,7 @@ burst, with more callers than processors, and as a whole command."""
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,10 +15,10 @@ from .measuring import (
     Contender,
     Times,
     distribution,
-    median,
     percentile,
     percentile_columns,
     percentile_row,
+    ratio,
     seconds_of,
     side_by_side,
 )
@@ -26,7 +27,7 @@ from .report import Column, Criterion, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _QUIET = 0.1  # what verdicts compare: a busy neighbour hits now the one, now the other
-_WAYS_SECONDS, _COLD_SECONDS = 30.0, 20.0  # of measuring, at most
+_WAYS_SECONDS, _BURST_SECONDS, _COLD_SECONDS = 25.0, 15.0, 20.0  # of measuring, at most
 _ALIKE = 1.5
 _READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
 _SESSION = "a session's next request"
@@ -75,8 +76,11 @@ def _burst(
 ) -> list[float]:
     """Call in quick succession, twice as often as cells stand ready."""
     size = 2 * PoolSettings().size
-    times = []
+    times: list[float] = []
+    end = time.monotonic() + _BURST_SECONDS
     for _ in range(max(2, settings.amount(2000, 32) // size)):
+        if times and time.monotonic() > end:
+            break
         settle()
         times += [seconds_of(call) for _ in range(size)]
     return times
@@ -135,12 +139,15 @@ def _report(found: dict[str, Times], absent: list[tuple[Value, ...]], *, smoke: 
 
 def _headline(ways: Times) -> ReportTable:
     """Return the ways to call, each with the ratio to a cell that stood ready."""
-    ready = median(ways[_READY])
-    rows = [(way, *percentile_row(times)[:3], median(times) / ready) for way, times in ways.items()]
+    ratios = {way: ratio(times, ways[_READY]) for way, times in ways.items()}
+    rows = [
+        (way, *percentile_row(times)[:3], ratios[way].value, ratios[way].spread * 100)
+        for way, times in ways.items()
+    ]
     columns = percentile_columns()[:3]
     return ReportTable(
         title="`1+1` through `Sandbox.execute`, every layer on, audited",
-        columns=(Column("cellwright"), *columns, Column("ratio", 1)),
+        columns=(Column("cellwright"), *columns, Column("ratio", 1), Column("±, %", 0)),
         rows=tuple(rows),
     )
 

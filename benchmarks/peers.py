@@ -27,7 +27,7 @@ from .scratch import scratch_directory
 from .settings import Settings
 
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
-_SECONDS = 60.0  # of measuring a program, at most
+_SECONDS = 50.0  # of measuring a program, at most
 _PROGRAMS = (SUM, TEXT)
 
 

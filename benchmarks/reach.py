@@ -52,7 +52,7 @@ _TOOL = "tool call from a cell, of a round trip between two Pythons through a so
 _COLD = "`cellwright run -c 'print(1)'`, of `bwrap --unshare-all python3 -I`"
 _PACKAGES = "first call with pandas preloaded, of one that imports it in the cell"
 
-_ROW_SECONDS = 25.0
+_ROW_SECONDS = 20.0
 _CLIENTS = 4
 _TURN_SECONDS = 1.5
 _CELLS = 50  # between two looks at page faults

@@ -22,7 +22,6 @@ from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
 _CLIENTS = (1, 2, 4, 8)
-_SMOKE_LEAST = 0.7  # a few short turns on a machine that may be busy
 POOLED, _DEMAND = "cellwright, pool of 8", "cellwright, no pool"
 BUBBLEWRAP, BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no isolation"
 
@@ -53,7 +52,7 @@ def measure(settings: Settings) -> Report:
                 for rival in rivals:
                     turns[rival.name, clients].append(turn(rival, clients, seconds))
             rivals.reverse()
-    return _report(turns, _SMOKE_LEAST if settings.smoke else 1.0)
+    return _report(turns, smoke=settings.smoke)
 
 
 @contextmanager
@@ -117,7 +116,7 @@ def turn(rival: Rival, clients: int, seconds: float) -> Round:
     return Round(calls / elapsed, (rival.cpu() - before) / calls * 1000)
 
 
-def _report(turns: Turns, least: float) -> Report:
+def _report(turns: Turns, *, smoke: bool) -> Report:
     table = ReportTable(
         title="`1+1`, fresh cells a second",
         columns=(
@@ -145,7 +144,7 @@ def _report(turns: Turns, least: float) -> Report:
                 lines=tuple(curves),
             ),
         ),
-        verdicts=_verdicts(turns, least),
+        verdicts=_verdicts(turns, smoke=smoke),
         notes=(
             "Every run of cellwright is a fresh cell, with its audit records.",
             "Clients are threads of one process.",
@@ -176,17 +175,28 @@ def _row(name: str, clients: int, turns: list[Round]) -> tuple[Value, ...]:
     return (name, clients, *rates, median([turn.cpu_ms for turn in turns]))
 
 
-def _verdicts(turns: Turns, least: float) -> tuple[Criterion, ...]:
+def _verdicts(turns: Turns, *, smoke: bool) -> tuple[Criterion, ...]:
+    """Compare with bubblewrap; a smoke run compares CPU time only.
+
+    On a busy machine the contender with more processes gets more of the processors, and a higher rate.
+    """
     if (BUBBLEWRAP, 1) not in turns:
         return ()
-    ours, theirs = (
-        max(median(_rates(turns[name, clients])) for clients in _CLIENTS)
-        for name in (POOLED, BUBBLEWRAP)
+    rates, cpu = (
+        [
+            best(median([getattr(each, what) for each in turns[name, n]]) for n in _CLIENTS)
+            for name in (POOLED, BUBBLEWRAP)
+        ]
+        for what, best in (("rate", max), ("cpu_ms", min))
     )
-    return (
-        Criterion(
-            f"more than {least:g} times as many cells a second as bubblewrap starts interpreters",
-            ours > least * theirs,
-            f"{ours / theirs:.1f} times",
-        ),
+    cheaper = Criterion(
+        "a cell takes less CPU time than an interpreter in bubblewrap",
+        cpu[0] < cpu[1],
+        f"{cpu[0] / cpu[1]:.2f} times",
     )
+    faster = Criterion(
+        "more cells a second than bubblewrap starts interpreters",
+        rates[0] > rates[1],
+        f"{rates[0] / rates[1]:.1f} times",
+    )
+    return (cheaper,) if smoke else (cheaper, faster)

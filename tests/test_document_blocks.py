@@ -59,6 +59,7 @@ NOT_RUN = {
     "README.md: scripts/demo": "installs from PyPI; .ci/run runs it",
     "README.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
     "README.md: your process": "a drawing",
+    "benchmarks/README.md: $ benchmarks/peers-setup": "takes minutes, and fetches from PyPI and npm",
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
