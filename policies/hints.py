@@ -24,6 +24,20 @@ _NO_FILE = re.compile(  # of a relative name, in Python, Node, Ruby
     r"|ENOENT: no such file or directory, open '([^/'\n][^'\n]{0,200})'"
     r"|No such file or directory @ rb_sysopen - ([^/\n][^\n]{0,200})"
 )
+# Modules whose packages have other names; any other name is tried as it is.
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "pptx": "python-pptx",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 _SUBPROCESSES = (
     "to start other programs use the profile standard (--policy standard), or set "
     "processes.subprocesses = true in your policy"
@@ -72,10 +86,11 @@ def _of_error(error: str) -> Iterator[str]:
 
 def missing_module(name: str) -> str:
     """Return the hint for a Python program that imports the module `name`, which its cell lacks."""
+    top = name.partition(".")[0]
+    package = _PACKAGES.get(top, top.replace("_", "-"))
     return (
-        f"the cell has the standard library, and no {name}: pass a file of your own with --file "
-        "(files=), or name the directory of installed packages in your policy: "
-        '[python] path = ["/path/to/site-packages"]'
+        f"the cell has the standard library, and no {name}: ask for its package with --packages "
+        f"{package} (packages=), or pass a file of your own with --file (files=)"
     )
 
 

@@ -19,8 +19,9 @@ def refusal(rule: str, *arguments: str, process: str = "python3 (2)") -> Violati
 @pytest.mark.parametrize(
     ("error", "word"),
     [
-        ("ModuleNotFoundError: No module named 'numpy'", "no numpy: pass a file"),
-        ("ModuleNotFoundError: No module named 'a.b'", "[python] path"),
+        ("ModuleNotFoundError: No module named 'numpy'", "no numpy: ask for its package"),
+        ("ModuleNotFoundError: No module named 'sklearn.svm'", "--packages scikit-learn"),
+        ("ModuleNotFoundError: No module named 'a_b.c'", "--packages a-b "),
         ("Error: Cannot find module './lib/x.js'\nRequire stack:\n- /a", "./lib/x.js"),
         ("LoadError: cannot load such file -- nokogiri", "nokogiri"),
         (

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
@@ -64,7 +64,7 @@ def wheel_of(url: str, sha256: str) -> Wheel:
     """Return the wheel at `url`; raises PackageError for anything but a wheel with its digest."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    filename = os.path.basename(urlsplit(url).path)
+    filename = os.path.basename(unquote(urlsplit(url).path))
     if not filename.endswith(".whl"):
         raise PackageError(
             f"{filename} is no wheel: building a source distribution runs its code",

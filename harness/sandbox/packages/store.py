@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -231,7 +232,7 @@ class PackageStore:
             return read_pylock(path, self.python)
         if not path.is_file():
             raise PackageError(f"{path}: no such file")
-        return resolve([f"-r {path.absolute()}"], self.source, self.python)
+        return resolve([f"-r {shlex.quote(str(path.absolute()))}"], self.source, self.python)
 
     def _key(self, wanted: tuple[str, ...]) -> str:
         said = msgspec.json.encode((self.python, wanted, self.source))

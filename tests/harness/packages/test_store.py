@@ -100,12 +100,26 @@ def test_a_lock_file_makes_the_same_set(store: PackageStore, tmp_path: Path) -> 
 
 def test_a_requirements_file_with_hashes_is_obeyed(store: PackageStore, tmp_path: Path) -> None:
     digest = store.lock(["thing"]).wheels[0].sha256
-    path = tmp_path / "requirements.txt"
+    path = tmp_path / "two words" / "requirements.txt"
+    path.parent.mkdir()
     path.write_text(f"thing==1.0 --hash=sha256:{digest}\n")
     assert [each.sha256 for each in store.lock(path).wheels] == [digest]
     path.write_text(f"thing==1.0 --hash=sha256:{digest[::-1]}\n")
     with pytest.raises(PackageError, match="pip: "):
         store.lock(path)
+
+
+def test_a_wheel_of_a_local_version_is_found_by_its_quoted_address(
+    store: PackageStore, wheels: Path
+) -> None:
+    from cellwright.harness.sandbox.packages.lock import wheel_of
+
+    assert wheel_of("https://h/a-1%2Bcpu-py3-none-any.whl", "0" * 64).version == "1+cpu"
+    with pytest.raises(PackageError, match="no wheel"):
+        wheel_of("https://h/..%2F..%2Fa.tar.gz", "0" * 64)
+    assert wheel_of("https://h/..%2F..%2Fa-1-py3-none-any.whl", "0" * 64).filename == (
+        "a-1-py3-none-any.whl"
+    )
 
 
 def test_a_wheel_that_changed_after_it_was_locked_is_refused(
