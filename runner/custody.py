@@ -1,9 +1,13 @@
 """A cell from its birth to its end, as it is reported on the status channel.
 
-Status frames come from trusted code; a malformed one raises InternalError.
+Status frames come from trusted code.  Should a launcher have been taken over all the same, it is not
+trusted with what the supervisor may do: a frame or a descriptor that is not as it must be raises
+InternalError, and ends the launcher with every cell.
 """
 
 import os
+import signal
+import stat
 import time
 from typing import Protocol
 
@@ -12,11 +16,13 @@ import msgspec
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
+from .kernel import notifications
 from .messages import Ended, Failed, Ready, Status, decode
 from .watching.listener import Listener
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
+_WORKSPACE_MODE = stat.S_IFDIR | 0o700  # as it is mounted; nothing has run yet
 _ALWAYS = 3  # descriptors that a Ready frame brings: init, guest, /workspace
 
 
@@ -99,10 +105,14 @@ class Custody:
 
     def receive(self) -> None:
         """Take one frame from the status channel."""
-        message, descriptors = self._receive()
-        if isinstance(message, Ready):
-            self._take(message, descriptors)
-            return
+        try:
+            message, descriptors = self._receive()
+            if isinstance(message, Ready):
+                self._take(message, descriptors)
+                return
+        except InternalError:
+            self._origin.give_up()
+            raise
         _close(descriptors)
         if isinstance(message, Ended):
             self.ended = message
@@ -114,6 +124,9 @@ class Custody:
         if len(descriptors) != _ALWAYS + ready.listens or cell.pidfd >= 0:
             _close(descriptors)
             raise InternalError("a cell is ready without its descriptors, or twice")
+        if wrong := _first_wrong(descriptors):
+            _close(descriptors)
+            raise InternalError(f"the {wrong} of a cell is another file")
         cell.pidfd, cell.guest, cell.workspace, *listener = descriptors
         for cell.listener in listener:
             self.listener = self._origin.listen(cell.listener)
@@ -190,6 +203,28 @@ class Custody:
                 raise _nonsense(error) from None
             raise
         return message, descriptors
+
+
+def _first_wrong(descriptors: list[int]) -> str:
+    """Return which of a Ready frame's descriptors is not what it stands for; "" if none is."""
+    init, guest, workspace, *listener = descriptors
+    if not _is_pidfd(init):
+        return "init"
+    if not _is_pidfd(guest):
+        return "guest"
+    if os.fstat(workspace).st_mode != _WORKSPACE_MODE:
+        return "workspace"
+    return "" if all(map(notifications.is_listener, listener)) else "listener"
+
+
+def _is_pidfd(descriptor: int) -> bool:
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    except ProcessLookupError:
+        return True  # it has ended by now
+    except OSError:
+        return False
+    return True
 
 
 def _words(failed: Failed) -> str:

@@ -8,6 +8,7 @@ cell by the launcher and, before its program, the guest's process (status), and 
 guest (control), whose side is hostile.
 """
 
+import os
 from functools import cache
 from typing import Annotated, Any
 
@@ -119,13 +120,20 @@ class Failed(_Frame, frozen=True):
     hint: str = ""
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
 class Ended(_Frame, frozen=True):
     """The guest's main process ended, and init is being killed; what it used, as wait4(2) told."""
 
     wait_status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
-    cpu_user_seconds: float
-    cpu_system_seconds: float
-    max_rss_bytes: int
+    cpu_user_seconds: _Seconds
+    cpu_system_seconds: _Seconds
+    max_rss_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+    def __post_init__(self) -> None:
+        """Refuse, with ValueError, the status of a process that has not ended."""
+        os.waitstatus_to_exitcode(self.wait_status)
 
 
 # supervisor -> guest

@@ -37,6 +37,15 @@ def wake_in_sync(listener: int) -> None:
         fcntl.ioctl(listener, _SET_FLAGS, _SYNC_WAKE_UP)
 
 
+def is_listener(descriptor: int) -> bool:
+    """Tell whether it is the listener of a filter: only such a file answers that it has no call 0."""
+    try:
+        fcntl.ioctl(descriptor, _ID_VALID, _ID.pack(0))
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return False
+
+
 def receive(listener: int) -> Notification | None:
     """Take the next notification; None if the caller died meanwhile."""
     buffer = bytearray(_NOTHING)  # the kernel refuses one that is not zeroed

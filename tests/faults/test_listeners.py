@@ -106,3 +106,39 @@ def test_a_guest_whose_listener_is_closed_under_it_is_refused_everything_and_han
     for descriptor in (quiet, write):
         os.close(descriptor)
     assert (result.status, result.value) == (SandboxStatus.COMPLETED, [errno.ENOSYS] * 3)
+
+
+# A launcher that is not what it was: it hands over other descriptors than those of the cell
+
+_OTHER = """
+from cellwright.runner.kernel.steps import Result
+from cellwright.runner.launcher import forking
+def confinement(site, pages, before=forking.confinement):
+    do = before(site, pages)
+    steps = do.steps
+    chdir, sent = (next(n for n, step in enumerate(steps) if step.name == name) for name in ("chdir", "sendmsg"))
+    steps[chdir] = steps[chdir]._replace(name="openat", arguments=(-100, {path!r}, {flags}))
+    arguments = list(steps[sent].arguments)
+    arguments[2 + {slot}] = Result(16 + chdir)
+    steps[sent] = steps[sent]._replace(arguments=tuple(arguments))
+    return do
+forking.confinement = confinement
+del forking, confinement
+"""
+SLOTS = ("init", "guest", "workspace", "listener")
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("path", ["/dev/zero", "/", "/proc/self/ns/mnt"])
+def test_a_launcher_that_sends_other_descriptors_is_ended_and_replaced(
+    slot: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = _OTHER.format(path=path.encode(), flags=os.O_RDONLY, slot=SLOTS.index(slot))
+    with nothing_left():
+        with monkeypatch.context() as patch:
+            shim(f"exec({code!r});", patch)
+            box = Sandbox(policy=policy_named("strict"), pool=0)
+            with pytest.raises(InternalError, match=f"the {slot} of a cell"):
+                box.execute("1")
+        with box:
+            assert box.execute("1 + 1").value == 2

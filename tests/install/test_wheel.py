@@ -220,8 +220,9 @@ print(result.value if result.error is None else result.traceback)
 
 
 def usable(name: str) -> str:
-    """Return the first `name` of PATH that starts and for which packages can be built, or nothing."""
-    for folder in os.get_exec_path():
+    """Return the first `name` of PATH or pyenv that starts and for which packages can be built, or nothing."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for folder in (*os.get_exec_path(), *sorted(pyenv.glob("versions/*/bin"))):
         path = os.path.join(folder, name)
         if os.access(path, os.X_OK):
             tried = subprocess.run([path, "-Ic", CAN_INSTALL], capture_output=True, check=False)
@@ -234,7 +235,7 @@ def usable(name: str) -> str:
 def test_the_wheel_works_with_another_python(wheel: Path, place: Path, name: str) -> None:
     base = usable(name)
     if not base:
-        pytest.skip(f"no {name} of PATH starts, with pip and the headers")
+        pytest.skip(f"no {name} of PATH or pyenv starts, with pip and the headers")
     made = installed(wheel, base, place / name)
     if not OPTIONAL:
         run(made.with_name("cellwright"), "doctor", cwd=place)

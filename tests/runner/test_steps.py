@@ -3,12 +3,14 @@
 import array
 import errno
 import os
+import random
 import socket
 import struct
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +21,20 @@ from cellwright.runner import channel
 from cellwright.runner.cell.enter import TASKS
 from cellwright.runner.kernel import _steps
 from cellwright.runner.kernel.steps import MAY_FAIL, Result, Steps
-from cellwright.runner.messages import MOST_AT_ONCE, Ended, Failed, Fork, decode, encode
+from cellwright.runner.messages import (
+    MOST_AT_ONCE,
+    Ended,
+    Failed,
+    Fork,
+    InitMade,
+    decode,
+    encode,
+)
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named
 
 STATUS = 900
+FRAME = channel.packets(encode(Fork(into_cgroup=False, cells=1)))[0]
 
 
 def execute(do: Steps, inputs: tuple[int, ...] = ()) -> tuple[object, ...]:
@@ -170,6 +181,12 @@ def malformed() -> list[bytes]:
         )
     forward = (2).to_bytes(4, "little") + whole[step + 12 : step + 16] + (16).to_bytes(8, "little")
     found.append(whole[: step + 8] + forward + whole[step + 24 :])  # what it answers itself
+    store, size = step + 64 + 16, int.from_bytes(whole[8:12], "little")  # its place in the data
+    for value in (size - 1, size - 3, size, 1 << 62, (1 << 64) - 1):
+        found.append(whole[:store] + value.to_bytes(8, "little") + whole[store + 8 :])
+    too_long = Steps()
+    too_long.tell(bytes(513), about="more than a packet of the launcher")
+    found.append(too_long.layout(STATUS, 5))
     relocation = 24 + 5 * 64
     for value in (1 << 30, 0xFFFFFFFF):
         found.append(whole[:relocation] + value.to_bytes(4, "little") + whole[relocation + 4 :])
@@ -199,13 +216,12 @@ def test_a_list_with_other_bytes_has_its_steps_or_is_refused(at: int, data: byte
 # The same with a compiler that watches memory and arithmetic
 
 UNDER_SANITIZERS = """
-import importlib.util, sys
+import importlib.util, random, sys
 spec = importlib.util.spec_from_file_location("cellwright.runner.kernel._steps", sys.argv[1])
 checked = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(checked)
 sys.path[:0] = sys.argv[2:]
 from tests.runner import test_steps as tests
-import random
 whole = tests.sample()
 assert checked.count(whole) == 5
 for program in tests.malformed():
@@ -224,11 +240,63 @@ for _ in range(20_000):
         checked.count(bytes(torn))
     except ValueError:
         pass
+tests.talk_nonsense(checked, dice)
 do = tests.Steps()
 do.keep_only(1 << 31, -(1 << 31), 2**63 - 1, -(2**63), 900, 899)
 assert checked.execute(do.layout(tests.STATUS, 0), ()) == ()
 print("clean")
 """
+
+
+MOST_DESCRIPTORS = 150  # more than the reader takes
+ROUNDS = 300
+
+
+def talk_nonsense(checked: Any, dice: random.Random) -> None:
+    """Have a launcher read invalid Fork frames and invalid answers of a nursery: it forks nothing, ends,
+    and leaves no descriptor open but its epoll instance."""
+    made = b"\0" + encode(InitMade())
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(ROUNDS):
+        ours, sock = channel.pair()
+        nursery, theirs = channel.pair()
+        status, cell = channel.pair()
+        forever, held = os.pipe()
+        counts = (5, 5, dice.randint(0, MOST_DESCRIPTORS))
+        send_of(ours, torn(FRAME, dice), [cell.fileno()] * dice.choice(counts))
+        answer = torn(made, dice)
+        send_of(nursery, answer, [held] * dice.choice(counts))
+        for each in (ours, nursery):
+            each.shutdown(socket.SHUT_WR)
+        given = (sample(), sock.fileno(), theirs.fileno(), forever, (held,) * 3, False)
+        assert checked.serve(*given) is False
+        cell.close()
+        told = status.recv(1024)
+        assert told in (b"", answer) or decode(told[1:], Failed)
+        for each in (ours, sock, nursery, theirs, status):
+            each.close()
+        os.close(forever)
+        os.close(held)
+    assert len(os.listdir("/proc/self/fd")) == before + ROUNDS
+
+
+def torn(packet: bytes, dice: random.Random) -> bytes:
+    """Return a packet as it is, cut, lengthened or with other bytes."""
+    how = dice.randrange(4)
+    if how == 1:
+        return packet[: dice.randrange(1, len(packet))]
+    if how == 2:
+        return packet + dice.randbytes(dice.choice((1, 500, 600)))
+    if how == 3:
+        changed = bytearray(packet)
+        changed[dice.randrange(len(changed))] = dice.randrange(256)
+        return bytes(changed)
+    return packet
+
+
+def send_of(sock: socket.socket, packet: bytes, descriptors: list[int]) -> None:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    sock.sendmsg([packet], [rights] if descriptors else [])
 
 
 @pytest.fixture(scope="module")
@@ -262,14 +330,6 @@ def test_no_list_makes_the_reader_touch_memory_that_is_not_its(checked: Path) ->
 
 # The launcher's loop
 
-FRAME = channel.packets(encode(Fork(into_cgroup=False, cells=1)))[0]
-
-
-def send(sock: socket.socket, packet: bytes, count: int) -> None:
-    rights = array.array("i", [sock.fileno()] * count)
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else []
-    sock.sendmsg([packet], ancillary)
-
 
 @pytest.mark.needs("userns")
 @pytest.mark.parametrize(
@@ -288,7 +348,7 @@ def test_a_frame_that_is_no_fork_ends_the_launcher(packet: bytes, more: int) -> 
         launcher = inspect(sandbox).supervisor.generation.launcher
         joins = inspect(sandbox).supervisor.generation.boot.joins
         pidfd = os.pidfd_open(launcher.pids()[2])
-        send(launcher._sock, packet, max(0, TASKS + joins + more))
+        send_of(launcher._sock, packet, [launcher._sock.fileno()] * max(0, TASKS + joins + more))
         assert channel.has_news(pidfd, 20)
         os.close(pidfd)
         assert sandbox.execute("1 + 1").value == 2  # of another launcher

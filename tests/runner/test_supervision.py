@@ -1,8 +1,10 @@
 """Supervision against a scripted cell: socket pairs in place of launcher, init and guest."""
 
 import contextlib
+import math
 import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -55,7 +57,8 @@ class FakeCell(Cell):
 
     def is_ready(self) -> None:
         pidfd = os.pidfd_open(self.init.pid)
-        workspace = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        with tempfile.TemporaryDirectory() as directory:  # its mode is that of a workspace
+            workspace = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         self.says(Ready(listens=False), pidfd, pidfd, workspace)
         os.close(pidfd)
         os.close(workspace)
@@ -315,11 +318,23 @@ def test_the_failed_step_is_named(cell: FakeCell) -> None:
         supervise(cell)
 
 
+def says_raw(cell: FakeCell, wait_status: int, seconds: float, max_rss_bytes: int) -> None:
+    """Say that the cell is ready, and that it ended with what no Ended frame may have."""
+    cell.is_ready()
+    ended = ("Ended", wait_status, seconds, 0.0, max_rss_bytes)
+    channel.send(cell._their_status, msgspec.msgpack.encode(ended))
+
+
 DISORDER: dict[str, Callable[[FakeCell], None]] = {
     "ready without its descriptors": lambda cell: cell.says(Ready(listens=False)),
     "ready without a listener": lambda cell: cell.says(Ready(listens=True), 0, 1, 2),
     "garbage": lambda cell: channel.send(cell._their_status, b"garbage"),
     "the guest's frame": lambda cell: cell.says(DONE),
+    "the end of a process that only stopped": lambda cell: says_raw(cell, 0x137F, 0.0, 0),
+    "a negative time": lambda cell: says_raw(cell, 0, -1.0, 0),
+    "a time that is no number": lambda cell: says_raw(cell, 0, math.nan, 0),
+    "a time without end": lambda cell: says_raw(cell, 0, math.inf, 0),
+    "more memory than there is": lambda cell: says_raw(cell, 0, 0.0, 1 << 63),
     "a frame in two packets": lambda cell: cell._their_status.send(b"\x01x") and None,
 }
 
@@ -347,13 +362,15 @@ BESIDE_NONSENSE = {
 def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     cell = FakeCell()
-    custody = custody_of(cell)
+    origin = FakeOrigin()
+    custody = Custody(cell, origin)
     for packet in packets:
         channel.send_packet(cell._their_status, packet, (0,))
     for _ in packets[1:]:
         custody.receive()
     with pytest.raises(InternalError):
         custody.receive()
+    assert origin.given_up
     cell.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
