@@ -1,8 +1,7 @@
 """A cell from its birth to its end, as it is reported on the status channel.
 
-Status frames come from trusted code.  Should a launcher have been taken over all the same, it is not
-trusted with what the supervisor may do: a frame or a descriptor that is not as it must be raises
-InternalError, and ends the launcher with every cell.
+Status frames come from trusted code, but a launcher has less power than the supervisor: a frame or a
+descriptor that is not as it must be raises InternalError, and ends the launcher with every cell.
 """
 
 import os

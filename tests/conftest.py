@@ -112,6 +112,7 @@ INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/bui
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
+    "aarch64_gcc": lambda: shutil.which("aarch64-linux-gnu-gcc") is not None,
     "x86_64": lambda: os.uname().machine == "x86_64",
     "userns": _user_namespaces,
     "no_userns": lambda: not _user_namespaces(),

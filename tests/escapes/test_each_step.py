@@ -86,11 +86,21 @@ class Proof:
 
     def order(self, layer: str = "", which: int = 0) -> list[tuple[str, str]]:
         """Have the next cell lack a step; return layer and words of all."""
+        try:
+            return self._order(layer, which)
+        except (BrokenPipeError, ConnectionResetError):  # the last cell cost its launcher
+            self._sandbox.execute("1")
+            return self._order(layer, which)
+
+    def _order(self, layer: str, which: int) -> list[tuple[str, str]]:
         sock = inspect(self._sandbox).generation.launcher.socket
         sock.send(_END)
         sock.send(_ORDER + json.dumps((layer, which)).encode())
         assert channel.has_news(sock.fileno(), 20)
-        return [tuple(each) for each in json.loads(channel.Receiver(sock, 1 << 20).receive_whole())]
+        words = channel.Receiver(sock, 1 << 20).receive_whole()
+        if not words:
+            raise ConnectionResetError
+        return [tuple(each) for each in json.loads(words)]
 
     def outcome(self, timeout: float = 30.0) -> Any:
         """Return why there is no cell, or what one is like and what a program in it could do."""
