@@ -194,7 +194,7 @@ def test_what_is_hidden_is_so_under_the_name_of_a_link_too(project: Path) -> Non
     """A link of root's is followed when a policy is resolved: what is denied is so by either name."""
     link = Path("/var/tmp" if os.geteuid() else "/srv") / f"cellwright-link-{os.getpid()}"
     if os.geteuid():
-        pytest.skip("only root can make a link that counts")
+        pytest.skip("only the links of root are followed when a policy is resolved")
     link.symlink_to(project)
     try:
         files = Filesystem(read=(str(link), str(project)), hidden=(f"{project}/.env",))

@@ -178,10 +178,10 @@ def test_paths_with_blanks_and_other_letters_are_shown_from_anywhere(where: str)
 def test_an_interpreter_works_from_anywhere(where: str) -> None:
     """As that of an environment does, wherever the checkout lies."""
     if not os.access(where, os.W_OK):
-        pytest.skip(f"{where} is not ours to write")
+        pytest.skip(f"this user cannot write to {where}")
     found = shutil.which("bash", path="/usr/bin:/bin")
     if not found:
-        pytest.skip("there is no bash")
+        pytest.skip("this host has no bash")
     with tempfile.TemporaryDirectory(dir=where, prefix="cellwright päth ") as name:
         for path in (name, os.path.join(name, "bin")):
             os.makedirs(path, exist_ok=True)

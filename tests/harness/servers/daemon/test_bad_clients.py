@@ -157,7 +157,7 @@ def test_a_program_ends_with_the_client_that_asked_for_it(
     tight: Daemon, end: Callable[[RawClient], None], code: str
 ) -> None:
     if end is deaf and code is ENDLESS:
-        pytest.skip("nothing is told to a deaf client before the program ends")
+        pytest.skip("a silent program sends a client that does not read nothing to be noticed by")
     with unchanged(tight):
         client = RawClient(tight.path)
         client.say(program(code, stream=True))
