@@ -5,7 +5,6 @@ import collections
 import os
 import sys
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -18,25 +17,24 @@ from ..text.terminal import print_header
 from .options import FAILED, SUCCEEDED, add_subcommands, print_json
 
 _LAST = "last"
-Action = Callable[[argparse.Namespace], int]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    tail = _add(commands, "tail", "print the last records", _tail)
+    add_command = add_subcommands(parser, _add_common)
+    tail = add_command("tail", "print the last records", _tail)
     tail.add_argument("-n", type=int, default=20, metavar="N", help="number of records; default 20")
     tail.add_argument(
         "-f", "--follow", action="store_true", help="then print new records until Ctrl-C"
     )
-    check = _add(commands, "verify", "check that no record was changed or removed", _verify)
+    check = add_command("verify", "check that no record was changed or removed", _verify)
     check.add_argument("--key-file", metavar="FILE", help="the key of the chain, if it has one")
     check.add_argument(
         "--expect",
         metavar="SEQ:HASH",
         help="a head that verify printed earlier; it must still exist",
     )
-    _add(commands, "summary", "count the records by kind", _summary)
-    trace = _add(commands, "trace", "print the tree of events that one request caused", _trace)
+    add_command("summary", "count the records by kind", _summary)
+    trace = add_command("trace", "print the tree of events that one request caused", _trace)
     trace.add_argument(
         "id", metavar="ID",
         help="the id of a trace, an execution or a session, or its beginning; last: the last trace",
@@ -60,17 +58,9 @@ def _require_record(path: str) -> None:
         raise PolicyError(f"{path}: no line is a record of an audit trail")
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Action,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(action=action)
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="FILE", help="the file of the trail")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def _tail(options: argparse.Namespace) -> int:

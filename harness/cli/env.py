@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import PolicyError
@@ -19,13 +18,13 @@ _ID = "the set: its id, or the first characters of it"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    lock = _add(commands, "lock", "resolve requirements and print a lock file", _lock)
-    build = _add(commands, "build", "make a set, so that sandboxes start with it at once", _build)
-    listed = _add(commands, "list", "list the sets, the last used first", _list)
-    show = _add(commands, "show", "show the wheels of a set, and check its files", _show)
-    remove = _add(commands, "remove", "remove a set that no sandbox has open", _remove)
-    prune = _add(commands, "prune", "remove sets that were not used for long", _prune)
+    add_command = add_subcommands(parser, _add_common)
+    lock = add_command("lock", "resolve requirements and print a lock file", _lock)
+    build = add_command("build", "make a set, so that sandboxes start with it at once", _build)
+    listed = add_command("list", "list the sets, the last used first", _list)
+    show = add_command("show", "show the wheels of a set, and check its files", _show)
+    remove = add_command("remove", "remove a set that no sandbox has open", _remove)
+    prune = add_command("prune", "remove sets that were not used for long", _prune)
     for each in (lock, build):
         each.add_argument(
             "packages", nargs="+", metavar="PACKAGE",
@@ -51,18 +50,10 @@ def run(options: argparse.Namespace) -> int:
     return int(options.action(options))
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(action=action)
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", metavar="DIR", help="the directory of sets; default in the user's state"
     )
-    return parser
 
 
 def _store(options: argparse.Namespace) -> PackageStore:

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 TYPE_CHECKING = False  # `--version` needs neither `typing` nor msgspec
 if TYPE_CHECKING:
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog
+
+    AddCommand = Callable[[str, str, Callable[..., object]], argparse.ArgumentParser]
 
 # A copy of the names of the shipped profiles: listing their folder at every start takes time.
 PROFILES = ("server", "standard", "strict", "tool", "trusted-read")
@@ -43,10 +45,19 @@ def add_optional(parser: argparse.ArgumentParser) -> None:
 
 
 def add_subcommands(
-    parser: argparse.ArgumentParser,
-) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
-    """Let `parser` have commands of its own; each sets `action`, the function that runs it."""
-    return parser.add_subparsers(required=True, metavar="COMMAND")
+    parser: argparse.ArgumentParser, add_common: Callable[[argparse.ArgumentParser], None]
+) -> "AddCommand":
+    """Let `parser` have commands of its own, each with the common options; return the function that
+    adds one, which sets `action`."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, summary: str, action: Callable[..., object]) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(action=action)
+        add_common(command)
+        return command
+
+    return add
 
 
 def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,24 +29,22 @@ from .tool_files import register_marked
 if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
 
-Action = Callable[[Runs, argparse.Namespace], int]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    add_json(_add(commands, "pending", "list the calls that wait for approval", _pending))
-    show = _add(commands, "show", "show the calls of a run and the possible actions", _show)
+    add_command = add_subcommands(parser, _add_common)
+    add_json(add_command("pending", "list the calls that wait for approval", _pending))
+    show = add_command("show", "show the calls of a run and the possible actions", _show)
     show.add_argument("run", nargs="?", metavar="RUN", help="the run; default a list of all runs")
     add_json(show, "object, or an array of runs")
-    approve = _add(commands, "approve", "approve one call with its arguments", _approve)
-    reject = _add(commands, "reject", "reject one call: the program gets an exception", _reject)
+    approve = add_command("approve", "approve one call with its arguments", _approve)
+    reject = add_command("reject", "reject one call: the program gets an exception", _reject)
     for each in (approve, reject):
         each.add_argument("approval", metavar="APPROVAL", help="the id, as `pending` lists it")
     reject.add_argument(
         "why", nargs="?", default="", metavar="WHY", help="the reason that the program gets"
     )
-    _add_resume(_add(commands, "resume", "replay a run and continue it", _resume))
-    mark = _add(commands, "mark", "decide whether a call with unknown outcome was made", _mark)
+    _add_resume(add_command("resume", "replay a run and continue it", _resume))
+    mark = add_command("mark", "decide whether a call with unknown outcome was made", _mark)
     mark.add_argument("run", metavar="RUN", help="the run")
     mark.add_argument("call", type=int, metavar="CALL", help="the number, as `show` lists it")
     mark.add_argument(
@@ -59,23 +57,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="the result of a made call; default null",
     )
-    forget = _add(commands, "forget", "delete a run, which then cannot be resumed", _forget)
+    forget = add_command("forget", "delete a run, which then cannot be resumed", _forget)
     forget.add_argument(
         "run", nargs="?", metavar="RUN", help="the run; default all completed and failed runs"
     )
-    _add(commands, "expire", "reject the calls whose time for approval is over", _expire)
+    add_command("expire", "reject the calls whose time for approval is over", _expire)
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Action,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary)
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the file of the runs")
-    parser.set_defaults(action=action)
-    return parser
 
 
 def _add_resume(resume: argparse.ArgumentParser) -> None:

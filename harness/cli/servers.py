@@ -6,8 +6,9 @@ The MCP SDK is imported only when a server is started.
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,22 +24,20 @@ if TYPE_CHECKING:
     from ..mcp.status import ServerStatus
     from ..tools.registry import ToolRegistry
 
-Action = Callable[["McpServers", argparse.Namespace], int]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    listed = _add(commands, "list", "list the servers without starting any", _list)
-    tools = _add(commands, "tools", "list the tools that the servers offer now", _tools)
-    check = _add(commands, "check", "start each server and list its tools", _check)
-    call = _add(commands, "call", "call a tool as a program would", _call)
+    add_command = add_subcommands(parser, partial(add_configuration, required=True))
+    listed = add_command("list", "list the servers without starting any", _list)
+    tools = add_command("tools", "list the tools that the servers offer now", _tools)
+    check = add_command("check", "start each server and list its tools", _check)
+    call = add_command("call", "call a tool as a program would", _call)
     call.add_argument("name", metavar="NAME", help="the tool, as server.tool")
     call.add_argument(
         "arguments", nargs="?", default="{}", metavar="JSON", help="its arguments, a JSON object"
     )
     call.add_argument("--yes", action="store_true", help="approve the call if it needs approval")
-    diff = _add(commands, "diff", "compare the tools with their pins", _diff)
-    pin = _add(commands, "pin", "pin the tools that a server offers now", _pin)
+    diff = add_command("diff", "compare the tools with their pins", _diff)
+    pin = add_command("pin", "pin the tools that a server offers now", _pin)
     pin.add_argument("server", metavar="SERVER", help="the server")
     for each in (tools, check, diff):
         each.add_argument(
@@ -55,18 +54,6 @@ def run(options: argparse.Namespace) -> int:
         except ToolError as error:
             print(f"cellwright: {harmless(str(error))}", file=sys.stderr)
             return FAILED
-
-
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Action,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary)
-    add_configuration(parser, required=True)
-    parser.set_defaults(action=action)
-    return parser
 
 
 def add_configuration(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

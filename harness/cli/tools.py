@@ -39,34 +39,41 @@ Action = Callable[[ToolFactory, argparse.Namespace], object]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    listed = _add(commands, "list", "list the tools", _list, of_one=False)
+    add_command = add_subcommands(parser, _add_common)
+
+    def add_one(name: str, summary: str, action: Action) -> argparse.ArgumentParser:
+        """Add a command that takes the name of a tool."""
+        command = add_command(name, summary, action)
+        command.add_argument("name", metavar="NAME", help="the tool; name@2 is its version 2")
+        return command
+
+    listed = add_command("list", "list the tools", _list)
     listed.add_argument("--retired", action="store_true", help="list retired tools, too")
     add_json(listed)
-    search = _add(commands, "search", "find tools by words or a name", _search, of_one=False)
+    search = add_command("search", "find tools by words or a name", _search)
     search.add_argument("query", metavar="QUERY", help="words, or a name")
     search.add_argument(
         "--limit", type=int, default=5, metavar="N", help="number of results at most; default 5"
     )
     search.add_argument("--model", metavar="DIR", help=MODEL_HELP)
     add_json(search, "object")
-    show = _add(commands, "show", "print everything about a tool as JSON", _show)
+    show = add_one("show", "print everything about a tool as JSON", _show)
     show.add_argument("--source", action="store_true", help="print only its source")
-    _add_create(_add(commands, "create", "create a tool from source", _create, of_one=False))
+    _add_create(add_command("create", "create a tool from source", _create))
     for name, summary, action in (
         ("call", "call a tool and print its result as JSON", _call),
         ("test", "call a tool without counting the use; without INPUT run its tests", _test),
         ("explain", "show how the rules of the policy decide on a call, without calling", _explain),
     ):
-        _add(commands, name, summary, action).add_argument(
+        add_one(name, summary, action).add_argument(
             "input", nargs="?", metavar="INPUT", help="a JSON object; - reads standard input"
         )
-    _add(commands, "remove", "delete a tool and all its versions", _remove)
-    _add(commands, "trust", "set the state of a tool to trusted", _trust)
-    _add(commands, "retire", "set the state of a tool to retired: it is offered no more", _retire)
-    exports = _add(commands, "export", "write a tool to files", _export)
+    add_one("remove", "delete a tool and all its versions", _remove)
+    add_one("trust", "set the state of a tool to trusted", _trust)
+    add_one("retire", "set the state of a tool to retired: it is offered no more", _retire)
+    exports = add_one("export", "write a tool to files", _export)
     exports.add_argument("directory", metavar="DIR", help="the parent of the new folder")
-    imports = _add(commands, "import", "create a tool from exported files", _import, of_one=False)
+    imports = add_command("import", "create a tool from exported files", _import)
     imports.add_argument("folder", metavar="FOLDER", help="the folder that export made")
     imports.add_argument(
         "--grant", action="store_true", help="grant the permissions that the files ask for"
@@ -74,25 +81,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     imports.add_argument("--similar", action="store_true", help=_SIMILAR)
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Action,
-    *,
-    of_one: bool = True,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary)
-    parser.set_defaults(action=action)
+def _add_common(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
     parser.add_argument(
         "--registry", metavar="FILE",
         help="the file of the tools, which create and import make if it is missing; default in the "
         "user's data",
     )  # fmt: skip
-    if of_one:
-        parser.add_argument("name", metavar="NAME", help="the tool; name@2 is its version 2")
-    return parser
 
 
 def _add_create(create: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import PolicyError
@@ -11,16 +10,14 @@ from ..sandbox.workspaces.store import Workspaces
 from ..text.terminal import StreamPrinter, harmless, print_header
 from .options import SUCCEEDED, add_json, add_subcommands, print_json
 
-Action = Callable[[argparse.Namespace, Workspaces], int]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
-    commands = add_subcommands(parser)
-    listed = _add(commands, "list", "list the workspaces with their sizes", _list)
-    show = _add(commands, "show", "list the files of a workspace", _show)
-    get = _add(commands, "get", "print a file of a workspace, or copy it to the host", _get)
-    put = _add(commands, "put", "copy a file of the host to a workspace", _put)
-    remove = _add(commands, "remove", "remove a workspace, or one of its files", _remove)
+    add_command = add_subcommands(parser, _add_common)
+    listed = add_command("list", "list the workspaces with their sizes", _list)
+    show = add_command("show", "list the files of a workspace", _show)
+    get = add_command("get", "print a file of a workspace, or copy it to the host", _get)
+    put = add_command("put", "copy a file of the host to a workspace", _put)
+    remove = add_command("remove", "remove a workspace, or one of its files", _remove)
     for each in (listed, show):
         add_json(each)
     for each in (show, get, put, remove):
@@ -48,20 +45,12 @@ def run(options: argparse.Namespace) -> int:
     return int(options.action(options, store))
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    action: Action,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary)
-    parser.set_defaults(action=action)
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory",
         metavar="DIR",
         help="the directory of workspaces; default in the user's state",
     )
-    return parser
 
 
 def _list(options: argparse.Namespace, store: Workspaces) -> int:
