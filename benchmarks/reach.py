@@ -105,12 +105,11 @@ def report(found: Found) -> Report:
     table = ReportTable(
         title="Goals of speed",
         columns=(
-            Column("what"), Column("measured"), Column("±, %", 0), Column("rounds", 0), Column("ended"),
-            Column("reach", 2), Column("verdict"),
+            Column("what"), Column("measured"), Column("±, %", 0), Column("rounds", 0),
+            Column("steady"), Column("reach", 2), Column("verdict"),
         ),
         rows=tuple(_row(what, goal, found[what]) for what, goal in GOALS.items()),
-        note=f"±: half of the 95 % interval. Rounds end once that is below {STEADY:.0%} of the value "
-        "(steady), or after a time.",
+        note=f"±: half of the 95 % interval. Steady: it is below {STEADY:.0%}, which ends the rounds.",
     )  # fmt: skip
     return Report(
         name="reach",
@@ -129,9 +128,9 @@ def report(found: Found) -> Report:
 def _row(what: str, goal: Goal, seen: Estimate | str) -> tuple[Value, ...]:
     if isinstance(seen, str):
         return (what, None, None, None, None, goal.reach, f"absent: {seen}")
-    ended = "steady" if seen.is_steady else "time"
+    steady = "yes" if seen.is_steady else "no"
     verdict = goal.verdict_on(seen.value)
-    return (what, seen.value, seen.spread * 100, seen.rounds, ended, goal.reach, verdict)
+    return (what, seen.value, seen.spread * 100, seen.rounds, steady, goal.reach, verdict)
 
 
 def _verdicts(found: Found) -> tuple[Criterion, ...]:

@@ -6,10 +6,13 @@ import sys
 
 import pytest
 
-from cellwright.benchmarks import interference
+from cellwright.benchmarks import commands, interference
 from cellwright.benchmarks.census import ProcessStat, parse_stat
 from cellwright.benchmarks.interference import Interference, Reading, between
+from cellwright.benchmarks.report import Report
+from cellwright.benchmarks.settings import Settings
 
+BUSY, IDLE = Interference(0.5, 0.0), Interference(0.0, 0.0)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -98,3 +101,52 @@ def test_own_work_counts_as_ours() -> None:
     before = interference.take_reading()
     subprocess.run([sys.executable, "-Sc", "for _ in range(3_000_000): pass"], check=True)
     assert interference.take_reading().ours > before.ours
+
+
+# The command
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have benchmarks measured at once; return the names of those that were."""
+    names: list[str] = []
+
+    def results(name: str, _: Settings) -> Report:
+        names.append(name)
+        return Report(name=name, title=name)
+
+    monkeypatch.setattr(commands, "_results", results)
+    return names
+
+
+def test_a_busy_machine_is_refused_if_asked(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "wait_for_quiet", lambda _: BUSY)
+    report = commands._measured("latency", Settings(), quiet=True)
+    assert measured == []
+    assert not report.quiet
+    assert [verdict.holds for verdict in report.verdicts] == [False]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("seen", [BUSY, IDLE])
+def test_results_say_whether_others_interfered(
+    seen: Interference, quiet: bool, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "wait_for_quiet", lambda _: IDLE)
+    monkeypatch.setattr(commands, "between", lambda *_: seen)
+    report = commands._measured("latency", Settings(), quiet=quiet)
+    assert measured == ["latency"]
+    assert report.quiet is seen.is_low
+    assert str(seen) in report.notes
+    assert [verdict.holds for verdict in report.verdicts] == ([seen.is_low] if quiet else [])
+
+
+def test_results_that_are_counts_need_no_quiet(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "wait_for_quiet", lambda _: BUSY)
+    report = commands._measured("leaks", Settings(), quiet=True)
+    assert measured == ["leaks"]
+    assert report.quiet

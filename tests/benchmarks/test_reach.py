@@ -34,8 +34,8 @@ def test_every_goal_has_its_row_with_how_its_rounds_ended() -> None:
     report = reach.report(found)
     rows = {str(row[0]): row for row in report.tables[0].rows}
     assert rows.keys() == reach.GOALS.keys()
-    assert rows[reach._READY][1:] == (20.0, 50.0, 100, "time", 35, "missed by 43%")
-    assert rows[reach._RATE][4] == "steady"
+    assert rows[reach._READY][1:] == (20.0, 50.0, 100, "no", 35, "missed by 43%")
+    assert rows[reach._RATE][4] == "yes"
     assert rows[reach._PACKAGES][1:] == (None, None, None, None, 0.02, "absent: pandas is not installed")  # fmt: skip
     assert report.verdicts
 
