@@ -7,6 +7,7 @@ packages that it does not need, or that are not installed.
 
 import argparse
 import contextlib
+import gc
 import importlib
 from collections.abc import Sequence, Set
 
@@ -58,6 +59,9 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
         parser_of().print_help()
         return SUCCEEDED
     options = parser_of(arguments[0]).parse_args(arguments)
+    if not gc.isenabled():  # main.py
+        gc.freeze()  # or each collection, and the end of the interpreter, would look at what stays
+        gc.enable()
     options.spawned = spawned
     return int(options.command(options))
 

@@ -5,6 +5,7 @@ program succeeded, 1 it failed, 2 wrong usage, 70 the sandbox failed, 130 interr
 the reader of the output has closed it.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without `arguments` it runs as the command of this process: after Ctrl-C it ends this process by
     SIGINT, so that a shell's loop around the command ends too.
     """
+    if arguments is None:
+        gc.disable()  # what is imported stays; commands.py enables it again
     try:
         _open_standard_streams()
         status = _run_command(sys.argv[1:] if arguments is None else arguments)

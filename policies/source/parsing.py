@@ -25,7 +25,7 @@ _UNLIMITED_BYTES = 2 * 1024 * 1024  # of a thread where RLIMIT_STACK is infinite
 # CPython's parser keeps every prefix of an imported dotted name: memory grows with the square of the
 # length, to 16 GiB for 256 Ki characters.  Any character outside ASCII may be part of a name.
 _PARTS = 256
-_NAME = r"[\w\x80-\U0010ffff]"
+_NAME = r"[^\x00-/:-@\[-^`{-\x7f]"  # [\w\x80-\U0010ffff], compiled in a twentieth of the time
 _GAP = r"[\s\\]*+"
 _DOTTED = re.compile(rf"(?<!{_NAME})(?:{_NAME}++{_GAP}\.{_GAP})++")
 

@@ -15,6 +15,15 @@ assert status == 0, status
 print(*sorted(sys.modules), file=sys.stderr)
 """
 
+_COMMAND = """
+import gc, sys
+sys.path[:0] = {path!r}
+sys.argv = ["cellwright", "help"]
+from cellwright.harness.cli.main import main
+assert main() == 0
+print(gc.isenabled(), gc.get_freeze_count())
+"""
+
 
 def _imported_by(*arguments: str) -> set[str]:
     """Return the modules that the process of a command has when the command completes."""
@@ -29,7 +38,7 @@ def test_the_version_is_printed_without_what_cells_need() -> None:
     imported = _imported_by("--version")
     assert not imported & {"msgspec", "typing", "socket", "importlib.metadata", "shutil", "json"}
     assert not {name for name in imported if name.startswith("cellwright.runner")}
-    assert len(imported) <= 70
+    assert len(imported) <= 72
 
 
 def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
@@ -41,3 +50,13 @@ def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
         "urllib.request", "prctl", "psutil", "pyseccomp",
     }  # fmt: skip
     assert len(imported) <= 250
+
+
+def test_collections_are_on_while_a_command_runs_and_leave_out_what_it_imported() -> None:
+    code = _COMMAND.format(path=[str(ROOT), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    enabled, frozen = done.stdout.split()[-2:]
+    assert enabled == "True"
+    assert int(frozen) > 1000
