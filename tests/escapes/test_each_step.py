@@ -6,6 +6,7 @@ host, or what a program in it can do, is another.
 """
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ from tests.conftest import policy_named, with_limits
 from tests.escapes.living import Living, children
 from tests.faults.injection import shim
 from tests.faults.posture import PROGRAM, posture
+from tests.runner.test_leftovers import cgroups_of, descriptors
 
 pytestmark = pytest.mark.needs("root", "cgroup", "landlock", "real_cpu")
 
@@ -40,6 +42,7 @@ PATIENCE = 2.0
 _END, _ORDER = b"\0end", b"\0order "
 _LEAVES_OUT = f"""
 import json, os, signal, socket
+from functools import partial
 from cellwright.runner import channel
 from cellwright.runner.kernel import steps as kinds
 from cellwright.runner.launcher import forking
@@ -50,7 +53,7 @@ def serve(site, steps, sock, nursery, keeper, home, serve=forking.serve):
     left_out = -1
     while packet := supervisor.recv(99, socket.MSG_PEEK):
         if packet.startswith({_ORDER!r}):
-            layer, which = json.loads(supervisor.recv(99)[{len(_ORDER)}:])
+            layer, which, is_refused = json.loads(supervisor.recv(99)[{len(_ORDER)}:])
             steps_of = [n for n, step in enumerate(steps.steps) if step.layer == layer]
             left_out = steps_of[which] if layer else -1
             words = [(step.layer, str(step)) for step in steps.steps]
@@ -62,7 +65,9 @@ def serve(site, steps, sock, nursery, keeper, home, serve=forking.serve):
             if pid == 0:
                 os.close(supervisor.detach())
                 os.close(inits.detach())
-                if left_out >= 0:
+                if left_out >= 0 and is_refused:
+                    steps.layout = partial(steps.layout, without=left_out)
+                elif left_out >= 0:
                     nothing = dict(operation=kinds._CALL, name="close", flags=kinds.MAY_FAIL, arguments=(-1,))
                     steps.steps[left_out] = steps.steps[left_out]._replace(**nothing)
                 serve(site, steps, sock, nursery, keeper, home)
@@ -84,18 +89,21 @@ class Proof:
         self._sandbox = sandbox
         self._writable = policy.filesystem.write
 
-    def order(self, layer: str = "", which: int = 0) -> list[tuple[str, str]]:
-        """Have the next cell lack a step; return layer and words of all."""
+    def order(
+        self, layer: str = "", which: int = 0, *, is_refused: bool = False
+    ) -> list[tuple[str, str]]:
+        """Have the next cell lack a step, or the kernel refuse it; return layer and words of all."""
+        order = _ORDER + json.dumps((layer, which, is_refused)).encode()
         try:
-            return self._order(layer, which)
+            return self._order(order)
         except (BrokenPipeError, ConnectionResetError):  # the last cell cost its launcher
             self._sandbox.execute("1")
-            return self._order(layer, which)
+            return self._order(order)
 
-    def _order(self, layer: str, which: int) -> list[tuple[str, str]]:
+    def _order(self, order: bytes) -> list[tuple[str, str]]:
         sock = inspect(self._sandbox).generation.launcher.socket
         sock.send(_END)
-        sock.send(_ORDER + json.dumps((layer, which)).encode())
+        sock.send(order)
         assert channel.has_news(sock.fileno(), 20)
         words = channel.Receiver(sock, 1 << 20).receive_whole()
         if not words:
@@ -164,6 +172,19 @@ def inherited() -> list[str]:
     numbers = {"NICE": resource.RLIMIT_NICE, "RTPRIO": resource.RLIMIT_RTPRIO}  # 0 by default
     low = [name for name, number in numbers.items() if resource.getrlimit(number) == (0, 0)]
     return [f"rlimits: prlimit64: {name} 0" for name in low]
+
+
+def test_each_step_that_is_refused_is_named_and_leaves_nothing() -> None:
+    with proving(policy_named("strict")) as proof:
+        words = [step for step in proof.order() if step[0] != QUICKER]
+        assert proof.outcome()[1] is SandboxStatus.COMPLETED
+        before = cgroups_of(os.getpid()), descriptors(os.getpid())
+        for layer in dict.fromkeys(layer for layer, _ in words):
+            for which, step in enumerate(step for each, step in words if each == layer):
+                proof.order(layer, which, is_refused=True)
+                expected = f"LaunchError: cannot build a cell: {step}: {os.strerror(errno.ENOSYS)}"
+                assert proof.outcome() == expected
+        assert (cgroups_of(os.getpid()), descriptors(os.getpid())) == before
 
 
 @pytest.fixture(scope="module")
