@@ -195,6 +195,11 @@ def _be_random() -> None:
         _random.Random.seed(random._inst)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+    # These two notice now that they are in another process: a child may have the launcher's number.
+    if openssl := sys.modules.get("_ssl"):
+        openssl.RAND_bytes(1)
+    if (tempfile := sys.modules.get("tempfile")) and tempfile._name_sequence:
+        tempfile._name_sequence.rng  # noqa: B018 - a property that makes another generator
     if uuid := sys.modules.get("uuid"):
         # libuuid, which uuid1 and getnode would ask, keeps its node and clock sequence over a fork.
         node = random.getrandbits(48) | 1 << 40  # multicast: of no network card (RFC 9562, 6.10)

@@ -99,6 +99,17 @@ def drawn():
     ]
 [drawn(), hash("of a text")]
 """
+# The same, drawn by the first child of a program that has drawn nothing itself.
+STATES_OF_A_CHILD = f"""
+import json, os
+read, write = os.pipe()
+if os.fork() == 0:
+    exec({STATES.replace("[drawn(), hash", "told = [drawn(), hash")!r})
+    os.write(write, json.dumps(told).encode())
+    os._exit(0)
+os.wait()
+json.loads(os.read(read, 4096))
+"""
 CELLS = 4
 
 
@@ -108,19 +119,30 @@ def test_no_two_cells_have_the_same_random_state(
     preload: tuple[str, ...], kind: str, tmp_path: Path
 ) -> None:
     """With and without hooks of a preloaded module.  The hash seed is shared, as SECURITY.md says."""
+    require_different_states(preload, kind, tmp_path, "strict", STATES)
+
+
+def test_no_two_children_of_programs_have_the_same_random_state(tmp_path: Path) -> None:
+    """A child of a program has the number that the launcher has."""
+    require_different_states(("primed",), "on demand", tmp_path, "standard", STATES_OF_A_CHILD)
+
+
+def require_different_states(
+    preload: tuple[str, ...], kind: str, tmp_path: Path, policy_name: str, states_program: str
+) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "primed.py").write_text(PRIMED)
-    policy = policy_named("strict")
+    policy = policy_named(policy_name)
     python = msgspec.structs.replace(policy.python, path=(str(tmp_path),), preload=preload)
     policy = msgspec.structs.replace(policy, python=python)
     with Sandbox(policy=policy, pool=2 if kind == "parked" else 0) as sandbox:
         if kind == "sessions":
             with contextlib.ExitStack() as stack:
                 sessions = [stack.enter_context(sandbox.session()) for _ in range(CELLS)]
-                results = [session.execute(STATES) for session in sessions]
+                results = [session.execute(states_program) for session in sessions]
         else:
             sandbox.settle()
-            results = [sandbox.execute(STATES) for _ in range(CELLS)]
+            results = [sandbox.execute(states_program) for _ in range(CELLS)]
     assert {result.error for result in results} == {None}
     states, hashes = zip(*(result.value for result in results), strict=True)
     for column in zip(*states, strict=True):
