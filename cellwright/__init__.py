@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .harness.runs.durable_runs import Runs as Runs
     from .harness.runs.store import Approval as Approval
     from .harness.runs.store import RunSummary as RunSummary
+    from .harness.sandbox.commands import CommandResult as CommandResult
     from .harness.sandbox.config import SandboxConfig as SandboxConfig
     from .harness.sandbox.executor import CodeExecutor as CodeExecutor
     from .harness.sandbox.executor import ExecutionContext as ExecutionContext

@@ -11,9 +11,10 @@ from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
 from ...runner.execution import NEVER
 from ...runner.result import SandboxResult
-from .parameters import CallArguments
+from .parameters import CallArguments, CommandArguments
 
 if TYPE_CHECKING:
+    from .commands import CommandResult
     from .run import Run, Threads
 
 
@@ -162,6 +163,60 @@ class Executing(Closing):
         return await self._aexecutor().execute(
             lambda cancel: self._execute(given, listener, cancel)
         )
+
+    def run(
+        self,
+        command: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        trace_id: str | None = None,
+    ) -> "CommandResult":
+        """Run a command, in a fresh cell of a sandbox or in the cell of a Python session.
+
+        `command`: the program and its arguments, or with `shell` a line for sh.  `cwd`: its directory;
+        by default that of the session, at first /workspace.  `env`: variables beside the policy's.
+        `stdin`: its standard input, empty by default.  `timeout`: seconds after which it is killed; its
+        output until then is in the result, as it is when the policy's own limit ends it.
+
+        Programs that the command starts in the background live on in a session.  The policy must allow
+        subprocesses, as the profile standard does.  Raises PolicyError if not; else as `execute` does.
+        """
+        given = CommandArguments.of(locals())
+        from .commands import call_of, command_result
+
+        return command_result(self._execute(self._for_commands(call_of(given)), None, NEVER))
+
+    async def arun(
+        self,
+        command: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        trace_id: str | None = None,
+    ) -> "CommandResult":
+        """`run` for asyncio callers; cancelling the task ends the command."""
+        given = CommandArguments.of(locals())
+        from .commands import call_of, command_result
+
+        call = self._for_commands(call_of(given))
+        done = await self._aexecutor().execute(lambda cancel: self._execute(call, None, cancel))
+        return command_result(done)
+
+    def _for_commands(self, call: CallArguments) -> CallArguments:
+        """Return `call`; raises PolicyError if this session runs another language than Python."""
+        if self.language != PYTHON:
+            raise PolicyError(
+                f"run: this is a session of {self.language}",
+                "open a session of Python for commands, or execute them as a program of this language",
+            )
+        return call
 
     def start(
         self,

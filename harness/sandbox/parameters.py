@@ -42,6 +42,18 @@ class CallArguments(Parameters, frozen=True, kw_only=True):
     plain: bool = False
 
 
+class CommandArguments(Parameters, frozen=True, kw_only=True):
+    """The arguments of `run` and `arun`."""
+
+    command: Sequence[str] | str
+    shell: bool = False
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: str | bytes | None = None
+    timeout: float | None = None
+    trace_id: str | None = None
+
+
 class SessionArguments(Parameters, frozen=True, kw_only=True):
     """The arguments of `Sandbox.session`."""
 

@@ -28,6 +28,7 @@ from cellwright import (
 from cellwright.harness.sandbox.local import SandboxArguments
 from cellwright.harness.sandbox.parameters import (
     CallArguments,
+    CommandArguments,
     ProgramArguments,
     SessionArguments,
 )
@@ -38,7 +39,7 @@ from tests.conftest import OPTIONAL, policy_named
 METHODS = [
     getattr(kind, name)
     for kind in (Sandbox, Session)
-    for name in ("execute", "aexecute", "start", "session", "program")
+    for name in ("execute", "aexecute", "start", "session", "program", "run", "arun")
     if hasattr(kind, name)
 ]
 
@@ -48,7 +49,7 @@ def test_every_parameter_has_a_name_a_type_and_a_default(method: Callable[..., A
     _, *parameters = inspect.signature(method).parameters.values()
     for each in parameters:
         assert each.annotation is not Any, each
-        assert each.default is not each.empty or each.name in ("code", "argv"), each
+        assert each.default is not each.empty or each.name in ("code", "argv", "command"), each
 
 
 def public_functions() -> Iterator[Callable[..., Any]]:
@@ -114,9 +115,12 @@ OF_THE_OBJECT = {"language": (str | None, None)}  # a sandbox or a session has o
         (named_as(Runs.start, "sandbox"), fields_of(CallArguments)),
         (named_as(Sandbox.session), fields_of(SessionArguments)),
         (named_as(Sandbox.program), fields_of(ProgramArguments)),
+        (named_as(Sandbox.run), fields_of(CommandArguments)),
+        (named_as(Sandbox.arun), fields_of(CommandArguments)),
     ],
     ids=[
-        "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program"
+        "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program",
+        "run", "arun",
     ],
 )  # fmt: skip
 def test_a_signature_has_the_names_types_and_defaults_of_its_struct(

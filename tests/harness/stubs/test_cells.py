@@ -383,9 +383,9 @@ def test_a_program_that_waits_for_a_person_calls_by_its_own_lines(few: Sandbox) 
     seen: list[str] = []
     offering: Any = inspect(few).offering
     answer = offering.answer
-    offering.answer = lambda caller, call, tell: (
+    offering.answer = lambda call, caller, tell: (
         seen.append(call.site),
-        answer(caller, call, tell),
+        answer(call, caller, tell),
     )[1]
     assert few.execute("import tools.maths.double\n\ntools.maths.double(1)").ok
     assert json.dumps(seen).count(":3") == 1

@@ -1,0 +1,142 @@
+"""`run`: a command in the cell of a session, or in a fresh one, given by its arguments."""
+
+import json
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ...policies.languages import PYTHON
+from ...policies.policy import check_limit, check_names
+from ...runner.result import SandboxResult, SandboxStatus, Usage, Violation
+from .parameters import CallArguments, CommandArguments
+
+_TIMED_OUT, _NOT_EXECUTABLE, _KILLED = 124, 126, 137  # timeout(1); sh(1); 128 + SIGKILL
+_SUBPROCESSES = "processes.subprocesses"
+
+# The program of the cell, and what it executes: one expression, so that no name stays in a session.
+_PROGRAM = "(lambda space: (exec({text!r}, space), space['start'](**{given!r}))[1])({{}})"
+_TEXT = """\
+import os, signal, subprocess, sys
+
+def start(argv, cwd, stdin, timeout):
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    try:
+        process = subprocess.Popen(argv, cwd=cwd, stdin=source, process_group=0)
+    except OSError as error:
+        missing = cwd if cwd and error.filename == cwd else argv[0]
+        print(f"{missing}: {error.strerror}", file=sys.stderr)
+        return [127 if isinstance(error, FileNotFoundError) else 126, False]
+    try:
+        process.communicate(stdin and stdin.encode("utf-8", "surrogateescape"), timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return [124, True]
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return [process.returncode if process.returncode >= 0 else 128 - process.returncode, False]
+"""
+
+
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a command.
+
+    exit_code: its own; 128 and the number of the signal that killed it; 127 if there is no such
+        program, 126 if it cannot be executed, 124 if it took too long, 137 if its cell was killed
+    stdout, stderr: its output as text; bytes that are not UTF-8 are U+FFFD
+    timed_out: it took longer than `timeout`, or than the policy allows
+    error: why it did not end by itself; None if it did
+    usage, violations, truncated, execution_id: those of the SandboxResult
+    """
+
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+    timed_out: bool = False
+    error: str | None = None
+    usage: Usage = Usage()
+    violations: tuple[Violation, ...] = ()
+    truncated: dict[str, int] = {}
+    execution_id: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with 0."""
+        return self.exit_code == 0
+
+
+def call_of(given: CommandArguments) -> CallArguments:
+    """Return the call that runs a command; raises PolicyError for invalid arguments."""
+    if given.shell:
+        if not isinstance(given.command, str):
+            raise PolicyError(f"command: must be text with shell=True, got {given.command!r}")
+        argv: tuple[str, ...] = ("/bin/sh", "-c", given.command)
+    elif isinstance(given.command, str):
+        raise PolicyError(
+            f"command: must be a list of arguments, got {given.command!r}",
+            "run(..., shell=True) gives a line of text to sh",
+        )
+    else:
+        argv = check_names("command", given.command)
+    if not argv or not argv[0] or any("\0" in each for each in argv):
+        raise PolicyError(f"command: must name a program, without NUL, got {given.command!r}")
+    if given.cwd is not None and not isinstance(given.cwd, str):
+        raise PolicyError(f"cwd: must be a path in the cell, got {given.cwd!r}")
+    if not isinstance(given.stdin, str | bytes | None):
+        raise PolicyError(f"stdin: must be text or bytes, got {given.stdin!r}")
+    if given.timeout is not None:
+        check_limit("timeout", given.timeout)
+    arguments = {
+        "argv": list(argv), "cwd": given.cwd, "stdin": _text(given.stdin), "timeout": given.timeout,
+    }  # fmt: skip
+    return CallArguments(
+        code=f"# {json.dumps(argv)}\n{_PROGRAM.format(text=_TEXT, given=arguments)}",
+        language=PYTHON, env=given.env, trace_id=given.trace_id,
+    )  # fmt: skip
+
+
+def _text(stdin: str | bytes | None) -> str | None:
+    """Return standard input as text from which the cell makes the same bytes."""
+    return stdin.decode("utf-8", "surrogateescape") if isinstance(stdin, bytes) else stdin
+
+
+def command_result(result: SandboxResult) -> CommandResult:
+    """Return the outcome of the command that was run as this result tells.
+
+    Raises PolicyError if the policy allows no subprocesses, or its source checks refuse them.
+    """
+    if result.status is SandboxStatus.REJECTED:
+        raise PolicyError(
+            f"run: refused by the policy's source checks: {result.error}",
+            "use a policy whose validation.mode is not enforce",
+        )
+    exit_code, timed_out, error = _KILLED, False, result.error or str(result.reason)
+    if result.ok and isinstance(result.value, list) and len(result.value) == 2:
+        return _ended(result, *result.value)
+    if result.status is SandboxStatus.TIMEOUT:
+        exit_code, timed_out = _TIMED_OUT, True
+    return _outcome(result, exit_code, timed_out=timed_out, error=error)
+
+
+def _ended(result: SandboxResult, code: object, late: object) -> CommandResult:
+    if not isinstance(code, int):  # a program of the session took the place of ours
+        return _outcome(result, _KILLED, timed_out=False, error=f"the cell told {code!r}")
+    if code == _NOT_EXECUTABLE and any(_SUBPROCESSES in each.rule for each in result.violations):
+        raise PolicyError(
+            "run: the policy allows no subprocesses",
+            "use policy='standard', or set processes.subprocesses in yours",
+        )
+    return _outcome(result, code, timed_out=bool(late), error=None)
+
+
+def _outcome(
+    result: SandboxResult, exit_code: int, *, timed_out: bool, error: str | None
+) -> CommandResult:
+    return CommandResult(
+        exit_code=exit_code, stdout=result.stdout, stderr=result.stderr,
+        timed_out=timed_out, error=error, usage=result.usage, violations=result.violations,
+        truncated=result.truncated, execution_id=result.execution_id,
+    )  # fmt: skip
