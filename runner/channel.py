@@ -15,6 +15,7 @@ PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wme
 _MAX_DESCRIPTORS = 16
 _MORE = b"\x01"
 _LAST = b"\x00"
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
 
 
@@ -129,7 +130,7 @@ def receive_with_descriptors(sock: socket.SocketType) -> tuple[bytes, list[int]]
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors(ancillary)
-    cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+    cut = flags & _CUT
     if (packet or descriptors) and (packet[:1] != _LAST or len(packet) < 2 or cut):
         for descriptor in descriptors:
             os.close(descriptor)

@@ -22,6 +22,7 @@ from .watching.listener import Listener
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
 _WORKSPACE_MODE = stat.S_IFDIR | 0o700  # as it is mounted; nothing has run yet
+_KILL_SECONDS = 0.05  # after it, what is left of a cell is killed by its cgroup as well
 _ALWAYS = 3  # descriptors that a Ready frame brings: init, guest, /workspace
 
 
@@ -132,8 +133,9 @@ class Custody:
 
     def retire(self) -> None:
         """Kill what is left of the cell and wait until nothing of it runs."""
-        if self.cell.pidfd >= 0 and channel.has_news(self.cell.pidfd):
-            return  # init has ended, and does so after all others (pid_namespaces(7))
+        self.cell.kill_init()
+        if self.cell.pidfd >= 0 and channel.has_news(self.cell.pidfd, _KILL_SECONDS):
+            return  # init ends after all others in its namespace (pid_namespaces(7))
         self.cell.kill()
         deadline = time.monotonic() + _REAP_SECONDS
         if self.cell.pidfd < 0:  # it never was ready: only its launcher knows of its end

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -141,26 +141,22 @@ class Generation:
             self._shelf is not None,
         )
 
-    def make(self, count: int = 1) -> list[Custody]:
-        """Return cells that wait for their programs: `count`, or fewer if more cannot be made.
+    def make(self, count: int = 1) -> Iterator[Custody]:
+        """Yield `count` cells as each begins to wait for its program, or fewer if there is no room.
 
-        Raises LaunchError, LauncherLost if none can.
+        Raises LaunchError, LauncherLost.
         """
         cells = self._new_cells(count)
-        ready: list[Custody] = []
+        ready = 0
         try:
             self.launcher.fork(cells)
             for cell in cells:
                 custody = Custody(cell, self)
                 custody.prepare()
-                ready.append(custody)
-        except BaseException as error:
-            if ready and isinstance(error, CellwrightError):
-                self._discard(cells[len(ready) :])
-            else:
-                self._discard(cells)
-                raise
-        return ready
+                ready += 1
+                yield custody
+        finally:
+            self._discard(cells[ready:])
 
     def _new_cells(self, count: int) -> list[Cell]:
         """Return what will be cells once the launcher has made them, `count` or fewer."""

@@ -115,7 +115,9 @@ class Launcher:
     def fork(self, cells: Sequence[Cell]) -> None:
         """Have it make `cells`; what comes of each arrives on its status channel."""
         frame = encode(Fork(cells[0].cgroup.into_cgroup, len(cells)))
-        descriptors = tuple(each for cell in cells for each in cell.descriptors())
+        descriptors: tuple[int, ...] = ()
+        for cell in cells:
+            descriptors += cell.descriptors()
         with self._lock:
             if self._sock.fileno() < 0:  # another thread found it dead
                 raise LauncherLost(cell_began=False)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -37,9 +37,9 @@ class PoolSettings(NamedTuple):
 
 
 class Pool:
-    """Lends parked cells, each once.  `make` prepares as many as it is asked for, or fewer."""
+    """Lends parked cells, each once.  `make` yields as many as it is asked for, or fewer."""
 
-    def __init__(self, settings: PoolSettings, make: Callable[[int], Sequence[Custody]]) -> None:
+    def __init__(self, settings: PoolSettings, make: Callable[[int], Iterable[Custody]]) -> None:
         self._settings = settings
         self._make = make
         self._lock = threading.RLock()
@@ -131,14 +131,18 @@ class Pool:
         """Make cells once some are wanted; return False once the pool is closed."""
         if not (wanted := self._wait_until(self._to_fill, self._wanted)):
             return False
-        made: Sequence[Custody] = ()
+        failed = True
         try:
-            made = self._make(wanted)
-            self._cell_bytes = made[-1].memory_bytes()
+            for made in self._make(wanted):
+                try:
+                    self._cell_bytes = made.memory_bytes()
+                finally:
+                    with self._lock:
+                        self._parked.append(made)
+            failed = False
         finally:  # the next caller will see the same error
             with self._lock:
-                self._failed = not made
-                self._parked.extend(made)
+                self._failed = failed
                 self._done()
         return True
 
@@ -152,8 +156,8 @@ class Pool:
             self._to_clear.notify()
         if self._failed or not (2 * parked < self._settings.size or self._is_quiet()):
             return 0
-        # The first goes alone: a caller that finds the pool empty waits for no other.
-        return min(missing, MOST_AT_ONCE) if parked else min(missing, 1)
+        most = MOST_AT_ONCE if parked or self._cell_bytes else 1  # whose memory is not known yet
+        return min(missing, most)
 
     def _wants_clearing(self) -> int:
         """Return how many used cells to take down now."""

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.languages import PYTHON
@@ -156,13 +156,14 @@ class Supervisor:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
         self._pool.settle()
 
-    def _make(self, count: int) -> list[Custody]:
-        """Return up to `count` new cells of one launcher, at least one."""
+    def _make(self, count: int) -> Iterator[Custody]:
+        """Yield up to `count` new cells of one launcher, at least one."""
         generation = self._current()
         return generation.make(max(1, min(count, self._cells_per_launcher - generation.forks)))
 
     def _make_one(self) -> Custody:
-        return self._make(1)[0]
+        (custody,) = self._make(1)
+        return custody
 
     def _current(self) -> Generation:
         """Return the launcher to fork from; one that died or has served its time is replaced."""

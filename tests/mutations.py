@@ -188,7 +188,9 @@ _PIN = drop(
     "mounts.attach_opened(mounts.clone_opened(place), place)",
 )  # fmt: skip
 _EMPTY_ENVIRONMENT = replace("runner/spawn.py", "_spawn", "{}", "os.environ")
-_KILLED_AT_RETIREMENT = drop(_CUSTODY, "retire", "self.cell.kill")
+_KILLED_AT_RETIREMENT = (
+    drop(_CUSTODY, "retire", "self.cell.kill_init"), drop(_CUSTODY, "retire", "self.cell.kill"),
+)  # fmt: skip
 _KILLED_ON_DISPOSAL = drop(_CUSTODY, "dispose", "self.cell.kill")
 MUTATIONS = (
     # The launcher may not leave its own pid namespace for one that it is in already, so that cells enter
@@ -263,10 +265,10 @@ MUTATIONS = (
     )),
     Mutation("killing at the end of a session", _SUPERVISION, (
         # The last resort ends the launcher, and so the cell.
-        _KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self._origin.give_up"),
+        *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self._origin.give_up"),
     )),
     Mutation("killing at the end", _SUPERVISION, (
-        drop("runner/supervisor.py", "", "custody.cell.kill_init"), _KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
+        drop("runner/supervisor.py", "", "custody.cell.kill_init"), *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
     )),
 )  # fmt: skip
 

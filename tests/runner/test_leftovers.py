@@ -80,11 +80,17 @@ def descriptors(pid: int) -> list[str]:
     return sorted(found)
 
 
+def sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def state(sandbox: Sandbox) -> dict[str, object]:
     """Return everything that an execution could leave, of this process and of its launcher."""
     gc.collect()
     launcher = inspect(sandbox).supervisor.generation.launcher.pids()
     processes = {os.getpid(), *descendants(os.getpid())} - inits_of(sandbox)
+    # A cell has ended before its launcher has closed what it held of it.
+    assert soon(lambda: all(map(sleeps, launcher)))
     return {
         "processes": processes,
         "cgroups": cgroups_of(os.getpid()),

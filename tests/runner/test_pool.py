@@ -75,7 +75,7 @@ def test_cells_are_parked_ahead_and_lent_once() -> None:
     assert all(cell.disposed.is_set() for cell in workshop.cells)
 
 
-def test_cells_are_asked_for_in_batches_but_the_first_of_an_empty_pool_alone() -> None:
+def test_cells_are_asked_for_in_batches_but_the_first_alone() -> None:
     workshop = Workshop()
     pool = pool_of(workshop, size=12)
     pool.settle()
