@@ -44,10 +44,10 @@ _SUBPROCESSES = (
 )
 _SHELL = f"a shell without subprocesses has its builtins only; {_SUBPROCESSES}"
 _THREADS = "to start threads set processes.threads = true in your policy"
-_NETWORK = "a cell has no network and looks up no names"
+_NETWORK = "a cell has no network and cannot resolve host names"
 _LOOPBACK = (
-    f"{_NETWORK}; its own programs reach each other under the profile standard "
-    "(--policy standard), or with network.loopback = true in your policy"
+    f"{_NETWORK}; only programs in the same cell can connect to each other, with "
+    "--policy standard, or with network.loopback = true in your policy"
 )
 
 
