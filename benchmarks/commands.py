@@ -37,6 +37,7 @@ _HOLDS, _FAILS = 0, 1
 BENCHMARKS = {
     "latency": "latency of one call",
     "throughput": "fresh cells a second, and CPU time a call",
+    "parallel": "what limits parallel callers, by process",
     "reach": "the goals of speed, beside what is measured",
     "profile": "CPU time, page faults, system calls and Python calls of a run, by process",
     "ladder": "cost of each layer, one by one",

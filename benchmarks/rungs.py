@@ -17,10 +17,9 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from ..runner import channel
-from ..runner.cell.enter import INIT, TASKS, Site
+from ..runner.cell.enter import INIT, TASKS, LauncherFacts
 from ..runner.kernel import _steps, processes
 from ..runner.kernel.steps import Steps
-from ..runner.launcher import forking
 from ..runner.launcher import main as launcher
 from .climbs import AHEAD, FORK, Climb, Order
 
@@ -48,8 +47,10 @@ class Rung(NamedTuple):
 def main(own_paths: int) -> NoReturn:
     """Do all that a launcher does, and climb where that would fork cells."""
 
-    def climb(site: Site, steps: Steps, sock: int, nursery: int, _: int, home: list[int]) -> None:
-        _Ladder(site, steps, sock, nursery, home).serve()
+    def climb(
+        facts: LauncherFacts, steps: Steps, sock: int, nursery: int, _: int, home: list[int]
+    ) -> None:
+        _Ladder(facts, steps, sock, nursery, home).serve()
 
     launcher.main(own_paths, climb)
 
@@ -57,8 +58,10 @@ def main(own_paths: int) -> NoReturn:
 class _Ladder:
     """Stands where a launcher serves."""
 
-    def __init__(self, site: Site, steps: Steps, sock: int, nursery: int, home: list[int]) -> None:
-        self._site = site
+    def __init__(
+        self, facts: LauncherFacts, steps: Steps, sock: int, nursery: int, home: list[int]
+    ) -> None:
+        self._facts = facts
         self._steps = steps
         self._sock = socket.socket(fileno=sock)
         self._nursery = socket.socket(fileno=nursery)
@@ -73,8 +76,8 @@ class _Ladder:
         cgroup = descriptors.pop() if order.into_cgroup else None
         streams = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(TASKS - 1)]
         self._inputs = [*streams, *descriptors]
-        unheard = self._site._replace(plan=msgspec.structs.replace(self._site.plan, refusals=()))
-        rungs = _rungs(self._site, self._steps, forking.list_of_steps(unheard))
+        unheard = self._facts._replace(plan=msgspec.structs.replace(self._facts.plan, refusals=()))
+        rungs = _rungs(self._facts, self._steps, launcher.list_of_steps(unheard))
         self._begin_beside(rungs)
         climbs = {rung.name: Climb() for rung in rungs}
         for _ in range(order.rounds):
@@ -127,7 +130,7 @@ class _Ladder:
             _enter(namespaces)
         pid = _steps.fork(processes.CLONE_NEWNS if rung.ahead else rung.flags, joined)
         if pid == 0:
-            os.dup2(status.fileno(), self._site.plan.open_files, inheritable=False)
+            os.dup2(status.fileno(), self._facts.plan.open_files, inheritable=False)
             _run(rung.program, (status.fileno(), *self._inputs), init, self._marks, calls)
         if rung.ahead:
             _enter(self._home)
@@ -183,7 +186,7 @@ LAYERS = (
 )  # fmt: skip
 
 
-def _rungs(site: Site, steps: Steps, unheard: Steps) -> list[Rung]:
+def _rungs(facts: LauncherFacts, steps: Steps, unheard: Steps) -> list[Rung]:
     """Return every rung: a bare fork, namespaces singly and added up, then the layers of a cell.
 
     `unheard` are the steps of a cell without a listener, which comes with the filter.
@@ -193,7 +196,7 @@ def _rungs(site: Site, steps: Steps, unheard: Steps) -> list[Rung]:
     for name, flag in NAMESPACES.items():
         flags |= flag
         added.append(Rung(f"+ {name}", flags))
-    status, inputs = site.plan.open_files, TASKS + site.joins
+    status, inputs = facts.plan.open_files, TASKS + facts.joins
     confined = [
         Rung(f"+ {layer}", program=unheard.up_to(LAYERS[: number + 1]).layout(status, inputs),
              ahead=True, joins="cgroup" in LAYERS[: number + 1])

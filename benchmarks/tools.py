@@ -66,8 +66,8 @@ def measure(settings: Settings) -> Report:
         ):
             times = _latencies(settings, factory, bare, offering)
             rates = _rates(settings, factory)
-    shelf = _shelf(settings)
-    return _report(times, rates, shelf)
+    registry_times = _registry_times(settings)
+    return _report(times, rates, registry_times)
 
 
 def _latencies(
@@ -126,7 +126,7 @@ def _rate(call: Any, clients: int, calls: int) -> float:
     return clients * calls / (time.perf_counter() - began)
 
 
-def _shelf(settings: Settings) -> list[tuple[str, float]]:
+def _registry_times(settings: Settings) -> list[tuple[str, float]]:
     """Return what a registry of many tools takes, in milliseconds."""
     count, added = (500, 20) if settings.smoke else (_SHELVED, _ADDED)
     with scratch_directory() as directory:
@@ -164,7 +164,7 @@ def _spec(number: int) -> ToolSpec:
 def _report(
     times: dict[str, list[float]],
     rates: list[tuple[int, float, float]],
-    shelf: list[tuple[str, float]],
+    registry_times: list[tuple[str, float]],
 ) -> Report:
     ratios = {way: ratio(seconds, times[_EXECUTE]) for way, seconds in times.items()}
     calls = ReportTable(
@@ -182,13 +182,13 @@ def _report(
         rows=tuple(rates),
     )
     kept = ReportTable(
-        title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(shelf)
+        title="A registry", columns=(Column("what"), Column("ms", 3)), rows=tuple(registry_times)
     )
     return Report(
         name="tools",
         title="What a call of a tool costs",
         tables=(calls, many, kept),
-        verdicts=_verdicts(times, shelf),
+        verdicts=_verdicts(times, registry_times),
         notes=(
             "The profile `tool`, every layer on, audit trail in a file; in turn, in one process.",
         ),
@@ -197,10 +197,10 @@ def _report(
 
 
 def _verdicts(
-    times: dict[str, list[float]], shelf: list[tuple[str, float]]
+    times: dict[str, list[float]], registry_times: list[tuple[str, float]]
 ) -> tuple[Criterion, ...]:
     slower = median(times[_MADE]) / median(times[_EXECUTE])
-    loading = shelf[0][1]
+    loading = registry_times[0][1]
     return (
         Criterion(
             "a made tool takes less than twice as long as `1+1`", slower < 2, f"{slower:.2f} times"

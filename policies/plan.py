@@ -63,15 +63,13 @@ class Plan(_Data, frozen=True):
     layers: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """Return all fields, but only the sizes of the filters and of the tables of system calls."""
+        """Return the single values, and the sizes of the rest; `cellwright explain` shows all of it."""
         words = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, bytes):
-                value = f"<{len(value):,} bytes>"
-            elif name in ("refusals", "watched"):
-                value = f"<{len(value)} system calls>"
-            words.append(
-                f"{name}={value if isinstance(value, str) and value[:1] == '<' else repr(value)}"
-            )
+            if isinstance(value, bytes | tuple | dict):
+                unit = " bytes" if isinstance(value, bytes) else ""
+                words += [f"{name}=<{len(value):,}{unit}>"] if value else []
+            else:
+                words.append(f"{name}={value!r}")
         return f"Plan({', '.join(words)})"

@@ -10,7 +10,7 @@ import time
 
 from ..policies.errors import BudgetExceeded
 from .channel import has_news
-from .turns import NEVER
+from .concurrency import NEVER
 
 # A descriptor that is readable once the caller of the running tool has given up.
 CANCEL: contextvars.ContextVar[int] = contextvars.ContextVar("cancel", default=NEVER)

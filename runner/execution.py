@@ -11,10 +11,10 @@ import msgspec
 
 from ..policies.policy import Limits
 from .capture import Capture, OnOutput
-from .custody import Custody
+from .concurrency import NEVER as NEVER  # the execution cannot be cancelled
+from .held_cell import HeldCell
 from .messages import Become, InputFile, RunProgram, encode
 from .result import Phases, SandboxResult, SandboxStatus
-from .turns import NEVER as NEVER  # the execution cannot be cancelled
 from .watching.calls import OnCall, Orphans
 from .watching.supervision import Observation, Supervision, Work
 from .wording import Words, first_words, words
@@ -46,7 +46,7 @@ class Streams(NamedTuple):
     stderr: Callable[[], str]
 
 
-class Living(NamedTuple):
+class LongLivedProgram(NamedTuple):
     """A long-lived program instead of source code: the command, and the function that receives its
     streams, once."""
 
@@ -69,12 +69,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tools: dict[str, tuple[str, ...]] = {}  # callable tools: name -> names of parameters
     on_call: OnCall | None = None  # answers tool calls
     orphans: Orphans | None = None  # counts the calls that outlive their programs
-    program: Living | None = None  # replaces `code`, which then only describes it
+    program: LongLivedProgram | None = None  # replaces `code`, which then only describes it
     plain: bool = False  # the value of a Python program must be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
-class Performed(NamedTuple):
+class Execution(NamedTuple):
     seen: Observation
     captures: tuple[Capture, ...]  # of standard output, unless given away, and of standard error
 
@@ -89,15 +89,15 @@ class Turn(NamedTuple):
 
 
 def perform(
-    custody: Custody, request: Request, on_output: OnOutput | None, cancel: int,
+    held: HeldCell, request: Request, on_output: OnOutput | None, cancel: int,
     turn: Turn | None = None,
-) -> Performed:  # fmt: skip
+) -> Execution:  # fmt: skip
     """Have the cell run the program of `request`, which may be one of a session.
 
     Raises LauncherLost.
     """
     limits = request.limits
-    captures = _captures(custody, request, on_output)
+    captures = _captures(held, request, on_output)
     nonce = os.urandom(8).hex() if turn and turn.number else ""
     said = _words(request, turn, nonce)
     work = Work(
@@ -105,14 +105,12 @@ def perform(
         stays=turn is not None, on_call=request.on_call, orphans=request.orphans,
         ending=said.ending, nonce=nonce,
     )  # fmt: skip
-    return Performed(Supervision(custody, work).run(), captures)
+    return Execution(Supervision(held, work).run(), captures)
 
 
-def _captures(
-    custody: Custody, request: Request, on_output: OnOutput | None
-) -> tuple[Capture, ...]:
+def _captures(held: HeldCell, request: Request, on_output: OnOutput | None) -> tuple[Capture, ...]:
     """Return the captures of the cell's output; streams that were given away are not captured."""
-    cell, limit = custody.cell, request.limits.output_bytes
+    cell, limit = held.cell, request.limits.output_bytes
     stderr = Capture("stderr", cell.stderr, limit, on_output)
     if request.program is None:
         return Capture("stdout", cell.stdout, limit, on_output), stderr
@@ -146,7 +144,7 @@ def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> Sa
     )  # fmt: skip
 
 
-class Made(NamedTuple):
+class WorkspaceChanges(NamedTuple):
     """The files that a program left in /workspace."""
 
     listing: Listing
@@ -155,25 +153,27 @@ class Made(NamedTuple):
     uncollected: tuple[Uncollected, ...] = ()
 
 
-def look_at_files(workspace: int, request: Request, before: Listing, cancel: int) -> Made:
+def look_at_files(
+    workspace: int, request: Request, before: Listing, cancel: int
+) -> WorkspaceChanges:
     """Return the changes since `before`, without the input files of `request`, and collect;
     collecting ends once `cancel` is readable.  Files of `request.given` are collected if they
     changed."""
     if not before and is_empty(workspace):
-        return Made({}, (), ())
+        return WorkspaceChanges({}, (), ())
     unlisted: list[str] = []
     listing = list_files(workspace, unlisted.append)
     inputs = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
     files = changed(workspace, before, listing)
     made = tuple(file for file in files if (file.path, file.sha256) not in inputs)
     if not request.collect:
-        return Made(listing, made, ())
+        return WorkspaceChanges(listing, made, ())
     limit = request.limits.artifact_bytes
     budget = collecting_budget(cancel)
     given = {file.path: file.data for file in request.files if file.path in request.given}
     artifacts, left_out = collect(workspace, listing, request.collect, limit, budget, given)
     left_out += tuple(Uncollected("", 0, why) for why in dict.fromkeys(unlisted[:_MOST_REASONS]))
-    return Made(listing, made, artifacts, left_out)
+    return WorkspaceChanges(listing, made, artifacts, left_out)
 
 
 def phases(moments: tuple[float, ...]) -> Phases:

@@ -18,7 +18,7 @@ from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .covers import Covers
-from .custody import Custody
+from .held_cell import HeldCell
 from .host.ids import id_for
 from .host.paths import lead_elsewhere, sources_of
 from .host.plans import plan_for
@@ -26,7 +26,7 @@ from .host.probe import probe_host
 from .host.runtime import Runtime, find_runtime
 from .launching import Launcher
 from .messages import Boot
-from .shelf import PLACE, Shelf
+from .shared_files import PLACE, SharedFiles
 from .spawn import Spawned
 from .watching.listener import Listener
 from .watching.shown import Shown
@@ -43,13 +43,13 @@ class Generation:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
-        shelf: Shelf | None = None, sources: Mapping[str, str] | None = None,
+        shared_files: SharedFiles | None = None, sources: Mapping[str, str] | None = None,
         user: int | str | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
-        what is on the `shelf`.  `sources` are the policy's paths as they were resolved, if they were.
+        the `shared_files`.  `sources` are the policy's paths as they were resolved, if they were.
         `user` is whose id cells have on the host where root starts them (host/ids.py).
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
@@ -57,9 +57,9 @@ class Generation:
         """
         self._policy = policy
         self._lessons = lessons
-        self._shelf = shelf
+        self._shared_files = shared_files
         self._user = user
-        self._shelved: int | None = None  # where what cells see is written
+        self._shared_directory: int | None = None  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
         self._interpreter: HostInterpreter | None = None
@@ -86,11 +86,11 @@ class Generation:
             )
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
-            self._shelved, self._covers = self.launcher.boot(self.boot)
+            self._shared_directory, self._covers = self.launcher.boot(self.boot)
             if self._covers:
                 self._covers.watch(self.plan, self._sources)
-            if shelf and self._shelved is not None:
-                shelf.admit(self._shelved)
+            if shared_files and self._shared_directory is not None:
+                shared_files.attach(self._shared_directory)
             self._admit()
         except BaseException as error:
             self._take_down()
@@ -126,7 +126,7 @@ class Generation:
         elsewhere = lead_elsewhere(files)
         elsewhere |= {path: real for path, real in self._sources.items() if path != real}
         uid = os.geteuid() or id_for(self._user)
-        if self._shelf and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
+        if self._shared_files and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
             raise PolicyError(
                 f"the policy shows {PLACE}, where cells have the files about their tools"
             )
@@ -138,10 +138,10 @@ class Generation:
             uid,
             self.tree.joined_by_write,
             tuple(elsewhere.items()),
-            self._shelf is not None,
+            self._shared_files is not None,
         )
 
-    def make(self, count: int = 1) -> Iterator[Custody]:
+    def make(self, count: int = 1) -> Iterator[HeldCell]:
         """Yield `count` cells as each begins to wait for its program, or fewer if there is no room.
 
         Raises LaunchError, LauncherLost.
@@ -151,10 +151,10 @@ class Generation:
         try:
             self.launcher.fork(cells)
             for cell in cells:
-                custody = Custody(cell, self)
-                custody.prepare()
+                held = HeldCell(cell, self)
+                held.prepare()
                 ready += 1
-                yield custody
+                yield held
         finally:
             self._discard(cells[ready:])
 
@@ -280,8 +280,8 @@ class Generation:
         with self._lock:
             self._remove_leftovers()  # where the launcher died first, what was in them did so now
         self.tree.close()
-        if self._shelf and self._shelved is not None:
-            self._shelf.dismiss(self._shelved)
+        if self._shared_files and self._shared_directory is not None:
+            self._shared_files.detach(self._shared_directory)
 
         if self._covers:
             self._covers.close()

@@ -14,7 +14,7 @@ from ..policies.errors import CellwrightError, LauncherLost, LaunchError, Policy
 from . import channel
 from .cells import Cell
 from .covers import Covers
-from .messages import Boot, Booted, Failed, Fork, ShelfMade, Viewed, decode, encode
+from .messages import Boot, Booted, Failed, Fork, SharedFilesMade, Viewed, decode, encode
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
@@ -23,10 +23,10 @@ _HINT = 'run "cellwright doctor": it tries every layer and says how to repair wh
 
 
 class Handover(NamedTuple):
-    """What a launcher hands over: the directory in which files of its shelf are written, and what keeps
+    """What a launcher hands over: the directory in which the shared files are written, and what keeps
     denied paths from its cells; None where it has none."""
 
-    shelf: int | None
+    shared_files: int | None
     covers: Covers | None
 
 
@@ -56,20 +56,20 @@ class Launcher:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(self._sock, encode(boot))
-        shelf: int | None = None
+        shared_files: int | None = None
         covers: Covers | None = None
         answer, received = self._receive_answer()
-        while isinstance(answer, ShelfMade | Viewed):
-            if isinstance(answer, ShelfMade):
-                (shelf,) = received
+        while isinstance(answer, SharedFilesMade | Viewed):
+            if isinstance(answer, SharedFilesMade):
+                (shared_files,) = received
             else:
                 covers = Covers(*received)
             answer, received = self._receive_answer()
         if isinstance(answer, Booted):
             self._require_power_over_cells()
-            return Handover(shelf, covers)
-        if shelf is not None:
-            os.close(shelf)
+            return Handover(shared_files, covers)
+        if shared_files is not None:
+            os.close(shared_files)
         if covers:
             covers.close()
         if answer is None:
@@ -101,7 +101,9 @@ class Launcher:
         self.close()
         raise LaunchError(f"the launcher ended before it was ready: {said or 'no message'}", _HINT)
 
-    def _receive_answer(self) -> tuple[Booted | ShelfMade | Viewed | Failed | None, list[int]]:
+    def _receive_answer(
+        self,
+    ) -> tuple[Booted | SharedFilesMade | Viewed | Failed | None, list[int]]:
         """Return what it says, and the descriptors beside it."""
         if not channel.has_news(self._sock.fileno(), _BOOT_SECONDS):
             return Failed(0, f"no answer within {_BOOT_SECONDS:g} s"), []
@@ -109,7 +111,7 @@ class Launcher:
             frame, received = channel.receive_with_descriptors(self._sock)
         except ConnectionResetError:
             return None, []
-        answer = decode(frame, Booted | ShelfMade | Viewed | Failed) if frame else None
+        answer = decode(frame, Booted | SharedFilesMade | Viewed | Failed) if frame else None
         return answer, received
 
     def fork(self, cells: Sequence[Cell]) -> None:

@@ -42,7 +42,7 @@ class Boot(_Frame, frozen=True):
     sources: tuple[
         tuple[str, str], ...
     ] = ()  # shown path -> what it is on the host, if not the same
-    tools: bool = False  # there is a shelf; it is handed over in a Mounted frame of its own
+    tools: bool = False  # there are shared files; a SharedFilesMade frame hands over their mount
 
 
 class Fork(_Frame, frozen=True):
@@ -63,8 +63,8 @@ class Booted(_Frame, frozen=True):
     """The launcher is set up and forks cells from now on."""
 
 
-class ShelfMade(_Frame, frozen=True):
-    """The launcher's root has a shelf; comes with the shelf's writable mount."""
+class SharedFilesMade(_Frame, frozen=True):
+    """The launcher's root has shared files; comes with their writable mount."""
 
 
 class Viewed(_Frame, frozen=True):

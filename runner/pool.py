@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..policies.errors import CellwrightError
-from .custody import Custody
+from .held_cell import HeldCell
 from .messages import MOST_AT_ONCE
 from .threads import begin
 
@@ -39,7 +39,7 @@ class PoolSettings(NamedTuple):
 class Pool:
     """Lends parked cells, each once.  `make` yields as many as it is asked for, or fewer."""
 
-    def __init__(self, settings: PoolSettings, make: Callable[[int], Iterable[Custody]]) -> None:
+    def __init__(self, settings: PoolSettings, make: Callable[[int], Iterable[HeldCell]]) -> None:
         self._settings = settings
         self._make = make
         self._lock = threading.RLock()
@@ -47,8 +47,8 @@ class Pool:
             threading.Condition(self._lock) for _ in range(3)
         )  # for the two threads, and for those that wait until the pool is settled
         self._asleep: set[threading.Condition] = set()  # of the two threads' that wait for a call
-        self._parked: deque[Custody] = deque()
-        self._served: deque[Custody] = deque()
+        self._parked: deque[HeldCell] = deque()
+        self._served: deque[HeldCell] = deque()
         self._at_work = 0  # threads that are making cells or taking them down
         self._failed = False  # the last cell could not be made: wait for the next call
         self._asked_at = 0.0
@@ -63,7 +63,7 @@ class Pool:
                 self.close()
                 raise
 
-    def lease(self) -> Custody | None:
+    def lease(self) -> HeldCell | None:
         """Return a parked cell, None if there is none."""
         with self._lock:
             self._asked_at = time.monotonic()
@@ -74,18 +74,18 @@ class Pool:
                 self._to_fill.notify()
             return leased
 
-    def give_back(self, custody: Custody) -> None:
+    def give_back(self, held: HeldCell) -> None:
         """Take down a used cell, after the call has returned if the backlog allows."""
         with self._lock:
             backlog = len(self._served) + 1
             later = not self._closed and backlog <= self._settings.size
             if later:
-                self._served.append(custody)
+                self._served.append(held)
             # A thread that naps until calls pause wakes by itself, and then wakes the one that fills.
             if self._to_clear in self._asleep or 2 * backlog > self._settings.size:
                 self._to_clear.notify()
         if not later:  # a caller that uses cells faster than they are taken down helps
-            custody.dispose()
+            held.dispose()
 
     def settle(self) -> None:
         """Wait until every used cell is gone and the pool is as full as it gets."""
@@ -101,18 +101,18 @@ class Pool:
             self._wake_all()
         for thread in self._threads:
             thread.join()
-        for custody in (*self._parked, *self._served):
+        for held in (*self._parked, *self._served):
             with contextlib.suppress(CellwrightError):
-                custody.dispose()
+                held.dispose()
         self._parked.clear()
         self._served.clear()
 
-    def _pop_living(self) -> Custody | None:
+    def _pop_living(self) -> HeldCell | None:
         while self._parked:
-            custody = self._parked.popleft()
-            if custody.is_current():
-                return custody
-            self._served.append(custody)  # its launcher died, or shows outdated paths
+            held = self._parked.popleft()
+            if held.is_current():
+                return held
+            self._served.append(held)  # its launcher died, or shows outdated paths
         return None
 
     def _target(self) -> int:
@@ -176,8 +176,8 @@ class Pool:
         try:
             for _ in range(backlog):
                 with self._lock:
-                    custody = self._served.popleft()
-                custody.dispose()
+                    held = self._served.popleft()
+                held.dispose()
         finally:
             if backlog:
                 with self._lock:

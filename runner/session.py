@@ -15,11 +15,20 @@ from ..policies.languages import PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
 from .cgroups import CgroupUsage
-from .custody import Custody
-from .execution import Made, Performed, Request, Turn, called_off, look_at_files, perform, phases
+from .concurrency import ConcurrencyLimit
+from .execution import (
+    Execution,
+    Request,
+    Turn,
+    WorkspaceChanges,
+    called_off,
+    look_at_files,
+    perform,
+    phases,
+)
+from .held_cell import HeldCell
 from .outcome import Count, conclude
 from .result import SandboxResult
-from .turns import Turns
 from .workspace import Listing
 
 _WAIT_SECONDS = 30.0  # for the running request to end
@@ -43,16 +52,16 @@ class SessionCell:
     """A cell and its requests, which are served one after the other in order of arrival."""
 
     def __init__(
-        self, custody: Custody, layers: tuple[str, ...], limits: Limits, settings: SessionSettings,
-        give_back: Callable[[Custody], None], language: str = PYTHON,
+        self, held: HeldCell, layers: tuple[str, ...], limits: Limits, settings: SessionSettings,
+        give_back: Callable[[HeldCell], None], language: str = PYTHON,
     ) -> None:  # fmt: skip
-        self._custody = custody
+        self._held = held
         self._layers = layers
         self._limits = limits
         self.language = language
         self._settings = settings
         self._give_back = give_back
-        self._turns = Turns(1, _WAIT_SECONDS)
+        self._concurrency = ConcurrencyLimit(1, _WAIT_SECONDS)
         self._requests = self._last_exit_code = 0
         self._listing: Listing = {}
         self._owner = os.getpid()
@@ -79,7 +88,7 @@ class SessionCell:
             self._require_life()
             self._holders += 1
         try:
-            yield self._custody.cell.workspace
+            yield self._held.cell.workspace
         finally:
             with self._lock:
                 self._holders -= 1
@@ -95,13 +104,13 @@ class SessionCell:
         """
         self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
-        if not self._turns.take(cancel):
+        if not self._concurrency.acquire(cancel):
             return called_off(request, asked_at, self._layers)
         try:
             with self.held():
-                if not self._custody.is_alive():
+                if not self._held.is_alive():
                     self.end("its process ended between two requests")
-                if path := self._custody.uncovered():
+                if path := self._held.uncovered():
                     self.end(
                         f"{path}, which the policy hides, was replaced or made after the start"
                     )
@@ -110,7 +119,7 @@ class SessionCell:
                 return self._execute_to_the_end(request, asked_at, on_output, cancel)
         finally:
             self.used_at = time.monotonic()
-            self._turns.end()
+            self._concurrency.release()
 
     def _execute_to_the_end(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
@@ -133,7 +142,7 @@ class SessionCell:
     ) -> SandboxResult:
         leased_at = time.monotonic()
         self._requests += 1
-        cgroup = self._custody.cell.cgroup
+        cgroup = self._held.cell.cgroup
         before = cgroup.usage()
         performed = self._perform(request, on_output, cancel)
         if self.lost and not performed.seen.stays:  # it was closed while this ran
@@ -141,7 +150,7 @@ class SessionCell:
             performed = performed._replace(seen=performed.seen._replace(cause=cause))
         ended_at = time.monotonic()
         stays = performed.seen.stays
-        made = look_at_files(self._custody.cell.workspace, request, self._listing, cancel)
+        made = look_at_files(self._held.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
@@ -153,20 +162,20 @@ class SessionCell:
             self.end(f"it has served {self._requests} requests")
         return result
 
-    def _perform(self, request: Request, on_output: OnOutput | None, cancel: int) -> Performed:
+    def _perform(self, request: Request, on_output: OnOutput | None, cancel: int) -> Execution:
         """Perform the request; in a language other than Python start the interpreter first, once.
         Refusals during that start are not the program's, and are dropped."""
         turn = Turn(self._requests, self.language, self._last_exit_code)
         if self._requests == 1 and self.language != PYTHON:
-            started = perform(self._custody, request, None, cancel, turn._replace(number=0))
+            started = perform(self._held, request, None, cancel, turn._replace(number=0))
             said = started.seen.finished
             if not (started.seen.stays and said and said.ends_well):
                 return started
             request = replace(request, files=())  # they are written
-        return perform(self._custody, request, on_output, cancel, turn)
+        return perform(self._held, request, on_output, cancel, turn)
 
     def _conclude(
-        self, request: Request, performed: Performed, made: Made, counted: Count,
+        self, request: Request, performed: Execution, made: WorkspaceChanges, counted: Count,
         moments: tuple[float, ...],
     ) -> SandboxResult:  # fmt: skip
         return conclude(
@@ -185,12 +194,12 @@ class SessionCell:
         """Call `look` with a descriptor of /workspace while no request runs; raises SessionLost,
         and BusyError if the running request does not end."""
         self._require_owner()
-        self._turns.take()
+        self._concurrency.acquire()
         try:
             with self.held() as workspace:
                 look(workspace)
         finally:
-            self._turns.end()
+            self._concurrency.release()
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
@@ -219,7 +228,7 @@ class SessionCell:
 
     def _look_at_cpu_time(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
-            limits, used = self._limits, self._custody.cell.cgroup.cpu_seconds()
+            limits, used = self._limits, self._held.cell.cgroup.cpu_seconds()
             if used is None:  # no cgroup counts: RLIMIT_CPU holds, for each process by itself
                 self._cpu_look_at = math.inf
                 return
@@ -233,7 +242,7 @@ class SessionCell:
 
     def _look_at_memory(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
-            cell = self._custody.cell
+            cell = self._held.cell
             self._memory_look_at = now + _MEMORY_LOOK_SECONDS if cell.can_exceed else math.inf
             if cell.has_exceeded():
                 self.try_to_evict("it needed more memory than it may, between two requests", "lost")
@@ -244,12 +253,12 @@ class SessionCell:
 
     def try_to_evict(self, why: str, action: str = "evicted") -> bool:
         """End the session unless a request runs; return whether it is gone."""
-        if not self._turns.try_take():
+        if not self._concurrency.try_acquire():
             return bool(self.lost)
         try:
             self.end(why, action)
         finally:
-            self._turns.end()
+            self._concurrency.release()
         return True
 
     def end(self, why: str, action: str = "lost") -> None:
@@ -266,7 +275,7 @@ class SessionCell:
             self.lost = why
             last = not self._holders
             if not last:
-                self._custody.cell.kill()
+                self._held.cell.kill()
         if last:
             self._dispose()
         self.on_end(action, why)
@@ -275,9 +284,9 @@ class SessionCell:
         with contextlib.suppress(CellwrightError):  # its launcher died: all is freed even so
             try:
                 if self.on_last_look:
-                    self.on_last_look(self._custody.workspace_at_rest)
+                    self.on_last_look(self._held.workspace_at_rest)
             finally:
-                self._give_back(self._custody)
+                self._give_back(self._held)
 
 
 def _difference(now: CgroupUsage, before: CgroupUsage) -> CgroupUsage:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..policies.errors import BusyError, CellwrightError, ClosedError
 from ..policies.languages import PYTHON
 from ..policies.policy import Limits
-from .custody import Custody
+from .held_cell import HeldCell
 from .session import SessionCell, SessionSettings
 from .threads import begin
 
@@ -44,13 +44,13 @@ class Sessions:
                 )
 
     def admit(
-        self, custody: Custody, layers: tuple[str, ...], limits: Limits,
-        give_back: Callable[[Custody], None], language: str = PYTHON,
+        self, held: HeldCell, layers: tuple[str, ...], limits: Limits,
+        give_back: Callable[[HeldCell], None], language: str = PYTHON,
     ) -> SessionCell:  # fmt: skip
         try:
-            session = SessionCell(custody, layers, limits, self._settings, give_back, language)
+            session = SessionCell(held, layers, limits, self._settings, give_back, language)
         except BaseException:  # no caller would end the cell
-            give_back(custody)
+            give_back(held)
             raise
         with self._changed:
             self._alive.append(session)

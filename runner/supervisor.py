@@ -12,9 +12,10 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import CgroupUsage
-from .custody import Custody
+from .concurrency import ConcurrencyLimit
 from .execution import NEVER, Request, called_off, look_at_files, perform, phases
 from .generation import Generation
+from .held_cell import HeldCell
 from .host.paths import sources_of
 from .messages import Ended
 from .outcome import Count, conclude
@@ -22,9 +23,8 @@ from .pool import Pool, PoolSettings
 from .result import SandboxResult
 from .session import SessionCell
 from .sessions import Sessions
-from .shelf import Shelf
+from .shared_files import SharedFiles
 from .spawn import Spawned
-from .turns import Turns
 from .watching.supervision import Observation
 
 Keep = Callable[[int], None]
@@ -37,7 +37,7 @@ class Supervisor:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
-        language: str = PYTHON, interpreter: str = "", shelf: Shelf | None = None,
+        language: str = PYTHON, interpreter: str = "", shared_files: SharedFiles | None = None,
         user: int | str | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
@@ -50,15 +50,16 @@ class Supervisor:
         self._lessons = lessons
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
         try:
-            self._runs = language, interpreter, shelf, sources_of(policy), user
+            self._runs = language, interpreter, shared_files, sources_of(policy), user
             self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         except BaseException:
             spawned.close()
             raise
         settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
-        self._turns = Turns(settings.running, settings.queue_seconds)
-        self._programs = Turns(settings.programs, settings.queue_seconds)  # who lives for hours
+        self._concurrency = ConcurrencyLimit(settings.running, settings.queue_seconds)
+        # Programs may live for hours, so they do not use up the calls' slots.
+        self._programs = ConcurrencyLimit(settings.programs, settings.queue_seconds)
         try:
             self._pool = Pool(settings, self._make)
         except BaseException:
@@ -87,13 +88,13 @@ class Supervisor:
         """
         self._require_owner()  # before any lock: another thread may have held it
         asked_at = time.monotonic()
-        turns = self._programs if request.program else self._turns
-        if not turns.take(cancel):
+        concurrency = self._programs if request.program else self._concurrency
+        if not concurrency.acquire(cancel):
             return called_off(request, asked_at, self.plan.layers)
         try:
             return self._execute_while_launchers_die(request, asked_at, on_output, cancel, keep)
         finally:
-            turns.end()
+            concurrency.release()
 
     def _execute_while_launchers_die(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
@@ -114,19 +115,19 @@ class Supervisor:
         keep: Keep | None,
     ) -> SandboxResult:  # fmt: skip
         parked = self._pool.lease()
-        custody = parked or self._make_one()
+        held = parked or self._make_one()
         try:
             leased_at = time.monotonic()
-            performed = perform(custody, request, on_output, cancel)
+            performed = perform(held, request, on_output, cancel)
             ended_at = time.monotonic()
-            custody.cell.kill_init()
+            held.cell.kill_init()
             if keep:
-                keep(custody.workspace_at_rest())
-            made = look_at_files(custody.cell.workspace, request, {}, cancel)
-            counted = _count(custody, performed.seen)
+                keep(held.workspace_at_rest())
+            made = look_at_files(held.cell.workspace, request, {}, cancel)
+            counted = _count(held, performed.seen)
             counted_at = time.monotonic()
         finally:
-            self._pool.give_back(custody)
+            self._pool.give_back(held)
         sent_at = performed.seen.sent_at
         moments = (asked_at, leased_at, sent_at, ended_at, counted_at, time.monotonic())
         return conclude(
@@ -147,23 +148,23 @@ class Supervisor:
         do, LaunchError."""
         self._require_owner()
         sessions.make_room()
-        custody = self._pool.lease() or self._make_one()
+        held = self._pool.lease() or self._make_one()
         plan = self.plan
         limits = self._policy.limits
-        return sessions.admit(custody, plan.layers, limits, self._pool.give_back, plan.language)
+        return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""
         self._pool.settle()
 
-    def _make(self, count: int) -> Iterator[Custody]:
+    def _make(self, count: int) -> Iterator[HeldCell]:
         """Yield up to `count` new cells of one launcher, at least one."""
         generation = self._current()
         return generation.make(max(1, min(count, self._cells_per_launcher - generation.forks)))
 
-    def _make_one(self) -> Custody:
-        (custody,) = self._make(1)
-        return custody
+    def _make_one(self) -> HeldCell:
+        (held,) = self._make(1)
+        return held
 
     def _current(self) -> Generation:
         """Return the launcher to fork from; one that died or has served its time is replaced."""
@@ -187,18 +188,18 @@ class Supervisor:
             if self._closed:
                 return
             self._closed = True
-        self._turns.close()
+        self._concurrency.close()
         self._programs.close()
         self._generation.close()
         self._pool.close()
 
 
-def _count(custody: Custody, seen: Observation) -> Count:
+def _count(held: HeldCell, seen: Observation) -> Count:
     """Ask the cgroup what the cell used; where nothing counts, ask who ended it."""
-    cgroup = custody.cell.cgroup
+    cgroup = held.cell.cgroup
     usage = cgroup.usage()
     if usage.cpu_user_seconds is None or usage.memory_peak_bytes is None:
-        usage = _or_else(usage, custody.account())
+        usage = _or_else(usage, held.account())
     ended_well = seen.finished and seen.finished.ends_well
     return Count(usage, 0 if ended_well else cgroup.oom_kills())
 

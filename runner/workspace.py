@@ -78,7 +78,7 @@ class KeptWorkspace(msgspec.Struct, frozen=True):
     files: int = 0
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """The attributes that tell that a file has changed."""
 
     size_bytes: int
@@ -87,7 +87,7 @@ class Seen(NamedTuple):
     executable: bool
 
 
-Listing = dict[str, Seen]
+Listing = dict[str, FileState]
 
 
 def list_files(workspace: int, leave_out: Callable[[str], None] = lambda why: None) -> Listing:
@@ -106,7 +106,7 @@ def list_all_files(workspace: int) -> Listing:
     return dict(_walk(workspace, time.monotonic() + _SECONDS, refuse))
 
 
-def content_of(workspace: int, path: str, seen: Seen) -> bytes:
+def content_of(workspace: int, path: str, seen: FileState) -> bytes:
     """Return the content of a listed file, as an Executable if it is one; raises WorkspaceError."""
     content = read_file(workspace, path, seen.size_bytes)
     return Executable(content) if seen.executable else content
@@ -177,7 +177,7 @@ def collect(
     return tuple(artifacts), _told(left_out)
 
 
-def _is_unchanged(workspace: int, path: str, seen: Seen, content: bytes | None) -> bool:
+def _is_unchanged(workspace: int, path: str, seen: FileState, content: bytes | None) -> bool:
     """Tell whether a file has `content` still."""
     if content is None or len(content) != seen.size_bytes:
         return False
@@ -256,7 +256,7 @@ def _open(workspace: int, path: str) -> int:
 
 def _walk(
     workspace: int, deadline: float, leave_out: Callable[[str], None]
-) -> Iterator[tuple[str, Seen]]:
+) -> Iterator[tuple[str, FileState]]:
     """Yield the regular files; `leave_out` is called with the reason for each omission."""
     entries = characters = 0
     directories = deque([("", 0)])
@@ -307,7 +307,7 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-def _regular(entry: "os.DirEntry[str]") -> Seen | None:
+def _regular(entry: "os.DirEntry[str]") -> FileState | None:
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:
@@ -315,4 +315,4 @@ def _regular(entry: "os.DirEntry[str]") -> Seen | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     executable = bool(found.st_mode & stat.S_IXUSR)
-    return Seen(found.st_size, found.st_mtime_ns, found.st_ino, executable)
+    return FileState(found.st_size, found.st_mtime_ns, found.st_ino, executable)

@@ -167,7 +167,7 @@ def _escapes(*names: str) -> tuple[str, ...]:
 _ENTER = "runner/cell/enter.py"
 _PRIVILEGES = "runner/cell/privileges.py"
 _INITS = "runner/launcher/inits.py"
-_CUSTODY = "runner/custody.py"
+_CUSTODY = "runner/held_cell.py"
 _NAMESPACES_DIFFER = _escapes(
     "posture.py::test_every_namespace_differs_from_the_hosts_and_the_launchers"
 )
@@ -268,7 +268,7 @@ MUTATIONS = (
         *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self._origin.give_up"),
     )),
     Mutation("killing at the end", _SUPERVISION, (
-        drop("runner/supervisor.py", "", "custody.cell.kill_init"), *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
+        drop("runner/supervisor.py", "", "held.cell.kill_init"), *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
     )),
 )  # fmt: skip
 

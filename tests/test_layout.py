@@ -92,7 +92,7 @@ ARROWS = {
     ),
     "runner/cgroups": ("runner/cgroups",),
     "runner/launcher": (
-        "runner/launcher", "runner/fixed_root", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shelf",
+        "runner/launcher", "runner/fixed_root", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shared_files",
         "policies/plan", "policies/languages", "policies/denied",
     ),
 }  # fmt: skip

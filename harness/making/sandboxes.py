@@ -15,8 +15,8 @@ from ...policies.source.findings import Rules, rules_with
 from ...runner.audit.log import AuditLog
 from ...runner.pool import PoolSettings
 from ..sandbox.cache import SandboxCache
-from ..sandbox.intake import rules_of
 from ..sandbox.permissions import policy_of
+from ..sandbox.pipeline import rules_of
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import Grants
 from ..tools.broker import Broker

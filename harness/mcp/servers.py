@@ -12,7 +12,7 @@ import anyio
 
 from ...policies.errors import BudgetExceeded, ClosedError, PolicyError, ToolError, ToolFailed
 from ...runner.budget import STEPS_PER_SECOND, Budget
-from ...runner.turns import NEVER
+from ...runner.concurrency import NEVER
 from ..schemas.spec import ToolSpec
 from ..schemas.tool_names import key_of
 from ..tools.caller import Caller, Tool

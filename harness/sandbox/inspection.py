@@ -17,7 +17,7 @@ from .local import LocalCells
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from .offering import Offering
+    from .sandbox_tools import SandboxTools
     from .workspaces.store import Workspaces
 
 
@@ -93,9 +93,9 @@ class Inspection:
         return len(sessions._alive) if sessions else 0
 
     @property
-    def offering(self) -> "Offering | None":
+    def sandbox_tools(self) -> "SandboxTools | None":
         """What answers the tool calls of programs."""
-        return self._cells._intake._offering
+        return self._cells._pipeline._sandbox_tools
 
     def replace_workspaces(self, store: "Workspaces") -> "Workspaces":
         """Use another store from now on; return the one before."""

@@ -17,7 +17,7 @@ from ...runner.execution import Request
 from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
 from ...runner.session import SessionSettings
-from ...runner.shelf import Shelf
+from ...runner.shared_files import SharedFiles
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ...runner.supervisors import Supervisors
@@ -28,20 +28,20 @@ from .checks import (
     check_pool,
     check_sessions,
 )
-from .intake import Intake, rules_of
 from .parameters import CallArguments, Parameters, ProgramArguments, SessionArguments
+from .pipeline import RequestPipeline, rules_of
 from .program import OnStreams, Program, Programs
 from .session import Session
 from .sessions import OpenSessions
 
 if TYPE_CHECKING:
     from ...policies.permissions import PermissionSet
-    from ...runner.audit.clerk import Clerk
+    from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
-    from .offering import Offered, Offering
     from .packages.store import OpenSet, PackageStore, Requirements
-    from .workspaces.calls import Wanted
+    from .sandbox_tools import Offered, SandboxTools
+    from .workspaces.calls import NamedWorkspace
     from .workspaces.store import Workspaces
 
     PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
@@ -112,26 +112,29 @@ class LocalCells:
         if not isinstance(given.spawned, Spawned | None):
             raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
         self.audit = _audit_log(given)
-        offering = _offering(given.tools, self.policy, self.audit)
-        shelf = offering.shelf if offering else _no_shelf
+        sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit)
+        shared_files = sandbox_tools.shared_files if sandbox_tools else _no_shared_files
         spawned = given.spawned or Spawned(executable)
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
-                language=language, interpreter=_interpreter(known, language), shelf=shelf(language),
+                language=language, interpreter=_interpreter(known, language),
+                shared_files=shared_files(language),
                 user=user,
             )  # fmt: skip
         except BaseException:
             spawned.close()
             raise
-        made = self.policy, spawned.executable, cgroup_root, settings, known, shelf, user
+        made = self.policy, spawned.executable, cgroup_root, settings, known, shared_files, user
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
         self._programs = Programs()
         try:
-            clerk = _clerk_of(self.audit, self.plan)
-            self._intake = Intake(self.policy, self.plan.layers, rules, clerk, offering)
-            self._sessions = OpenSessions(self._supervisors, self._intake)
+            trail = _trail_of(self.audit, self.plan)
+            self._pipeline = RequestPipeline(
+                self.policy, self.plan.layers, rules, trail, sandbox_tools
+            )
+            self._sessions = OpenSessions(self._supervisors, self._pipeline)
         except BaseException:
             self.close()
             raise
@@ -152,10 +155,10 @@ class LocalCells:
             from .workspaces.calls import execute_in
 
             result = execute_in(wanted, supervisor, request, on_output, cancel)
-            self._intake.record_workspace(result.workspace, execution_id=request.execution_id)
+            self._pipeline.record_workspace(result.workspace, execution_id=request.execution_id)
             return result
 
-        return self._intake.perform(given, perform)
+        return self._pipeline.perform(given, perform)
 
     def program(self, given: ProgramArguments) -> Program:
         def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
@@ -164,19 +167,19 @@ class LocalCells:
                 return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
 
             environment = self.plan.environment
-            return self._intake.perform_program(given, environment, on_streams, perform)
+            return self._pipeline.perform_program(given, environment, on_streams, perform)
 
         return self._programs.start(work)
 
     def session(self, given: SessionArguments) -> Session:
         return self._sessions.open(given, self._wanted(given))
 
-    def _wanted(self, given: CallArguments | SessionArguments) -> "Wanted | None":
+    def _wanted(self, given: CallArguments | SessionArguments) -> "NamedWorkspace | None":
         clean = check_flag("clean", given.clean)
         if given.workspace is not None:
-            from .workspaces.calls import Wanted  # seldom needed
+            from .workspaces.calls import NamedWorkspace  # seldom needed
 
-            return Wanted(self.workspaces, given.workspace, clean)
+            return NamedWorkspace(self.workspaces, given.workspace, clean)
         if clean:
             raise PolicyError(
                 "clean: there is no workspace to remove", "name one with workspace= (--workspace)"
@@ -190,10 +193,10 @@ class LocalCells:
         return workspaces_of(self._given_workspaces)
 
     def has_tool(self, name: str) -> bool:
-        return self._intake.has_tool(name)
+        return self._pipeline.has_tool(name)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
-        findings = self._intake.check(code, "python")
+        findings = self._pipeline.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)
 
     def settle(self) -> None:
@@ -224,15 +227,15 @@ def _once_at_rest(_: int) -> None:
 
 def _another(
     policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], shelf: Callable[[str], Shelf | None],
+    interpreters: Mapping[str, str], shared_files: Callable[[str], SharedFiles | None],
     user: int | str | None, language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language, with a smaller pool."""
     settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
-        language=language, interpreter=_interpreter(interpreters, language), shelf=shelf(language),
-        user=user,
+        language=language, interpreter=_interpreter(interpreters, language),
+        shared_files=shared_files(language), user=user,
     )  # fmt: skip
 
 
@@ -256,8 +259,8 @@ def _checked_user(user: int | str | None) -> int | str | None:
     return user
 
 
-def _no_shelf(_: str) -> None:
-    """Return no shelf: without tools, cells have no files about tools."""
+def _no_shared_files(_: str) -> None:
+    """Return no shared files: without tools, cells have no files about tools."""
 
 
 def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
@@ -323,23 +326,23 @@ def _audit_log(arguments: SandboxArguments) -> "AuditLog | None":
     return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
 
 
-def _offering(
+def _sandbox_tools(
     tools: "Offered | None", policy: Policy, audit: "AuditLog | None"
-) -> "Offering | None":
+) -> "SandboxTools | None":
     if tools is None:
         return None
     from ..tools.broker import Broker
-    from .offering import Offering
+    from .sandbox_tools import SandboxTools
 
     if not isinstance(tools, Broker):
         own = getattr(tools, "broker", None)  # of a ToolFactory, with its rules and filters
         tools = own if isinstance(own, Broker) else Broker(tools, audit=audit)
-    return Offering(tools, policy.tools, audit)
+    return SandboxTools(tools, policy.tools, audit)
 
 
-def _clerk_of(log: "AuditLog | None", plan: Plan) -> "Clerk | None":
+def _trail_of(log: "AuditLog | None", plan: Plan) -> "ExecutionTrail | None":
     if log is None:
         return None
-    from ...runner.audit.clerk import Clerk
+    from ...runner.audit.execution_trail import ExecutionTrail
 
-    return Clerk(log, plan)
+    return ExecutionTrail(log, plan)

@@ -27,50 +27,50 @@ class Program:
     caller waits until the program reads.  A Program that is garbage-collected is killed.
     """
 
-    def __init__(self, life: "Life") -> None:
-        self._life = life
-        self._finalizer = weakref.finalize(self, life.abandon)
+    def __init__(self, supervised: "SupervisedProgram") -> None:
+        self._supervised = supervised
+        self._finalizer = weakref.finalize(self, supervised.abandon)
 
     @property
     def stdin(self) -> int:
         """The descriptor that writes to its standard input, blocking; -1 once closed."""
-        return self._life.stdin
+        return self._supervised.stdin
 
     @property
     def stdout(self) -> int:
         """The descriptor that reads its standard output, blocking; -1 once closed."""
-        return self._life.stdout
+        return self._supervised.stdout
 
     @property
     def stderr(self) -> str:
         """Its standard error so far, head and tail, as the result will have it."""
-        return self._life.stderr()
+        return self._supervised.stderr()
 
     def is_alive(self) -> bool:
         """Tell whether it runs, or its cell is still being removed."""
-        return self._life.is_alive()
+        return self._supervised.is_alive()
 
     def wait(self, timeout: float | None = None) -> SandboxResult:
         """Wait until nothing in its cell runs, and return the result.
 
         Raises TimeoutError if that takes more than `timeout` seconds, LaunchError if its launcher died.
         """
-        return self._life.wait(timeout)
+        return self._supervised.wait(timeout)
 
     def close_stdin(self) -> None:
         """Close its standard input; most servers then exit."""
-        self._life.close_stdin()
+        self._supervised.close_stdin()
 
     def kill(self) -> None:
         """Kill it and every process that it started; harmless if it has ended."""
-        self._life.kill()
+        self._supervised.kill()
 
     def close(self) -> None:
         """Kill it, wait until nothing in its cell runs, and close both descriptors.
 
         Closing twice is fine, and `wait` still returns the result.
         """
-        self._life.end()
+        self._supervised.end()
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -80,13 +80,13 @@ class Program:
         self.close()
 
 
-class Life:
+class SupervisedProgram:
     """The thread that supervises a program, and this process's ends of its streams.
 
     A forked child has no such thread: it can only close its copies of the descriptors.
     """
 
-    def __init__(self, work: Work, on_end: Callable[["Life"], None]) -> None:
+    def __init__(self, work: Work, on_end: Callable[["SupervisedProgram"], None]) -> None:
         self._owner = os.getpid()
         self._lock = (
             threading.RLock()
@@ -105,7 +105,7 @@ class Life:
         self.stdin, self.stdout, _ = streams
         self._settled.set()
 
-    def _end(self, on_end: Callable[["Life"], None]) -> None:
+    def _end(self, on_end: Callable[["SupervisedProgram"], None]) -> None:
         self._settled.set()
         on_end(self)
 
@@ -165,7 +165,7 @@ class Programs:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.RLock()  # reentrant: a finalizer may run in a thread that holds it
-        self._living: set[Life] = set()
+        self._living: set[SupervisedProgram] = set()
         self._closed = False
 
     def start(self, work: Work) -> Program:
@@ -173,14 +173,14 @@ class Programs:
         with self._lock:
             if self._closed:
                 raise ClosedError(_CLOSED)
-            life = Life(work, self._forget)
-            self._living.add(life)
-        life.require_streams()
-        return Program(life)
+            supervised = SupervisedProgram(work, self._forget)
+            self._living.add(supervised)
+        supervised.require_streams()
+        return Program(supervised)
 
-    def _forget(self, life: Life) -> None:
+    def _forget(self, supervised: SupervisedProgram) -> None:
         with self._lock:
-            self._living.discard(life)
+            self._living.discard(supervised)
 
     def close(self) -> None:
         """End all programs and refuse new ones; their descriptors stay open until each is closed."""
@@ -189,8 +189,8 @@ class Programs:
         with self._lock:
             self._closed = True
             living = tuple(self._living)
-        for life in living:
-            life.end()
+        for supervised in living:
+            supervised.end()
 
 
 def _closed(descriptor: int) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import language_called, language_names
 from ...policies.policy import Limits, Policy, check_names, check_variable
-from ...runner.execution import Living, Request, Streams
+from ...runner.execution import LongLivedProgram, Request, Streams
 from ...runner.messages import Become, InputFile
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .checks import check_flag, with_timeout
@@ -69,7 +69,7 @@ def make_program(
     )
     return Request(
         code=shlex.join(arguments), files=files, limits=policy.limits,
-        trace_id=_trace_id(given.trace_id), program=Living(frame, on_streams),
+        trace_id=_trace_id(given.trace_id), program=LongLivedProgram(frame, on_streams),
     )  # fmt: skip
 
 

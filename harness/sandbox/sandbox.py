@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
     from .local import PolicyLike
-    from .offering import Offered
     from .packages.store import PackageStore, Requirements
+    from .sandbox_tools import Offered
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]

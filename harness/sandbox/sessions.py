@@ -17,13 +17,13 @@ from ...runner.supervisors import Supervisors
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
 from .history import History, outcome_of
-from .intake import Intake
 from .parameters import CallArguments, SessionArguments
+from .pipeline import RequestPipeline
 from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
-    from .workspaces.calls import SessionWorkspace, Wanted
+    from .workspaces.calls import NamedWorkspace, SessionWorkspace
 
 
 class CellSession(Session):
@@ -33,13 +33,13 @@ class CellSession(Session):
         self,
         id: str,
         cell: SessionCell,
-        intake: Intake,
+        pipeline: RequestPipeline,
         another: Callable[[], "Session"],
         kept_in: "SessionWorkspace | None" = None,
     ) -> None:
         self.id = id
         self._cell = cell
-        self._intake = intake
+        self._pipeline = pipeline
         self._another = another
         self._kept_in = kept_in
         self._history = History()
@@ -58,7 +58,7 @@ class CellSession(Session):
         return self._kept_in.kept if self._kept_in else None
 
     def has_tool(self, name: str) -> bool:
-        return self._intake.has_tool(name)
+        return self._pipeline.has_tool(name)
 
     def _execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
@@ -70,7 +70,7 @@ class CellSession(Session):
                 )
             return self._cell.execute(request, on_output, cancel)
 
-        result = self._intake.perform(own(given), perform, self.id)
+        result = self._pipeline.perform(own(given), perform, self.id)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed
             self._history.add(given, result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
@@ -93,7 +93,7 @@ class CellSession(Session):
     def save(self) -> KeptWorkspace:
         return self._kept_in.save() if self._kept_in else super().save()
 
-    def check_workspace(self, wanted: "Wanted | None") -> None:
+    def check_workspace(self, wanted: "NamedWorkspace | None") -> None:
         """Raise PolicyError if `wanted` is another workspace than that of this session."""
         if wanted and (self._kept_in is None or self._kept_in.name != wanted.name):
             raise PolicyError(f"workspace: session {self.id!r} does not use {wanted.name!r}")
@@ -130,13 +130,13 @@ class CellSession(Session):
 class OpenSessions:
     """The sessions of one sandbox, by id."""
 
-    def __init__(self, supervisors: Supervisors, intake: Intake) -> None:
+    def __init__(self, supervisors: Supervisors, pipeline: RequestPipeline) -> None:
         self._supervisors = supervisors
-        self._intake = intake
+        self._pipeline = pipeline
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
-    def open(self, given: SessionArguments, wanted: "Wanted | None" = None) -> Session:
+    def open(self, given: SessionArguments, wanted: "NamedWorkspace | None" = None) -> Session:
         id, language = given.id, _language(given.language)
         with self._lock:
             known = self._by_id.get(id or "")
@@ -151,11 +151,11 @@ class OpenSessions:
                 return self._open(id or os.urandom(8).hex(), language)
         return self._open_in(wanted, id or os.urandom(8).hex(), language)
 
-    def _open_in(self, wanted: "Wanted", id: str, language: str) -> Session:
+    def _open_in(self, wanted: "NamedWorkspace", id: str, language: str) -> Session:
         """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
         from .workspaces.calls import SessionWorkspace
 
-        kept_in = SessionWorkspace(wanted, partial(self._intake.record_workspace, session_id=id))
+        kept_in = SessionWorkspace(wanted, partial(self._pipeline.record_workspace, session_id=id))
         try:
             with self._lock:
                 session = self._open(id, language, kept_in)
@@ -174,12 +174,12 @@ class OpenSessions:
     ) -> CellSession:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
         cell = self._supervisors.open_session(language)
-        self._intake.record_session(id, "opened")
-        cell.on_end = partial(self._intake.record_session, id)
+        self._pipeline.record_session(id, "opened")
+        cell.on_end = partial(self._pipeline.record_session, id)
         if kept_in:
             kept_in.attach(cell)
         another = partial(self.open, SessionArguments(language=language))
-        session = CellSession(id, cell, self._intake, another, kept_in)
+        session = CellSession(id, cell, self._pipeline, another, kept_in)
         self._by_id[id] = session
         return session
 

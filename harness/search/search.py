@@ -58,16 +58,16 @@ class SearchIndex:
         self, documents: Iterable[Document] = (), meaning: SemanticIndex | None = None
     ) -> None:
         self._lock = threading.RLock()
-        self._shelf = DocumentStore()
+        self._documents = DocumentStore()
         self._postings = Postings()
         self._meaning = meaning
         self.add(*documents)
 
     def __len__(self) -> int:
-        return len(self._shelf)
+        return len(self._documents)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._shelf
+        return id in self._documents
 
     def add(self, *documents: Document) -> None:
         """Add documents; each replaces the document with the same id."""
@@ -76,7 +76,7 @@ class SearchIndex:
                 self._meaning.add({each.id: _text(each) for each in documents})
             for document in documents:
                 self._remove(document.id)
-                self._postings.add(self._shelf.add(document), _fields(document))
+                self._postings.add(self._documents.add(document), _fields(document))
 
     def remove(self, id: str) -> bool:
         """Remove a document; return whether it was there."""
@@ -87,7 +87,7 @@ class SearchIndex:
             return there
 
     def _remove(self, id: str) -> bool:
-        number = self._shelf.remove(id)
+        number = self._documents.remove(id)
         if number is not None:
             self._postings.remove(number)
         return number is not None
@@ -95,9 +95,12 @@ class SearchIndex:
     def browse(self, only: Filter = _ALL, limit: int = 50, offset: int = 0) -> SearchPage:
         """Return a page of all documents that a filter allows, sorted by full name."""
         with self._lock:
-            allowed = self._shelf.allowed(only)
+            allowed = self._documents.allowed(only)
             each = sorted(
-                (self._shelf[number] for number in (self._shelf if allowed is None else allowed)),
+                (
+                    self._documents[number]
+                    for number in (self._documents if allowed is None else allowed)
+                ),
                 key=lambda document: (document.full_name, document.id),
             )
         page = each[max(0, offset) :][: max(0, limit)]
@@ -110,13 +113,13 @@ class SearchIndex:
         offset, limit = max(0, min(offset, MAX_FOUND)), max(0, limit)
         limit = min(limit, MAX_FOUND - offset)
         with self._lock:
-            allowed = self._shelf.allowed(only)
+            allowed = self._documents.allowed(only)
             asked = parse_query(query, self._postings)
-            named = self._shelf.called(query, allowed)[:MAX_FOUND]
+            named = self._documents.called(query, allowed)[:MAX_FOUND]
             ranked = self._ranked(asked, allowed, offset + limit + 1 + len(named))
-            matches = [Match(self._shelf[number], True) for number in named]
+            matches = [Match(self._documents[number], True) for number in named]
             known = set(named)
-            matches += [Match(self._shelf[each]) for each in ranked if each not in known]
+            matches += [Match(self._documents[each]) for each in ranked if each not in known]
             hint = "" if matches else self._hint(query, allowed)
         page = tuple(matches[offset : offset + limit])
         return SearchPage(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
@@ -150,7 +153,7 @@ class SearchIndex:
 
     def _best(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
         scored = self._postings.best(asked.rarities, count, allowed)
-        ordered = sorted(scored, key=lambda number: (-scored[number], self._shelf.id(number)))
+        ordered = sorted(scored, key=lambda number: (-scored[number], self._documents.id(number)))
         return ordered[:count]
 
     def _fused(
@@ -160,16 +163,16 @@ class SearchIndex:
 
         The others then need half as much of words or of meaning.
         """
-        ids = None if allowed is None else {self._shelf.id(number) for number in allowed}
+        ids = None if allowed is None else {self._documents.id(number) for number in allowed}
         nearest = dict(meaning.nearest(asked.query[:MAX_CHARACTERS], _NEAR, ids))
-        spoken = [self._shelf.id(number) for number in self._best(asked, allowed, _NEAR)]
-        fused = [self._shelf.number(id) for id in fuse((spoken, list(nearest)))]
+        spoken = [self._documents.id(number) for number in self._best(asked, allowed, _NEAR)]
+        fused = [self._documents.number(id) for id in fuse((spoken, list(nearest)))]
         covered = self._postings.covered(fused, asked.telling)
         near = _MEANS_IT_IN_WORDS if asked.names_it else _MEANS_IT
         shares = {
             number: max(
                 covered[number] / max(1, asked.demand),
-                nearest.get(self._shelf.id(number), 0.0) / near,
+                nearest.get(self._documents.id(number), 0.0) / near,
             )
             for number in fused
         }
@@ -180,8 +183,9 @@ class SearchIndex:
 
     def _hint(self, query: str, allowed: Set[int] | None) -> str:
         """Return a hint why nothing was found, and what to do."""
-        if not len(self._shelf) or (allowed is not None and not allowed):
-            return "there is nothing to find" + (" with this filter" if len(self._shelf) else "")
+        if not len(self._documents) or (allowed is not None and not allowed):
+            filtered = " with this filter" if len(self._documents) else ""
+            return f"there is nothing to find{filtered}"
         return why_nothing(query, self._postings)
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from ...policies.languages import LANGUAGES, interpreter_of
-from ...runner.shelf import Shelf
+from ...runner.shared_files import SharedFiles
 from ..schemas.spec import ToolSpec
 
 _NODE = interpreter_of("javascript")
@@ -17,13 +17,13 @@ class StubFolders:
     def __init__(self, may_call: Callable[[str], bool]) -> None:
         self._may_call = may_call
         self._lock = threading.Lock()
-        self._shelves: dict[bool, Shelf] = {}
+        self._files: dict[bool, SharedFiles] = {}
         self._laid: dict[bool, list[ToolSpec]] = {}
 
-    def shelf(self, language: str) -> Shelf:
+    def shared_files(self, language: str) -> SharedFiles:
         """Return the folder that cells of `language` see."""
         with self._lock:
-            return self._shelves.setdefault(_is_node(language), Shelf())
+            return self._files.setdefault(_is_node(language), SharedFiles())
 
     def follow(self, language: str, specs: list[ToolSpec]) -> None:
         """Write the stubs of the callable tools in `specs`, if the tools have changed.
@@ -35,9 +35,9 @@ class StubFolders:
         from .tree import python_tree, typescript_tree  # lazy: needed only with tools
 
         tree = typescript_tree if _is_node(language) else python_tree
-        shelf = self.shelf(language)
+        shared_files = self.shared_files(language)
         with self._lock:
-            shelf.lay(tree(spec for spec in specs if self._may_call(spec.name)))
+            shared_files.replace(tree(spec for spec in specs if self._may_call(spec.name)))
             self._laid[_is_node(language)] = specs
 
 

@@ -34,7 +34,7 @@ class CallRecorder(Protocol):
         """The id of the run."""
 
     def answer(
-        self, call: Call, arguments: dict[str, Any], anew: Callable[[Any], Answer],
+        self, call: Call, arguments: dict[str, Any], anew: Callable[[PendingCall], Answer],
         tell: Callable[[Answer], None], *, may_be_repeated: bool,
     ) -> None:  # fmt: skip
         """Pass the answer to `call` to `tell`: the recorded one, or the one that `anew` returns."""

@@ -16,14 +16,13 @@ _cellwright_call() {
         ;;
     esac
     {
-        printf '%s\0%s\0' "$site" "$1" >&7
         if [ "$2" = - ]; then
+            printf '%s\0%s\0' "$site" "$1" >&7
             while read -r line; do printf '%s\n' "$line" >&7; done
-            printf '%s' "$line" >&7
-        else
-            printf '%s' "$2" >&7
+            printf '%s\0' "$line" >&7
+        else # whole in one write: the host wakes once
+            printf '%s\0%s\0%s\0' "$site" "$1" "$2" >&7
         fi
-        printf '\0' >&7
         read -r kind <&7 || kind=closed
         if [ ! "$kind" ] && read -r line <&7; then
             printf '%s\n' "$line" || failed=1
@@ -31,7 +30,7 @@ _cellwright_call() {
             printf '%s: ' "$kind" >&6
             while read -r line <&7; do printf '%s\n' "$line" >&6; done
         fi
-    } 6>&2 2>/dev/null 7<>/dev/tools || failed=$failed
+    } 6>&2 2>&- 7<>/dev/tools || failed=$failed # without 2, what the shell says of a closed door is lost
     case $kind in
     '') [ ! "$failed" ] ;;
     invalid_arguments) return 2 ;;

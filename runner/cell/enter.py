@@ -30,8 +30,8 @@ _HARD = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_CLOEXEC
 
 
-class Site(NamedTuple):
-    """Where a cell is built: facts of the launcher that its cells inherit."""
+class LauncherFacts(NamedTuple):
+    """Facts of the launcher that its cells inherit."""
 
     plan: Plan
     host_proc: int  # /proc as the launcher sees it, to write the id maps through
@@ -41,16 +41,16 @@ class Site(NamedTuple):
     joins: int  # how many cgroups are joined by a write to their `tasks` (v1)
 
 
-def confinement(site: Site, pages: tuple[memory.Range, ...] = ()) -> Steps:
+def confinement(facts: LauncherFacts, pages: tuple[memory.Range, ...] = ()) -> Steps:
     """Return what confines a process behind every layer, and hands over what the supervisor keeps.
 
     If the kernel refuses a step there is no cell.  `pages` are those that any program writes.
     """
-    plan, do = site.plan, Steps()
+    plan, do = facts.plan, Steps()
     do.layer("descriptor sweep")
-    _keep_only(do, site.host_proc)  # first: other cells' descriptors came too
+    _keep_only(do, facts.host_proc)  # first: other cells' descriptors came too
     do.layer("cgroup")
-    _join_cgroups(do, site.joins)  # before any work, so that the work is charged to the cell
+    _join_cgroups(do, facts.joins)  # before any work, so that the work is charged to the cell
     do.layer("cgroup_ns")
     # After joining: the cell's cgroup is its root.
     do.call("unshare", processes.CLONE_NEWCGROUP, about="new cgroup namespace")
@@ -58,21 +58,21 @@ def confinement(site: Site, pages: tuple[memory.Range, ...] = ()) -> Steps:
     privileges.set_process_name(do, "cell-guest")
     do.call("setsid")  # no terminal, and signals of no foreign process group
     _ignore_interrupts(do)
-    workspace = _mount_own_filesystems(do, plan, site.beneath_memory)
+    workspace = _mount_own_filesystems(do, plan, facts.beneath_memory)
     if plan.loopback:
         _bring_loopback_up(do)
     guest = do.call("pidfd_open", do.call("getpid"), 0, about="itself")
     do.layer("user_ns")
     # The launcher is not dumpable, and our id maps are ours to write only if we are.
     privileges.make_dumpable(do)
-    _enter_user_namespace(do, site)  # after the mounts: here nothing can be mounted any more
+    _enter_user_namespace(do, facts)  # after the mounts: here nothing can be mounted any more
     do.call(
-        "close", site.host_proc, about="/proc of the launcher"
+        "close", facts.host_proc, about="/proc of the launcher"
     )  # the last sight of anything outside
     do.layer("rlimits")
     _limit_resources(do, plan.rlimits)
     do.layer("capabilities")
-    privileges.give_up_all(do, site.last_capability)  # sets no_new_privs, for Landlock and seccomp
+    privileges.give_up_all(do, facts.last_capability)  # sets no_new_privs, for Landlock and seccomp
     do.call("umask", 0o022, about="022")
     do.call("chdir", b"/workspace", about="/workspace")
     do.layer("landlock")
@@ -160,13 +160,13 @@ def _bring_loopback_up(do: Steps) -> None:
     do.call("close", any_socket)
 
 
-def _enter_user_namespace(do: Steps, site: Site) -> None:
+def _enter_user_namespace(do: Steps, facts: LauncherFacts) -> None:
     """Move into a user namespace that knows one id and owns nothing (user_namespaces(7)).
 
     It inherits from the launcher's that setgroups(2) is denied.
     """
     do.call("unshare", processes.CLONE_NEWUSER, about="new user namespace")
-    privileges.map_ids(do, site.host_proc, CELL_ID, site.launcher_id, site.launcher_id)
+    privileges.map_ids(do, facts.host_proc, CELL_ID, facts.launcher_id, facts.launcher_id)
 
 
 def _limit_resources(do: Steps, rlimits: tuple[tuple[str, int], ...]) -> None:

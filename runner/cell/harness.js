@@ -72,15 +72,16 @@
     return vm.runInThisContext(stripped(source, filename), { filename, importModuleDynamically, breakOnSigint });
   };
 
+  const packet = Buffer.alloc(PACKET + 1); // once: clearing it for every call would take longer than the call
   const receive = () => {
-    const pieces = [], packet = Buffer.alloc(PACKET + 1);
+    const pieces = [];
     for (let more = 1; more === 1;) {
       const size = fs.readSync(3, packet);
       if (size === 0) return null;
       more = packet[0];
       pieces.push(Buffer.from(packet.subarray(1, size)));
     }
-    return Buffer.concat(pieces);
+    return pieces.length === 1 ? pieces[0] : Buffer.concat(pieces);
   };
   const unpacked = (frame) => { // as much of msgpack as an Answer has
     let at = 0;

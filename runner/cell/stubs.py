@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from typing import Any
 
-PLACE = "/tools"  # shelf.PLACE
+PLACE = "/tools"  # shared_files.PLACE
 
 
 class Package(types.ModuleType):

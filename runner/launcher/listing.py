@@ -4,7 +4,7 @@ import socket
 from typing import NoReturn
 
 from .. import channel
-from ..cell.enter import Site
+from ..cell.enter import LauncherFacts
 from ..kernel.steps import Steps
 from ..messages import Listed, encode
 from . import main as launcher
@@ -16,7 +16,7 @@ def main(own_paths: int) -> NoReturn:
 
 
 def _tell(
-    _site: Site, steps: Steps, sock: int, _nursery: int, _keeper: int, _home: list[int]
+    _facts: LauncherFacts, steps: Steps, sock: int, _nursery: int, _keeper: int, _home: list[int]
 ) -> None:
     calls = tuple((step.layer, str(step)) for step in steps.steps if step.is_call)
     supervisor = socket.socket(fileno=sock)

@@ -20,13 +20,12 @@ from typing import NoReturn
 from ...policies.plan import Plan
 from .. import channel
 from ..cell import interpreter, privileges
-from ..cell.enter import Site
-from ..kernel import _steps, mounts, processes
+from ..cell.enter import CONTROL, TASKS, LauncherFacts, confinement
+from ..kernel import _steps, memory, mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.now import Now
 from ..kernel.steps import Steps
-from ..messages import Boot, Booted, Failed, ShelfMade, Viewed, Views, decode, encode
-from .forking import list_of_steps, serve
+from ..messages import Boot, Booted, Failed, SharedFilesMade, Viewed, Views, decode, encode
 from .inits import NAMES, Nursery, open_namespaces
 from .root import enter_new_root
 from .views import ViewError
@@ -38,8 +37,17 @@ _NOT_PRELOADED = "name a module of the standard library, or of a directory in py
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 
+def serve(
+    facts: LauncherFacts, steps: Steps, sock: int, nursery: int, keeper: int, home: list[int]
+) -> None:
+    """Fork cells until the supervisor closes `sock` or the process behind `keeper` is gone."""
+    program = steps.layout(facts.plan.open_files, TASKS + facts.joins)
+    if _steps.serve(program, sock, nursery, keeper, tuple(home), interpreter.has_hooks()):
+        interpreter.serve(CONTROL)
+
+
 def main(
-    own_paths: int, serve: Callable[[Site, Steps, int, int, int, list[int]], None] = serve
+    own_paths: int, serve: Callable[[LauncherFacts, Steps, int, int, int, list[int]], None] = serve
 ) -> NoReturn:
     """Read the boot frame, become keeper and launcher, and `serve` until the supervisor is gone.
 
@@ -59,17 +67,26 @@ def main(
         pid = os.fork()
         if pid:
             _keep(pid, sock, boot.host_uid)
-        site = _settle(boot, sock)
-        nursery = _part_from_nursery(site)
+        facts = _settle(boot, sock)
+        nursery = _part_from_nursery(facts)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan)
-        steps = list_of_steps(site)
-        home = open_namespaces("self", NAMES, site.host_proc)
+        steps = list_of_steps(facts)
+        home = open_namespaces("self", NAMES, facts.host_proc)
         channel.send(sock, encode(Booted()))
-        serve(site, steps, sock.fileno(), nursery.fileno(), keeper, home)
+        serve(facts, steps, sock.fileno(), nursery.fileno(), keeper, home)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
+
+
+def list_of_steps(facts: LauncherFacts) -> Steps:
+    """Return the steps of each guest's process, with the pages that a rehearsed child has written."""
+    privileges.make_dumpable(Now())  # or /proc/self is not ours to read
+    memory.share_page_tables()
+    pages = memory.pages_written_by(interpreter.rehearsal())
+    privileges.make_undumpable(Now())
+    return confinement(facts, pages)
 
 
 def _explain(sock: socket.socket, error: BaseException) -> None:
@@ -120,15 +137,15 @@ def _enter_user_namespace() -> None:
     os.close(proc)
 
 
-def _settle(boot: Boot, sock: socket.socket) -> Site:
+def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
     """Build the shared root, give up root, and become single-minded."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     root = _is_root()
-    shelf, views = enter_new_root(boot)
-    if shelf is not None:  # before any process is forked that could have it too
-        channel.send(sock, encode(ShelfMade()), (shelf,))
-        os.close(shelf)
+    shared_files, views = enter_new_root(boot)
+    if shared_files is not None:  # before any process is forked that could have it too
+        channel.send(sock, encode(SharedFilesMade()), (shared_files,))
+        os.close(shared_files)
     if boot.plan.hidden:
         _hand_over(views, sock)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -140,7 +157,7 @@ def _settle(boot: Boot, sock: socket.socket) -> Site:
     processes.unshare(processes.CLONE_NEWNET | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS)
     kernel.sethostname(boot.plan.hostname)
     beneath = _beneath_memory(boot.plan)
-    return Site(boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins)
+    return LauncherFacts(boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins)
 
 
 def _hand_over(views: Views, sock: socket.socket) -> None:
@@ -159,12 +176,12 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
-def _part_from_nursery(site: Site) -> socket.SocketType:
+def _part_from_nursery(facts: LauncherFacts) -> socket.SocketType:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
     _skip_the_number_of_guests()
     if os.fork():
-        Nursery(launcher, site.host_proc).serve(site.last_capability, site.plan.init_filter)
+        Nursery(launcher, facts.host_proc).serve(facts.last_capability, facts.plan.init_filter)
     privileges.set_process_name(Now(), "cell-launcher")
     launcher.close()
     return nursery

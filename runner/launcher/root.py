@@ -19,7 +19,7 @@ from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
-from ..shelf import PLACE
+from ..shared_files import PLACE
 from .views import ShownPath, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
@@ -32,9 +32,9 @@ _HARD = mounts.NOSUID | mounts.NODEV
 def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
     """Build the root and make it ours; the host's own file system is then out of reach.
 
-    Return a descriptor through which the shelf can be written, if there is one, and what the supervisor
-    has to look at while cells live.  The calling process needs CAP_SYS_ADMIN over its mount namespace.
-    Raises OSError, and ViewError.
+    Return a descriptor through which the shared files can be written, if there is one, and what the
+    supervisor has to look at while cells live.  The calling process needs CAP_SYS_ADMIN over its
+    mount namespace.  Raises OSError, and ViewError.
     """
     do = Now()
     mounts.make_private()
@@ -49,7 +49,7 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
         for place in DIRECTORIES:
             os.makedirs(_STAGING + place, exist_ok=True)
         views = _show(root, sources, boot)
-    shelf = _put_up_shelf(do) if boot.tools else None
+    shared_files = _mount_shared_files(do) if boot.tools else None
     _write_texts()
     _write_client(boot.plan)
     _make_links((*LINKS, *boot.links))
@@ -59,7 +59,7 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
     mounts.put(do, proc, _STAGING + "/proc")
     mounts.pivot_into(_STAGING)
     mounts.make_read_only("/")
-    return shelf, views
+    return shared_files, views
 
 
 def _open_sources(boot: Boot) -> list[ShownPath]:
@@ -170,7 +170,7 @@ def _open_place(root: int, path: str, *, is_directory: bool) -> int:
             os.close(directory)
 
 
-def _put_up_shelf(do: Now) -> int:
+def _mount_shared_files(do: Now) -> int:
     """Mount a filesystem twice: read-only where cells see it, and writable nowhere but behind the
     descriptor that is returned."""
     place, attributes = _STAGING + PLACE, _HARD | mounts.NOEXEC

@@ -22,7 +22,7 @@ from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..messages import Answer, Call
 from .calls import MOST_UNSENT_BYTES, Calls, dropped
-from .watcher import Watcher
+from .poll_loop import Watcher
 
 DOOR = "/dev/tools"
 _AT_ONCE = 32  # the guest's own limit of concurrent calls on the control channel

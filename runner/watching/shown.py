@@ -9,7 +9,7 @@ from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
 from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
 from ..messages import Boot
-from ..shelf import PLACE
+from ..shared_files import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(

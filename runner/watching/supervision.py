@@ -9,16 +9,16 @@ from typing import NamedTuple
 from ...policies.policy import Limits
 from .. import channel
 from ..capture import Capture
-from ..custody import Custody
+from ..held_cell import HeldCell
 from ..messages import Call, Finished
 from ..result import Reason, Violation
-from .answering import Answering
+from .call_router import CallRouter
 from .calls import OnCall, Orphans
 from .conversation import Conversation
-from .feeding import Feeding
 from .listener import REST_SECONDS, Listener
 from .locks import LOOK_SECONDS
-from .timers import Timers
+from .poll_loop import Timers
+from .stdin_writer import StdinWriter
 
 # A session's program has this long to yield.  CPython misses a signal that comes between its last
 # check and the system call in which it sleeps (1 in 1,500, measured), so it is asked again.
@@ -59,9 +59,9 @@ class Observation(NamedTuple):
 class Supervision:
     """Sends the program, reads its output, enforces deadlines, and ends with the program."""
 
-    def __init__(self, custody: Custody, work: Work) -> None:
-        self._custody = custody
-        self._cell = cell = custody.cell
+    def __init__(self, held: HeldCell, work: Work) -> None:
+        self._held = held
+        self._cell = cell = held.cell
         self._limits = work.limits
         self._captures = work.captures
         self._stays = work.stays
@@ -75,15 +75,15 @@ class Supervision:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._poll = select.poll()
         self._timers = Timers()
-        self._input = Feeding(cell, self, work.stdin, stays=bool(work.ending))
+        self._input = StdinWriter(cell, self, work.stdin, stays=bool(work.ending))
         on_call = self._begin_call if work.on_call else None
         self._talk = Conversation(
             cell.control, work.program, work.limits, on_call, cell.owed, work.nonce
         )
-        self._answering: Answering | None = None
+        self._router: CallRouter | None = None
         if work.on_call:
-            self._answering = Answering(
-                custody, self._talk, work.limits, work.on_call, self, work.orphans
+            self._router = CallRouter(
+                held, self._talk, work.limits, work.on_call, self, work.orphans
             )
         self._watch_all(work.cancel)
 
@@ -92,9 +92,9 @@ class Supervision:
         self.watch(self._cell.status.fileno(), _IN, self._on_status)
         for capture in self._captures:
             self.watch(capture.pipe, _IN, self._reader(capture))
-        if self._answering:
-            self.watch(self._answering.ready, _IN, partial(self._on_answers, self._answering))
-        if listener := self._custody.listener:
+        if self._router:
+            self.watch(self._router.ready, _IN, partial(self._on_answers, self._router))
+        if listener := self._held.listener:
             self.watch(self._cell.listener, _IN, partial(self._on_notification, listener))
         if cancel >= 0:
             self.watch(cancel, _IN, lambda _: self._cancel(cancel))
@@ -110,8 +110,8 @@ class Supervision:
         try:
             return self._run()
         finally:
-            if self._answering:
-                self._answering.close()
+            if self._router:
+                self._router.close()
 
     def _run(self) -> Observation:
         self._start()
@@ -120,24 +120,24 @@ class Supervision:
                 if handler := self._handlers.get(descriptor):
                     handler(event)
             self._timers.ring()
-        if self._answering:
-            self._answering.close()  # no answer is sent from here on: what is owed is known
+        if self._router:
+            self._router.close()  # no answer is sent from here on: what is owed is known
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
         self._cell.owed = self._talk.owed()
-        listener, custody = self._custody.listener, self._custody
+        listener, held = self._held.listener, self._held
         violations = listener.take_violations() if listener else ()
         finished = self._talk.finished
-        stays = self._stays and not self._cause and custody.wait_status is None and bool(finished)
+        stays = self._stays and not self._cause and held.wait_status is None and bool(finished)
         return Observation(
-            self._cause or self._interrupted, custody.wait_status, finished, self._complaint,
+            self._cause or self._interrupted, held.wait_status, finished, self._complaint,
             violations, self._sent_at, stays,
         )  # fmt: skip
 
     def _start(self) -> None:
         """Send the program and start the clock: every layer is on."""
-        self._custody.begin()
+        self._held.begin()
         now = time.monotonic()
         self._timers.at(now + self._limits.wall_seconds, self._on_wall_time)
         if self._stays:  # the requests before this one have used some
@@ -152,13 +152,13 @@ class Supervision:
         self._input.begin()
         if self._cell.can_exceed:
             self._check_memory()
-        if listener := self._custody.listener:  # of an earlier request
+        if listener := self._held.listener:  # of an earlier request
             self._have_locks_looked_at(listener)
 
     def _has_ended(self) -> bool:
         if self._cause or self._talk.finished_for_good(stays=self._stays):
             return True
-        return self._custody.wait_status is not None
+        return self._held.wait_status is not None
 
     def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self._handlers[descriptor] = handler
@@ -169,7 +169,7 @@ class Supervision:
             self._poll.unregister(descriptor)
 
     def _on_status(self, _: int) -> None:
-        self._custody.receive()
+        self._held.receive()
 
     # control and streams: the guest's word
 
@@ -183,7 +183,7 @@ class Supervision:
         """Watch the control channel for what is to be sent, and for what comes unless `ControlTurn`
         tells of that."""
         control = self._cell.control.fileno()
-        turn = self._answering.turn if self._answering else None
+        turn = self._router.turn if self._router else None
         events = (0 if turn else _IN) | (select.POLLOUT if self._talk.has_unsent else 0)
         if events and self._talk.is_open:
             self.watch(control, events, self._on_control)
@@ -191,36 +191,36 @@ class Supervision:
             self.unwatch(control)
 
     def _begin_call(self, call: Call) -> None:
-        answering = self._answering
-        if answering and answering.begin(call) and answering.turn:
-            self.watch(answering.turn.descriptor, _IN, self._on_control)
+        router = self._router
+        if router and router.begin(call) and router.turn:
+            self.watch(router.turn.descriptor, _IN, self._on_control)
             self._watch_control()
 
-    def _on_answers(self, answering: Answering, _: int) -> None:
-        answering.send_kept()
-        if answering.breach:
-            self._complain_of_control(answering.breach)
+    def _on_answers(self, router: CallRouter, _: int) -> None:
+        router.send_kept()
+        if router.breach:
+            self._complain_of_control(router.breach)
         if self._send_some():
             self._watch_control()
 
     def _send_some(self) -> bool:
         there_is_more = self._talk.send_some()
-        if self._answering:
-            self._answering.make_room()
+        if self._router:
+            self._router.make_room()
         return there_is_more
 
     def _receive_some(self) -> None:
         try:
-            if self._answering:
-                self._answering.receive()
+            if self._router:
+                self._router.receive()
             else:
                 self._talk.receive_some()
         except channel.ProtocolError as error:
             self._complain_of_control(str(error))
         if not self._talk.is_open:
             self.unwatch(self._cell.control.fileno())
-            if self._answering and self._answering.turn:
-                self.unwatch(self._answering.turn.descriptor)
+            if self._router and self._router.turn:
+                self.unwatch(self._router.turn.descriptor)
 
     def _complain_of_control(self, why: str) -> None:
         self.complain(f"broke the control protocol: {why}")

@@ -77,7 +77,7 @@ def test_contenders_take_turns_in_alternating_order() -> None:
     assert [len(values) for values in times.values()] == [3, 3]
 
 
-def test_who_knows_better_how_long_it_took_is_believed_and_who_is_slow_runs_seldom() -> None:
+def test_a_contender_may_report_its_own_time_and_a_slow_one_runs_less_often() -> None:
     slow = measuring.Contender("slow", lambda: 42.0, every=10)
     assert measuring.side_by_side([slow], 20) == {"slow": [42.0, 42.0]}
 

@@ -216,7 +216,7 @@ def test_a_conversation_in_which_nothing_breaks_is_right_to_its_end(
 
 
 @pytest.mark.parametrize("role", [GUEST, INIT, LAUNCHER, NURSERY, KEEPER])
-def test_faults_hit_whom_they_mean(role: str) -> None:
+def test_a_fault_reaches_the_process_that_it_names(role: str) -> None:
     with sandbox(SETTINGS):
         faults = Faults(random.Random(1), Path("/nowhere"))
         pid = next(pid for each, pid in roles_below(os.getpid()) if each == role)
@@ -229,7 +229,7 @@ def test_faults_hit_whom_they_mean(role: str) -> None:
         os.close(pidfd)
 
 
-def test_faults_hit_nobody_else() -> None:
+def test_a_fault_reaches_no_other_process() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as bystander, sandbox(SETTINGS):
         faults = Faults(random.Random(1), Path("/nowhere"))
         for pid in (bystander.pid, os.getpid(), os.getppid()):
@@ -238,7 +238,7 @@ def test_faults_hit_nobody_else() -> None:
         bystander.kill()
 
 
-def test_an_order_that_is_none_fails() -> None:
+def test_an_unordered_list_fails_the_criterion() -> None:
     assert fairness._in_order([0, 1, 2]).holds
     assert not fairness._in_order([0, 2, 1]).holds
 

@@ -20,10 +20,10 @@ import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
 from cellwright.policies.policy import Filesystem, Policy, Validation
-from cellwright.runner import channel, custody
+from cellwright.runner import channel, held_cell
 from cellwright.testing import inspect
 from tests.conftest import policy_named, with_limits
-from tests.escapes.living import Living, children
+from tests.escapes.live_cell import LiveCell, children
 from tests.faults.injection import shim
 from tests.faults.posture import PROGRAM, posture
 from tests.runner.test_leftovers import cgroups_of, descriptors
@@ -45,9 +45,9 @@ import json, os, signal, socket
 from functools import partial
 from cellwright.runner import channel
 from cellwright.runner.kernel import steps as kinds
-from cellwright.runner.launcher import forking
+from cellwright.runner.launcher import main as launcher
 AHEAD = 2  # inits that a new launcher has the nursery make beyond those that it takes
-def serve(site, steps, sock, nursery, keeper, home, serve=forking.serve):
+def serve(site, steps, sock, nursery, keeper, home, serve=launcher.serve):
     os.umask(0o077)  # as a preloaded module may leave it
     supervisor, inits = (socket.socket(fileno=os.dup(each)) for each in (sock, nursery))
     left_out = -1
@@ -118,7 +118,7 @@ class Proof:
             seen = {}
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
                 if next(run.output(), None):
-                    living = Living(self._sandbox, self._guest())
+                    living = LiveCell(self._sandbox, self._guest())
                     seen = posture(living)
                     os.kill(living.guest, signal.SIGUSR1)
             result = run.result()
@@ -132,7 +132,7 @@ class Proof:
         if not step.startswith(HANGING):
             return self.outcome()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(custody, "_SETUP_SECONDS", PATIENCE)
+            patch.setattr(held_cell, "_SETUP_SECONDS", PATIENCE)
             return self.outcome(PATIENCE)
 
     def _guest(self) -> int:

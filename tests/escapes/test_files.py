@@ -39,7 +39,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def workspace_of(session: Session) -> int:
-    return session._cell._custody.cell.workspace
+    return session._cell._held.cell.workspace
 
 
 def read_as_anybody(session: Session, name: str) -> bytes:

@@ -255,7 +255,7 @@ _THREADED = (
     ],
     ids=["exclusive", "shared", "record"],
 )
-def test_a_cell_that_may_only_read_a_file_keeps_nobody_from_it(
+def test_a_cell_with_read_access_cannot_lock_a_file(
     reader: Sandbox, shown: Path, before: str, attempt: str, answer: int
 ) -> None:
     with reader.session() as session:
@@ -372,7 +372,7 @@ def fill(seconds, most):
 @pytest.mark.parametrize(
     ("family", "host"), [("socket.AF_INET", "127.0.0.1"), ("socket.AF_INET6", "::1")]
 )
-def test_connections_that_nobody_accepts_are_bounded(
+def test_unaccepted_connections_are_bounded(
     standard: Sandbox, family: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
@@ -402,7 +402,7 @@ listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, before // 4)
         assert without.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) < before
 
 
-def test_connections_that_nobody_accepts_are_bounded_between_two_requests(
+def test_unaccepted_connections_are_bounded_between_two_requests(
     standard: Sandbox,
 ) -> None:
     later = (

@@ -76,7 +76,7 @@ def test_an_attempt_is_refused_and_noted(
     assert seen.process.endswith(" (2)")
 
 
-def test_without_the_listener_the_same_is_refused_and_nobody_knows(
+def test_without_the_listener_the_same_is_refused_and_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))

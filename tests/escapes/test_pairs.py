@@ -13,7 +13,7 @@ import pytest
 from cellwright import Sandbox
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.escapes.living import children, status
+from tests.escapes.live_cell import children, status
 from tests.faults.injection import numbers
 
 pytestmark = pytest.mark.needs("root")

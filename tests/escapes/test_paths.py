@@ -73,7 +73,9 @@ def test_a_link_that_is_left_while_a_sandbox_lives_ends_its_next_launcher(
             sandbox.execute("1")
 
 
-def test_what_lies_above_a_shown_path_cannot_be_moved_by_who_may_write_there(place: Path) -> None:
+def test_a_directory_above_a_shown_path_cannot_be_moved_by_a_program_that_may_write_there(
+    place: Path,
+) -> None:
     """Else a program could end every later launcher of its own sandbox."""
     (place / "ws/out/inner").mkdir()
     files = Filesystem(write=(f"{place}/ws",), read=(f"{place}/ws/out/inner",))

@@ -23,7 +23,7 @@ from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import MIB, Policy
 from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
-from tests.escapes.living import children
+from tests.escapes.live_cell import children
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.caller import Tool
 from cellwright.testing import inspect
 from tests.conftest import policy_named
-from tests.escapes.living import NAMESPACES, Living, children, status
+from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
 
 pytestmark = pytest.mark.needs("root")
 HELD_BY_INIT = ("ipc", "net", "pid", "uts")
@@ -29,7 +29,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="module")
-def cell(sandbox: Sandbox) -> Iterator[Living]:
+def cell(sandbox: Sandbox) -> Iterator[LiveCell]:
     launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
     parked = children(launcher)
     run = sandbox.start("import threading\nprint('up', flush=True)\nthreading.Event().wait(60)")
@@ -37,10 +37,10 @@ def cell(sandbox: Sandbox) -> Iterator[Living]:
     with contextlib.ExitStack() as stack:
         stack.callback(run.result)
         stack.callback(run.cancel)
-        yield Living(sandbox, (parked or children(launcher))[0])
+        yield LiveCell(sandbox, (parked or children(launcher))[0])
 
 
-def test_ids_and_privileges(cell: Living) -> None:
+def test_ids_and_privileges(cell: LiveCell) -> None:
     for pid in (cell.init, cell.guest):
         for task in os.listdir(f"/proc/{pid}/task"):
             seen = status(pid, f"task/{task}/")
@@ -54,7 +54,9 @@ def test_ids_and_privileges(cell: Living) -> None:
 
 
 @pytest.mark.parametrize("process", ["init", "nursery"])
-def test_who_makes_namespaces_may_do_only_that(cell: Living, process: str) -> None:
+def test_the_processes_that_make_namespaces_have_no_other_capability(
+    cell: LiveCell, process: str
+) -> None:
     seen = status(getattr(cell, process))
     assert {seen[name] for name in ("CapPrm", "CapEff")} == {f"{1 << 21:016x}"}  # CAP_SYS_ADMIN
     assert {seen[name] for name in ("CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
@@ -65,7 +67,7 @@ def test_who_makes_namespaces_may_do_only_that(cell: Living, process: str) -> No
     )
 
 
-def test_init_has_executed_nothing(cell: Living) -> None:
+def test_init_has_executed_nothing(cell: LiveCell) -> None:
     """It is where the clone left it: in pause, having been put to sleep once."""
     while (call := Path(f"/proc/{cell.init}/syscall").read_text().split()[0]) == "running":
         os.sched_yield()  # its turn on a busy processor has yet to come
@@ -74,7 +76,7 @@ def test_init_has_executed_nothing(cell: Living) -> None:
     assert int(seen["voluntary_ctxt_switches"]) + int(seen["nonvoluntary_ctxt_switches"]) <= 2
 
 
-def test_the_processes_that_make_cells_are_not_root(cell: Living) -> None:
+def test_the_processes_that_make_cells_are_not_root(cell: LiveCell) -> None:
     for pid in (cell.keeper, cell.nursery, cell.launcher):
         ids = set(status(pid)["Uid"].split())
         assert len(ids) == 1
@@ -83,14 +85,14 @@ def test_the_processes_that_make_cells_are_not_root(cell: Living) -> None:
     assert status(cell.keeper)["CapEff"] == "0" * 16
 
 
-def test_id_maps_have_one_id(cell: Living) -> None:
+def test_id_maps_have_one_id(cell: LiveCell) -> None:
     outside = status(cell.guest)["Uid"].split()[0]
     for name in ("uid_map", "gid_map"):
         assert Path(f"/proc/{cell.guest}/{name}").read_text().split() == ["1000", outside, "1"]
     assert Path(f"/proc/{cell.guest}/setgroups").read_text() == "deny\n"
 
 
-def test_every_namespace_differs_from_the_hosts_and_the_launchers(cell: Living) -> None:
+def test_every_namespace_differs_from_the_hosts_and_the_launchers(cell: LiveCell) -> None:
     def namespaces(pid: int | str) -> dict[str, str]:
         return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES}
 
@@ -101,7 +103,7 @@ def test_every_namespace_differs_from_the_hosts_and_the_launchers(cell: Living) 
         assert (guest[kind] == init[kind]) == (kind in HELD_BY_INIT), kind
 
 
-def test_the_mounts_are_these_and_no_others(cell: Living, sandbox: Sandbox) -> None:
+def test_the_mounts_are_these_and_no_others(cell: LiveCell, sandbox: Sandbox) -> None:
     mounts = [
         line.split(" ") for line in Path(f"/proc/{cell.guest}/mountinfo").read_text().splitlines()
     ]
@@ -118,7 +120,7 @@ def test_the_mounts_are_these_and_no_others(cell: Living, sandbox: Sandbox) -> N
             assert ("rw" in flags) == (mount[4] in writable), mount
 
 
-def test_the_descriptors_are_these_and_no_others(cell: Living) -> None:
+def test_the_descriptors_are_these_and_no_others(cell: LiveCell) -> None:
     def kinds(pid: int) -> dict[str, str]:
         directory = f"/proc/{pid}/fd"
         return {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
@@ -172,14 +174,14 @@ def test_tools_bring_a_shells_root_the_command_and_nothing_else() -> None:
     assert "Read-only file system" in result.stderr
 
 
-def test_nothing_of_the_environment_or_the_checkout_shows(cell: Living) -> None:
+def test_nothing_of_the_environment_or_the_checkout_shows(cell: LiveCell) -> None:
     here = str(Path(__file__).parents[2]).encode()
     for pid in (cell.keeper, cell.nursery, cell.launcher, cell.init, cell.guest):
         assert Path(f"/proc/{pid}/environ").read_bytes() == b""
         assert here not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_limits_and_oom_score(cell: Living, sandbox: Sandbox) -> None:
+def test_limits_and_oom_score(cell: LiveCell, sandbox: Sandbox) -> None:
     text = Path(f"/proc/{cell.guest}/limits").read_text()
     limits = {line[:26].strip(): line[26:].split()[:2] for line in text.splitlines()[1:]}
     assert limits["Max core file size"] == ["1", "1"]
@@ -191,14 +193,14 @@ def test_limits_and_oom_score(cell: Living, sandbox: Sandbox) -> None:
         assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
 
 
-def test_the_working_directory_and_root_are_the_cells(cell: Living) -> None:
+def test_the_working_directory_and_root_are_the_cells(cell: LiveCell) -> None:
     assert os.readlink(f"/proc/{cell.guest}/cwd") == "/workspace"
     assert os.readlink(f"/proc/{cell.guest}/root") == "/"
     assert not os.path.exists(f"/proc/{cell.guest}/root/etc/shadow")
 
 
 @pytest.mark.needs("cgroup")
-def test_the_guest_is_in_the_cells_cgroup_and_init_is_not(cell: Living) -> None:
+def test_the_guest_is_in_the_cells_cgroup_and_init_is_not(cell: LiveCell) -> None:
     """Init shares the nursery's memory: a guest out of memory must not be its end."""
     assert "/cell-" in Path(f"/proc/{cell.guest}/cgroup").read_text()
     assert "/cell-" not in Path(f"/proc/{cell.init}/cgroup").read_text()
@@ -208,18 +210,18 @@ def test_the_guest_is_in_the_cells_cgroup_and_init_is_not(cell: Living) -> None:
 
 
 @pytest.fixture(scope="module")
-def program() -> Iterator[Living]:
+def program() -> Iterator[LiveCell]:
     with (
         Sandbox(policy=policy_named("server"), pool=0) as sandbox,
         sandbox.program(("/usr/bin/bash", "-c", "echo up; read -r line")) as living,
     ):
         assert os.read(living.stdout, 10) == b"up\n"
-        yield Living(
+        yield LiveCell(
             sandbox, children(inspect(sandbox).supervisor.generation.launcher.pids()[2])[0]
         )
 
 
-def test_a_program_that_lives_is_behind_the_same_layers(program: Living) -> None:
+def test_a_program_that_lives_is_behind_the_same_layers(program: LiveCell) -> None:
     test_ids_and_privileges(program)
     test_id_maps_have_one_id(program)
     test_every_namespace_differs_from_the_hosts_and_the_launchers(program)
@@ -227,12 +229,12 @@ def test_a_program_that_lives_is_behind_the_same_layers(program: Living) -> None
     assert Path(f"/proc/{program.guest}/comm").read_text() == "bash\n"
 
 
-def test_a_program_that_lives_has_no_descriptor_but_its_streams(program: Living) -> None:
+def test_a_program_that_lives_has_no_descriptor_but_its_streams(program: LiveCell) -> None:
     directory = f"/proc/{program.guest}/fd"
     kinds = {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
     assert kinds == {"0": "pipe", "1": "pipe", "2": "pipe"}
 
 
 @pytest.mark.needs("cgroup")
-def test_a_program_that_lives_is_in_its_cells_cgroup(program: Living) -> None:
+def test_a_program_that_lives_is_in_its_cells_cgroup(program: LiveCell) -> None:
     test_the_guest_is_in_the_cells_cgroup_and_init_is_not(program)

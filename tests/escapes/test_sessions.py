@@ -113,7 +113,7 @@ def test_a_forged_answer_is_never_that_to_a_later_request(session: Session, forg
     if own.session_lost:
         assert own.reason == "violation"
         return
-    assert soon(lambda: has_news(session._cell._custody.cell.control.fileno()))
+    assert soon(lambda: has_news(session._cell._held.cell.control.fileno()))
     later = session.execute("'later'")
     assert (later.reason, later.value, later.session_lost) == ("violation", None, True)
     assert "spoke before it was asked" in str(later.error)
@@ -188,7 +188,7 @@ def test_a_program_that_stops_itself_between_requests_is_ended_in_time(session: 
 
 
 def _state_of_guest(session: Session) -> str:
-    with open(f"/proc/self/fdinfo/{session._cell._custody.cell.guest}") as file:
+    with open(f"/proc/self/fdinfo/{session._cell._held.cell.guest}") as file:
         pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
@@ -232,14 +232,14 @@ def _begun(session: Session) -> Any:
     return run
 
 
-def test_closing_ends_what_runs_and_turns_away_who_waits() -> None:
+def test_closing_ends_the_running_call_and_refuses_waiting_ones() -> None:
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         sandbox.session().close()
         before = state(sandbox)
         session = sandbox.session()
         running = _begun(session)
         waiting = [session.start("1") for _ in range(4)]
-        assert soon(lambda: len(session._cell._turns._queue) == 4)
+        assert soon(lambda: len(session._cell._concurrency._queue) == 4)
         session.close()
         ended = running.result()
         assert (ended.status, ended.stdout, ended.session_lost) == (
@@ -306,11 +306,11 @@ def test_sessions_closed_by_many_threads_at_once_are_closed_once(sandbox: Sandbo
 
 def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> None:
     given_back: list[object] = []
-    sessions, custody = Sessions(SessionSettings()), SimpleNamespace(workspace_at_rest=None)
+    sessions, held = Sessions(SessionSettings()), SimpleNamespace(workspace_at_rest=None)
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
-        sessions.admit(custody, (), Limits(), given_back.append)  # type: ignore[arg-type]
-    assert given_back == [custody]
+        sessions.admit(held, (), Limits(), given_back.append)  # type: ignore[arg-type]
+    assert given_back == [held]
 
 
 def test_a_process_that_was_forked_from_the_hosts_has_no_part_in_a_session(

@@ -94,7 +94,7 @@ print(done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("attempt", EVERY)
-def test_the_attempt_works_where_nobody_minds(standard: Sandbox, attempt: Attempt) -> None:
+def test_the_attempt_works_without_the_protection(standard: Sandbox, attempt: Attempt) -> None:
     """In a cell, by a command of the program's own."""
     given = {"command": list(attempt.plainly), "variables": attempt.variables}
     assert says_evil(standard.execute(PLAINLY, inputs=given, files=attempt.files))

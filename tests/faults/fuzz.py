@@ -50,7 +50,7 @@ from cellwright.runner.messages import (
     InputFile,
     Ready,
     RunProgram,
-    ShelfMade,
+    SharedFilesMade,
     Start,
     decode,
     decode_json,
@@ -62,7 +62,7 @@ from tests.faults.frames import mutated
 from tests.harness.servers.daemon.daemons import serving
 from tests.harness.servers.daemon.test_fuzz import VALID as OF_CLIENTS
 from tests.harness.servers.daemon.test_fuzz import fuzz as fuzz_daemon
-from tests.runner.test_supervision import FakeCell, custody_of
+from tests.runner.test_supervision import FakeCell, held_cell_of
 
 _FINISHED = Finished(b"1", None, None, None, ends_well=True)
 OF_GUESTS = (
@@ -70,7 +70,7 @@ OF_GUESTS = (
     Call(1, "weather.get", b'{"city": "Paris"}', "<cell>:1"), Call(2**60, "x" * 300, b"[" * 300),
 )  # fmt: skip
 OF_LAUNCHERS = (
-    Booted(), ShelfMade(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
+    Booted(), SharedFilesMade(), Ready(True), Failed(1, "m"), Ended(256, 1.0, 0.5, 7),
 )  # fmt: skip
 FOR_GUESTS = (
     RunProgram("c", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 9, tools={"t": ("a",)}), Start(()), Answer(1, b"1"),
@@ -118,12 +118,12 @@ def hears_a_guest(dice: random.Random) -> str:
 def hears_a_launcher(dice: random.Random) -> str:
     """The supervisor, on a status channel: an invalid frame is an error of ours."""
     cell = FakeCell()
-    custody = custody_of(cell)
-    custody._origin.listen = lambda descriptor: None  # type: ignore[method-assign,assignment,return-value]
+    held = held_cell_of(cell)
+    held._origin.listen = lambda descriptor: None  # type: ignore[method-assign,assignment,return-value]
     try:
         _say(dice, cell._their_status, OF_LAUNCHERS)
         while channel.has_news(cell.status.fileno()):
-            custody.receive()
+            held.receive()
     except InternalError:
         return "internal"
     except LaunchError:

@@ -8,7 +8,7 @@ from typing import Any
 from cellwright import Sandbox
 from cellwright.testing import inspect
 from tests.conftest import soon
-from tests.escapes.living import NAMESPACES, Living, children, status
+from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
 
 _CONFINED = (
     "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
@@ -44,7 +44,7 @@ seen
 """
 
 
-def posture(living: Living) -> dict[str, Any]:
+def posture(living: LiveCell) -> dict[str, Any]:
     """Return the facts that must be the same in every cell of a policy.
 
     While the nursery makes another init, it does not hide from its like: that is waited for.
@@ -73,10 +73,10 @@ def posture(living: Living) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def living_in(sandbox: Sandbox) -> Living:
+def living_in(sandbox: Sandbox) -> LiveCell:
     """Return the only cell of a sandbox."""
     launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
-    return Living(sandbox, children(launcher)[0])
+    return LiveCell(sandbox, children(launcher)[0])
 
 
 def _confinement(pid: int) -> dict[str, str]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
-from cellwright.runner import custody
+from cellwright.runner import held_cell
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
-from tests.escapes.living import children
+from tests.escapes.live_cell import children
 from tests.faults.inject import policy
 from tests.faults.injection import Call, Injector, injecting, line_of
 from tests.runner.test_leftovers import cgroups_of, descendants, held, nothing_more_than
@@ -103,7 +103,7 @@ def there_by(call: Call) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("call", SETTING_UP, ids=lambda call: f"{call.role} {call.name}")
-def test_whoever_is_killed_while_a_launcher_is_set_up(call: Call) -> None:
+def test_a_process_killed_while_a_launcher_is_set_up_leaves_nothing(call: Call) -> None:
     for victim in there_by(call):
         trap = Trap()
         with nothing_left(), injecting(NAMES, trap):
@@ -115,7 +115,7 @@ def test_whoever_is_killed_while_a_launcher_is_set_up(call: Call) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [*ROLES, "init"])
-def test_whoever_is_killed_while_a_cell_is_made_and_used(victim: str) -> None:
+def test_a_process_killed_while_a_cell_is_made_and_used_leaves_nothing(victim: str) -> None:
     trap = Trap()
     with nothing_left(), injecting(NAMES, trap), Sandbox(policy=policy(), pool=0) as box:
         assert box.execute("1 + 1").value == 2
@@ -142,12 +142,12 @@ def test_whoever_is_killed_while_a_cell_is_made_and_used(victim: str) -> None:
         (Call("guest", "seccomp", 0), "guest"), (Call("guest", "seccomp", 0), "init"), (Call("guest", "seccomp", 0), "keeper"),
     ],
 )  # fmt: skip
-def test_who_does_not_answer_any_more_is_replaced(
+def test_a_launcher_that_stops_answering_is_replaced(
     call: Call, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, every call after it waited as long as the first, and failed."""
-    monkeypatch.setattr(custody, "_SETUP_SECONDS", 3.0)
-    monkeypatch.setattr(custody, "_REAP_SECONDS", 3.0)
+    monkeypatch.setattr(held_cell, "_SETUP_SECONDS", 3.0)
+    monkeypatch.setattr(held_cell, "_REAP_SECONDS", 3.0)
     trap = Trap()
     with nothing_left(), injecting(NAMES, trap), Sandbox(policy=policy(), pool=0) as box:
         assert box.execute("1 + 1").value == 2
@@ -158,10 +158,10 @@ def test_who_does_not_answer_any_more_is_replaced(
 
 
 @pytest.mark.parametrize("victim", ["launcher", "nursery"])
-def test_who_is_stopped_while_a_program_runs_is_replaced(
+def test_a_launcher_stopped_while_a_program_runs_is_replaced(
     victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custody, "_REAP_SECONDS", 1.0)
+    monkeypatch.setattr(held_cell, "_REAP_SECONDS", 1.0)
     with nothing_left(), Sandbox(policy=policy_named("strict"), pool=0) as box:
         run = box.start("import threading; print('up', flush=True); threading.Event().wait(60)")
         assert next(run.output(), None)

@@ -51,7 +51,7 @@ def test_what_holds_a_cell_cannot_be_had_and_nothing_runs(
 
 
 @pytest.mark.parametrize("case", HARMLESS, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
-def test_what_has_another_way_leaves_a_whole_cell(
+def test_a_failed_call_with_a_fallback_leaves_a_whole_cell(
     case: tuple[str, str, int, int], sound: Outcome
 ) -> None:
     *call, number = case

@@ -7,7 +7,7 @@ import pytest
 
 from cellwright import LaunchError, Sandbox, SandboxStatus
 from cellwright.policies.errors import InternalError
-from cellwright.runner import custody
+from cellwright.runner import held_cell
 from cellwright.runner.messages import Ready, encode
 from cellwright.runner.watching.listener import Listener
 from tests.conftest import policy_named
@@ -28,9 +28,9 @@ LOSING = {
 }
 _INSTEAD = """
 from cellwright.runner.kernel import _steps
-from cellwright.runner.launcher import forking
+from cellwright.runner.launcher import main as launcher
 _steps.NUMBERS["kill"] = {kill}
-def confinement(site, pages, before=forking.confinement):
+def confinement(site, pages, before=launcher.confinement):
     do = before(site, pages)
     steps = do.steps
     at = next(n for n, step in enumerate(steps) if step.name == "sendmsg")
@@ -44,8 +44,8 @@ def confinement(site, pages, before=forking.confinement):
         return with_arguments(do.structure(frame), len(frame), *descriptors)
     {losing}
     return do
-forking.confinement = confinement
-del _steps, forking, confinement
+launcher.confinement = confinement
+del _steps, launcher, confinement
 """
 
 
@@ -56,7 +56,9 @@ def test_a_cell_whose_listener_is_lost_on_its_way_is_not_lent(
     quiet = b"\0" + encode(Ready(listens=False))
     code = _INSTEAD.format(losing=LOSING[losing], kill=numbers()["kill"], quiet=quiet)
     with nothing_left(), monkeypatch.context() as patch:
-        patch.setattr(custody, "_SETUP_SECONDS", 2.0)  # of a cell that never says that it is ready
+        patch.setattr(
+            held_cell, "_SETUP_SECONDS", 2.0
+        )  # of a cell that never says that it is ready
         shim(f"exec({code!r});", patch)
         with (
             Sandbox(policy=policy_named("strict"), pool=0) as box,

@@ -168,7 +168,7 @@ def test_a_python_that_is_gone_is_told_once_a_launcher_is_needed(tmp_path: Path)
         assert box.execute("1 + 1").value == 2
 
 
-def test_who_cleans_up_after_us_too_early_costs_nobody_a_call(
+def test_a_removed_cache_directory_fails_no_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As systemd-tmpfiles does: what was kept on disk goes, with its directory."""
@@ -179,7 +179,7 @@ def test_who_cleans_up_after_us_too_early_costs_nobody_a_call(
             shutil.rmtree(tmp_path / "cellwright")
 
 
-def test_who_cleans_up_workspaces_while_they_are_used_is_told_of_and_costs_the_next_nothing(
+def test_removing_workspaces_in_use_is_reported_and_does_not_harm_later_calls(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "workspaces"
@@ -210,7 +210,7 @@ def test_a_place_for_state_that_is_another_users_is_refused_a_link_to_it_too(
     assert os.listdir(theirs) == []
 
 
-def test_a_daemon_whose_socket_is_cleaned_up_goes_on_for_those_who_are_connected(
+def test_a_daemon_whose_socket_was_removed_still_serves_connected_clients(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path / "s") as daemon:
@@ -239,7 +239,7 @@ with Sandbox(policy=policy_named("strict"), pool=0, cgroup_root={root!r}) as box
 
 
 @pytest.mark.needs("root", "cgroup", "v1_memory")
-def test_where_memory_runs_out_cells_go_before_who_embeds_them(tmp_path: Path) -> None:
+def test_out_of_memory_kills_cells_before_the_embedding_process(tmp_path: Path) -> None:
     """Supervisor, launcher and cells together have 100 MiB, less than a cell's own cap."""
     group = Path(f"/sys/fs/cgroup/memory/cellwright-faults-{os.getpid()}")
     group.mkdir()
@@ -326,7 +326,7 @@ def kinds_open() -> Counter[str]:
 
 
 @pytest.mark.needs("real_cpu")
-def test_a_listener_under_fire_is_nobody_elses_affair() -> None:
+def test_a_flooded_listener_does_not_disturb_other_cells() -> None:
     """Threads that flood it, processes that die while they are heard, signals meanwhile; three cells of
     them, and beside them one whose calls are served as ever."""
     with Sandbox(policy=policy_named("standard"), pool=2) as box:

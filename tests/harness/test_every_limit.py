@@ -288,7 +288,7 @@ def test_between_two_calls_of_a_session(limited: tuple[Case, Sandbox]) -> None:
         return
     with sandbox.session() as session:
         assert session.execute(LATER.format(program=case.between)).ok
-        cell = session._cell._custody.cell  # type: ignore[attr-defined]
+        cell = session._cell._held.cell  # type: ignore[attr-defined]
         if case.ends:
             assert soon(lambda: bool(session.lost) or has_news(cell.status.fileno()))
             with pytest.raises(SessionLost):

@@ -322,7 +322,7 @@ LATER = {
 def test_words_between_two_calls_are_a_violation(sandbox: Sandbox, language: str) -> None:
     with sandbox.session(language=language) as session:
         session.execute(LATER[language])
-        control = session._cell._custody.cell.control
+        control = session._cell._held.cell.control
         assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
         broken = session.execute(PROGRAMS[language].says)
         assert (broken.reason, broken.session_lost) == ("violation", True)
@@ -336,7 +336,7 @@ def test_a_background_job_of_a_shell_that_speaks_between_two_calls_is_one(
         job = ": > began; for n in {1..100000}; do :; done; printf garbage >&9"
         # What opens a file between two calls waits for the next one.
         assert session.execute(f"({job}) & until [ -e began ]; do :; done").ok
-        control = session._cell._custody.cell.control
+        control = session._cell._held.cell.control
         assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
         broken = session.execute(":")
         assert (broken.reason, broken.session_lost) == ("violation", True)

@@ -200,7 +200,7 @@ for _ in range(256): os.write(1, b'x' * 65536)
 """
 
 
-def test_a_program_that_floods_waits_for_who_reads(plain: Sandbox) -> None:
+def test_a_program_that_floods_its_output_waits_for_the_reader(plain: Sandbox) -> None:
     """All that it could write stands in the kernel's pipe: no byte of it went to us."""
     with plain.program((*PYTHON, FLOODS)) as program:
         assert soon(lambda: program.stderr.endswith("\n"))

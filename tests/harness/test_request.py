@@ -152,7 +152,7 @@ BAD_ARGUMENTS = {
 def test_an_argument_that_makes_no_sense_is_a_policy_error_and_the_sandbox_goes_on(
     strict: Sandbox, given: dict[str, object]
 ) -> None:
-    with pytest.raises(PolicyError, match="timeout|environment|inputs|files"):
+    with pytest.raises(PolicyError, match="timeout|env|inputs|files"):
         strict.execute("1 + 1", **given)
     assert strict.execute("1 + 1").value == 2
 
@@ -261,7 +261,7 @@ def test_a_python_missing_on_disk_is_named() -> None:
 
 
 @pytest.mark.parametrize("python", ["/etc/passwd", "/bin/false", "/usr"])
-def test_a_python_that_is_none_is_a_launch_error(python: str) -> None:
+def test_an_invalid_python_is_a_launch_error(python: str) -> None:
     with pytest.raises(LaunchError):
         Sandbox(policy=policy_named("strict"), python=python)
 

@@ -291,9 +291,9 @@ def test_cancelling_the_task_ends_the_cell(strict: Sandbox) -> None:
             await asyncio.wait_for(task, 5)
         return heard
 
-    before = _children_of_launcher(strict)
+    before = len(inspect(strict).cell_pids())
     assert asyncio.run(cancel_it()) == ["up\n"]
-    assert _children_of_launcher(strict) == before
+    assert len(inspect(strict).cell_pids()) == before
 
 
 def test_cancelling_the_task_twice_still_ends_the_cell(strict: Sandbox) -> None:
@@ -316,7 +316,7 @@ def test_cancelling_the_task_twice_still_ends_the_cell(strict: Sandbox) -> None:
 
     asyncio.run(cancel_twice())
     assert strict.execute("1 + 1").value == 2
-    assert _children_of_launcher(strict) == 0
+    assert not inspect(strict).cell_pids()
 
 
 def test_wait_for_with_a_timeout_ends_the_cell(strict: Sandbox) -> None:
@@ -325,7 +325,7 @@ def test_wait_for_with_a_timeout_ends_the_cell(strict: Sandbox) -> None:
             await asyncio.wait_for(strict.aexecute(STEADY), 0.2)
 
     asyncio.run(hurry())
-    assert _children_of_launcher(strict) == 0
+    assert not inspect(strict).cell_pids()
 
 
 def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
@@ -335,12 +335,6 @@ def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
     with pytest.raises(KeyboardInterrupt):
         strict.execute(STEADY, on_output=interrupt)
     assert strict.execute("1 + 1").value == 2
-
-
-def _children_of_launcher(sandbox: Sandbox) -> int:
-    pid = inspect(sandbox).launcher_pids().launcher
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return len(file.read().split())
 
 
 async def ticks(until: "asyncio.Task[object]") -> int:

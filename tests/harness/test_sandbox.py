@@ -142,7 +142,7 @@ def test_exit_code_is_what_the_kernel_saw_and_not_what_the_guest_says(strict: Sa
     assert (result.value, result.exit_code, result.status) == (1, 9, FAILED)
 
 
-def test_who_says_that_it_ends_well_is_ended(strict: Sandbox) -> None:
+def test_a_program_that_claims_to_have_ended_well_is_killed(strict: Sandbox) -> None:
     """It has lied about nothing but its value: exit(0) was its to call."""
     frame = "b'\\0' + b'\\x96\\xa8Finished\\xc4\\x011\\xc0\\xc0\\xc0\\xc3'"
     result = strict.execute(f"import os, time\nos.write(3, {frame})\ntime.sleep(60)")

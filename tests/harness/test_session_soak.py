@@ -209,7 +209,7 @@ def test_a_request_that_waits_is_served_and_not_evicted() -> None:
         running = session.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
         next(running.output())
         waiting = session.start("6 * 7")
-        assert soon(lambda: len(session._cell._turns._queue) == 1)
+        assert soon(lambda: len(session._cell._concurrency._queue) == 1)
         session._cell._settings = settings._replace(idle_seconds=0.0)  # its time is over
         assert not session._cell.try_to_evict("it was idle")
         with pytest.raises(BusyError, match="1 sessions are alive"):

@@ -205,7 +205,7 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ),
     ],
 )
-def test_what_is_none_of_the_forms_is_refused_with_those_that_are(
+def test_an_argument_of_an_unknown_form_is_refused_and_the_forms_are_named(
     given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PolicyError, match=said):

@@ -121,9 +121,9 @@ def test_nothing_runs_any_more_when_files_are_taken(sandbox: Sandbox) -> None:
     writer = "import os, threading\nn = os.open('n', os.O_WRONLY | os.O_CREAT)\ndef write():\n    number = 0\n    while True:\n        number += 1\n        os.pwrite(n, b'%09d' % number, 0)\nthreading.Thread(target=write).start()"
     with sandbox.session() as session:
         session.execute(writer)
-        custody = session._cell._custody
-        moving = {read_file(custody.cell.workspace, "n", 9) for _ in range(3000)}
-        workspace = custody.workspace_at_rest()
+        held = session._cell._held
+        moving = {read_file(held.cell.workspace, "n", 9) for _ in range(3000)}
+        workspace = held.workspace_at_rest()
         resting = {read_file(workspace, "n", 9) for _ in range(3000)}
         assert (len(moving) > 1, len(resting)) == (True, 1)
 
@@ -423,7 +423,7 @@ def test_calls_in_one_workspace_are_one_after_the_other(
     assert os.listdir(store.directory) == ["mine.tar"]
 
 
-def test_who_waits_too_long_is_told(store: Workspaces, sandbox: Sandbox) -> None:
+def test_waiting_too_long_for_a_workspace_raises_busy(store: Workspaces, sandbox: Sandbox) -> None:
     with store.open("mine"):
         with pytest.raises(BusyError, match=r"'mine' is in use, and was not released within 0.2 s"):
             sandbox.execute("1", workspace="mine")
@@ -431,7 +431,7 @@ def test_who_waits_too_long_is_told(store: Workspaces, sandbox: Sandbox) -> None
     assert sandbox.execute("1", workspace="mine").ok
 
 
-def test_who_waits_can_be_called_off(store: Workspaces, sandbox: Sandbox) -> None:
+def test_waiting_for_a_workspace_can_be_cancelled(store: Workspaces, sandbox: Sandbox) -> None:
     store.wait_seconds = 60.0
     with store.open("mine"):
         run = sandbox.start("1", workspace="mine")
@@ -456,7 +456,7 @@ def test_a_process_that_is_killed_gives_it_back(store: Workspaces) -> None:
     assert os.listdir(store.directory) == ["mine.tar"]
 
 
-def test_a_lock_whose_file_was_taken_away_is_nobodys(
+def test_a_lock_on_an_unlinked_file_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiting process may have opened the file that the last holder unlinks, while a third makes another."""
@@ -548,7 +548,7 @@ def test_sessions_are_kept_when_their_sandbox_closes_and_when_they_expire(
     assert len(os.listdir(store.directory)) == 2
 
 
-def test_what_a_session_may_not_keep_is_an_error_of_who_closes_it(
+def test_closing_a_session_raises_if_its_workspace_cannot_be_saved(
     sandbox: Sandbox, store: Workspaces
 ) -> None:
     store.max_files = 1

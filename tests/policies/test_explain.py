@@ -68,3 +68,5 @@ def test_the_repr_of_a_plan_has_no_bytes() -> None:
     plan = compile_policy(Policy(), FULL)
     assert "\\x" not in repr(plan)
     assert f"guest_filter=<{len(plan.guest_filter):,} bytes>" in repr(plan)
+    assert f"layers=<{len(plan.layers)}>" in repr(plan)
+    assert len(repr(plan)) < 600

@@ -44,7 +44,7 @@ def test_the_first_rule_that_matches_decides(
     assert judge(MAIL, name, arguments).effect == effect
 
 
-def test_who_is_refused_hears_why() -> None:
+def test_a_refusal_names_its_rule() -> None:
     verdict = judge(MAIL, "mail.send", {"text": "!!!"})
     assert verdict.reason == "we do not shout"
     assert verdict.trace == ("rule 1: deny mail.* text=*!!!*: matches",)

@@ -142,7 +142,7 @@ def test_an_answer_that_comes_too_late_is_dropped_and_no_thread_stays_busy() -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_answer_that_has_to_wait_for_room_wakes_who_can_wait() -> None:
+def test_an_answer_that_waits_for_room_wakes_the_poll_loop() -> None:
     told: list[int] = []
     calls = Calls(telling(lambda call: Answer(call.number, b"1")), keeping(told, is_full=True))
     calls.begin(Call(1, "x", b"{}"))

@@ -196,7 +196,7 @@ def test_v1_kills_by_forbidding_new_processes_first(
     cgroup.close_descriptors()
 
 
-def test_v1_kills_nobody_who_has_the_number_of_one_that_has_ended(
+def test_v1_kills_no_stranger_with_a_reused_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, _ = v1_tree(tmp_path, monkeypatch)
@@ -450,7 +450,9 @@ def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("pool", [0, 2])
-def test_without_a_cgroup_the_guest_is_counted_by_who_reaped_it(tmp_path: Path, pool: int) -> None:
+def test_without_a_cgroup_usage_comes_from_the_process_that_reaped_the_guest(
+    tmp_path: Path, pool: int
+) -> None:
     policy = Policy(optional_layers=CAP_LAYERS)
     with Sandbox(policy=policy, cgroup_root=str(tmp_path), pool=pool) as sandbox:
         usage = sandbox.execute("sum(range(5_000_000)); len(bytearray(20_000_000))").usage

@@ -224,7 +224,7 @@ def test_a_failure_is_its_kind_and_its_words(make: Callable[..., Loop]) -> None:
     assert theirs.recv(100) == b"denied\nno\nand ? no\n"
 
 
-def test_who_hangs_up_has_its_place_until_it_is_answered(make: Callable[..., Loop]) -> None:
+def test_a_closed_door_counts_until_its_call_is_answered(make: Callable[..., Loop]) -> None:
     """Or many that are killed in a call would have more calls open than there may be."""
     release = threading.Event()
 
@@ -247,7 +247,7 @@ def test_who_hangs_up_has_its_place_until_it_is_answered(make: Callable[..., Loo
     assert not loop.breaches
 
 
-def test_who_says_nothing_gives_its_place_back(make: Callable[..., Loop]) -> None:
+def test_a_closed_door_without_a_call_frees_its_place(make: Callable[..., Loop]) -> None:
     loop = make()
     for _ in range(_AT_ONCE):
         assert loop.open()
@@ -341,7 +341,7 @@ def test_what_no_honest_guest_says_ends_the_cell(sandbox: Sandbox, attack: str, 
     assert sandbox.execute("6 * 7").value == 42
 
 
-def test_who_may_have_no_more_descriptors_is_told_so(sandbox: Sandbox) -> None:
+def test_opening_a_door_at_the_descriptor_limit_fails_with_emfile(sandbox: Sandbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     result = sandbox.execute(
         f"{ASK}\nimport resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))\n"
@@ -364,7 +364,7 @@ def test_doors_that_a_request_left_open_are_shut_with_it(sandbox: Sandbox) -> No
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_who_knocks_between_two_requests_is_let_in_by_the_next(sandbox: Sandbox) -> None:
+def test_a_door_opened_between_two_requests_belongs_to_the_next(sandbox: Sandbox) -> None:
     """Its open(2) takes as long: a call belongs to the request in which it is made."""
     with sandbox.session() as session:
         session.execute(

@@ -11,7 +11,7 @@ import pytest
 from cellwright import Sandbox, SandboxStatus
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.escapes.living import children
+from tests.escapes.live_cell import children
 
 pytestmark = pytest.mark.needs("userns")
 

@@ -53,10 +53,9 @@ def nothing_more_than(before: tuple[Counter[int], Counter[str], Counter[str]]) -
 
 def inits_of(sandbox: Sandbox) -> set[int]:
     """Return those that are ready, once their number is what it always is."""
-    nursery = inspect(sandbox).supervisor.generation.launcher.pids()[1]
-    children = Path(f"/proc/{nursery}/task/{nursery}/children")
-    assert soon(lambda: len(children.read_text().split()) == 3)  # the launcher is its first
-    return {int(child) for child in children.read_text().split()[1:]}
+    inspected = inspect(sandbox)
+    assert soon(lambda: len(inspected.init_pids()) == 2)
+    return set(inspected.init_pids())
 
 
 def net_namespaces(processes: set[int]) -> set[str]:
@@ -100,12 +99,12 @@ def state(sandbox: Sandbox) -> dict[str, object]:
         "descriptors": descriptors(os.getpid()),
         "launcher's descriptors": [descriptors(pid) for pid in launcher],
         "memory files": sum(link.startswith("/memfd") for link in descriptors(os.getpid())),
-        # Others on this machine come and go there; ours are named after us.
+        # Others on this machine come and go there, benchmarks too; ours are named after us.
         "temporary files": {
             path
             for place in ("/tmp", "/dev/shm", "/run")
             for path in _listed(place)
-            if "cell" in path
+            if "cell" in path and "cellwright-bench-" not in path
         },
         # Those that wait for another call of a tool go by themselves.
         "threads": [each for each in threading.enumerate() if each.name != "cellwright-tool"],

@@ -154,7 +154,7 @@ def test_what_was_counted_is_reported() -> None:
     assert result_of(wait_status=0, usage=CgroupUsage()).usage.memory_peak_bytes == 0
 
 
-def test_who_ends_well_is_not_waited_for() -> None:
+def test_the_result_of_a_good_end_does_not_need_a_wait_status() -> None:
     well = Finished(b"5", None, None, None, ends_well=True)
     result = result_of(finished=well)
     assert (result.status, result.reason, result.exit_code, result.value) == (

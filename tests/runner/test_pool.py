@@ -125,7 +125,7 @@ def test_a_workshop_that_fails_is_not_asked_again_before_somebody_wants_a_cell()
     pool.close()
 
 
-def test_a_workshop_that_breaks_in_a_way_nobody_thought_of_does_not_stop_the_pool() -> None:
+def test_an_unexpected_exception_while_making_a_cell_does_not_stop_the_pool() -> None:
     """The thread that makes cells ended, and settle waited for it for ever."""
     workshop = Workshop()
     errors = [ValueError("unforeseen")]
@@ -155,7 +155,7 @@ def test_an_idle_pool_shrinks_and_grows_again() -> None:
     pool.close()
 
 
-def test_a_backlog_is_worked_off_by_who_makes_it() -> None:
+def test_a_caller_disposes_of_a_cell_itself_when_too_many_wait_for_it() -> None:
     workshop = Workshop()
     pool = pool_of(workshop, size=1)
     pool.settle()

@@ -7,7 +7,7 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.runner.cells import Cell
-from cellwright.runner.custody import Custody
+from cellwright.runner.held_cell import HeldCell
 from cellwright.testing import inspect
 from tests.conftest import policy_named
 
@@ -50,20 +50,20 @@ def test_cells_are_asked_for_by_one_frame_and_answer_with_one_each(
         pool, launcher = supervisor._pool, supervisor.generation.launcher
         asked: list[int] = []
         heard: list[Cell] = []
-        fork, receive = launcher.fork, Custody.receive
+        fork, receive = launcher.fork, HeldCell.receive
         monkeypatch.setattr(launcher, "fork", lambda cells: [asked.append(len(cells)), fork(cells)])
         monkeypatch.setattr(
-            Custody, "receive", lambda custody: [heard.append(custody.cell), receive(custody)]
+            HeldCell, "receive", lambda held: [heard.append(held.cell), receive(held)]
         )
         with pool._lock:  # the threads stand still
             leased = [pool.lease() for _ in range(7)]
             assert None not in leased
-        for custody in leased:
-            assert custody
-            custody.cell.kill_init()
-            custody.workspace_at_rest()
-            pool.give_back(custody)
+        for held in leased:
+            assert held
+            held.cell.kill_init()
+            held.workspace_at_rest()
+            pool.give_back(held)
         sandbox.settle()
         assert asked == [7]
         assert len(heard) == len(set(heard)) == 7
-        assert not {custody.cell for custody in leased if custody} & set(heard)
+        assert not {held.cell for held in leased if held} & set(heard)

@@ -18,7 +18,7 @@ from cellwright.runner import channel
 from cellwright.runner.capture import Capture
 from cellwright.runner.cells import Cell
 from cellwright.runner.cgroups.tree import NoCgroup
-from cellwright.runner.custody import Custody
+from cellwright.runner.held_cell import HeldCell
 from cellwright.runner.messages import (
     Ended,
     Failed,
@@ -82,9 +82,9 @@ def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Obse
         Capture(name, getattr(cell, name), limits.output_bytes, None)
         for name in ("stdout", "stderr")
     )
-    custody = custody_of(cell)
-    custody.prepare()
-    seen = Supervision(custody, Work(b"request", b"", limits, captures, cancel)).run()
+    held = held_cell_of(cell)
+    held.prepare()
+    seen = Supervision(held, Work(b"request", b"", limits, captures, cancel)).run()
     return seen._replace(sent_at=0.0)
 
 
@@ -118,8 +118,8 @@ class FakeOrigin:
         self.freed.append(cell)
 
 
-def custody_of(cell: FakeCell) -> Custody:
-    return Custody(cell, FakeOrigin())
+def held_cell_of(cell: FakeCell) -> HeldCell:
+    return HeldCell(cell, FakeOrigin())
 
 
 def reap_once_killed(cell: FakeCell) -> threading.Thread:
@@ -234,7 +234,7 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
     os.close(cancel)
 
 
-def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
+def test_a_guest_that_reports_a_good_end_is_not_waited_for(cell: FakeCell) -> None:
     cell.is_ready()
     well = msgspec.structs.replace(DONE, ends_well=True)
     cell.guest_says(encode(well))
@@ -244,10 +244,10 @@ def test_who_says_that_it_ends_well_is_not_waited_for(cell: FakeCell) -> None:
 def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> None:
     origin = FakeOrigin()
     cell.is_ready()
-    custody = Custody(cell, origin)
-    custody.prepare()
+    held = HeldCell(cell, origin)
+    held.prepare()
     reaper = reap_once_killed(cell)
-    custody.dispose()
+    held.dispose()
     reaper.join(5)
     assert cell.init.wait() < 0
     assert origin.freed == [cell]
@@ -255,20 +255,20 @@ def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> N
 
 def test_a_cell_whose_launcher_died_is_freed_all_the_same(cell: FakeCell) -> None:
     origin = FakeOrigin()
-    custody = Custody(cell, origin)
+    held = HeldCell(cell, origin)
     cell._their_status.close()
     with pytest.raises(LaunchError):
-        custody.dispose()
+        held.dispose()
     assert origin.freed == [cell]
 
 
 def test_a_parked_cell_is_alive_until_its_launcher_is_not(cell: FakeCell) -> None:
     cell.is_ready()
-    custody = custody_of(cell)
-    custody.prepare()
-    assert custody.is_alive()
+    held = held_cell_of(cell)
+    held.prepare()
+    assert held.is_alive()
     cell._their_status.close()
-    assert not custody.is_alive()
+    assert not held.is_alive()
 
 
 def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
@@ -363,19 +363,19 @@ def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes])
     before = len(os.listdir("/proc/self/fd"))
     cell = FakeCell()
     origin = FakeOrigin()
-    custody = Custody(cell, origin)
+    held = HeldCell(cell, origin)
     for packet in packets:
         channel.send_packet(cell._their_status, packet, (0,))
     for _ in packets[1:]:
-        custody.receive()
+        held.receive()
     with pytest.raises(InternalError):
-        custody.receive()
+        held.receive()
     assert origin.given_up
     cell.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(cell: FakeCell) -> None:
+def test_unexpected_descriptors_are_closed(cell: FakeCell) -> None:
     cell.is_ready()
     before = len(os.listdir("/proc/self/fd"))
     cell.says(Ended(0, 0.0, 0.0, 0), 0, 1, 2)

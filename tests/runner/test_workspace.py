@@ -10,7 +10,7 @@ import pytest
 
 from cellwright import Artifact, Sandbox, WorkspaceError, WorkspaceFile
 from cellwright.runner import workspace as ws
-from cellwright.runner.turns import NEVER
+from cellwright.runner.concurrency import NEVER
 from cellwright.runner.workspace import (
     Uncollected,
     changed,
@@ -242,7 +242,7 @@ def test_a_result_says_what_was_not_collected() -> None:
 def test_emptiness_is_seen_without_a_look() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, sandbox.session() as session:
         session.execute("1")
-        workspace = session._cell._custody.cell.workspace
+        workspace = session._cell._held.cell.workspace
         assert is_empty(workspace)
         for code in ("open('f', 'w').close()", "import os\nos.mkdir('d')", "os.symlink('x', 'l')"):
             session.execute(code)
@@ -308,7 +308,7 @@ def test_files_of_a_session_are_told_call_by_call(strict: Sandbox) -> None:
             session.upload("out/below", b"x")
 
 
-def test_a_file_nobody_may_read_is_no_failure_of_ours(strict: Sandbox) -> None:
+def test_an_unreadable_file_does_not_fail_the_call(strict: Sandbox) -> None:
     result = strict.execute("import os\nopen('f', 'w').write('x')\nos.chmod('f', 0)", collect=["*"])
     assert result.ok
     assert [each.path for each in result.files] == ["f"]

@@ -21,7 +21,7 @@ from .store import OpenWorkspace, Workspaces
 _WAIT_SECONDS = 30.0
 
 
-class Wanted(NamedTuple):
+class NamedWorkspace(NamedTuple):
     """A workspace that a caller names.
 
     `clean`: remove it once the call completed or the session is closed.
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
 
 
 def execute_in(
-    wanted: Wanted,
+    wanted: NamedWorkspace,
     supervisor: Supervisor,
     request: Request,
     on_output: OnOutput | None,
@@ -71,7 +71,9 @@ def _with_files_of(name: str, request: Request, files: Mapping[str, bytes]) -> R
 class SessionWorkspace:
     """The workspace of a session: saved when its cell ends, however it ends."""
 
-    def __init__(self, wanted: Wanted, note: Callable[[KeptWorkspace | None], None]) -> None:
+    def __init__(
+        self, wanted: NamedWorkspace, note: Callable[[KeptWorkspace | None], None]
+    ) -> None:
         self.name = wanted.name
         self._clean = wanted.clean
         self._opened: OpenWorkspace = wanted.store.open(wanted.name)

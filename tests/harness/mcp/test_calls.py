@@ -446,7 +446,7 @@ def test_what_was_closed_says_so(serve: Serve) -> None:
         "import cellwright.harness.mcp.config, cellwright.harness.mcp.pins",
     ],
 )
-def test_who_has_no_servers_pays_nothing_for_the_sdk(code: str) -> None:
+def test_the_sdk_is_not_imported_without_servers(code: str) -> None:
     code += "; import sys; print({'mcp', 'anyio', 'pydantic', 'httpx2'} & set(sys.modules))"
     done = subprocess.run(
         (sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=True

@@ -104,7 +104,7 @@ def test_what_cannot_name_a_server_is_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
-def test_a_file_that_is_none_is_told(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "servers.json"
     path.write_bytes(content)
     with pytest.raises(PolicyError, match="servers.json: invalid file"):

@@ -83,7 +83,7 @@ def test_bad_tools_are_left_out_and_the_good_ones_stay(serve: Serve) -> None:
     assert [spec.name for spec in fake.servers.specs()] == ["fake.echo"]
 
 
-def test_what_nobody_sees_is_taken_out_of_what_is_shown() -> None:
+def test_invisible_characters_are_removed_from_descriptions() -> None:
     words = "Adds.\u200b<!-- tell nobody -->\u202e \U000e0041Well<!-- open"
     schema = {
         "type": "object",

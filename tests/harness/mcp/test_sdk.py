@@ -86,7 +86,7 @@ def test_progress_is_told(connect: Any, protocol: str) -> None:
 
 
 @EVERYWHERE
-def test_who_is_there_is_asked_and_without_anybody_it_is_declined(
+def test_a_question_goes_to_the_handler_and_is_declined_without_one(
     connect: Any, protocol: str
 ) -> None:
     asked: list[Elicitation] = []

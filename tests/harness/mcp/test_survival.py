@@ -165,7 +165,7 @@ def test_a_server_that_was_silent_throughout_a_call_is_replaced(serve: Serve) ->
     assert fake.call("echo") == "{}"
 
 
-def test_who_cancels_a_call_cancels_it_there(serve: Serve) -> None:
+def test_cancelling_a_call_cancels_it_in_the_server(serve: Serve) -> None:
     fake = serve("hang")
     fake.servers.list_tools()
     call = fake.servers.start_call("fake.hang", {})
@@ -288,11 +288,11 @@ def test_what_is_no_message_is_skipped(serve: Serve) -> None:
     assert serve("banner").call("banner") == "after the banner"
 
 
-def test_answers_with_other_ids_are_nobodys(serve: Serve) -> None:
+def test_answers_with_unknown_ids_are_ignored(serve: Serve) -> None:
     assert serve("wrong_id").call("wrong_id") == "for you"
 
 
-def test_no_list_goes_past_the_sieve_by_the_way_its_id_is_written(serve: Serve) -> None:
+def test_a_list_is_filtered_however_its_id_is_written(serve: Serve) -> None:
     fake = serve("echo", mode="text_ids")
     assert [spec.function for spec in fake.servers.list_tools()] == ["echo"]
     assert fake.call("echo") == "{}"
@@ -303,7 +303,7 @@ def test_a_server_of_another_protocol_is_refused(serve: Serve) -> None:
         serve(mode="version").call("echo")
 
 
-def test_a_list_that_is_none_is_told(serve: Serve) -> None:
+def test_an_invalid_list_of_tools_is_reported(serve: Serve) -> None:
     with pytest.raises(ToolFailed, match="tools"):
         serve(mode="no_list").call("echo")
 

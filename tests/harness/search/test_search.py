@@ -221,8 +221,8 @@ def test_nothing_is_left_of_documents_that_were_removed(index: SearchIndex) -> N
         index.remove(document.id)
     assert len(index) == 0
     assert (
-        index._shelf._names
-        == index._shelf._facets
+        index._documents._names
+        == index._documents._facets
         == index._postings._tiers
         == index._postings._words
         == {}
@@ -286,7 +286,7 @@ def test_hostile_queries_and_descriptions_are_bounded(index: SearchIndex, text: 
     found.hint.encode()
     assert len(found.hint) < 1000
     index.add(document_of("hostile", "x", text * 10, {"properties": {text: {"description": text}}}))
-    assert len(index._postings._words[index._shelf.number("hostile")]) < 5000
+    assert len(index._postings._words[index._documents.number("hostile")]) < 5000
     assert ids(index.search("find symbol"))[0] == "serena/find_symbol"
     index.remove("hostile")
 

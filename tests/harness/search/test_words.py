@@ -85,7 +85,7 @@ def test_hostile_text_is_read_in_bounds(text: str) -> None:
     assert time.thread_time() - began < 5  # quadratic would take hours
 
 
-def test_what_nobody_sees_does_not_part_a_word() -> None:
+def test_invisible_characters_do_not_split_a_word() -> None:
     for name in ("zero width", "bidirectional", "NUL", "tags"):
         assert words(HOSTILE[name]) == words("delete file"), name
 

@@ -233,7 +233,7 @@ def test_what_is_there_can_be_listed_and_read(sandboxes: dict[int, Sandbox]) -> 
     ]  # fmt: skip
 
 
-def test_nobody_but_the_host_changes_what_is_laid_out(few: Sandbox) -> None:
+def test_programs_cannot_change_the_stub_files(few: Sandbox) -> None:
     attempts = [
         "open('/tools/new', 'w')", "open('/tools/send.py', 'a')", "os.unlink('/tools/send.py')",
         "os.mkdir('/tools/x')", "os.rename('/tools/send.py', '/tools/y')", "os.rmdir('/tools/maths')",
@@ -349,7 +349,7 @@ def test_what_the_rules_forbid_is_neither_found_nor_laid_out() -> None:
     assert result.value == [["file.send"], {"file": 1}, ["__init__.pyi", "file"], ["not_found"]]
 
 
-def test_who_may_call_a_few_tools_finds_those_only() -> None:
+def test_a_caller_finds_only_the_tools_that_it_may_call() -> None:
     specs = [plain("mail.send", description="Send."), plain("file.send", description="Send.")]
     broker = Broker(_offer(specs))
     caller = Caller(id="narrow", tools=frozenset(["file.send"]))
@@ -381,11 +381,11 @@ def _offer(specs: Iterable[ToolSpec]) -> Any:
 def test_a_program_that_waits_for_a_person_calls_by_its_own_lines(few: Sandbox) -> None:
     """A call is known by its place: through a stub it stands where the program calls the stub."""
     seen: list[str] = []
-    offering: Any = inspect(few).offering
-    answer = offering.answer
-    offering.answer = lambda call, caller, tell: (
+    sandbox_tools: Any = inspect(few).sandbox_tools
+    answer = sandbox_tools.answer
+    sandbox_tools.answer = lambda caller, call, tell: (
         seen.append(call.site),
-        answer(call, caller, tell),
+        answer(caller, call, tell),
     )[1]
     assert few.execute("import tools.maths.double\n\ntools.maths.double(1)").ok
     assert json.dumps(seen).count(":3") == 1

@@ -246,7 +246,7 @@ def test_a_tool_that_exits_or_raises_an_error_of_its_own_has_failed(raised: Base
         ["a", ["\ud83d"]],
     ],
 )  # fmt: skip
-def test_a_result_that_is_not_json_is_none(value: Any) -> None:
+def test_a_result_that_is_not_json_is_invalid(value: Any) -> None:
     with pytest.raises(ToolResultInvalid, match="JSON"):
         broker(lambda *_: value).call("weather.get", {"city": "x"})
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, ToolFailed, Vault
-from cellwright.harness.sandbox import offering
+from cellwright.harness.sandbox import sandbox_tools
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
@@ -430,7 +430,7 @@ def test_a_name_as_long_as_no_tool_has_is_not_repeated(sandbox: Sandbox) -> None
 @pytest.mark.parametrize(
     "arguments", ["b'nonsense'", "b'[1]'", "b'{' * 5", "b'[' * 60000", "b'\\xff'"]
 )
-def test_arguments_that_are_none_are_refused_and_nothing_more(
+def test_invalid_arguments_are_refused_and_the_program_goes_on(
     sandbox: Sandbox, arguments: str
 ) -> None:
     result = sandbox.execute(
@@ -469,9 +469,9 @@ def test_long_arguments_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None
         decoded.append(len(data))
         return {}
 
-    monkeypatch.setattr(offering, "decode_json", decode)
+    monkeypatch.setattr(sandbox_tools, "decode_json", decode)
     echo = Tool(spec("echo", parameters={}), lambda *_: None)
-    answers = offering.Offering(Broker(Offer([echo])), Tools(argument_bytes=10), None)
+    answers = sandbox_tools.SandboxTools(Broker(Offer([echo])), Tools(argument_bytes=10), None)
     for size in (10, 11):
         answers.answer(Caller(), Call(1, "echo", b"x" * size), lambda _: None)
     assert decoded == [10]
@@ -620,7 +620,7 @@ def test_an_answer_after_its_request_is_not_mixed_with_the_next_request() -> Non
     with Sandbox(policy=policy, tools=broker, pool=0) as sandbox, sandbox.session() as session:
         for size in (100_000, 150_000, 250_000):  # two, three and four packets, of whatever fits
             assert session.execute(code, inputs={"n": size}).ok
-            owed.append(session._cell._custody.cell.owed)
+            owed.append(session._cell._held.cell.owed)
             assert session.execute("6 * 7").value == 42
             assert session.execute("len(await tools.many(n=n))").value == size
     assert any(owed)

@@ -292,7 +292,7 @@ def test_what_takes_its_place_is_not_written_to(tmp_path: Path, kind: str) -> No
     assert victim.read_text() == "mine"
 
 
-def test_somebody_elses_words_in_the_file_are_put_aside(tmp_path: Path) -> None:
+def test_records_that_another_writer_added_are_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with AuditLog(path=path) as log:
         log.record("c", "before")

@@ -225,7 +225,7 @@ def test_a_reader_that_stops_loses_its_run_and_others_do_not_notice(tight: Daemo
 
 
 @pytest.mark.slow  # 0.3 s are not much on an emulated host
-def test_a_large_result_that_nobody_reads_is_dropped(tight: Daemon) -> None:
+def test_an_unread_large_result_is_dropped(tight: Daemon) -> None:
     big = "open('f', 'wb').write(bytes(8 << 20)); print('x' * 90_000)"
     with unchanged(tight):
         with RawClient(tight.path) as client:
@@ -335,7 +335,7 @@ def test_a_cancel_ends_what_runs_and_is_harmless_twice_and_otherwise(daemon: Dae
         assert client.hear().value == b"42"
 
 
-def test_a_cancel_reaches_nobody_elses_program(daemon: Daemon) -> None:
+def test_a_cancel_ends_no_program_of_another_client(daemon: Daemon) -> None:
     with RawClient(daemon.path) as one, RawClient(daemon.path) as other:
         one.say(program("import time; print('up', flush=True); time.sleep(0.3); 1", stream=True))
         assert isinstance(one.hear(), OutputChunk)
@@ -343,7 +343,7 @@ def test_a_cancel_reaches_nobody_elses_program(daemon: Daemon) -> None:
         assert one.hear().value == b"1"
 
 
-def test_who_does_not_know_a_sessions_key_cannot_use_it(daemon: Daemon) -> None:
+def test_a_session_cannot_be_used_without_its_key(daemon: Daemon) -> None:
     with daemon.sandbox() as sandbox, sandbox.session() as session:
         with RawClient(daemon.path) as client:
             for key in ("", session.id, "0" * 32):

@@ -377,7 +377,7 @@ def test_a_delegated_cgroup_is_divided_among_daemon_and_cells(
     assert (service / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
 
 
-def test_a_cgroup_that_does_not_let_us_is_none(
+def test_a_cgroup_that_cannot_be_used_is_not_delegated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delegation, "_service", lambda mount: tmp_path / "gone")

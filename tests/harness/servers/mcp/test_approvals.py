@@ -293,7 +293,7 @@ def test_no_answer_is_a_no(server: Inside) -> None:
 ALICE, BOB = Owner("a", "a"), Owner("b", "b")
 
 
-def test_what_waits_is_its_owners_and_not_for_ever() -> None:
+def test_a_paused_call_belongs_to_its_owner_and_expires() -> None:
     now, given_up = [0.0], []
     waiting = PausedCalls(lambda: now[0])
 

@@ -363,7 +363,7 @@ def test_a_value_is_text_where_no_peer_could_parse_it() -> None:
 HIDDEN = "".join(chr(0xE0000 + ord(letter)) for letter in "obey me") + "\u202e\U000e0153"
 
 
-def test_what_nobody_sees_is_written_out_in_whatever_a_model_reads(
+def test_invisible_characters_are_escaped_in_everything_a_model_reads(
     server: Inside, era: str
 ) -> None:
     """Output, values, names of files and errors, as a structure and as text; files come as bytes."""

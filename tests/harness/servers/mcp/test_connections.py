@@ -111,7 +111,7 @@ def held(sockets: list[socket.socket]) -> Iterator[list[socket.socket]]:
 @pytest.mark.parametrize(
     "sent", [b"", BEGUN, request(length=10)], ids=["nothing", "half", "no token"]
 )
-def test_as_many_connections_as_there_may_be_keep_nobody_out(sent: bytes) -> None:
+def test_a_full_server_still_accepts_a_new_connection(sent: bytes) -> None:
     """A client without a token fills the server; each new connection takes the place of the oldest."""
     with (
         served(most=20, wait_seconds=LONG) as server,

@@ -117,7 +117,7 @@ UNWELCOME: dict[str, tuple[dict[str, str], int]] = {
 @userns
 @pytest.mark.parametrize("modern", [False, True], ids=["legacy", "modern"])
 @pytest.mark.parametrize(("headers", "status"), UNWELCOME.values(), ids=UNWELCOME)
-def test_who_is_not_welcome_is_not_served(
+def test_an_unauthorized_request_is_refused(
     place: Served, headers: dict[str, str], status: int, modern: bool
 ) -> None:
     version = {"MCP-Protocol-Version": LATEST_MODERN_VERSION} if modern else {}
@@ -126,7 +126,7 @@ def test_who_is_not_welcome_is_not_served(
 
 
 @userns
-def test_who_is_welcome_is_served(place: Served) -> None:
+def test_an_authorized_request_is_served(place: Served) -> None:
     body = json.dumps(HELLO).encode()
     here = place.http.base.removeprefix("http://")
     for more in (
@@ -138,7 +138,7 @@ def test_who_is_welcome_is_served(place: Served) -> None:
 
 
 @userns
-def test_two_authorizations_are_none(place: Served) -> None:
+def test_two_authorization_headers_are_refused(place: Served) -> None:
     connection = http.client.HTTPConnection(place.http.base.removeprefix("http://"), timeout=30)
     with contextlib.closing(connection):
         connection.putrequest("POST", "/mcp")
@@ -150,7 +150,7 @@ def test_two_authorizations_are_none(place: Served) -> None:
 
 
 @userns
-def test_a_body_is_bounded_and_read_of_who_is_welcome_only(place: Served) -> None:
+def test_a_body_is_bounded_and_read_only_of_authorized_clients(place: Served) -> None:
     large = {"Content-Length": str(17 << 20)}
     assert post(place, {"Authorization": BEARER, **large}, b"") == 413
     assert post(place, large, b"") == 401
@@ -254,7 +254,7 @@ def test_a_session_is_its_conversations_alone(place: Served, theirs: str, token:
 
 
 @userns
-def test_without_conversations_a_session_is_of_who_holds_the_token_and_knows_it(
+def test_without_conversations_a_session_needs_the_token_and_its_id(
     place: Served,
 ) -> None:
     async def body(client: Client) -> None:
@@ -559,7 +559,9 @@ def test_a_place_that_makes_no_sense_is_refused(options: Any, words: str) -> Non
         _place_of(options)
 
 
-def test_who_listens_to_others_says_by_which_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_for_remote_clients_accepts_the_names_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(VARIABLE, ANN)
     options: Any = Options("0.0.0.0:1", remote=("box.example",))
     place = _place_of(options)

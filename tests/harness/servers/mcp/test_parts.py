@@ -63,7 +63,7 @@ def asking(client: str) -> Any:
     )  # fmt: skip
 
 
-def test_who_does_not_take_its_progress_gives_its_turn_to_others(
+def test_a_client_that_does_not_read_progress_does_not_block_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(work, "_TAKING_SECONDS", 0.01)
@@ -123,7 +123,7 @@ def context(version: str, **headers: str) -> Any:
     return SimpleNamespace(request=request, protocol_version=version)
 
 
-def test_who_asks_is_known_from_the_channel() -> None:
+def test_the_owner_is_derived_from_the_connection() -> None:
     legacy, modern = "2025-11-25", "2026-07-28"
     header = {"mcp-session-id": "0123"}
     owner = owner_of(context(legacy, **header))
@@ -138,7 +138,7 @@ def test_who_asks_is_known_from_the_channel() -> None:
 
 
 @pytest.mark.needs("userns")
-def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
+def test_sessions_are_limited_for_each_owner() -> None:
     limits = SessionLimits(of_one=2, of_all=3)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
@@ -161,7 +161,7 @@ def test_nobody_has_more_sessions_than_there_are_for_him() -> None:
 
 
 @pytest.mark.needs("userns")
-def test_who_has_many_conversations_leaves_sessions_for_others() -> None:
+def test_a_client_with_many_conversations_leaves_sessions_for_others() -> None:
     limits = SessionLimits(of_one=1, of_all=4)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")
@@ -185,7 +185,7 @@ def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
 
 
 @pytest.mark.needs("userns")
-def test_a_session_that_nobody_uses_is_ended() -> None:
+def test_an_unused_session_is_ended() -> None:
     limits = SessionLimits(idle_seconds=0.05)
     sessions = OwnedSessions(limits)
     policy = policy_named("strict")

@@ -169,7 +169,7 @@ def test_a_server_whose_client_is_gone_without_a_word_ends() -> None:
         assert soon(lambda: not left_by(server.process, below))
 
 
-def test_a_server_ends_although_nobody_reads_what_it_says() -> None:
+def test_a_server_ends_although_its_output_is_not_read() -> None:
     with by_hand() as server:
         server.shake_hands()
         code = "print('x' * 90_000)"

@@ -1,4 +1,4 @@
-"""`Intake`: checks each request to a sandbox, has it executed, and records both in the trail."""
+"""`RequestPipeline`: checks each request to a sandbox, executes it, and records both in the trail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,25 +15,25 @@ from .parameters import CallArguments, ProgramArguments
 from .request import Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
-    from ...runner.audit.clerk import Clerk
+    from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.spans import Span
-    from .offering import Offering
+    from .sandbox_tools import SandboxTools
 
 Perform = Callable[[str, Request], SandboxResult]  # called with the language
 
 
-class Intake:
+class RequestPipeline:
     """The checks and records that every request to one sandbox passes."""
 
     def __init__(
-        self, policy: Policy, layers: tuple[str, ...], rules: Rules, clerk: "Clerk | None",
-        offering: "Offering | None" = None,
+        self, policy: Policy, layers: tuple[str, ...], rules: Rules, trail: "ExecutionTrail | None",
+        sandbox_tools: "SandboxTools | None" = None,
     ) -> None:  # fmt: skip
         self._policy = policy
         self._layers = layers
         self._rules = rules
-        self._clerk = clerk
-        self._offering = offering
+        self._trail = trail
+        self._sandbox_tools = sandbox_tools
 
     def perform(
         self, given: CallArguments, perform: Perform, session_id: str | None = None
@@ -62,17 +62,17 @@ class Intake:
 
     def has_tool(self, name: str) -> bool:
         """Tell whether programs are offered a tool of that name."""
-        return self._offering is not None and self._offering.broker.has(name)
+        return self._sandbox_tools is not None and self._sandbox_tools.broker.has(name)
 
     def record_session(self, session_id: str, action: str, why: str = "") -> None:
         """Record that a session was opened, or ended and why."""
-        if self._clerk:
-            self._clerk.note_session(session_id, action, why)
+        if self._trail:
+            self._trail.note_session(session_id, action, why)
 
     def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
         """Record whether a workspace was saved; `about` identifies the call or session."""
-        if self._clerk and kept:
-            self._clerk.note_workspace(kept, **about)
+        if self._trail and kept:
+            self._trail.note_workspace(kept, **about)
 
     def check(self, code: str, language: str) -> tuple[Finding, ...]:
         """Return the findings of source checks, whatever the policy's validation mode."""
@@ -86,31 +86,31 @@ class Intake:
     def _recorded(
         self, request: Request, language: str, perform: Perform, session_id: str | None
     ) -> SandboxResult:
-        if self._clerk is None:
+        if self._trail is None:
             return perform(language, self._with_tools(request, language, None, session_id))
         about = _about(request, session_id)
         caller = CALLING.get()
         trace_id = request.trace_id or (caller.traceparent if caller else None)
-        begun = self._clerk.begin(request.code, language, request.execution_id, trace_id, **about)
+        begun = self._trail.begin(request.code, language, request.execution_id, trace_id, **about)
         try:
             given = self._with_tools(request, language, begun.span, session_id)
             result = perform(language, given)
         except BaseException as error:
-            self._clerk.lose(request.execution_id, begun, error)
+            self._trail.lose(request.execution_id, begun, error)
             raise
         return replace(
             result,
             trace_id=begun.span.trace_id,
             traceparent=begun.span.traceparent,
-            audited=self._clerk.end(result, begun),
+            audited=self._trail.end(result, begun),
         )
 
     def _with_tools(
         self, request: Request, language: str, span: "Span | None", session_id: str | None
     ) -> Request:
-        if self._offering is None or request.program:  # such a program has no client for tools
+        if self._sandbox_tools is None or request.program:  # such a program has no client for tools
             return request
-        return self._offering.prepare(request, language, span, session_id)
+        return self._sandbox_tools.prepare(request, language, span, session_id)
 
     def _rejected(
         self, why: str, trace_id: str | None, findings: tuple[Finding, ...] = ()
@@ -124,9 +124,9 @@ class Intake:
             execution_id=new_execution_id(),
             trace_id=trace_id,
         )
-        if self._clerk is None:
+        if self._trail is None:
             return result
-        span, kept = self._clerk.refuse(why, result.execution_id, trace_id)
+        span, kept = self._trail.refuse(why, result.execution_id, trace_id)
         return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
 
 

@@ -1,4 +1,4 @@
-"""A living cell, read from the host."""
+"""A live cell, read from the host."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.conftest import soon
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
-class Living:
+class LiveCell:
     """The pids of a cell in which a program waits, as the host sees them."""
 
     def __init__(self, sandbox: Sandbox, guest: int) -> None:

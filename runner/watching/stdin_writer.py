@@ -5,10 +5,10 @@ import select
 
 from .. import channel
 from ..cells import Cell
-from .watcher import Watcher
+from .poll_loop import Watcher
 
 
-class Feeding:
+class StdinWriter:
     """Writes the guest's standard input, and then closes it unless it `stays` open for more."""
 
     def __init__(self, cell: Cell, watcher: Watcher, data: bytes, *, stays: bool) -> None:

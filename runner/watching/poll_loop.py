@@ -1,9 +1,23 @@
-"""`Timers`: the timeouts of a poll loop."""
+"""The parts of a poll loop: its interface to the objects that register with it, and its timeouts."""
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 _LONGEST_WAIT_SECONDS = 86_400.0  # poll(2) counts milliseconds in an int, which ends after 24 days
+
+
+class Watcher(Protocol):
+    """A poll loop over descriptors."""
+
+    def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
+        """Call `handler` with the events that poll(2) reports for `descriptor`."""
+
+    def unwatch(self, descriptor: int) -> None:
+        """Stop watching `descriptor`; harmless if it is not watched."""
+
+    def complain(self, complaint: str) -> None:
+        """End the cell because its guest broke the protocol."""
 
 
 class Timers:

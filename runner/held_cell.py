@@ -54,7 +54,7 @@ class Origin(Protocol):
         """Free what a cell held that is gone."""
 
 
-class Custody:
+class HeldCell:
     """Holds a cell that the launcher was asked for: prepares it, hears of its end, disposes of it."""
 
     def __init__(self, cell: Cell, origin: Origin) -> None:

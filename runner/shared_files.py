@@ -1,4 +1,4 @@
-"""`Shelf`: files that the host provides, read-only, to all cells of a supervisor.
+"""`SharedFiles`: files that the host provides, read-only, to all cells of a supervisor.
 
 Each launcher has a memory filesystem for them.  Cells see it through a read-only mount; the supervisor
 holds the only writable one.  The files are never on disk, and end with the launcher.
@@ -13,27 +13,27 @@ PLACE = "/tools"  # in cells
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Shelf:
+class SharedFiles:
     """The same files for every admitted launcher; safe from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[str, str] = {}
-        self._laid: dict[int, dict[str, str]] = {}  # the files in each launcher's directory
+        self._written: dict[int, dict[str, str]] = {}  # the files in each launcher's directory
 
-    def admit(self, directory: int) -> None:
-        """Write the files into a launcher's `directory` too; the shelf closes that descriptor."""
+    def attach(self, directory: int) -> None:
+        """Write the files into a launcher's `directory` too; this closes that descriptor."""
         with self._lock:
-            self._laid[directory] = {}
-            _change(directory, self._laid[directory], self._files)
+            self._written[directory] = {}
+            _change(directory, self._written[directory], self._files)
 
-    def dismiss(self, directory: int) -> None:
+    def detach(self, directory: int) -> None:
         """Forget a launcher that has ended; may be called twice."""
         with self._lock:
-            if self._laid.pop(directory, None) is not None:
+            if self._written.pop(directory, None) is not None:
                 os.close(directory)
 
-    def lay(self, files: Mapping[str, str]) -> None:
+    def replace(self, files: Mapping[str, str]) -> None:
         """Replace the files by `files`: path -> text.
 
         A running cell sees each file in its old or its new version, never partly written.  Raises
@@ -41,16 +41,16 @@ class Shelf:
         """
         with self._lock:
             self._files = dict(files)
-            for directory, laid in self._laid.items():
-                _change(directory, laid, self._files)
+            for directory, written in self._written.items():
+                _change(directory, written, self._files)
 
 
-def _change(directory: int, laid: MutableMapping[str, str], after: Mapping[str, str]) -> None:
-    """Change a directory from `laid` to `after`; `laid` follows each step, also when one fails."""
-    folders = _folders(laid)
-    for path in laid.keys() - after.keys():
+def _change(directory: int, written: MutableMapping[str, str], after: Mapping[str, str]) -> None:
+    """Change a directory from `written` to `after`; `written` follows each step, even if one fails."""
+    folders = _folders(written)
+    for path in written.keys() - after.keys():
         os.unlink(path, dir_fd=directory)
-        del laid[path]
+        del written[path]
     for folder in sorted(folders - _folders(after), reverse=True):
         os.rmdir(folder, dir_fd=directory)
     for folder in sorted(_folders(after) - folders):
@@ -58,9 +58,9 @@ def _change(directory: int, laid: MutableMapping[str, str], after: Mapping[str, 
             os.mkdir(folder, dir_fd=directory)
         os.chmod(folder, 0o755, dir_fd=directory)  # noqa: S103 - cells are another user's
     for path, text in after.items():
-        if laid.get(path) != text:
+        if written.get(path) != text:
             _write(directory, path, text)
-            laid[path] = text
+            written[path] = text
 
 
 def _folders(files: Mapping[str, str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""`Offering`: the tools of one sandbox, which programs in its cells may call."""
+"""`SandboxTools`: the tools of one sandbox, which programs in its cells may call."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,7 +19,7 @@ from ...policies.languages import PYTHON
 from ...policies.tools import Tools, narrow_tools
 from ...runner.execution import Request
 from ...runner.messages import Answer, Call, decode_json
-from ...runner.shelf import Shelf
+from ...runner.shared_files import SharedFiles
 from ...runner.watching.calls import Orphans, Tell
 from ..stubs.folders import StubFolders
 from ..tools.broker import Broker
@@ -43,7 +43,7 @@ _Names = dict[str, tuple[str, ...]]
 Offered = Broker | Catalogue | Iterable[Tool | Callable[..., Any]]
 
 
-class Offering:
+class SandboxTools:
     """Answers the calls that programs under one policy make.
 
     A program sends the name of a tool and arguments, nothing else; the socket identifies the caller.
@@ -58,9 +58,9 @@ class Offering:
         self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
         self._stubs = StubFolders(lambda name: broker.may_call(name, Caller(rules=rules)))
 
-    def shelf(self, language: str) -> Shelf:
+    def shared_files(self, language: str) -> SharedFiles:
         """Return the files about tools that cells of `language` see."""
-        return self._stubs.shelf(language)
+        return self._stubs.shared_files(language)
 
     def prepare(
         self, request: Request, language: str, span: "Span | None", session_id: str | None

@@ -21,14 +21,14 @@ _TERMINAL = {
 }
 
 
-class Noted(NamedTuple):
+class RecordPlace(NamedTuple):
     """The place of a record in the trail, and whether the trail kept it."""
 
     span: Span
     kept: bool
 
 
-class Clerk:
+class ExecutionTrail:
     """Writes the records of one sandbox: one before a program runs, one after its end.
 
     A record holds a program's hash and length, never its text, which may hold secrets.  Once a
@@ -45,7 +45,7 @@ class Clerk:
 
     def begin(
         self, code: str, language: str, execution_id: str, trace_id: str | None, **about: Any
-    ) -> Noted:
+    ) -> RecordPlace:
         """Record that a program is about to run; raises AuditError if the log is required and
         cannot be written."""
         span = span_of(trace_id)
@@ -55,7 +55,7 @@ class Clerk:
             execution_id=execution_id, source_sha256=hashlib.sha256(source).hexdigest(),
             source_bytes=len(source), **about,
         )  # fmt: skip
-        return Noted(span, kept)
+        return RecordPlace(span, kept)
 
     def note_session(self, session_id: str, action: str, why: str) -> None:
         """Record that a session opened or how it ended; the record is owed."""
@@ -73,7 +73,7 @@ class Clerk:
             size_bytes=kept.size_bytes, files=kept.files, **about,
         )  # fmt: skip
 
-    def end(self, result: SandboxResult, begun: Noted) -> bool:
+    def end(self, result: SandboxResult, begun: RecordPlace) -> bool:
         """Record how a program ended and its refused attempts; return whether all its records were
         kept."""
         kept = [begun.kept]
@@ -83,23 +83,23 @@ class Clerk:
             kept.append(self._note_end(result, begun))
         return all(kept)
 
-    def lose(self, execution_id: str, begun: Noted, why: BaseException) -> None:
+    def lose(self, execution_id: str, begun: RecordPlace, why: BaseException) -> None:
         """Record that the outcome of a program is unknown."""
         self.log.record(
             "execution", "lost", target=str(why), sandbox_id=self.sandbox_id, span=begun.span,
             level=AuditLevel.ERROR, owed=begun.kept, execution_id=execution_id,
         )  # fmt: skip
 
-    def refuse(self, why: str, execution_id: str, trace_id: str | None) -> Noted:
+    def refuse(self, why: str, execution_id: str, trace_id: str | None) -> RecordPlace:
         """Record that a request was refused before anything ran."""
         span = span_of(trace_id)
         kept = self.log.record(
             "validation", "refused", target=why, allowed=False, level=AuditLevel.WARNING,
             sandbox_id=self.sandbox_id, span=span, execution_id=execution_id,
         )  # fmt: skip
-        return Noted(span, kept)
+        return RecordPlace(span, kept)
 
-    def _note_end(self, result: SandboxResult, begun: Noted) -> bool:
+    def _note_end(self, result: SandboxResult, begun: RecordPlace) -> bool:
         terminal = "oom" if result.reason == "memory" else _TERMINAL[result.status]
         return self.log.record(
             "execution", terminal, sandbox_id=self.sandbox_id, span=begun.span, owed=begun.kept,
@@ -111,7 +111,9 @@ class Clerk:
             output_bytes=result.usage.output_bytes,
         )  # fmt: skip
 
-    def _note_violation(self, result: SandboxResult, begun: Noted, violation: Violation) -> bool:
+    def _note_violation(
+        self, result: SandboxResult, begun: RecordPlace, violation: Violation
+    ) -> bool:
         return self.log.record(
             "violation", violation.syscall, target=" ".join(violation.arguments), allowed=False,
             level=AuditLevel.WARNING, sandbox_id=self.sandbox_id, span=begun.span.child(),

@@ -1,4 +1,4 @@
-"""`Turns`: a limit on calls that run at once; further calls queue in order of arrival."""
+"""`ConcurrencyLimit`: a limit on calls that run at once; further calls queue in order of arrival."""
 
 import os
 import select
@@ -10,8 +10,8 @@ from ..policies.errors import BusyError, ClosedError
 NEVER = -1  # no descriptor: the wait cannot be cancelled
 
 
-class Turns:
-    """Admits `running` callers at once; a turn that ends goes to the caller that waits longest."""
+class ConcurrencyLimit:
+    """Holds `running` slots; one that is released goes to the caller that waits longest."""
 
     def __init__(self, running: int, queue_seconds: float) -> None:
         self._free = running
@@ -21,10 +21,10 @@ class Turns:
         self._queue: deque[int] = deque()  # an eventfd for each waiting caller
         self._closed = False
 
-    def take(self, cancel: int = NEVER) -> bool:
-        """Wait for a turn, or until the descriptor `cancel` is readable; return whether a turn came.
+    def acquire(self, cancel: int = NEVER) -> bool:
+        """Wait for a slot, or until the descriptor `cancel` is readable; return whether it was taken.
 
-        Raises BusyError if no turn came within `queue_seconds`, and ClosedError.
+        Raises BusyError if no slot was free within `queue_seconds`, and ClosedError.
         """
         with self._lock:
             self._check_open()
@@ -38,14 +38,14 @@ class Turns:
         finally:
             os.close(mine)
 
-    def try_take(self) -> bool:
-        """Take a turn if one is free and the queue is empty; return whether it was taken."""
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and the queue is empty; return whether it was taken."""
         with self._lock:
             free = self._free > 0 and not self._closed
             self._free -= free
             return free
 
-    def end(self) -> None:
+    def release(self) -> None:
         with self._lock:
             if self._queue:
                 os.eventfd_write(self._queue.popleft(), 1)
@@ -66,9 +66,9 @@ class Turns:
             poll.register(cancel, select.POLLIN)
         try:
             ready = [descriptor for descriptor, _ in poll.poll(self._queue_seconds * 1000)]
-        except BaseException:  # Ctrl-C: a turn given to our closed descriptor would be lost
+        except BaseException:  # Ctrl-C: a slot given to our closed descriptor would be lost
             if not self._left(mine):
-                self.end()
+                self.release()
             raise
         if mine not in ready and self._left(mine):
             if ready:
@@ -81,7 +81,7 @@ class Turns:
         return True
 
     def _left(self, mine: int) -> bool:
-        """Leave the queue; return False if the turn came at this moment."""
+        """Leave the queue; return False if the slot came at this moment."""
         with self._lock:
             if mine not in self._queue:
                 return False

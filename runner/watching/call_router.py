@@ -1,18 +1,18 @@
-"""The tool calls of one execution, from the control channel and from doors."""
+"""`CallRouter`: routes the tool calls of one execution, from the control channel and from doors."""
 
 import os
 
 from ...policies.policy import Limits
-from ..custody import Custody
+from ..held_cell import HeldCell
 from ..messages import Answer, Call
 from .calls import Calls, OnCall, Orphans
 from .control_turn import ControlTurn
 from .conversation import Conversation, most_heard
 from .doors import Doors
-from .watcher import Watcher
+from .poll_loop import Watcher
 
 
-class Answering:
+class CallRouter:
     """Starts each call, and sends each answer to the place of the call.
 
     On the control channel the thread that has an answer sends it, and waits for the next call.
@@ -21,18 +21,18 @@ class Answering:
     """
 
     def __init__(
-        self, custody: Custody, talk: Conversation, limits: Limits, on_call: OnCall,
+        self, held: HeldCell, talk: Conversation, limits: Limits, on_call: OnCall,
         watcher: Watcher, orphans: Orphans | None = None,
     ) -> None:  # fmt: skip
         self._talk = talk
         self.turn: ControlTurn | None = None  # to read the control channel, from the first call on
-        self._control = custody.cell.control.fileno()
+        self._control = held.cell.control.fileno()
         self._calls = Calls(on_call, self._tell, orphans)
         self.ready = self._calls.ready
-        self._listener = custody.listener
+        self._listener = held.listener
         self._doors: Doors | None = None  # needs the seccomp listener
         if self._listener:
-            listener = custody.cell.listener
+            listener = held.cell.listener
             self._doors = Doors(listener, most_heard(limits), self._calls, watcher)
             self._listener.on_door = self._doors.knock
 

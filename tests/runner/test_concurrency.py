@@ -1,4 +1,4 @@
-"""Turns: so many calls at once, the rest in order."""
+"""`ConcurrencyLimit`: calls up to a limit run at once, and the rest queue in order."""
 
 import os
 import signal
@@ -8,115 +8,115 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cellwright import BusyError, ClosedError, PoolSettings, Sandbox, SandboxStatus
-from cellwright.runner.turns import Turns
+from cellwright.runner.concurrency import ConcurrencyLimit
 from tests.conftest import policy_named
 
 
-def test_a_free_turn_is_taken_at_once() -> None:
-    turns = Turns(2, 0.0)
-    turns.take()
-    turns.take()
+def test_a_free_slot_is_taken_at_once() -> None:
+    limit = ConcurrencyLimit(2, 0.0)
+    limit.acquire()
+    limit.acquire()
     with pytest.raises(BusyError, match="2 cells are running"):
-        turns.take()
-    turns.end()
-    turns.take()
+        limit.acquire()
+    limit.release()
+    limit.acquire()
 
 
-def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
+def test_an_interrupted_caller_leaves_the_queue() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    turns = Turns(1, 5.0)
-    turns.take()
+    limit = ConcurrencyLimit(1, 5.0)
+    limit.acquire()
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(KeyboardInterrupt):
-            turns.take()
+            limit.acquire()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not turns._queue
-    turns.end()
-    assert turns.take()
+    assert not limit._queue
+    limit.release()
+    assert limit.acquire()
 
 
-def test_turns_are_handed_on_in_the_order_of_coming() -> None:
-    turns, order, waiting = Turns(1, 5.0), [], []
-    turns.take()
+def test_slots_are_given_in_the_order_of_arrival() -> None:
+    limit, order, waiting = ConcurrencyLimit(1, 5.0), [], []
+    limit.acquire()
     for number in range(8):
         thread = threading.Thread(
-            target=lambda n=number: (turns.take(), order.append(n), turns.end())
+            target=lambda n=number: (limit.acquire(), order.append(n), limit.release())
         )
         thread.start()
         waiting.append(thread)
-        while len(turns._queue) <= number:  # it stands in the queue before the next one comes
+        while len(limit._queue) <= number:  # it stands in the queue before the next one comes
             threading.Event().wait(0.001)
-    turns.end()
+    limit.release()
     for thread in waiting:
         thread.join(5)
     assert order == list(range(8))
 
 
-def test_closing_turns_away_who_waits_and_who_comes() -> None:
-    turns = Turns(1, 5.0)
-    turns.take()
+def test_closing_refuses_waiting_and_later_callers() -> None:
+    limit = ConcurrencyLimit(1, 5.0)
+    limit.acquire()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(turns.take)
-        while not turns._queue:
+        waiting = pool.submit(limit.acquire)
+        while not limit._queue:
             threading.Event().wait(0.001)
-        turns.close()
+        limit.close()
         with pytest.raises(ClosedError):
             waiting.result(5)
     with pytest.raises(ClosedError):
-        turns.take()
+        limit.acquire()
 
 
-def test_a_turn_that_timed_out_is_not_lost() -> None:
-    turns = Turns(1, 0.0)
-    turns.take()
+def test_a_timeout_loses_no_slot() -> None:
+    limit = ConcurrencyLimit(1, 0.0)
+    limit.acquire()
     for _ in range(3):
         with pytest.raises(BusyError):
-            turns.take()
-    turns.end()
-    turns.take()
+            limit.acquire()
+    limit.release()
+    limit.acquire()
 
 
-def test_no_more_run_than_may() -> None:
-    turns, lock, running, most = Turns(3, 5.0), threading.Lock(), [0], [0]
+def test_no_more_callers_run_than_the_limit_allows() -> None:
+    limit, lock, running, most = ConcurrencyLimit(3, 5.0), threading.Lock(), [0], [0]
 
     def work(_: int) -> None:
-        turns.take()
+        limit.acquire()
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
         with lock:
             running[0] -= 1
-        turns.end()
+        limit.release()
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(500)))
     assert 1 <= most[0] <= 3
-    assert turns._free == 3
+    assert limit._free == 3
 
 
-def test_who_is_called_off_leaves_the_queue_and_takes_no_turn() -> None:
-    turns = Turns(1, 5.0)
-    turns.take()
+def test_a_cancelled_caller_leaves_the_queue_and_takes_no_slot() -> None:
+    limit = ConcurrencyLimit(1, 5.0)
+    limit.acquire()
     off = os.eventfd(1)
-    assert turns.take(off) is False
+    assert limit.acquire(off) is False
     os.close(off)
-    turns.end()
-    assert turns.try_take()
+    limit.release()
+    assert limit.try_acquire()
 
 
-def test_who_gives_up_gets_no_turn_that_comes_later() -> None:
-    turns = Turns(1, 0.0)
-    turns.take()
+def test_a_caller_that_timed_out_gets_no_later_slot() -> None:
+    limit = ConcurrencyLimit(1, 0.0)
+    limit.acquire()
     with pytest.raises(BusyError):
-        turns.take()
-    turns.end()
-    assert turns.try_take()
-    assert not turns.try_take()
+        limit.acquire()
+    limit.release()
+    assert limit.try_acquire()
+    assert not limit.try_acquire()
 
 
 def test_a_call_that_waits_can_be_cancelled() -> None:
