@@ -18,6 +18,7 @@ from .stubs import PLACE
 from .values import NotPlain, plain
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+_DECODE = json.JSONDecoder().raw_decode
 FILES = tuple(  # of ours, between the program and us
     os.path.join(os.path.dirname(__file__), name)
     for name in ("caller.py", "finding.py", "stubs.py", "tools.py", "values.py")
@@ -88,8 +89,10 @@ class ToolCaller:
         return self._call_later(loop, *request) if loop else self._call(*request)
 
     def _call(self, name: str, arguments: Mapping[str, Any], site: str) -> Any:
-        answers: list[Answer] = []
         alone = len(sys._current_frames()) == 1
+        if alone and self._open and not self._reading and len(self._waiting) < _AT_ONCE:
+            return _value(self._call_alone(name, arguments, site))
+        answers: list[Answer] = []
         number = self._send(name, arguments, site, answers.append, alone=alone)
         try:
             self._wait(lambda: bool(answers))
@@ -97,6 +100,29 @@ class ToolCaller:
             if number in self._waiting:
                 self._waiting[number] = _ignore
         return _value(answers[0])
+
+    def _call_alone(self, name: str, arguments: Mapping[str, Any], site: str) -> Answer:
+        """Return the answer to a call of the program's only thread: no other one reads or waits, unless
+        a signal handler starts it."""
+        given = _encoded(arguments)
+        self._refuse_child()
+        answers: list[Answer] = []
+        number = self._send_now((name, given, site, True), answers.append)
+        try:
+            self._reading = True
+            while not answers:
+                if (answer := self._receive()) and (
+                    deliver := self._waiting.pop(answer.number, None)
+                ):
+                    deliver(answer)
+        finally:
+            self._reading = False
+            if number in self._waiting:
+                self._waiting[number] = _ignore
+            if self._waiting:
+                with self._changed:
+                    self._changed.notify_all()
+        return answers[0]
 
     async def _call_later(
         self, loop: Any, name: str, arguments: Mapping[str, Any], site: str
@@ -124,13 +150,16 @@ class ToolCaller:
         *, alone: bool = False,
     ) -> int:  # fmt: skip
         given = _encoded(arguments)
-        if not self.is_ours():
-            raise GuestToolError("closed", "only the program's first process can call tools")
+        self._refuse_child()
         while True:
             self._wait(self._has_room)
             with self._changed:
                 if self._has_room():  # nobody was faster
                     return self._send_now((name, given, site, alone), deliver)
+
+    def _refuse_child(self) -> None:
+        if not self.is_ours():
+            raise GuestToolError("closed", "only the program's first process can call tools")
 
     def _has_room(self) -> bool:
         return len(self._waiting) < _AT_ONCE or not self._open
@@ -138,7 +167,7 @@ class ToolCaller:
     def _send_now(
         self, call: tuple[str, bytes, str, bool], deliver: Callable[[Answer], None]
     ) -> int:
-        """Send a call; `_changed` is held."""
+        """Send a call; `_changed` is held, if there is more than one thread."""
         if not self._open:
             raise GuestToolError("closed", "there is no request in which to call a tool")
         self._number += 1
@@ -228,4 +257,4 @@ def _site() -> str:
 def _value(answer: Answer) -> Any:
     if answer.kind:
         raise GuestToolError(answer.kind, answer.message)
-    return json.loads(answer.value or b"null")
+    return _DECODE((answer.value or b"null").decode())[0]

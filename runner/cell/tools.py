@@ -24,8 +24,16 @@ class GuestTool:
         self._caller = caller
         self._name = name
         self._parameters: tuple[str, ...] | None = None
+        self._names: frozenset[str] = frozenset()
+
+    def take(self, parameters: tuple[str, ...]) -> None:
+        """Let it be called, with arguments of these names."""
+        self._parameters = parameters
+        self._names = frozenset(parameters)
 
     def __call__(self, *positional: Any, **arguments: Any) -> Any:
+        if not positional and self._names.issuperset(arguments) and arguments:
+            return self._caller.call(self._name, arguments)
         if self._parameters is None:
             raise TypeError(f"{self._name} is not a tool; there are {', '.join(dir(self))}")
         if len(positional) > len(self._parameters):
@@ -109,7 +117,7 @@ class Toolbox:
                 at.__dict__[word] = GuestTool(self._caller, ".".join(steps[:count]))
             at = at.__dict__[word]
         if isinstance(at, GuestTool):  # not a name of our own
-            at._parameters = tuple(parameters)
+            at.take(tuple(parameters))
 
 
 def _identifier(word: str) -> str:

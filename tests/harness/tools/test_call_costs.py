@@ -75,3 +75,37 @@ def test_a_call_from_a_cell_takes_few_python_calls_and_system_calls_of_the_host(
         assert [entry.action for entry in sandbox.audit.get_entries(category="tool")].count(
             "call"
         ) == CALLS
+
+
+COUNTING = """
+import sys
+from tools import increment
+
+made = 0
+
+def note(frame, event, arg):
+    global made
+    made += event == "call"
+
+def count():
+    global made
+    began, _ = made, increment(n=1)
+    return made - began
+
+sys.setprofile(note)
+counted = [count() for _ in range(50)]
+sys.setprofile(None)
+min(counted)
+"""
+
+
+@pytest.mark.needs("cgroup")
+def test_a_call_takes_few_python_calls_of_the_guest() -> None:
+    def increment(n: int) -> int:
+        """Add one."""
+        return n + 1
+
+    with Sandbox(tools=[increment]) as sandbox:
+        result = sandbox.execute(COUNTING)
+    assert result.ok, result.error
+    assert 0 < result.value <= 20
