@@ -51,9 +51,12 @@ LONG = (
     "chaos",
     "replays",
 )  # they are in the smoke run of .ci/run
+NEEDS = {
+    "peers": "bwrap",  # its criterion is a comparison with bubblewrap
+    "workflows": "mcp_servers",  # its work is done with them, or not at all
+}
 SHORT = [
-    # its criterion is a comparison with bubblewrap
-    pytest.param(name, marks=pytest.mark.needs("bwrap")) if name == "peers" else name
+    pytest.param(name, marks=pytest.mark.needs(NEEDS[name])) if name in NEEDS else name
     for name in commands.BENCHMARKS
     if name not in LONG
 ]
