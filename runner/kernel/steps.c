@@ -363,31 +363,45 @@ static int is_alive(int pidfd)
     return poll(&poll_one, 1, 0) == 0;
 }
 
-/* Take the next init from the nursery: a pidfd and its pid, net, ipc and uts namespaces.
- * On failure tell `status`, in the nursery's own words where there are some. */
+enum { IN_LAUNCHER, IN_GUEST, AT_END };
+enum { TAKEN, REFUSED, NURSERY_GONE };
+
+/* A nursery that dies closes its socket a moment before the kernel kills the launcher (do_exit), with a
+ * reset if it left something unread.  It is no failure of a cell: the launcher is lost. */
+static int has_hung_up(int number)
+{
+    return number == EPIPE || number == ECONNRESET;
+}
+
+/* Take the next init from the nursery: a pidfd and its pid, net, ipc and uts namespaces.  Pass over one that
+ * was killed while it waited, or before its namespaces were open: then there is its pidfd alone.  When none
+ * can be had tell `status`, in the nursery's own words where there are some. */
 static int take_init(struct launcher *launcher, int status, struct received *init)
 {
     for (int tries = 0; tries < MOST_TRIES; tries++) {
         size_t wanted = (size_t)(1 + launcher->ahead);
         launcher->ahead = 0; /* from now on as many are made as are taken */
         if (send(launcher->nursery, "+++++++", wanted, MSG_NOSIGNAL) < 0 || receive(launcher->nursery, init)) {
+            if (has_hung_up(errno))
+                return NURSERY_GONE;
             tell_failure(status, errno, "asking the nursery for an init");
-            return -1;
+            return REFUSED;
         }
-        if (init->count != 1 + NAMESPACES) {
-            close_all(init->descriptors, init->count);
-            if (init->length > 1)
-                (void)send_packet(status, init->packet, (size_t)init->length, NULL, 0);
-            else
-                tell_failure(status, ECHILD, "the nursery is gone");
-            return -1;
-        }
-        if (is_alive(init->descriptors[0]))
-            return 0;
-        close_all(init->descriptors, init->count); /* it was killed while it waited */
+        if (init->count == 1 + NAMESPACES && is_alive(init->descriptors[0]))
+            return TAKEN;
+        if (init->count)
+            (void)syscall(NR_PIDFD_SEND_SIGNAL, init->descriptors[0], SIGKILL, NULL, 0);
+        close_all(init->descriptors, init->count);
+        if (init->length == 0)
+            return NURSERY_GONE;
+        if (init->count == 0)
+            break;
     }
-    tell_failure(status, ESRCH, "clone of a cell's init");
-    return -1;
+    if (init->count == 1 + NAMESPACES)
+        tell_failure(status, ESRCH, "clone of a cell's init");
+    else
+        (void)send_packet(status, init->packet, (size_t)init->length, NULL, 0);
+    return REFUSED;
 }
 
 /* Where the C library keeps the thread's id, which clone3 has to set; NULL without CONFIG_CHECKPOINT_RESTORE. */
@@ -486,8 +500,6 @@ static int remember(struct launcher *launcher, struct cell cell)
     return 0;
 }
 
-enum { IN_LAUNCHER, IN_GUEST, AT_END };
-
 /* Make one cell of what it is given. */
 static int fork_one(struct launcher *launcher, const int *given, int count, int into_cgroup)
 {
@@ -496,11 +508,12 @@ static int fork_one(struct launcher *launcher, const int *given, int count, int 
     int status = given[0];
     int outcome = IN_LAUNCHER;
     struct cell cell = {0, -1, -1, status};
-    if (take_init(launcher, status, &init)) {
+    int taken = take_init(launcher, status, &init);
+    if (taken != TAKEN) {
         close_all(given, count);
         if (cgroup >= 0)
             close(cgroup);
-        return IN_LAUNCHER;
+        return taken == NURSERY_GONE ? AT_END : IN_LAUNCHER;
     }
     cell.init = init.descriptors[0];
     int refused = 0;
@@ -578,8 +591,10 @@ static int serve_one(struct launcher *launcher)
     }
     for (int n = 0; n < cells; n++) {
         int outcome = fork_one(launcher, fork.descriptors + n * each, each, into_cgroup);
+        if (outcome == AT_END)
+            close_all(fork.descriptors + (n + 1) * each, (cells - n - 1) * each);
         if (outcome != IN_LAUNCHER)
-            return outcome; /* the end of the launcher closes what is left; a guest has closed it */
+            return outcome; /* a guest has closed what is left */
     }
     return IN_LAUNCHER;
 }

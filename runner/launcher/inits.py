@@ -65,17 +65,29 @@ class Nursery:
             return
         finally:
             privileges.set_process_name(self._now, "cell-nursery")
-        namespaces = open_namespaces(str(pid), ("pid", *NAMES), self._proc)
-        channel.send(self._launcher, encode(InitMade()), (pidfd, *namespaces))
+        namespaces: list[int] = []
+        answer: InitMade | Failed = InitMade()
+        try:
+            namespaces = open_namespaces(str(pid), ("pid", *NAMES), self._proc)
+        except OSError as error:  # it was killed: the launcher asks for another
+            answer = Failed(error.errno or 0, "opening the namespaces of an init")
+        channel.send(self._launcher, encode(answer), (pidfd, *namespaces))
         for descriptor in (pidfd, *namespaces):
             os.close(descriptor)
 
 
 def open_namespaces(process: str, names: tuple[str, ...], proc: int) -> list[int]:
-    """Open namespaces of a process that is like ourselves."""
+    """Open namespaces of a process that is like ourselves: all of them, or raise OSError."""
     privileges.make_dumpable(Now())  # one that hides from others hides from its like (ptrace(2))
+    opened: list[int] = []
     try:
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        return [os.open(f"{process}/ns/{name}", flags, dir_fd=proc) for name in names]
+        for name in names:
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            opened.append(os.open(f"{process}/ns/{name}", flags, dir_fd=proc))
+        return opened
+    except OSError:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
     finally:
         privileges.make_undumpable(Now())

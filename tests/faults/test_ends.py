@@ -2,6 +2,7 @@
 right, what is asked for next is done right, and nothing is left."""
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -20,7 +21,13 @@ from tests.conftest import ROOT, policy_named, soon
 from tests.escapes.live_cell import children
 from tests.faults.inject import policy
 from tests.faults.injection import Call, Injector, injecting, line_of
-from tests.runner.test_leftovers import cgroups_of, descendants, held, nothing_more_than
+from tests.runner.test_leftovers import (
+    cgroups_of,
+    descendants,
+    held,
+    inits_of,
+    nothing_more_than,
+)
 
 pytestmark = pytest.mark.needs("root")
 
@@ -43,8 +50,9 @@ class Trap:
         self._wanted: Call | None = None
         self.sprung = threading.Event()
 
-    def arm(self, call: Call, act: Callable[[list[int]], None]) -> None:
-        """Wait for a call; `before` counts from now.  `act` is given the caller's line."""
+    def arm(self, call: Call, act: Callable[[list[int]], int | None]) -> None:
+        """Wait for a call; `before` counts from now.  `act` is given the caller's line, and may return an
+        errno with which the call is to fail."""
         self._act, self._left = act, call.before
         self.sprung.clear()
         self._wanted = call
@@ -54,8 +62,9 @@ class Trap:
         if wanted and call[:2] == wanted[:2]:
             if not self._left:
                 self._wanted = None
-                self._act(line_of(pid, self.supervisor))
+                number = self._act(line_of(pid, self.supervisor))
                 self.sprung.set()
+                return number or 0
             self._left -= 1
         return 0
 
@@ -132,6 +141,43 @@ def test_a_process_killed_while_a_cell_is_made_and_used_leaves_nothing(victim: s
             assert trap.sprung.is_set(), call
             wait_for_all(ends)  # on a busy processor who was killed may live a moment longer
             assert box.execute("2 + 2").value == 4, call
+
+
+def test_an_init_that_is_killed_before_its_namespaces_are_open_is_passed_over() -> None:
+    """Before, the nursery ended, and every cell with it."""
+
+    def act(line: list[int]) -> None:
+        (init,) = set(children(line[1])) - earlier
+        pidfd = os.pidfd_open(init)
+        os.kill(init, signal.SIGKILL)
+        wait_for_all([pidfd])
+
+    trap = Trap()
+    with nothing_left(), injecting(["openat"], trap), Sandbox(policy=policy(), pool=0) as box:
+        assert box.execute("1 + 1").value == 2
+        pids = inspect(box).supervisor.generation.launcher.pids()
+        earlier = {pids[2], *inits_of(box)}
+        trap.arm(Call("nursery", "openat", 2), act)  # of its namespaces some are open already
+        assert [box.execute("1 + 1").value for _ in range(4)] == [2] * 4
+        assert trap.sprung.is_set()
+        assert inspect(box).supervisor.generation.launcher.pids() == pids
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "number"),
+    [("sendto", 0, errno.EPIPE), ("sendto", 0, errno.ECONNRESET), ("recvmsg", 1, errno.ECONNRESET)],
+)
+def test_a_launcher_whose_nursery_hangs_up_is_replaced(name: str, before: int, number: int) -> None:
+    """Its first sign is an error of their socket: the kernel kills the launcher a moment later.  Before, that
+    error was told of the cell."""
+    trap = Trap()
+    with nothing_left(), injecting([name], trap), Sandbox(policy=policy(), pool=0) as box:
+        assert box.execute("1 + 1").value == 2
+        lost = inspect(box).supervisor.generation
+        trap.arm(Call("launcher", name, before), lambda line: number)
+        assert box.execute("1 + 1").value == 2
+        assert trap.sprung.is_set()
+        assert inspect(box).supervisor.generation is not lost
 
 
 @pytest.mark.slow
