@@ -20,7 +20,8 @@ from .runtime import Runtime, sonames
 
 _FOUND = re.compile(r"=> (/\S+) \(")
 _SECONDS = 60
-_NAME = re.compile(r"[\w.+-]{1,255}")
+_NAME = re.compile(r"[\w.+-]{1,255}", re.ASCII)
+_MOST_WANTED = 400  # names; all are in one variable, which has at most 128 KiB (MAX_ARG_STRLEN)
 _SITE = re.compile(r"/lib/python3\.\d+/site-packages/?$")  # of an environment
 _UP_TO_LIB = ("..", "..")
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -85,6 +86,10 @@ def _wanted(directory: str) -> dict[str, str]:
             wanted[name] = path if path and lies_in(path, (lib,)) and os.path.isfile(path) else ""
             if wanted[name]:
                 waiting.append(Path(path))
+        if len(wanted) > _MOST_WANTED:
+            raise LaunchError(
+                f"python.path: the libraries in {directory} need more than {_MOST_WANTED} others"
+            )
     return wanted
 
 

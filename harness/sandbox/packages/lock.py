@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 _MOST_BYTES = 16 << 20  # of a lock file
 _MOST_WHEELS = 1000
 _MOST_REQUIREMENTS = 200
+# RFC 3986, appendix A.  No blank, line end or "${": pip reads addresses from a requirements file.
+_ADDRESS = re.compile(r"(https?|file)://[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HASHED = re.compile(r"(.*?)((?:\s+--hash[= ]sha(?:256|384|512):[0-9a-fA-F]+)*)\s*")
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
 _FORMAT = "1"
 EXTRA = "pip install 'cellwright[packages]'"
@@ -64,6 +69,8 @@ def wheel_of(url: str, sha256: str) -> Wheel:
     """Return the wheel at `url`; raises PackageError for anything but a wheel with its digest."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+    if not _ADDRESS.fullmatch(url):
+        raise PackageError(f"the lock has an invalid address: {url[:200]!r}")
     filename = os.path.basename(unquote(urlsplit(url).path))
     if not filename.endswith(".whl"):
         raise PackageError(
@@ -90,7 +97,9 @@ def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, 
     found = set()
     for each in given:
         try:
-            requirement = Requirement(each if isinstance(each, str) else "")
+            # pip puts the values of variables in place of "${NAME}".
+            text = each if isinstance(each, str) and "${" not in each else ""
+            requirement = Requirement(text)
         except InvalidRequirement:
             raise PolicyError(
                 f"{name}: must be requirements such as 'pandas==2.3.*', got {each!r}"
@@ -123,6 +132,28 @@ def require_extra() -> None:
         raise PackageError("packages: the extra is not installed", EXTRA)
 
 
+def read_requirements(path: str | os.PathLike[str]) -> list[str]:
+    """Return the requirements of a requirements file, with their hashes.
+
+    Raises PackageError and PolicyError for all else that pip would read there, such as options: they
+    could name another index, or source distributions.
+    """
+    found = []
+    for line in _text_of(Path(path)).replace("\\\n", " ").splitlines():
+        if not (line := _COMMENT.sub("", line).strip()):
+            continue
+        if line.startswith("-"):
+            raise PackageError(
+                f"{path}: only requirements and --hash are read, got {line[:200]!r}",
+                "name the index and the folder of wheels as options of cellwright",
+            )
+        requirement, hashes = _HASHED.fullmatch(line).groups()  # type: ignore[union-attr]
+        found.append(check_requirements(str(path), [requirement])[0] + hashes)
+    if len(found) > _MOST_WHEELS:
+        raise PackageError(f"{path}: has {len(found)} requirements, at most {_MOST_WHEELS}")
+    return found
+
+
 def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
     """Return the wheels that a pylock.toml selects for this Python and machine.
 
@@ -152,10 +183,20 @@ def _pylock(path: Path) -> "Pylock":
     from packaging.pylock import Pylock, PylockValidationError
 
     try:
+        return Pylock.from_dict(tomllib.loads(_text_of(path)))
+    except (ValueError, RecursionError, PylockValidationError) as error:
+        raise PackageError(f"{path}: {error}") from None
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a lock file; raises PackageError."""
+    try:
+        if not path.is_file():
+            raise PackageError(f"{path}: no such file")
         if path.stat().st_size > _MOST_BYTES:
             raise PackageError(f"{path}: is longer than {_MOST_BYTES} bytes")
-        return Pylock.from_dict(tomllib.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError, PylockValidationError) as error:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
         raise PackageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -5,10 +5,10 @@ its own /workspace, whose size the kernel limits; the host copies regular files 
 everything in the cell has been killed.
 """
 
-import ast
 import hashlib
 import json
 import os
+import stat
 from importlib import resources
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from .lock import Wheel
 _SECONDS = 900.0
 _MEMORY_BESIDE_FILES = 768 * MIB  # the compiler takes 500 MiB for the largest modules (measured)
 _MOST_FILES = 20_000  # as many as the host lists of a workspace
-_FILE_MODE, _DIRECTORY_MODE = 0o444, 0o755
+_FILE_MODE, DIRECTORY_MODE = 0o444, 0o755
 _SEALED_NS = 315_532_800 * 10**9  # 1980-01-01, the first day of zip: any other time is a change
 
 Files = dict[str, tuple[int, str]]  # path: size, sha256
@@ -41,7 +41,7 @@ def open_wheel(
     files: Files = {}
 
     def keep(workspace: int) -> None:
-        files.update(_copy(workspace, target))
+        files.update(_copy(workspace, target, most_bytes))
 
     given = [str(path), "/workspace", wheel.name, wheel.version, [most_bytes, _MOST_FILES // 2]]
     text = resources.files(__package__).joinpath("unpack.py").read_text()
@@ -82,26 +82,34 @@ def _check(wheel: Wheel, result: SandboxResult) -> None:
     """Raise PackageError unless the program in the cell opened the wheel."""
     if not result.ok:
         raise PackageError(f"{wheel.filename}: cannot be opened: {result.error or result.reason}")
-    told = result.value if isinstance(result.value, dict) else ast.literal_eval(str(result.value))
-    if not isinstance(told, dict) or "left_out" not in told:
-        why = told.get("refused", "") if isinstance(told, dict) else ""
+    told = result.value if isinstance(result.value, dict) else {}
+    if "left_out" not in told:
+        why = told.get("refused", "was opened by a cell that answers in an unknown form")
         raise PackageError(
             f"{wheel.filename} {str(why)[:500]}",
             "a wheel that pip itself made is never refused; ask where this one comes from",
         )
 
 
-def _copy(workspace: int, target: Path) -> Files:
-    """Copy the regular files of a cell at rest, sealed: read-only and of one time."""
+def _copy(workspace: int, target: Path, most_bytes: int) -> Files:
+    """Copy the regular files of a cell at rest, sealed: read-only and of one time.
+
+    Raises PackageError if they claim more than `most_bytes`, which the cell could write: some are
+    sparse, or one file has many names.
+    """
     found: Files = {}
-    for path, seen in list_all_files(workspace).items():
+    listing = list_all_files(workspace)
+    if (total := sum(seen.size_bytes for seen in listing.values())) > most_bytes:
+        raise PackageError(f"unpacks to {total} bytes, at most {most_bytes}")
+    for path, seen in listing.items():
         copy = target / path
-        copy.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        copy.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         content = read_file(workspace, path, seen.size_bytes)
         descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
+            os.fchmod(descriptor, _FILE_MODE)  # whatever the umask is
             os.utime(descriptor, ns=(_SEALED_NS, _SEALED_NS))
         found[path] = len(content), hashlib.sha256(content).hexdigest()
     return found
@@ -109,6 +117,6 @@ def _copy(workspace: int, target: Path) -> Files:
 
 def is_sealed(found: os.stat_result, size: int) -> bool:
     """Return whether a file has the size, mode and time that it was sealed with."""
-    return (found.st_size, found.st_mode & 0o777, found.st_mtime_ns) == (
-        size, _FILE_MODE, _SEALED_NS,
+    return (found.st_size, found.st_mode, found.st_mtime_ns) == (
+        size, stat.S_IFREG | _FILE_MODE, _SEALED_NS,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Turns requirements into locks, and fetches wheels, with pip on the host.
 
-pip only ever sees wheels here (`--only-binary :all:`), so nothing of a package is executed: building a
-source distribution would run its code.
+Building a source distribution would run its code.  `--only-binary :all:` does not prevent that for one
+that is named by its address, in the metadata of a wheel too, so the process of pip cannot start others:
+every build needs one.
 """
 
 import hashlib
@@ -12,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,6 +22,34 @@ from .lock import EXTRA, Lock, Wheel, lock_of, wheel_of
 _SECONDS = 600
 _PIECE = 1 << 20
 _MOST_TOLD = 2000  # characters of what pip said
+_MOST_REPORT = 256 << 20  # bytes; it has the metadata of every wheel
+_MEMORY = 4 << 30  # of pip, which reads what an index sends
+# Runs pip in a process that cannot start another one, and has no network if the first argument is "0".
+_CONFINED_PIP = """
+import resource, runpy, sys
+
+starts = {
+    "subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system",
+}
+connects = {"socket.connect", "socket.getaddrinfo", "socket.sendmsg", "socket.sendto"}
+refused = starts if sys.argv.pop(1) == "1" else starts | connects
+
+def refuse(event, arguments):
+    if event in refused:
+        raise PermissionError(1, f"pip may use only wheels, and is refused {event}")
+
+memory, hard = int(sys.argv.pop(1)), resource.getrlimit(resource.RLIMIT_AS)[1]
+if hard == resource.RLIM_INFINITY or hard > memory:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+# Variables that would place wheels elsewhere, or start another Python.
+_MISPLACING = frozenset(
+    f"PIP_{name}"
+    for name in ("NO_BINARY", "PREFIX", "PYTHON", "REQUIRE_VIRTUALENV", "ROOT", "TARGET", "USER")
+)
 
 
 class WheelSource(msgspec.Struct, frozen=True):
@@ -41,10 +69,31 @@ class WheelSource(msgspec.Struct, frozen=True):
         if self.find_links is not None:
             found += ["--find-links", os.path.abspath(self.find_links)]
         if not self.index:
-            found += ["--no-index"]
+            found += ["--no-index", "--retries", "0"]
         elif self.index_url is not None:
             found += ["--index-url", self.index_url]
         return found
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables for pip: no settings without an index, and one index if it is named."""
+        if not self.index:
+            found = {key: value for key, value in inherited.items() if not key.startswith("PIP_")}
+            return found | {"PIP_CONFIG_FILE": os.devnull}
+        found = {key: value for key, value in inherited.items() if key not in _MISPLACING}
+        return found | ({} if self.index_url is None else {"PIP_EXTRA_INDEX_URL": self.index_url})
+
+    def address_of(self, wheel: Wheel) -> str:
+        """Return where to fetch `wheel`: the folder, if it is there; raises PackageError if there is
+        no other place and it is not."""
+        if self.find_links is not None:
+            path = Path(self.find_links, wheel.filename).absolute()
+            if path.is_file():
+                return path.as_uri()
+        if not self.index and not wheel.url.startswith("file:"):
+            raise PackageError(
+                f"{wheel.filename} is not in {self.find_links}", "copy it there, or use an index"
+            )
+        return wheel.url
 
 
 class _Archive(msgspec.Struct):
@@ -58,6 +107,7 @@ class _Download(msgspec.Struct):
 
 class _Install(msgspec.Struct):
     download_info: _Download
+    is_direct: bool = False
 
 
 class _Report(msgspec.Struct):
@@ -80,9 +130,15 @@ def resolve(lines: Sequence[str], source: WheelSource, python: str) -> Lock:
             source, folder,
         )  # fmt: skip
         try:
+            if report.stat().st_size > _MOST_REPORT:
+                raise PackageError(f"pip's report is longer than {_MOST_REPORT} bytes")
             found = msgspec.json.decode(report.read_bytes(), type=_Report)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise PackageError(f"pip's report cannot be read: {error}") from None
+    if direct := [each.download_info.url for each in found.install if each.is_direct]:
+        raise PackageError(
+            f"a package requires an address: {direct[0]}", "packages may require only names"
+        )
     downloads = [each.download_info for each in found.install]
     wheels = [wheel_of(each.url, each.archive_info.hashes.get("sha256", "")) for each in downloads]
     return lock_of(python, wheels)
@@ -94,7 +150,9 @@ def fetch(wheels: Sequence[Wheel], source: WheelSource, folder: str) -> dict[Whe
     Raises PackageError.
     """
     wanted = Path(folder, "wanted.txt")
-    wanted.write_text("".join(f"{each.url} --hash=sha256:{each.sha256}\n" for each in wheels))
+    wanted.write_text(
+        "".join(f"{source.address_of(each)} --hash=sha256:{each.sha256}\n" for each in wheels)
+    )
     _pip(["download", "--no-deps", "--dest", folder, "-r", str(wanted)], source, folder)
     found = {}
     for each in wheels:
@@ -105,6 +163,7 @@ def fetch(wheels: Sequence[Wheel], source: WheelSource, folder: str) -> dict[Whe
             raise PackageError(f"{each.filename} was not fetched: {error.strerror}") from None
         if digest != each.sha256:
             raise PackageError(f"{each.filename} is not the wheel that was locked")
+        path.chmod(0o444)  # the user of a cell reads it
         found[each] = path
     return found
 
@@ -119,12 +178,13 @@ def _digest(path: Path) -> str:
 
 def _pip(arguments: Sequence[str], source: WheelSource, folder: str) -> None:
     command = [
-        sys.executable, "-Im", "pip", arguments[0], "--quiet", "--no-input", "--no-color",
+        sys.executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(_MEMORY),
+        arguments[0], "--quiet", "--no-input", "--no-color",
         "--disable-pip-version-check", *source.options(), *arguments[1:],
     ]  # fmt: skip
     try:
         done = subprocess.run(
-            command, env=_environment(os.environ), cwd=folder, stdin=subprocess.DEVNULL,
+            command, env=source.variables(os.environ), cwd=folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -145,16 +205,3 @@ def _hint(said: str) -> str:
             "trust it (pip wheel), and name its folder with find_links"
         )
     return ""
-
-
-def _environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the variables for pip: those of this process, but for what would misplace wheels."""
-    unwanted = (
-        "PIP_TARGET",
-        "PIP_PREFIX",
-        "PIP_ROOT",
-        "PIP_USER",
-        "PIP_NO_BINARY",
-        "PIP_REQUIRE_VIRTUALENV",
-    )
-    return {key: value for key, value in variables.items() if key not in unwanted}

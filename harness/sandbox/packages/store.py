@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -35,9 +34,10 @@ from .lock import (
     normalised,
     pylock_text,
     read_pylock,
+    read_requirements,
     require_extra,
 )
-from .opening import Files, is_sealed, open_wheel
+from .opening import DIRECTORY_MODE, Files, is_sealed, open_wheel
 from .resolving import WheelSource, fetch, resolve
 
 MOST_BYTES = 1024 * MIB
@@ -154,6 +154,9 @@ class PackageStore:
                 found = self._found(lock.id)
         if found is None:
             raise PackageError(f"the set {lock.id} was removed while it was made")
+        self._allowed(found.lock)  # it was perhaps made under other limits
+        if found.size_bytes > self.max_bytes:
+            raise _too_large(found.size_bytes, self.max_bytes)
         return found
 
     def open(self, requirements: Requirements) -> "OpenSet":
@@ -216,6 +219,7 @@ class PackageStore:
     ) -> tuple[str, ...]:
         """Remove sets that were not used for `max_age_seconds`, then the longest unused ones until the
         rest has at most `max_bytes`; return their ids.  Sets in use stay."""
+        self._make_directory()
         removed, kept = [], 0
         for each in self.list():
             old = max_age_seconds is not None and time.time() - each.used > max_age_seconds
@@ -230,9 +234,7 @@ class PackageStore:
     def _locked_by_file(self, path: Path) -> Lock:
         if path.suffix == ".toml":
             return read_pylock(path, self.python)
-        if not path.is_file():
-            raise PackageError(f"{path}: no such file")
-        return resolve([f"-r {shlex.quote(str(path.absolute()))}"], self.source, self.python)
+        return resolve(read_requirements(path), self.source, self.python)
 
     def _key(self, wanted: tuple[str, ...]) -> str:
         said = msgspec.json.encode((self.python, wanted, self.source))
@@ -279,7 +281,10 @@ class PackageStore:
         site.mkdir(0o755, parents=True)
         for wheel in lock.wheels:
             opened = self._wheel(wheel)
-            for path, (size, digest) in self._manifest(opened).files.items():
+            manifest = self._manifest(opened)
+            if (was := manifest.lock.wheels[0]).name != wheel.name or was.version != wheel.version:
+                raise PackageError(f"the wheel of {wheel.name} in the lock is one of {was.name}")
+            for path, (size, digest) in manifest.files.items():
                 other = folded.setdefault(path.casefold(), path)
                 if found.get(path, (size, digest)) != (size, digest) or other != path:
                     raise PackageError(f"{wheel.name} and another package both have {path!r}")
@@ -287,10 +292,10 @@ class PackageStore:
                     (site / path).parent.mkdir(0o755, parents=True, exist_ok=True)
                     os.link(opened.site / path, site / path)
                 found[path] = size, digest
+        for folder, _, _ in os.walk(site):
+            os.chmod(folder, DIRECTORY_MODE)  # whatever the umask is; the user of a cell reads it
         if (total := sum(size for size, _ in found.values())) > self.max_bytes:
-            raise PackageError(
-                f"the set has {total} bytes, at most {self.max_bytes}", "see max_bytes"
-            )
+            raise _too_large(total, self.max_bytes)
         return found
 
     def _publish(self, made: Path, place: Path) -> None:
@@ -383,8 +388,13 @@ class PackageStore:
     def _lock_file(self, name: str, how: int) -> int:
         """Return a descriptor that holds a lock until it is closed."""
         folder = self.directory / "held"
-        folder.mkdir(0o700, exist_ok=True)
-        return _flock(folder / name, _LOCK, how)
+        try:
+            folder.mkdir(0o700, exist_ok=True)
+            return _flock(folder / name, _LOCK, how)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise PackageError(f"cannot write {folder}: {error.strerror}") from None
 
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(0o700, exist_ok=True)
@@ -449,6 +459,10 @@ def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _too_large(size: int, most: int) -> PackageError:
+    return PackageError(f"the set has {size} bytes, at most {most}", "see max_bytes")
 
 
 def _changed(id: str, path: str) -> PackageError:

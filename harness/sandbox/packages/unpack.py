@@ -40,7 +40,9 @@ DIGESTS = ("sha256", "sha384", "sha512")  # PEP 427: sha256 or better
 NOT_RECORDED = ("RECORD", "RECORD.jws", "RECORD.p7s")  # PEP 427
 PLACED = ("purelib", "platlib")  # of NAME.data; scripts, headers and data have no use in a cell
 # Never executed, so never there: -S skips site, and nothing of a package starts by itself.
-LEFT_OUT = re.compile(r"[^/]*\.pth|(sitecustomize|usercustomize)(\.py|/.*)?|(.*/)?__pycache__/.*")
+LEFT_OUT = re.compile(
+    r"[^/]*\.pth|(sitecustomize|usercustomize)([./].*)?|(.*/)?__pycache__/.*|.*\.py[co]"
+)
 DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -378,7 +380,9 @@ def _fields(archive: Archive, name: str) -> dict[str, str]:
     """Return the first lines of a file of fields, down to the first empty line."""
     text = archive.read(name, 4 << 20).decode("utf-8", "replace")
     head = re.split(r"\r?\n\r?\n", text, maxsplit=1)[0]
-    fields = (line.partition(":") for line in head.splitlines() if line[:1] not in (" ", "\t"))
+    fields = (
+        line.partition(":") for line in re.split(r"\r\n|\r|\n", head) if line[:1] not in (" ", "\t")
+    )
     return {key.strip().lower(): value.strip() for key, _, value in reversed(list(fields))}
 
 

@@ -241,6 +241,17 @@ def test_two_info_directories_are_refused(tmp_path: Path) -> None:
     assert "2 .dist-info" in refusal_of(wheel, tmp_path)
 
 
+def test_a_line_of_metadata_ends_where_other_readers_end_it(tmp_path: Path) -> None:
+    deceiving = b"Summary: x\x0bName: thing\nName: other\n"
+    parts = [
+        part._replace(data=part.data.replace(b"Name: thing\n", deceiving))
+        if b"METADATA" in part.name
+        else part
+        for part in PLAIN
+    ]
+    assert "says that it is other" in refusal_of(write_wheel(tmp_path / FILENAME, parts), tmp_path)
+
+
 def test_an_unknown_wheel_version_is_refused(tmp_path: Path) -> None:
     parts = [
         part._replace(data=part.data.replace(b"Wheel-Version: 1.0", b"Wheel-Version: 2.0"))
@@ -251,7 +262,8 @@ def test_an_unknown_wheel_version_is_refused(tmp_path: Path) -> None:
 
 LEFT_OUT = (
     "thing.pth", "sitecustomize.py", "usercustomize/__init__.py", "thing/__pycache__/b.cpython-311.pyc",
-    "thing-1.0.data/scripts/run", "thing-1.0.data/headers/thing.h", "thing-1.0.data/data/share/x",
+    "sitecustomize.abi3.so",
+    "thing/sourceless.pyc", "thing-1.0.data/scripts/run", "thing-1.0.data/headers/thing.h", "thing-1.0.data/data/share/x",
 )  # fmt: skip
 
 

@@ -1,0 +1,265 @@
+"""Hostile indexes, folders and lock files make the host execute no code and ask nowhere else."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cellwright import PackageError, PackageStore, PolicyError, Sandbox
+from cellwright.harness.sandbox.packages.lock import Lock, wheel_of
+from cellwright.harness.sandbox.packages.opening import _copy
+from cellwright.harness.sandbox.packages.resolving import WheelSource, resolve
+from cellwright.policies.policy import Policy
+from tests.conftest import OPTIONAL
+from tests.harness.packages.wheels import FILENAME, good_wheel
+
+pytestmark = pytest.mark.needs("userns")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    good_wheel(folder)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, wheels: Path) -> PackageStore:
+    return store_at(tmp_path / "store", wheels)
+
+
+def store_at(directory: Path, wheels: Path, **limits: object) -> PackageStore:
+    return PackageStore(
+        directory,
+        find_links=wheels,
+        index=False,
+        optional_layers=OPTIONAL,
+        **limits,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source distribution that writes a file `ran` beside itself as soon as it is built."""
+    tree = tmp_path / "sources" / "evil-1.0"
+    tree.mkdir(parents=True)
+    (tree / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (tree / "backend.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    path = tmp_path / "sources" / "evil-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(tree, "evil-1.0")
+    return path
+
+
+def test_pip_alone_would_execute_it(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-Im", "pip", "install", "--dry-run", "--no-index", "--quiet"]
+    subprocess.run(
+        [*command, "--only-binary", ":all:", str(source)], capture_output=True, check=False
+    )
+    assert (tmp_path / "ran").exists()
+
+
+def test_an_address_in_the_metadata_of_a_wheel_is_never_built(
+    store: PackageStore, wheels: Path, source: Path, tmp_path: Path
+) -> None:
+    good_wheel(wheels, {}, name="other", requires=f"evil @ {source.as_uri()}")
+    with pytest.raises(PackageError, match="only wheels"):
+        store.lock(["other"])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("line", ["-e {tree}", "{tree}", "{source}", "--no-binary :all:\nevil"])
+def test_pip_builds_nothing_whatever_it_is_asked(
+    line: str, wheels: Path, source: Path, tmp_path: Path
+) -> None:
+    asked = line.format(tree=source.parent / "evil-1.0", source=source)
+    with pytest.raises(PackageError, match="only wheels"):
+        resolve([asked], WheelSource(str(source.parent), index=False), "cpython-311")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_wheel_at_an_address_in_metadata_is_refused(
+    store: PackageStore, wheels: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    hidden = good_wheel(elsewhere, {"hidden.py": b""}, name="hidden")
+    good_wheel(wheels, {}, name="other", requires=f"hidden @ {hidden.as_uri()}")
+    with pytest.raises(PackageError, match="requires an address"):
+        store.lock(["other"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-e .", "--index-url https://h/", "--extra-index-url=https://h/", "--find-links /tmp",
+        "--no-binary :all:", "-r other.txt", "-c other.txt", "--pre", "./thing", "git+https://h/a",
+        "thing @ file:///tmp/a.whl", "https://h/thing-1.0-py3-none-any.whl", "thing==${HOME}",
+        "thing; platform_version == '${HOME}'", "thing --config-settings=a=b",
+        "thing==1.0 --hash=md5:00", "thing \\\n-e .",
+    ],
+)  # fmt: skip
+def test_a_requirements_file_names_packages_and_hashes_only(
+    line: str, store: PackageStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text(f"thing==1.0\n{line}\n")
+    with pytest.raises((PackageError, PolicyError), match="requirements.txt: "):
+        store.lock(path)
+
+
+def test_a_requirements_file_may_have_comments_and_long_lines(
+    store: PackageStore, tmp_path: Path
+) -> None:
+    digest = store.lock(["thing"]).wheels[0].sha256
+    path = tmp_path / "requirements.txt"
+    path.write_text(
+        f"# made by a tool\nthing==1.0 ; python_version > '3' \\\n    --hash=sha256:{'0' * 64} \\\n"
+        f"    --hash=sha256:{digest}\n    # via other\n\n"
+    )
+    assert store.lock(path) == store.lock(["thing"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///a\n-e /b\nfile:///thing-1.0-py3-none-any.whl", "thing-1.0-py3-none-any.whl",
+        "file:///a --no-binary=:all: /thing-1.0-py3-none-any.whl", "-e/thing-1.0-py3-none-any.whl",
+        "https://h/${HOME}/thing-1.0-py3-none-any.whl", "git+https://h/thing-1.0-py3-none-any.whl",
+        "https://h/..%252Fthing-1.0-py3-none-any.whl", "https://h/\x1b/thing-1.0-py3-none-any.whl",
+    ],
+)  # fmt: skip
+def test_an_address_in_a_lock_that_pip_could_read_otherwise_is_refused(url: str) -> None:
+    with pytest.raises(PackageError):
+        wheel_of(url, "0" * 64)
+
+
+def test_a_lock_that_names_a_directory_builds_nothing(
+    store: PackageStore, wheels: Path, source: Path, tmp_path: Path
+) -> None:
+    (wheels / FILENAME).unlink()
+    tree = source.parent / FILENAME
+    (source.parent / "evil-1.0").rename(tree)
+    with pytest.raises(PackageError):
+        store.build(Lock(store.python, (wheel_of(tree.as_uri(), "0" * 64),)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_an_index_nothing_else_is_asked(
+    store: PackageStore, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    good_wheel(elsewhere, {"hidden.py": b""}, name="hidden")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(elsewhere))
+    with pytest.raises(PackageError, match="hidden"):
+        store.lock(["hidden"])
+    lock = Lock(store.python, (wheel_of("https://127.0.0.1:9/a-1-py3-none-any.whl", "0" * 64),))
+    with pytest.raises(PackageError, match="is not in"):
+        store.build(lock)
+    good_wheel(wheels, {}, name="other", requires="a @ https://127.0.0.1:9/a-1-py3-none-any.whl")
+    with pytest.raises(PackageError, match="is refused socket"):
+        store.lock(["other"])
+
+
+def test_a_lock_made_elsewhere_is_met_from_the_folder(store: PackageStore) -> None:
+    here = store.lock(["thing"]).wheels[0]
+    there = wheel_of(f"https://127.0.0.1:9/{FILENAME}", here.sha256)
+    assert store.build(Lock(store.python, (there,))).lock.wheels == (there,)
+
+
+def test_a_named_index_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "extra"):
+        folder = tmp_path / name / "thing"
+        folder.mkdir(parents=True)
+        wheel = good_wheel(folder, {"thing.py": name.encode()})
+        (folder / "index.html").write_text(f"<a href='{wheel.name}'>{wheel.name}</a>")
+    mine = (tmp_path / "mine").as_uri()
+    (tmp_path / "mine" / "thing" / FILENAME).rename(tmp_path / FILENAME)
+    (tmp_path / "mine" / "thing" / "index.html").write_text("")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", (tmp_path / "extra").as_uri())
+    assert resolve(["thing"], WheelSource(), "cpython-311").wheels
+    with pytest.raises(PackageError, match="No matching distribution"):
+        resolve(["thing"], WheelSource(index_url=mine), "cpython-311")
+
+
+def test_a_lock_that_gives_bytes_another_name_is_refused(store: PackageStore, wheels: Path) -> None:
+    good_wheel(wheels, {"other.py": b""}, name="other")
+    evil = store.lock(["other"]).wheels[0]
+    store.build(store.lock(["other"]))
+    renamed = Lock(store.python, (wheel_of((wheels / FILENAME).as_uri(), evil.sha256),))
+    limited = store_at(store.directory, wheels, allow=["thing"])
+    with pytest.raises(PackageError, match="must have other"):
+        limited.build(renamed)
+    with_more = Lock(store.python, (*renamed.wheels, *store.lock(["thing"]).wheels))
+    with pytest.raises(PackageError, match="in the lock is one of other"):
+        limited.build(with_more)
+
+
+def test_a_set_that_was_made_under_a_higher_limit_is_refused(
+    store: PackageStore, wheels: Path
+) -> None:
+    made = store.build(store.lock(["thing"]))
+    limited = store_at(store.directory, wheels, max_bytes=made.size_bytes - 1)
+    with pytest.raises(PackageError, match="at most"):
+        limited.open(["thing"])
+
+
+@pytest.mark.parametrize("kind", ["sparse", "many names"])
+def test_files_of_a_cell_that_claim_more_than_it_could_write_are_not_copied(
+    kind: str, tmp_path: Path
+) -> None:
+    workspace, target = tmp_path / "workspace", tmp_path / "target"
+    workspace.mkdir()
+    target.mkdir()
+    with (workspace / "file").open("wb") as file:
+        file.truncate(1 << 40 if kind == "sparse" else 1000)
+    for number in range(0 if kind == "sparse" else 2):
+        os.link(workspace / "file", workspace / f"name {number}")
+    descriptor = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(PackageError, match="at most 2500"):
+            _copy(descriptor, target, 2500)
+    finally:
+        os.close(descriptor)
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_a_set_is_the_same_whatever_the_umask(
+    umask: int, store: PackageStore, wheels: Path
+) -> None:
+    good_wheel(wheels, {"shared/thing.py": b"answer = 42\n"})
+    (wheels / FILENAME).chmod(0o600)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from tests.harness.packages.test_hostile_sources import store_at\n"
+        "os.umask(int(sys.argv[1]))\n"
+        "store_at(Path(sys.argv[2]), Path(sys.argv[3])).open(['thing'])\n"
+    )
+    arguments = [str(umask), str(store.directory), str(wheels)]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    with Sandbox(
+        policy=Policy(optional_layers=OPTIONAL), packages=["thing"], package_store=store, pool=0
+    ) as box:
+        assert box.execute("from shared import thing\nthing.answer").value == 42
+    modes = {path.stat().st_mode & 0o7777 for path in Path(store.list()[0].directory).rglob("*")}
+    assert modes == {0o755, 0o444}
+
+
+def test_a_store_that_is_not_there_yet_can_be_pruned(store: PackageStore) -> None:
+    assert store.prune(max_bytes=0) == ()
+
+
+def test_a_store_that_cannot_be_written_says_so(store: PackageStore) -> None:
+    store.directory.mkdir(0o700)
+    (store.directory / "held").write_text("a file in place of a directory")
+    with pytest.raises(PackageError, match="cannot write"):
+        store.open(["thing"])
