@@ -137,7 +137,7 @@ def _prune(options: argparse.Namespace) -> int:
         raise PolicyError("prune: needs --days or --mb", "such as: cellwright env prune --days 30")
     removed = _store(options).prune(
         max_age_seconds=None if options.days is None else options.days * _DAY,
-        max_bytes=None if options.mb is None else int(options.mb * _MIB),
+        max_bytes=None if options.mb is None else options.mb * _MIB,
     )
     if options.json:
         print_json(removed)

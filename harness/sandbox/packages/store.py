@@ -150,6 +150,7 @@ class PackageStore:
         self._make_directory()
         with self._locked(f"set-{lock.id}"):
             if (found := self._found(lock.id)) is None:
+                self._set_aside(lock.id)
                 self._assemble(lock)
                 found = self._found(lock.id)
         if found is None:
@@ -199,13 +200,11 @@ class PackageStore:
         Names, sizes, modes and times are compared; with `contents` the digests too.
         """
         paths = self._set(id)
-        files = dict(self._manifest(paths).files)
-        for path, found in _walk(paths.site):
-            size, digest = files.pop(path, (-1, ""))
-            if not is_sealed(found, size) or (contents and _digest(paths.site / path) != digest):
-                raise _changed(id, path)
-        if files:
-            raise _changed(id, min(files))
+        if path := _changed(paths.site, self._manifest(paths).files, contents):
+            raise PackageError(
+                f"set {id}: {path} was changed after the set was made",
+                f"remove the set, which is then built again: cellwright env remove {id}",
+            )
 
     def remove(self, id: str) -> None:
         """Remove a set; raises PackageError if it is missing or a sandbox has it open."""
@@ -215,14 +214,17 @@ class PackageStore:
         self._remove_wheels()
 
     def prune(
-        self, *, max_age_seconds: float | None = None, max_bytes: int | None = None
+        self, *, max_age_seconds: float | None = None, max_bytes: float | None = None
     ) -> tuple[str, ...]:
         """Remove sets that were not used for `max_age_seconds`, then the longest unused ones until the
         rest has at most `max_bytes`; return their ids.  Sets in use stay."""
+        for name, limit in (("max_age_seconds", max_age_seconds), ("max_bytes", max_bytes)):
+            if limit is not None:
+                check_limit(name, limit)
         self._make_directory()
         removed, kept = [], 0
         for each in self.list():
-            old = max_age_seconds is not None and time.time() - each.used > max_age_seconds
+            old = max_age_seconds is not None and time.time() - each.used >= max_age_seconds
             too_many = max_bytes is not None and kept + each.size_bytes > max_bytes
             if (old or too_many) and self._removed(each.id):
                 removed.append(each.id)
@@ -284,13 +286,23 @@ class PackageStore:
             manifest = self._manifest(opened)
             if (was := manifest.lock.wheels[0]).name != wheel.name or was.version != wheel.version:
                 raise PackageError(f"the wheel of {wheel.name} in the lock is one of {was.name}")
+            if changed := _changed(opened.site, manifest.files, contents=True):
+                raise PackageError(
+                    f"{wheel.name}: {changed} was changed after the wheel was opened",
+                    "remove all sets that have it (cellwright env show), and it is opened again",
+                )
             for path, (size, digest) in manifest.files.items():
                 other = folded.setdefault(path.casefold(), path)
-                if found.get(path, (size, digest)) != (size, digest) or other != path:
-                    raise PackageError(f"{wheel.name} and another package both have {path!r}")
-                if path not in found:
-                    (site / path).parent.mkdir(0o755, parents=True, exist_ok=True)
-                    os.link(opened.site / path, site / path)
+                try:
+                    if found.get(path, (size, digest)) != (size, digest) or other != path:
+                        raise FileExistsError
+                    if path not in found:
+                        (site / path).parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+                        os.link(opened.site / path, site / path)
+                except (FileExistsError, NotADirectoryError):  # or a file of one is a directory
+                    raise PackageError(
+                        f"{wheel.name} and another package both have {path!r}"
+                    ) from None
                 found[path] = size, digest
         for folder, _, _ in os.walk(site):
             os.chmod(folder, DIRECTORY_MODE)  # whatever the umask is; the user of a cell reads it
@@ -335,13 +347,16 @@ class PackageStore:
     def _removed(self, id: str) -> bool:
         """Remove a set unless it is in use."""
         try:
-            with self._locked(f"set-{id}", fcntl.LOCK_EX | fcntl.LOCK_NB), self._new() as folder:
-                os.rename(self._set(id).top, Path(folder, "set"))
+            with self._locked(f"set-{id}", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                self._set_aside(id)
         except BlockingIOError:
             return False
-        except FileNotFoundError:
-            pass
         return True
+
+    def _set_aside(self, id: str) -> None:
+        """Remove the directory of a set, whose lock the caller holds, if there is one."""
+        with self._new() as folder, contextlib.suppress(FileNotFoundError):
+            os.rename(self._set(id).top, Path(folder, "set"))
 
     def _remove_wheels(self) -> None:
         """Remove the opened wheels that no set has, unless a set is being made of some."""
@@ -359,6 +374,16 @@ class PackageStore:
     @contextlib.contextmanager
     def _new(self) -> Iterator[str]:
         """Make a directory that goes away again, and remove those of processes that died."""
+        try:
+            with self._emptied() as folder:
+                yield folder
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise PackageError(f"cannot write {self.directory}: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def _emptied(self) -> Iterator[str]:
         parent = self.directory / "new"
         with self._locked("new"):
             parent.mkdir(0o700, exist_ok=True)
@@ -371,8 +396,6 @@ class PackageStore:
             lock = _flock(Path(folder), _OPEN, fcntl.LOCK_EX)
         try:
             yield folder
-        except OSError as error:
-            raise PackageError(f"cannot write {self.directory}: {error.strerror}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
@@ -397,8 +420,8 @@ class PackageStore:
             raise PackageError(f"cannot write {folder}: {error.strerror}") from None
 
     def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(0o700, exist_ok=True)
         with self._new() as folder:
+            path.parent.mkdir(0o700, exist_ok=True)
             made = Path(folder, path.name)
             made.write_text(text)
             os.rename(made, path)
@@ -465,8 +488,11 @@ def _too_large(size: int, most: int) -> PackageError:
     return PackageError(f"the set has {size} bytes, at most {most}", "see max_bytes")
 
 
-def _changed(id: str, path: str) -> PackageError:
-    return PackageError(
-        f"set {id}: {path} was changed after the set was made",
-        f"remove the set, which is then built again: cellwright env remove {id}",
-    )
+def _changed(site: Path, expected: Files, contents: bool) -> str:
+    """Return the path of a file that is not as `expected`; empty if all are."""
+    files = dict(expected)
+    for path, found in _walk(site):
+        size, digest = files.pop(path, (-1, ""))
+        if not is_sealed(found, size) or (contents and _digest(site / path) != digest):
+            return path
+    return min(files, default="")

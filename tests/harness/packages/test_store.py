@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -226,9 +227,9 @@ def test_a_set_in_use_is_neither_removed_nor_pruned(store: PackageStore) -> None
         (made,) = store.list()
         with pytest.raises(PackageError, match="in use"):
             store.remove(made.id)
-        assert store.prune(max_age_seconds=-1) == ()
+        assert store.prune(max_age_seconds=0) == ()
         assert box.execute("import thing\nthing.answer").value == 42
-    assert store.prune(max_age_seconds=-1) == (made.id,)
+    assert store.prune(max_age_seconds=0) == (made.id,)
     assert (store.list(), os.listdir(store.directory / "wheels")) == ((), [])
 
 
@@ -331,3 +332,58 @@ def test_a_store_that_others_may_write_to_is_refused(tmp_path: Path, wheels: Pat
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(PackageError, match="others may write"):
         store_at(tmp_path / "open", wheels).lock(["thing"])
+
+
+@pytest.mark.parametrize("mode", [0o444 | stat.S_ISUID, 0o644], ids=oct)
+def test_a_file_with_another_mode_is_a_change(mode: int, store: PackageStore) -> None:
+    made = store.build(store.lock(["thing"]))
+    Path(made.directory, "thing.py").chmod(mode)
+    with pytest.raises(PackageError, match=r"thing.py was changed"):
+        store.check(made.id)
+
+
+def test_a_changed_file_never_gets_into_another_set(store: PackageStore) -> None:
+    """Sets share files: a set that is made after the change would have it too."""
+    first, second = store.build(store.lock(["thing"])), store.lock(["other"])
+    changed = Path(first.directory, "thing.py")
+    told = changed.stat()
+    changed.chmod(0o644)
+    changed.write_bytes(b"answer = 43\n")
+    changed.chmod(0o444)
+    os.utime(changed, ns=(told.st_atime_ns, told.st_mtime_ns))
+    with pytest.raises(PackageError, match=r"thing.py was changed after the wheel") as refused:
+        store.build(second)
+    assert "remove all sets" in str(refused.value)
+    store.remove(first.id)
+    store.check(store.build(second).id, contents=True)
+
+
+def test_a_set_without_a_readable_manifest_is_made_again(store: PackageStore) -> None:
+    made = store.build(store.lock(["thing"]))
+    (Path(made.directory).parent / "manifest.json").write_text("{")
+    assert store.list() == ()
+    assert store.build(made.lock).id == made.id
+    store.check(made.id, contents=True)
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), float("inf")])
+def test_pruning_by_no_number_is_refused(limit: float, store: PackageStore) -> None:
+    for name in ("max_age_seconds", "max_bytes"):
+        with pytest.raises(PolicyError, match=f"{name}: must be from 0"):
+            store.prune(**{name: limit})
+
+
+def test_a_wheel_with_many_long_names_that_are_left_out_is_opened(
+    store: PackageStore, wheels: Path
+) -> None:
+    names = [f"thing-1.0.data/scripts/{number:0200}/{'x' * 250}" for number in range(300)]
+    good_wheel(wheels, {"thing.py": b""} | dict.fromkeys(names, b""))
+    store.build(store.lock(["thing"]))
+
+
+def test_a_package_whose_file_is_a_directory_of_another_is_refused(
+    store: PackageStore, wheels: Path
+) -> None:
+    good_wheel(wheels, {"thing.py/a.py": b""}, name="other", requires="thing")
+    with pytest.raises(PackageError, match=r"and another package both have 'thing.py"):
+        store.build(store.lock(["other"]))
