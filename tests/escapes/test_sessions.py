@@ -29,7 +29,7 @@ from cellwright.runner.sessions import Sessions
 from cellwright.runner.workspace import read_file
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.runner.test_leftovers import state
+from tests.runner.test_leftovers import nothing_left_of
 
 
 @pytest.fixture(scope="module")
@@ -235,21 +235,20 @@ def _begun(session: Session) -> Any:
 def test_closing_ends_the_running_call_and_refuses_waiting_ones() -> None:
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         sandbox.session().close()
-        before = state(sandbox)
-        session = sandbox.session()
-        running = _begun(session)
-        waiting = [session.start("1") for _ in range(4)]
-        assert soon(lambda: len(session._cell._concurrency._queue) == 4)
-        session.close()
-        ended = running.result()
-        assert (ended.status, ended.stdout, ended.session_lost) == (
-            SandboxStatus.CANCELLED, "up\n", True,
-        )  # fmt: skip
-        for run in waiting:
-            with pytest.raises(SessionLost, match="it was closed"):
-                run.result()
-        del running, waiting, run
-        assert soon(lambda: state(sandbox) == before)
+        with nothing_left_of(sandbox):
+            session = sandbox.session()
+            running = _begun(session)
+            waiting = [session.start("1") for _ in range(4)]
+            assert soon(lambda: len(session._cell._concurrency._queue) == 4)
+            session.close()
+            ended = running.result()
+            assert (ended.status, ended.stdout, ended.session_lost) == (
+                SandboxStatus.CANCELLED, "up\n", True,
+            )  # fmt: skip
+            for run in waiting:
+                with pytest.raises(SessionLost, match="it was closed"):
+                    run.result()
+            del running, waiting, run
 
 
 def test_closing_the_sandbox_ends_what_runs_in_its_sessions() -> None:

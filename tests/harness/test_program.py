@@ -37,7 +37,7 @@ from cellwright.policies.policy import Filesystem
 from cellwright.runner.spawn import interpreter
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
-from tests.runner.test_leftovers import descendants, state, wait_until_ended
+from tests.runner.test_leftovers import descendants, nothing_left_of, wait_until_ended
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -535,11 +535,6 @@ def test_whatever_it_started_is_gone_with_it(server: Sandbox) -> None:
 
 
 def test_nothing_is_left(plain: Sandbox) -> None:
-    def left() -> dict[str, object]:
-        seen = state(plain)
-        del seen["temporary files"]  # a program has none, and others on this machine may
-        return seen
-
     def ends(program: Program) -> None:
         program.close_stdin()
         program.wait(SECONDS)
@@ -561,15 +556,14 @@ def test_nothing_is_left(plain: Sandbox) -> None:
     for way in ways:
         with plain.program(ECHO["bash"]) as program:
             way(program)
-    before = left()
-    for _ in range(5):
-        for way in ways:
-            program = plain.program(ECHO["bash"])
-            way(program)
-            if way is not is_dropped:
-                program.close()
-            del program
-    assert soon(lambda: left() == before)
+    with nothing_left_of(plain):
+        for _ in range(5):
+            for way in ways:
+                program = plain.program(ECHO["bash"])
+                way(program)
+                if way is not is_dropped:
+                    program.close()
+                del program
 
 
 VICTIM = """

@@ -442,16 +442,15 @@ def test_the_trail_has_sessions_and_which_call_was_whose() -> None:
 
 
 def test_many_sessions_leave_nothing() -> None:
-    from tests.runner.test_leftovers import state
+    from tests.runner.test_leftovers import nothing_left_of
 
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         with sandbox.session() as session:
             session.execute("1")
-        before = state(sandbox)
-        for number in range(20):
-            with sandbox.session(str(number)) as session:
-                session.execute("import threading\nthreading.Timer(60, print).start()")
-        assert soon(lambda: state(sandbox) == before)
+        with nothing_left_of(sandbox):
+            for number in range(20):
+                with sandbox.session(str(number)) as session:
+                    session.execute("import threading\nthreading.Timer(60, print).start()")
 
 
 def test_sessions_work_with_asyncio(session: Session) -> None:

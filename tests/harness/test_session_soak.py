@@ -20,7 +20,7 @@ from cellwright import (
 )
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.runner.test_leftovers import held, nothing_more_than, state
+from tests.runner.test_leftovers import held, nothing_left_of, nothing_more_than
 
 SESSIONS, THREADS, REQUESTS = 20, 8, 240
 
@@ -97,25 +97,15 @@ def test_every_answer_holds_its_own_nonce_and_no_other() -> None:
             Speaker(sandbox.execute, language, stays=False).ask()  # what is made once is made now
         with sandbox.session() as session:
             session.execute("1")
-        before = _state(sandbox)
-        sessions = [_opened(sandbox, number) for number in range(SESSIONS)]
-        speakers = [Speaker(each.execute, language, stays=True) for each, language in sessions]
-        speakers += [Speaker(sandbox.execute, each, stays=False) for each in LANGUAGES * 2]
-        with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(lambda n: speakers[n * 7 % len(speakers)].ask(), range(REQUESTS)))
-        for session, _ in sessions:
-            session.close()
-        assert soon(lambda: _state(sandbox) == before)
+        with nothing_left_of(sandbox):
+            sessions = [_opened(sandbox, number) for number in range(SESSIONS)]
+            speakers = [Speaker(each.execute, language, stays=True) for each, language in sessions]
+            speakers += [Speaker(sandbox.execute, each, stays=False) for each in LANGUAGES * 2]
+            with ThreadPoolExecutor(THREADS) as threads:
+                list(threads.map(lambda n: speakers[n * 7 % len(speakers)].ask(), range(REQUESTS)))
+            for session, _ in sessions:
+                session.close()
     assert soon(lambda: nothing_more_than(ours))
-
-
-def _state(sandbox: Sandbox) -> dict[str, object]:
-    """Return what `state` does, but of processes how many: inits of other languages' cells come and go,
-    as do files in /tmp of other users of this machine, over as long a time as this takes."""
-    found = state(sandbox)
-    processes = found.pop("processes"), found.pop("net namespaces")
-    del found["temporary files"]
-    return found | {"processes": [len(each) for each in processes]}  # type: ignore[arg-type]
 
 
 def _opened(sandbox: Sandbox, number: int) -> tuple[Session, str]:
@@ -144,10 +134,10 @@ def test_a_thousand_sessions_leave_nothing() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         for number in range(100):
             serve(number)
-        before, memory = _state(sandbox), _resident_mib()
-        for number in range(1000):
-            serve(number)
-        assert soon(lambda: _state(sandbox) == before)
+        memory = _resident_mib()
+        with nothing_left_of(sandbox):
+            for number in range(1000):
+                serve(number)
         assert _resident_mib() - memory < 8
         assert inspect(sandbox).open_sessions() <= 1
 
@@ -174,12 +164,11 @@ def test_eviction_under_many_threads_mixes_nothing_up() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         with sandbox.session() as session:
             session.execute("1")
-        before = _state(sandbox)
-        with ThreadPoolExecutor(64) as threads:
-            list(threads.map(work, range(64)))
-        turned_away.clear()  # their tracebacks hold frames
-        assert len(answered) > 100
-        assert soon(lambda: _state(sandbox) == before)
+        with nothing_left_of(sandbox):
+            with ThreadPoolExecutor(64) as threads:
+                list(threads.map(work, range(64)))
+            turned_away.clear()  # their tracebacks hold frames
+            assert len(answered) > 100
         with sandbox.session() as session:
             assert session.execute("6 * 7").value == 42
 

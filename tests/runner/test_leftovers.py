@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, PolicyError, Sandbox, SandboxStatus
+from cellwright.benchmarks.stretches import own_temporary_files
+from cellwright.policies.errors import LauncherLost
 from cellwright.policies.policy import Filesystem
+from cellwright.runner.supervisor import Supervisor
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, policy_named, soon
 
@@ -83,41 +87,86 @@ def sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def state(sandbox: Sandbox) -> dict[str, object]:
-    """Return everything that an execution could leave, of this process and of its launcher."""
+Census = dict[str, Counter[object]]
+
+
+def census(sandbox: Sandbox) -> Census:
+    """Return everything that an execution could leave, of this process and of its launcher, once nothing
+    is under way: other sandboxes of this process fill their pools of their own accord."""
     gc.collect()
+    for each in gc.get_objects():
+        if isinstance(each, Supervisor) and not each._closed:
+            settle(each)
     launcher = inspect(sandbox).supervisor.generation.launcher.pids()
-    processes = {os.getpid(), *descendants(os.getpid())} - inits_of(sandbox)
-    # A cell has ended before its launcher has closed what it held of it.
-    assert soon(lambda: all(map(sleeps, launcher)))
+    processes = {os.getpid(), *descendants(os.getpid())}
     return {
-        "processes": processes,
-        "cgroups": cgroups_of(os.getpid()),
-        "mounts": Path("/proc/self/mountinfo").read_text(),
-        "launcher's mounts": Path(f"/proc/{launcher[2]}/mountinfo").read_text(),
-        "net namespaces": net_namespaces(processes),
-        "descriptors": descriptors(os.getpid()),
-        "launcher's descriptors": [descriptors(pid) for pid in launcher],
-        "memory files": sum(link.startswith("/memfd") for link in descriptors(os.getpid())),
-        # Others on this machine come and go there, benchmarks too; ours are named after us.
-        "temporary files": {
-            path
-            for place in ("/tmp", "/dev/shm", "/run")
-            for path in _listed(place)
-            if "cell" in path and "cellwright-bench-" not in path
-        },
+        "processes": Counter(
+            map(name_of, processes)
+        ),  # each cell takes an init, and another is made
+        "cgroups": Counter(cgroups_of(os.getpid())),
+        "mounts": mounts(os.getpid()),
+        "launcher's mounts": mounts(launcher[2]),
+        "net namespaces": Counter(["net"] * len(net_namespaces(processes))),
+        "descriptors": Counter(descriptors(os.getpid())),
+        "launcher's descriptors": Counter(
+            (role, each) for role, pid in enumerate(launcher) for each in descriptors(pid)
+        ),
+        "temporary files": Counter(os.listdir(tempfile.gettempdir())),
+        "files of guests": Counter(
+            f"{place}/{MARK}" for place in PLACES if os.path.exists(f"{place}/{MARK}")
+        ),
         # Those that wait for another call of a tool go by themselves.
-        "threads": [each for each in threading.enumerate() if each.name != "cellwright-tool"],
+        "threads": Counter(
+            each for each in threading.enumerate() if each.name != "cellwright-tool"
+        ),
     }
 
 
-def _listed(place: str) -> list[str]:
-    return [f"{place}/{name}" for name in os.listdir(place)] if os.path.isdir(place) else []
+def settle(supervisor: Supervisor) -> None:
+    """Wait until its pool is full and its inits are made."""
+    supervisor.settle()
+    generation = supervisor.generation
+    with contextlib.suppress(LauncherLost):
+        nursery = generation.launcher.pids()[1]
+        children = Path(f"/proc/{nursery}/task/{nursery}/children")
+        wanted = 3 + generation._living if generation.forks else 1  # the launcher, two inits, cells
+        soon(lambda: len(children.read_text().split()) == wanted)
 
 
+def name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
+
+
+def mounts(pid: int) -> Counter[object]:
+    """Return the mounts of a process by id and place (proc_pid_mountinfo(5)).  The rest of a line changes
+    with the host: a source that is replaced, as ldconfig(8) does, is "//deleted" from then on."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return Counter((fields[0], fields[4]) for fields in map(str.split, lines))
+
+
+@contextmanager
+def nothing_left_of(sandbox: Sandbox) -> Iterator[None]:
+    """Fail if what is done meanwhile leaves anything.  What was there before may go: earlier tests may have
+    left it to end by itself."""
+
+    def left() -> Census:
+        now = census(sandbox)
+        more = {kind: now[kind] - before[kind] for kind in now}
+        return {kind: found for kind, found in more.items() if found}
+
+    with own_temporary_files():  # others on this machine come and go in /tmp
+        before = census(sandbox)
+        yield
+        assert soon(lambda: not left()), left()
+
+
+PLACES = ("/tmp", "/dev/shm", "/run")
+MARK = f"left-by-a-guest-of-{os.getpid()}"
 PROGRAMS = (
     "print('x'); 1 + 1",
-    "open('/workspace/f', 'w').write('x' * 1000); open('/tmp/g', 'w').write('y')",
+    f"open('/workspace/f', 'w').write('x' * 1000); open('/tmp/{MARK}', 'w').write('y')",
     "raise ValueError('no')",
     "import os; os.abort()",
     "import threading; threading.Thread(target=print).start()",
@@ -138,10 +187,8 @@ def test_a_thousand_executions_leave_nothing() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         for code in PROGRAMS:
             sandbox.execute(code)  # what is made once is made now
-        before = state(sandbox)
-        with ThreadPoolExecutor(5) as pool:
+        with nothing_left_of(sandbox), ThreadPoolExecutor(5) as pool:
             assert sum(pool.map(work, range(5))) == 1000
-        assert soon(lambda: state(sandbox) == before)
 
 
 @pytest.mark.slow
@@ -156,15 +203,14 @@ def test_every_violent_end_leaves_nothing() -> None:
     )  # fmt: skip
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         sandbox.execute("1")
-        before = state(sandbox)
-        for code, given in violent:
-            sandbox.execute(code, **given)  # type: ignore[arg-type]
-        for _ in range(10):
-            run = sandbox.start("import time; print('up', flush=True); time.sleep(60)")
-            next(run.output())
-            run.cancel()
-            assert run.result().status is SandboxStatus.CANCELLED
-        assert soon(lambda: state(sandbox) == before)
+        with nothing_left_of(sandbox):
+            for code, given in violent:
+                sandbox.execute(code, **given)  # type: ignore[arg-type]
+            for _ in range(10):
+                run = sandbox.start("import time; print('up', flush=True); time.sleep(60)")
+                next(run.output())
+                run.cancel()
+                assert run.result().status is SandboxStatus.CANCELLED
 
 
 def test_a_sandbox_that_is_closed_leaves_nothing() -> None:
