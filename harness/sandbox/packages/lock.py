@@ -23,7 +23,8 @@ _MOST_REQUIREMENTS = 200
 # RFC 3986, appendix A.  No blank, line end or "${": pip reads addresses from a requirements file.
 _ADDRESS = re.compile(r"(https?|file)://[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
 _COMMENT = re.compile(r"(^|\s)#.*$")
-_HASHED = re.compile(r"(.*?)((?:\s+--hash[= ]sha(?:256|384|512):[0-9a-fA-F]+)*)\s*")
+_HASH = re.compile(r"--hash=sha(256|384|512):[0-9a-fA-F]{64,128}")
+_MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take quadratic time
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
 _FORMAT = "1"
 EXTRA = "pip install 'cellwright[packages]'"
@@ -98,11 +99,11 @@ def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, 
     for each in given:
         try:
             # pip puts the values of variables in place of "${NAME}".
-            text = each if isinstance(each, str) and "${" not in each else ""
-            requirement = Requirement(text)
+            usable = isinstance(each, str) and len(each) <= _MOST_CHARACTERS and "${" not in each
+            requirement = Requirement(str(each) if usable else "")
         except InvalidRequirement:
             raise PolicyError(
-                f"{name}: must be requirements such as 'pandas==2.3.*', got {each!r}"
+                f"{name}: must be requirements such as 'pandas==2.3.*', got {repr(each)[:200]}"
             ) from None
         if requirement.url:
             raise PolicyError(
@@ -147,8 +148,10 @@ def read_requirements(path: str | os.PathLike[str]) -> list[str]:
                 f"{path}: only requirements and --hash are read, got {line[:200]!r}",
                 "name the index and the folder of wheels as options of cellwright",
             )
-        requirement, hashes = _HASHED.fullmatch(line).groups()  # type: ignore[union-attr]
-        found.append(check_requirements(str(path), [requirement])[0] + hashes)
+        words = line.split()
+        hashes = [word for word in words if _HASH.fullmatch(word)]
+        requirement = " ".join(words[: len(words) - len(hashes)])
+        found.append(" ".join([*check_requirements(str(path), [requirement]), *hashes]))
     if len(found) > _MOST_WHEELS:
         raise PackageError(f"{path}: has {len(found)} requirements, at most {_MOST_WHEELS}")
     return found
