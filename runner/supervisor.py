@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.languages import PYTHON
@@ -28,6 +29,7 @@ from .spawn import Spawned
 from .watching.supervision import Observation
 
 Keep = Callable[[int], None]
+_Result = TypeVar("_Result")
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
 
 
@@ -92,23 +94,23 @@ class Supervisor:
         if not concurrency.acquire(cancel):
             return called_off(request, asked_at, self.plan.layers)
         try:
-            return self._execute_while_launchers_die(request, asked_at, on_output, cancel, keep)
+            return self._while_launchers_die(
+                lambda: self._execute(request, asked_at, on_output, cancel, keep)
+            )
         finally:
             concurrency.release()
 
-    def _execute_while_launchers_die(
-        self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
-        keep: Keep | None,
-    ) -> SandboxResult:  # fmt: skip
+    def _while_launchers_die(self, work: Callable[[], _Result]) -> _Result:
+        """Do `work`, and again if the launcher died before any of a program ran."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._execute(request, asked_at, on_output, cancel, keep)
+                return work()
             except LauncherLost as lost:
                 if self._closed:
                     raise ClosedError("the sandbox was closed while this ran") from None
                 if lost.cell_began:
                     raise
-        return self._execute(request, asked_at, on_output, cancel, keep)
+        return work()
 
     def _execute(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int,
@@ -148,7 +150,7 @@ class Supervisor:
         do, LaunchError."""
         self._require_owner()
         sessions.make_room()
-        held = self._pool.lease() or self._make_one()
+        held = self._pool.lease() or self._while_launchers_die(self._make_one)
         plan = self.plan
         limits = self._policy.limits
         return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)

@@ -361,6 +361,15 @@ def test_a_session_whose_launcher_died_is_lost() -> None:
             assert another.execute("1 + 1").value == 2
 
 
+def test_a_session_is_opened_however_late_the_launcher_died() -> None:
+    """The launcher dies before, or while, it is asked for the cell: another one makes it."""
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        for _ in range(12):
+            os.kill(inspect(sandbox).launcher_pids().launcher, signal.SIGKILL)
+            with sandbox.session() as session:
+                assert session.execute("1 + 1").value == 2
+
+
 # How many, how long
 
 
