@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_language(parser, "by the file's name or #! line, else python")
     parser.add_argument(
         "--file", dest="files", action="append", default=[], metavar="HOST[:NAME]",
-        help="copy this file of the host to /workspace; may be repeated",
+        help="copy this file or folder of the host to /workspace; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--input", dest="inputs", action="append", default=[], metavar="NAME=JSON",
@@ -210,9 +211,10 @@ def _json(where: str, text: str | bytes, hint: str) -> Any:
         raise PolicyError(f"{where}: not JSON: {error}", hint) from None
 
 
-def _file(argument: str) -> tuple[str, bytes]:
+def _file(argument: str) -> tuple[str, bytes | Path]:
     host, _, name = argument.partition(":")
-    return name or os.path.basename(host), _read(host)
+    name = name or os.path.basename(host.rstrip("/"))
+    return name, Path(host) if os.path.isdir(host) else _read(host)
 
 
 def _read(path: str) -> bytes:

@@ -20,7 +20,7 @@ from ...policies.languages import PYTHON
 from ...runner.messages import Answer
 from ...runner.result import SandboxResult, SandboxStatus
 from ..sandbox.executing import Executing
-from ..sandbox.parameters import CallArguments
+from ..sandbox.parameters import CallArguments, FileContent
 from ..schemas.spec import ToolSpec
 from ..tools.approval import ApprovalRequest
 from ..tools.caller import CALLING, Caller
@@ -107,7 +107,7 @@ class Runs(Closing):
         *,
         stdin: str | bytes | None = None,
         inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, FileContent] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         collect: Sequence[str] = (),

@@ -11,6 +11,8 @@ from ...policies.policy import MIB, Limits, check_limit
 from ...runner.pool import PoolSettings
 from ...runner.session import SessionSettings
 
+MAX_FILES = 20_000  # the host lists as many of a workspace
+
 
 def check_flag(name: str, value: object) -> bool:
     """Return `value`; raises PolicyError unless it is True or False."""

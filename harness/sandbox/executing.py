@@ -11,7 +11,7 @@ from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
 from ...runner.execution import NEVER
 from ...runner.result import SandboxResult
-from .parameters import CallArguments, CommandArguments
+from .parameters import CallArguments, CommandArguments, FileContent
 
 if TYPE_CHECKING:
     from .commands import CommandResult
@@ -92,7 +92,7 @@ class Executing(Closing):
         *,
         stdin: str | bytes | None = None,
         inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, FileContent] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         collect: Sequence[str] = (),
@@ -109,7 +109,8 @@ class Executing(Closing):
         `language`: python (the default), javascript, typescript, bash, sh or ruby, as far as the host
         has its interpreter; a session runs its own only.
         `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
-        /workspace -> content.  `env`: variables of the environment, beside those of the policy.
+        /workspace -> content, or a pathlib.Path of the host, whose file or folder is copied.
+        `env`: variables of the environment, beside those of the policy.
         `timeout`: seconds of wall time, at most the policy's.  `collect`: globs of files below
         /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
         Python program is JSON, or the error says why it cannot be.
@@ -140,7 +141,7 @@ class Executing(Closing):
         *,
         stdin: str | bytes | None = None,
         inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, FileContent] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         collect: Sequence[str] = (),
@@ -225,7 +226,7 @@ class Executing(Closing):
         *,
         stdin: str | bytes | None = None,
         inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, FileContent] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         collect: Sequence[str] = (),

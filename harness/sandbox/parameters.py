@@ -5,12 +5,24 @@ a new parameter is added to the public signatures, to the struct and to the code
 compares the names, types and defaults of the signatures with those of the structs.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 
 from ...policies.languages import PYTHON
+
+FileContent = str | bytes | os.PathLike[str]  # the last: a file or folder of the host
+
+
+def _with_content(files: Mapping[str, FileContent]) -> Mapping[str, FileContent]:
+    """Return `files` with the content of the host's files in place of their paths."""
+    if not any(isinstance(each, os.PathLike) for each in files.values()):
+        return files
+    from .host_files import content_of_paths  # seldom needed
+
+    return content_of_paths(files)
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +31,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Return the parameters that are among `given`, the `locals()` of a public method."""
-        return cls(**{name: given[name] for name in cls.__struct_fields__})
+        named = {name: given[name] for name in cls.__struct_fields__}
+        if isinstance(files := named.get("files"), Mapping):
+            named["files"] = _with_content(files)
+        return cls(**named)
 
 
 class CallArguments(Parameters, frozen=True, kw_only=True):
@@ -32,7 +47,7 @@ class CallArguments(Parameters, frozen=True, kw_only=True):
     language: str = PYTHON
     stdin: str | bytes | None = None
     inputs: Mapping[str, Any] | None = None
-    files: Mapping[str, str | bytes] | None = None
+    files: Mapping[str, FileContent] | None = None
     env: Mapping[str, str] | None = None
     timeout: float | None = None
     collect: Sequence[str] = ()
@@ -69,5 +84,5 @@ class ProgramArguments(Parameters, frozen=True, kw_only=True):
     argv: Sequence[str]
     env: Mapping[str, str] | None = None
     cwd: str | None = None
-    files: Mapping[str, str | bytes] | None = None
+    files: Mapping[str, FileContent] | None = None
     trace_id: str | None = None

@@ -14,11 +14,10 @@ from ...policies.policy import Limits, Policy, check_names, check_variable
 from ...runner.execution import LongLivedProgram, Request, Streams
 from ...runner.messages import Become, InputFile
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
-from .checks import check_flag, with_timeout
+from .checks import MAX_FILES, check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
-MAX_FILES = 20_000  # the host lists as many of a workspace
 _NAME_BYTES = 255  # in one component of a path (NAME_MAX, limits.h)
 
 

@@ -22,7 +22,7 @@ from ...runner.spawn import Spawned
 from .checks import check_host_path
 from .executing import Executing
 from .local import LocalCells, SandboxArguments
-from .parameters import CallArguments, ProgramArguments, SessionArguments
+from .parameters import CallArguments, FileContent, ProgramArguments, SessionArguments
 from .program import Program
 from .session import Session
 
@@ -219,7 +219,7 @@ class Sandbox(Executing):
 
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
-        files: Mapping[str, str | bytes] | None = None, trace_id: str | None = None,
+        files: Mapping[str, FileContent] | None = None, trace_id: str | None = None,
     ) -> Program:  # fmt: skip
         """Start a program in a cell of its own and return it; its streams are pipes to this process.
 

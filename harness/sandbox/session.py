@@ -9,7 +9,7 @@ from ...runner.execution import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
-from .parameters import CallArguments
+from .parameters import CallArguments, FileContent
 
 
 class Session(Executing):
@@ -30,15 +30,15 @@ class Session(Executing):
     def lost(self) -> str:
         """Why the session has ended; empty while it lives."""
 
-    def upload(self, path: str, data: str | bytes) -> None:
+    def upload(self, path: str, data: FileContent) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
         self._write({path: data})
 
-    async def aupload(self, path: str, data: str | bytes) -> None:
+    async def aupload(self, path: str, data: FileContent) -> None:
         """`upload` for asyncio; cancelling the task ends it."""
         await self._aexecutor().execute(lambda cancel: self._write({path: data}, cancel))
 
-    def _write(self, files: Mapping[str, str | bytes], cancel: int = NEVER) -> None:
+    def _write(self, files: Mapping[str, FileContent], cancel: int = NEVER) -> None:
         nothing = program_that_does_nothing(self.language)
         result = self.execute(nothing, files=files, cancel=cancel)
         if not result.ok:

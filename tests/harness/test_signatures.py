@@ -213,11 +213,11 @@ def test_an_argument_of_an_unknown_form_is_refused_and_the_forms_are_named(
 
 
 def test_a_path_in_the_place_of_content_is_told_how_to_be_read() -> None:
-    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
-        with pytest.raises(PolicyError, match="read_bytes"):
-            sandbox.execute(Path("program.py"))  # type: ignore[arg-type]
-        with pytest.raises(PolicyError, match=r"files: 'a'.*\n.*read_bytes"):
-            sandbox.execute("1", files={"a": Path("a")})  # type: ignore[dict-item]
+    with (
+        Sandbox(policy=policy_named("strict"), pool=0) as sandbox,
+        pytest.raises(PolicyError, match="read_bytes"),
+    ):
+        sandbox.execute(Path("program.py"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

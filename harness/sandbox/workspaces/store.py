@@ -19,7 +19,8 @@ from ....runner.execution import NEVER
 from ....runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
 from ...state import state_directory
 from ..archive import pack, unpack
-from ..request import MAX_FILES, as_bytes, check_file_name, check_tree
+from ..checks import MAX_FILES
+from ..request import as_bytes, check_file_name, check_tree
 from .files import read_sealed, remove_file, take_lock, write_sealed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
