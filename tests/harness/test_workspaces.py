@@ -103,7 +103,7 @@ def test_a_file_stays_executable_and_no_other_right_is_kept(
 def test_what_is_there_is_kept_however_a_program_ends(
     sandbox: Sandbox, store: Workspaces, then: str, status: SandboxStatus
 ) -> None:
-    result = sandbox.execute(f"{WRITE}\n{then}", workspace="mine", timeout=0.5)
+    result = sandbox.execute(f"{WRITE}\n{then}", workspace="mine", timeout=2)
     assert result.status is status
     assert store.read("mine", "f") == b"here"
 
@@ -507,7 +507,7 @@ def test_a_session_that_is_closed_while_it_runs_is_kept(
 def test_a_session_that_is_lost_is_kept(sandbox: Sandbox, store: Workspaces, end: str) -> None:
     session = sandbox.session(workspace="mine")
     session.execute(WRITE)
-    lost = session.execute(end, timeout=0.1)
+    lost = session.execute(end, timeout=1.5)
     assert lost.session_lost
     assert lost.workspace is not None
     assert lost.workspace.state == "saved"

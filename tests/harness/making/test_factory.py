@@ -109,7 +109,7 @@ def test_own_tests_run_before_it_is_kept(factory: ToolFactory) -> None:
 )
 def test_a_tool_that_fails_its_own_test_is_not_kept(factory: ToolFactory, test: Any) -> None:
     with pytest.raises(ToolTestFailed, match="test 2"):
-        factory.create_tool("double", "Double", DOUBLE, tests=[({"n": 1}, 2), test], timeout=0.5)
+        factory.create_tool("double", "Double", DOUBLE, tests=[({"n": 1}, 2), test], timeout=2)
     assert factory.list_tools() == []
 
 

@@ -123,9 +123,10 @@ def test_a_call_is_interrupted_and_the_session_goes_on() -> None:
     ):
         assert session.execute("Tools.slow", timeout=0.5).status is SandboxStatus.TIMEOUT
         caught = "begin\n  Tools.slow\nrescue Interrupt\n  'caught'\nend"
-        assert session.execute(caught, timeout=0.5).value == "caught"
+        # By then, on a busy machine too, what catches it is in place.
+        assert session.execute(caught, timeout=1.5).value == "caught"
         session.execute("trap('INT') { throw :out, 'own handler' }")
-        assert session.execute("catch(:out) { Tools.slow }", timeout=0.5).value == "own handler"
+        assert session.execute("catch(:out) { Tools.slow }", timeout=1.5).value == "own handler"
         slow.release.set()
         assert session.execute("Tools.maths.twice(n: 21)").value == 42
         assert not session.lost
