@@ -1,4 +1,4 @@
-"""Which version of cellwright this is; finding it reads directories, so only when asked."""
+"""The installed version of cellwright, found when first needed, because that reads directories."""
 
 import os
 import sys

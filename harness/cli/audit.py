@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--expect",
         metavar="SEQ:HASH",
-        help="a head that verify printed earlier; it must still exist",
+        help="what verify printed earlier; the trail must still have that record",
     )
     add_command("summary", "count the records by kind", _summary)
     trace = add_command("trace", "print the tree of events that one request caused", _trace)

@@ -17,7 +17,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--diff", metavar="P", help="print only what this policy allows more (+) or less (-)"
     )
     parser.add_argument(
-        "--system-calls", action="store_true", help="list instead the calls that confine a cell"
+        "--system-calls",
+        action="store_true",
+        help="list the system calls that confine a cell instead",
     )
     add_json(parser, "value")
 

@@ -100,8 +100,8 @@ def _add_create(create: argparse.ArgumentParser) -> None:
     create.add_argument("--test", dest="tests", action="append", default=[], metavar="FILE",
                         help="a test, source with assertions; may be repeated")  # fmt: skip
     create.add_argument("--no-tests", action="store_true",
-                        help="make a new version without the tests of the version before, which it "
-                        "has by default if no --test is given")  # fmt: skip
+                        help="do not copy the tests of the previous version; default is to copy them "
+                        "if no --test is given")  # fmt: skip
     create.add_argument("--read", action="append", default=[], metavar="GLOB",
                         help="files of the host that it may read; may be repeated")  # fmt: skip
     create.add_argument("--write", action="append", default=[], metavar="GLOB",

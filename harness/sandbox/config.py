@@ -92,7 +92,7 @@ class SandboxConfig:
             raise PolicyError(f"environment: must be a mapping, got {self.environment!r}")
         if self.allow_network:
             raise PolicyError(
-                "allow_network: there is no way out of a cell",
+                "allow_network: must be False: cells have no network",
                 "do the request on the host and pass its result in with inputs= or files=",
             )
 

@@ -95,7 +95,7 @@ def _with_network(policy: Policy, permission: NetworkPermission) -> Policy:
     wanted = permission.allow_outbound or permission.allow_inbound or permission.allowed_hosts
     if wanted or permission.allowed_ports:
         raise PolicyError(
-            "network: there is no way out of a cell",
+            "network: cells have no network",
             "do the request on the host and pass its result in with inputs= or files=",
         )
     loopback = policy.network.loopback or permission.allow_localhost

@@ -75,7 +75,7 @@ def wheel_of(url: str, sha256: str) -> Wheel:
     filename = os.path.basename(unquote(urlsplit(url).path))
     if not filename.endswith(".whl"):
         raise PackageError(
-            f"{filename} is no wheel: building a source distribution runs its code",
+            f"{filename} is not a wheel: building a source distribution runs its code",
             "build a wheel where you trust it (pip wheel), and name its folder with find_links",
         )
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
@@ -173,7 +173,7 @@ def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
     for package, source in chosen:
         if not isinstance(source, PackageWheel):
             raise PackageError(
-                f"{path}: {package.name} is no wheel: building it would run its code",
+                f"{path}: {package.name} is not a wheel: building it would run its code",
                 "lock it with --only-binary :all:",
             )
         beside = Path(path).absolute().parent.as_uri() + "/"

@@ -84,10 +84,10 @@ def _check(wheel: Wheel, result: SandboxResult) -> None:
         raise PackageError(f"{wheel.filename}: cannot be opened: {result.error or result.reason}")
     told = result.value if isinstance(result.value, dict) else {}
     if "left_out" not in told:
-        why = told.get("refused", "was opened by a cell that answers in an unknown form")
+        why = told.get("refused", "cannot be unpacked: malformed answer from its cell")
         raise PackageError(
             f"{wheel.filename} {str(why)[:500]}",
-            "a wheel that pip itself made is never refused; ask where this one comes from",
+            "wheels that pip made are never refused; check where this one comes from",
         )
 
 

@@ -85,7 +85,7 @@ def site_of_environment(directory: str | os.PathLike[str], version: tuple[int, i
         raise PolicyError(f"venv: must be a virtual environment, got {os.fspath(directory)!r}")
     if found[1] != wanted:
         raise PolicyError(
-            f"venv: must be of Python {wanted}, as the cells are, got one of {found[1]}",
+            f"venv: must have Python {wanted}, as cells do, got {found[1]}",
             f"make one with python{wanted} -m venv",
         )
     return str(top / "lib" / f"python{wanted}" / "site-packages")

@@ -102,7 +102,7 @@ class PackageStore:
         if find_links is not None and not os.path.isdir(find_links):
             raise PolicyError(f"find_links: must be a directory, got {os.fspath(find_links)!r}")
         if not index and find_links is None:
-            raise PolicyError("index: without it there must be find_links")
+            raise PolicyError("find_links: required with index=False")
         require_extra()
         self.directory = Path(directory or state_directory() / "packages")
         self.source = WheelSource(
@@ -251,7 +251,7 @@ class PackageStore:
         if refused:
             raise PackageError(
                 f"packages.allow: must have {refused[0]}",
-                "it is asked for, or a dependency of what is asked for",
+                "it is a required package, or a dependency of one",
             )
         return lock
 
@@ -285,11 +285,13 @@ class PackageStore:
             opened = self._wheel(wheel)
             manifest = self._manifest(opened)
             if (was := manifest.lock.wheels[0]).name != wheel.name or was.version != wheel.version:
-                raise PackageError(f"the wheel of {wheel.name} in the lock is one of {was.name}")
+                raise PackageError(
+                    f"the lock names {wheel.name}, but its wheel contains {was.name}"
+                )
             if changed := _changed(opened.site, manifest.files, contents=True):
                 raise PackageError(
                     f"{wheel.name}: {changed} was changed after the wheel was opened",
-                    "remove all sets that have it (cellwright env show), and it is opened again",
+                    "remove all sets that have it (cellwright env show); it is then unpacked again",
                 )
             for path, (size, digest) in manifest.files.items():
                 other = folded.setdefault(path.casefold(), path)
