@@ -116,7 +116,7 @@ def test_a_wheel_of_a_local_version_is_found_by_its_quoted_address(
     from cellwright.harness.sandbox.packages.lock import wheel_of
 
     assert wheel_of("https://h/a-1%2Bcpu-py3-none-any.whl", "0" * 64).version == "1+cpu"
-    with pytest.raises(PackageError, match="no wheel"):
+    with pytest.raises(PackageError, match="not a wheel"):
         wheel_of("https://h/..%2F..%2Fa.tar.gz", "0" * 64)
     assert wheel_of("https://h/..%2F..%2Fa-1-py3-none-any.whl", "0" * 64).filename == (
         "a-1-py3-none-any.whl"
