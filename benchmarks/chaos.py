@@ -19,7 +19,7 @@ from ..harness.sandbox.local import OTHER_LANGUAGES_CELLS
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from . import checkpoints, faults
 from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
 from .census import Census

@@ -13,9 +13,8 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
 from ..policies.errors import BusyError, SessionLost
 from ..policies.policy import MIB
-from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
-from ..runner.session import SessionSettings
+from ..runner.settings import PoolSettings, SessionSettings
 from .callers import said
 from .census import guests_of, private_bytes
 from .measuring import median

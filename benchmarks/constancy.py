@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .callers import said
 from .measuring import median
 from .report import Criterion, Value

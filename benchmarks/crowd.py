@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError
 from ..policies.policy import Processes
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .callers import WELL, Probe, Prober, complaint_about, drawn, of_each, said
 from .census import use_one_heap
 from .daemon import daemon

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.pool import PoolSettings
-from ..runner.session import SessionSettings
+from ..runner.settings import PoolSettings, SessionSettings
 from .census import guests_of, launcher_of, private_bytes
 from .measuring import Contender, median, percentile, side_by_side
 from .report import Column, Criterion, Curve, Curves, Report, ReportTable, Value

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Processes
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .measuring import Contender, median, percentile, side_by_side
 from .programs import NEIGHBOURS, SUM
 from .report import Column, Criterion, Report, ReportTable, Value

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.audit.log import AuditLog
 from ..runner.audit.spans import span_of
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from ..runner.spawn import interpreter
 from .census import launcher_of, private_bytes
 from .measuring import MS, Contender, median, percentile, seconds_of, side_by_side

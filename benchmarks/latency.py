@@ -10,7 +10,7 @@ from functools import partial
 from os import cpu_count
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .measuring import (
     Contender,
     Times,

@@ -5,7 +5,7 @@ from functools import partial
 
 from ..harness.sandbox.inspection import inspect
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .callers import said
 from .census import launcher_of, private_bytes
 from .measuring import median, percentile, percentile_columns, percentile_row, seconds_of

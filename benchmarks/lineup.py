@@ -10,7 +10,7 @@ from pathlib import Path
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.version import installed_version
 from ..runner.host.runtime import find_runtime
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from ..runner.spawn import interpreter
 from . import commandlines, libraries
 from .contestants import AbsentError, Command, Contestant, Isolation, check_output, version_of

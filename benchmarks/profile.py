@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.pool import PoolSettings
 from ..runner.result import SandboxResult
+from ..runner.settings import PoolSettings
 from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, every_process, launcher_of, stat_of
 from .measuring import MS, percentile_columns, percentile_row
 from .programs import SUM

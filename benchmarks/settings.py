@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
-from ..runner.pool import PoolSettings
-from ..runner.session import SessionSettings
+from ..runner.settings import PoolSettings, SessionSettings
 from .scratch import scratch_directory
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from ..runner.spawn import interpreter
 from .census import cpu_seconds, launcher_of
 from .commandlines import bubblewrap

@@ -12,7 +12,7 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolSpec
 from ..harness.tools.registry import ToolRegistry
 from ..harness.tools.store import ToolStore
-from ..runner.pool import PoolSettings
+from ..runner.settings import PoolSettings
 from .measuring import (
     MS,
     Contender,

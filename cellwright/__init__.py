@@ -108,13 +108,13 @@ if TYPE_CHECKING:
     from .runner.audit.log import AuditLog as AuditLog
     from .runner.audit.record import AuditEntry as AuditEntry
     from .runner.audit.verification import verify as verify
-    from .runner.pool import PoolSettings as PoolSettings
     from .runner.result import Phases as Phases
     from .runner.result import SandboxResult as SandboxResult
     from .runner.result import SandboxStatus as SandboxStatus
     from .runner.result import Usage as Usage
     from .runner.result import Violation as Violation
-    from .runner.session import SessionSettings as SessionSettings
+    from .runner.settings import PoolSettings as PoolSettings
+    from .runner.settings import SessionSettings as SessionSettings
     from .runner.workspace import Artifact as Artifact
     from .runner.workspace import Executable as Executable
     from .runner.workspace import KeptWorkspace as KeptWorkspace

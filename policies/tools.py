@@ -1,7 +1,6 @@
 """Rules for calls of the host's tools: which tools, with which arguments, and how often."""
 
 import fnmatch
-import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -138,6 +137,8 @@ def _text(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
+    import json  # most arguments are text, and most programs call no tool
+
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
 
 

@@ -12,28 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from ..policies.errors import CellwrightError
 from .held_cell import HeldCell
 from .messages import MOST_AT_ONCE
+from .settings import PoolSettings
 from .threads import begin
 
 _QUIET_SECONDS = 0.003  # after it, calls do not come in quick succession
-
-
-class PoolSettings(NamedTuple):
-    """How many cells wait, how many may run, and how long a call waits for its turn."""
-
-    size: int = 8  # parked cells; 0: a call makes its own and takes it down before it returns
-    low_water: int = 1  # parked cells that stay after `idle_seconds` without a call
-    idle_seconds: float = 60.0
-    memory_bytes: int = 256 * 1024 * 1024  # that parked cells hold together, as their cgroups count
-    running: int = 64  # cells in use at once, without those of sessions and long-lived programs
-    programs: int = 32  # long-lived programs at once
-    queue_seconds: float = 30.0  # how long a call waits for its turn
-    # The cells of one launcher share address layout and hash seed: after so many a new one starts.
-    cells_per_launcher: int = 10_000
 
 
 class Pool:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,7 +17,6 @@ from .cgroups import CgroupUsage
 from .concurrency import ConcurrencyLimit
 from .execution import (
     Execution,
-    Request,
     Turn,
     WorkspaceChanges,
     called_off,
@@ -28,7 +26,9 @@ from .execution import (
 )
 from .held_cell import HeldCell
 from .outcome import Count, conclude
+from .request import Request
 from .result import SandboxResult
+from .settings import SessionSettings
 from .workspace import Listing
 
 _WAIT_SECONDS = 30.0  # for the running request to end
@@ -36,16 +36,6 @@ _WAIT_SECONDS = 30.0  # for the running request to end
 # limit by what they use in this time while no request runs.
 _CPU_LOOK_SECONDS = 0.1
 _MEMORY_LOOK_SECONDS = 0.25  # and at its memory, where the kernel may give more than the cap
-
-
-class SessionSettings(NamedTuple):
-    """How many sessions live, and how long.  The policy's limits bound each: memory and CPU time
-    over all its requests together, wall time for each request."""
-
-    alive: int = 32  # one more evicts the session that was idle longest
-    idle_seconds: float = 1800.0
-    lifetime_seconds: float = 86_400.0
-    requests: int = 1_000_000
 
 
 class SessionCell:

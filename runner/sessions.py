@@ -9,7 +9,8 @@ from ..policies.errors import BusyError, CellwrightError, ClosedError
 from ..policies.languages import PYTHON
 from ..policies.policy import Limits
 from .held_cell import HeldCell
-from .session import SessionCell, SessionSettings
+from .session import SessionCell
+from .settings import SessionSettings
 from .threads import begin
 
 _DAY = 86_400.0

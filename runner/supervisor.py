@@ -13,17 +13,19 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import CgroupUsage
-from .concurrency import ConcurrencyLimit
-from .execution import NEVER, Request, called_off, look_at_files, perform, phases
+from .concurrency import NEVER, ConcurrencyLimit
+from .execution import called_off, look_at_files, perform, phases
 from .generation import Generation
 from .held_cell import HeldCell
 from .host.paths import sources_of
 from .messages import Ended
 from .outcome import Count, conclude
-from .pool import Pool, PoolSettings
+from .pool import Pool
+from .request import Request
 from .result import SandboxResult
 from .session import SessionCell
 from .sessions import Sessions
+from .settings import PoolSettings
 from .shared_files import SharedFiles
 from .spawn import Spawned
 from .watching.supervision import Observation

@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable
 
 from ..policies.errors import ClosedError
-from .session import SessionCell, SessionSettings
+from .session import SessionCell
 from .sessions import Sessions
+from .settings import SessionSettings
 from .supervisor import Supervisor
 
 

@@ -6,7 +6,6 @@ apparent size.
 """
 
 import fnmatch
-import hashlib
 import os
 import stat
 import time
@@ -217,6 +216,8 @@ def read_file(workspace: int, path: str, limit_bytes: int) -> bytes:
 
 
 def _hash(workspace: int, path: str, size: int) -> str:
+    import hashlib  # loads OpenSSL, which a client of a daemon does not need
+
     digest = hashlib.sha256()
     try:
         for chunk in _chunks(workspace, path, size):

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
@@ -45,6 +44,8 @@ def requirements_of(name: str, given: Sequence[str]) -> "Requirements":
         return list(given)
     if len(given) > 1:
         raise PolicyError(f"{name}: must be requirements or one file, got {len(given)} values")
+    from pathlib import Path  # seldom needed
+
     return Path(files[0])
 
 

@@ -3,8 +3,7 @@
 import argparse
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +22,9 @@ from ..text.terminal import (
 )
 from .options import FAILED, SUCCEEDED, print_json
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, sandbox_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -211,10 +213,14 @@ def _json(where: str, text: str | bytes, hint: str) -> Any:
         raise PolicyError(f"{where}: not JSON: {error}", hint) from None
 
 
-def _file(argument: str) -> tuple[str, bytes | Path]:
+def _file(argument: str) -> "tuple[str, bytes | Path]":
     host, _, name = argument.partition(":")
     name = name or os.path.basename(host.rstrip("/"))
-    return name, Path(host) if os.path.isdir(host) else _read(host)
+    if not os.path.isdir(host):
+        return name, _read(host)
+    from pathlib import Path  # seldom needed
+
+    return name, Path(host)
 
 
 def _read(path: str) -> bytes:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
 from ...runner.cgroups.delegation import take_delegation
-from ...runner.pool import PoolSettings
-from ...runner.session import SessionSettings
+from ...runner.settings import PoolSettings, SessionSettings
 from ..sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
 from ..sandbox.sandbox import Sandbox
 from ..servers.daemon.limits import ServeLimits

@@ -13,7 +13,7 @@ from ...policies.permissions import PermissionLevel
 from ...policies.policy import Policy, named_layers
 from ...policies.source.findings import Rules, rules_with
 from ...runner.audit.log import AuditLog
-from ...runner.pool import PoolSettings
+from ...runner.settings import PoolSettings
 from ..sandbox.cache import SandboxCache
 from ..sandbox.permissions import policy_of
 from ..sandbox.pipeline import rules_of

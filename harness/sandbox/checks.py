@@ -8,8 +8,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import interpreted_languages
 from ...policies.policy import MIB, Limits, check_limit
-from ...runner.pool import PoolSettings
-from ...runner.session import SessionSettings
+from ...runner.settings import PoolSettings, SessionSettings
 
 MAX_FILES = 20_000  # the host lists as many of a workspace
 

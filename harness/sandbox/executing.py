@@ -9,7 +9,7 @@ from ...policies.closing import Closing
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...runner.capture import OnOutput
-from ...runner.execution import NEVER
+from ...runner.concurrency import NEVER
 from ...runner.result import SandboxResult
 from .parameters import CallArguments, CommandArguments, FileContent
 

@@ -1,22 +1,18 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, interpreter_of, language_called
 from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
 from ...runner.capture import OnOutput
-from ...runner.execution import Request
-from ...runner.pool import PoolSettings
+from ...runner.request import Request
 from ...runner.result import SandboxResult
-from ...runner.session import SessionSettings
+from ...runner.settings import PoolSettings
 from ...runner.shared_files import SharedFiles
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
@@ -28,23 +24,23 @@ from .checks import (
     check_pool,
     check_sessions,
 )
-from .parameters import CallArguments, Parameters, ProgramArguments, SessionArguments
+from .parameters import CallArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
 from .program import OnStreams, Program, Programs
+from .sandbox_arguments import SandboxArguments
 from .session import Session
 from .sessions import OpenSessions
 
 if TYPE_CHECKING:
-    from ...policies.permissions import PermissionSet
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
-    from .packages.store import OpenSet, PackageStore, Requirements
+    from .packages.store import OpenSet
+    from .sandbox_arguments import PolicyLike
     from .sandbox_tools import Offered, SandboxTools
     from .workspaces.calls import NamedWorkspace
     from .workspaces.store import Workspaces
 
-    PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
 
 OTHER_LANGUAGES_CELLS = 2
 _POLICIES = (
@@ -52,39 +48,6 @@ _POLICIES = (
     "a PermissionSet"
 )
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
-
-
-class SandboxArguments(Parameters, frozen=True, kw_only=True):
-    """The arguments of `Sandbox`, which documents them, and of `Sandbox.create`."""
-
-    config: "SandboxConfig | PolicyLike | None" = None
-    policy: "PolicyLike | None" = None
-    python: str | os.PathLike[str] | None = None
-    cgroup_root: str | os.PathLike[str] | None = None
-    spawned: Spawned | None = None
-    pool: int | PoolSettings = PoolSettings()
-    fresh_exec: bool = False
-    language: str = PYTHON
-    sessions: SessionSettings = SessionSettings()
-    interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({})
-    workspaces: "Workspaces | str | os.PathLike[str] | None" = None
-    audit: "AuditLog | bool | None" = None
-    tools: "Offered | None" = None
-    blocked_imports: Sequence[str] | None = None
-    blocked_builtins: Sequence[str] | None = None
-    user: int | str | None = None
-    packages: "Requirements | None" = None
-    package_store: "PackageStore | None" = None
-    connect: str | os.PathLike[str] | None = None
-
-    def changed(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults."""
-        default = type(self)()
-        return {
-            name: value
-            for name, value in msgspec.structs.asdict(self).items()
-            if value != getattr(default, name)
-        }
 
 
 class LocalCells:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ...policies.policy import Policy, Validation, check_names
 from ...policies.source.findings import Finding, Rules
-from ...runner.execution import Request, Streams, new_execution_id
+from ...runner.request import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
 from ..tools.caller import CALLING

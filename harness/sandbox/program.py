@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from ...policies.errors import ClosedError
-from ...runner.execution import Streams
+from ...runner.request import Streams
 from ...runner.result import SandboxResult
 from .background import Background
 

@@ -1,8 +1,6 @@
 """Requests made of the arguments of `execute` and `program`, which are checked here."""
 
-import json
 import os
-import shlex
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -11,8 +9,8 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import language_called, language_names
 from ...policies.policy import Limits, Policy, check_names, check_variable
-from ...runner.execution import LongLivedProgram, Request, Streams
 from ...runner.messages import Become, InputFile
+from ...runner.request import LongLivedProgram, Request, Streams
 from ...runner.workspace import MOST_LEVELS, MOST_PATH_BYTES, Executable
 from .checks import MAX_FILES, check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
@@ -66,6 +64,8 @@ def make_program(
         _absolute("cwd", "/workspace" if given.cwd is None else given.cwd),
         files,
     )
+    import shlex  # seldom needed
+
     return Request(
         code=shlex.join(arguments), files=files, limits=policy.limits,
         trace_id=_trace_id(given.trace_id), program=LongLivedProgram(frame, on_streams),
@@ -139,6 +139,8 @@ def _inputs(inputs: Mapping[str, Any]) -> bytes:
     for name in inputs:
         if not (isinstance(name, str) and name.isidentifier()):
             raise PolicyError(f"inputs: {name!r} is not a Python identifier")
+    import json  # seldom needed
+
     try:
         return json.dumps(dict(inputs), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

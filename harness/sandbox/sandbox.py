@@ -15,24 +15,23 @@ from ...policies.plan import Plan
 from ...policies.policy import Policy, check_limit
 from ...runner.audit.level import AuditLevel
 from ...runner.capture import OnOutput
-from ...runner.pool import PoolSettings
 from ...runner.result import SandboxResult
-from ...runner.session import SessionSettings
+from ...runner.settings import PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
 from .checks import check_host_path
 from .executing import Executing
-from .local import LocalCells, SandboxArguments
 from .parameters import CallArguments, FileContent, ProgramArguments, SessionArguments
-from .program import Program
-from .session import Session
+from .sandbox_arguments import SandboxArguments
 
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
-    from .local import PolicyLike
     from .packages.store import PackageStore, Requirements
+    from .program import Program
+    from .sandbox_arguments import PolicyLike
     from .sandbox_tools import Offered
+    from .session import Session
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
@@ -54,9 +53,9 @@ class _Cells(Protocol):
         self, given: CallArguments, on_output: OnOutput | None, cancel: int, /
     ) -> SandboxResult: ...
 
-    def program(self, given: ProgramArguments, /) -> Program: ...
+    def program(self, given: ProgramArguments, /) -> "Program": ...
 
-    def session(self, given: SessionArguments, /) -> Session: ...
+    def session(self, given: SessionArguments, /) -> "Session": ...
 
     def has_tool(self, name: str, /) -> bool: ...
 
@@ -220,7 +219,7 @@ class Sandbox(Executing):
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
         files: Mapping[str, FileContent] | None = None, trace_id: str | None = None,
-    ) -> Program:  # fmt: skip
+    ) -> "Program":  # fmt: skip
         """Start a program in a cell of its own and return it; its streams are pipes to this process.
 
         `argv[0]`: its path as the cell sees it; the policy must let it be executed.  `env`: variables
@@ -303,6 +302,8 @@ def _close_forgotten(cells: _Cells, owner: int) -> None:
 def _cells_of(given: SandboxArguments) -> _Cells:
     """Return cells of this process, or of the daemon that `connect` names."""
     if given.connect is None:
+        from .local import LocalCells  # a client of a daemon makes no cells
+
         return LocalCells(given)
     local = [name for name in given.changed() if name not in ("connect", "policy")]
     if local:

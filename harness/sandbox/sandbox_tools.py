@@ -17,8 +17,8 @@ from ...policies.errors import (
 )
 from ...policies.languages import PYTHON
 from ...policies.tools import Tools, narrow_tools
-from ...runner.execution import Request
 from ...runner.messages import Answer, Call, decode_json
+from ...runner.request import Request
 from ...runner.shared_files import SharedFiles
 from ...runner.watching.calls import Orphans, Tell
 from ..stubs.folders import StubFolders

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...policies.languages import program_that_does_nothing
-from ...runner.execution import NEVER
+from ...runner.concurrency import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing

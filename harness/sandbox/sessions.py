@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
 from ...runner.capture import OnOutput
-from ...runner.execution import NEVER, Request
+from ...runner.concurrency import NEVER
+from ...runner.request import Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors

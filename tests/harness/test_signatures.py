@@ -25,7 +25,6 @@ from cellwright import (
     ToolRegistry,
     create_sandbox,
 )
-from cellwright.harness.sandbox.local import SandboxArguments
 from cellwright.harness.sandbox.parameters import (
     CallArguments,
     CommandArguments,
@@ -34,6 +33,7 @@ from cellwright.harness.sandbox.parameters import (
 )
 from cellwright.harness.sandbox.remote.arguments import given_of, packed
 from cellwright.harness.sandbox.remote.frames import ExecuteArguments
+from cellwright.harness.sandbox.sandbox_arguments import SandboxArguments
 from tests.conftest import OPTIONAL, policy_named
 
 METHODS = [

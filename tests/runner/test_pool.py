@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cellwright import BusyError, LaunchError, PolicyError, Sandbox
-from cellwright.runner.pool import Pool, PoolSettings
+from cellwright.runner.pool import Pool
+from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 from tests.runner.test_leftovers import cgroups_of, descendants

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ....policies.errors import CellwrightError, PackageError
 from ....policies.policy import MIB, Filesystem, Limits, Policy, Processes
-from ....runner.execution import Request
-from ....runner.pool import PoolSettings
+from ....runner.request import Request
 from ....runner.result import SandboxResult
+from ....runner.settings import PoolSettings
 from ....runner.spawn import Spawned, interpreter
 from ....runner.supervisor import Supervisor
 from ....runner.workspace import list_all_files, read_file

@@ -7,9 +7,12 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....policies.errors import BusyError, PolicyError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NAME = "cellwright.sock"
 _BACKLOG = 128
@@ -17,9 +20,11 @@ _LONGEST = 107  # sun_path in unix(7), without the NUL at its end
 _FIRST_PASSED = 3  # SD_LISTEN_FDS_START in sd_listen_fds(3)
 
 
-def default_path() -> Path:
+def default_path() -> "Path":
     """Return the default path of this user's daemon; raises PolicyError if the user has no directory
     for it."""
+    from pathlib import Path  # a client is given its path
+
     if os.geteuid() == 0:
         return Path("/run", _NAME)
     directory = os.environ.get("XDG_RUNTIME_DIR")
@@ -31,7 +36,7 @@ def default_path() -> Path:
     return Path(directory, _NAME)
 
 
-def check_length(path: Path) -> str:
+def check_length(path: str | os.PathLike[str]) -> str:
     """Return the path as connect(2) takes it; raises PolicyError if it is too long."""
     name = os.fspath(path)
     if len(os.fsencode(name)) > _LONGEST or "\0" in name:
@@ -40,7 +45,7 @@ def check_length(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def listening_at(path: Path) -> Iterator[socket.socket]:
+def listening_at(path: "Path") -> Iterator[socket.socket]:
     """Give a socket that listens at `path`, mode 0600, and remove it afterwards.
 
     The socket of a daemon that was killed is replaced: its lock is free.  Raises BusyError if another
@@ -101,7 +106,7 @@ def notify(state: str, environment: Mapping[str, str]) -> None:
             sock.sendto(state.encode(), place.replace("@", "\0", 1) if place[0] == "@" else place)
 
 
-def _check_directory(directory: Path) -> None:
+def _check_directory(directory: "Path") -> None:
     try:
         found = os.stat(directory)
     except OSError as error:
@@ -114,7 +119,7 @@ def _check_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: "Path") -> Iterator[None]:
     """Hold the lock file beside the socket; the kernel frees it when its owner ends, even by
     SIGKILL."""
     lock = path.with_name(f"{path.name}.lock")
@@ -133,7 +138,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(lock: Path) -> int:
+def _lock(lock: "Path") -> int:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -148,7 +153,7 @@ def _lock(lock: Path) -> int:
         os.close(descriptor)
 
 
-def _check_replaceable(path: Path) -> None:
+def _check_replaceable(path: "Path") -> None:
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():

@@ -1,6 +1,5 @@
 """Arguments and results of `execute` as frames; both sides check the arguments."""
 
-import json
 from typing import Any
 
 import msgspec
@@ -72,6 +71,8 @@ def weight_of(frame: Execute) -> int:
 
 
 def _object(data: bytes) -> dict[str, Any]:
+    import json  # only in a daemon
+
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -37,7 +36,7 @@ class ConnectionPool:
     """Connections to one daemon for one policy; safe from many threads."""
 
     def __init__(self, path: str, policy: str) -> None:
-        self._path = check_length(Path(path))
+        self._path = check_length(path)
         self._policy = policy
         self._owner = os.getpid()
         self._lock = threading.Lock()

@@ -1,7 +1,6 @@
 """Conversion between exceptions of policies/errors.py and Failure frames."""
 
 import errno
-import traceback
 
 from ....policies import errors
 from ....policies.errors import CellwrightError, LauncherLost, Unenforceable
@@ -28,6 +27,8 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "try again later, or raise LimitNOFILE= of its service"
         return Failure("BusyError", "the daemon has no free file descriptor", hint)
+    import traceback  # only in a daemon, and only for a bug
+
     traceback.print_exception(error)
     return Failure("InternalError", f"the daemon failed: {type(error).__name__}: {error}")
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from ....policies.errors import CellwrightError, PolicyError, WorkspaceError
 from ....runner.capture import OnOutput
-from ....runner.execution import Request, called_off
+from ....runner.execution import called_off
+from ....runner.request import Request
 from ....runner.result import SandboxResult
 from ....runner.session import SessionCell
 from ....runner.supervisor import Supervisor

@@ -15,7 +15,7 @@ from pathlib import Path
 from ....policies.closing import Closing
 from ....policies.errors import PolicyError, WorkspaceError
 from ....policies.policy import MIB, check_limit
-from ....runner.execution import NEVER
+from ....runner.concurrency import NEVER
 from ....runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
 from ...state import state_directory
 from ..archive import pack, unpack

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ....runner.capture import OnOutput
-from ....runner.execution import NEVER
+from ....runner.concurrency import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...runs.durable_runs import RunAttempt, Runs
 from ...sandbox.executing import Executing

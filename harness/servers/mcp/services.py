@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ....policies.errors import PolicyError
-from ....runner.pool import PoolSettings
+from ....runner.settings import PoolSettings
 from ...making.factory import ToolFactory
 from ...sandbox.sandbox import Sandbox
 from ...tools.approval import Approve

@@ -5,7 +5,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from ....policies.errors import BusyError, CellwrightError, SessionLost
-from ....runner.session import SessionSettings
+from ....runner.settings import SessionSettings
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
 from ..client_quota import ClientQuota

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.harness.servers.daemon.daemons import serving
 
 # Without site: .pth files of the environment import what they like.
 _MAIN = """
@@ -50,6 +52,21 @@ def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
         "urllib.request", "prctl", "psutil", "pyseccomp",
     }  # fmt: skip
     assert len(imported) <= 250
+
+
+def test_a_client_of_a_daemon_imports_nothing_that_makes_cells(tmp_path: Path) -> None:
+    with serving(tmp_path / "s") as daemon:
+        imported = _imported_by("run", "--connect", str(daemon.path), "-c", "1 + 1")
+    assert "cellwright.harness.sandbox.remote.client" in imported
+    assert not imported & {
+        "cellwright.harness.sandbox.local", "cellwright.harness.sandbox.pipeline", "cellwright.harness.sandbox.session",
+        "cellwright.runner.cgroups", "cellwright.runner.execution", "cellwright.runner.held_cell",
+        "cellwright.runner.host", "cellwright.runner.kernel", "cellwright.runner.pool", "cellwright.runner.session",
+        "cellwright.runner.supervisor", "cellwright.runner.watching",
+        "asyncio", "ctypes", "hashlib", "inspect", "json", "pathlib", "queue", "shlex", "shutil", "signal", "subprocess",
+        "tarfile", "traceback", "typing_extensions", "prctl",
+    }  # fmt: skip
+    assert len(imported) <= 158
 
 
 def test_collections_are_on_while_a_command_runs_and_leave_out_what_it_imported() -> None:

@@ -1,0 +1,54 @@
+"""`Request`: one program and its inputs, checked, as a supervisor or a daemon gets them."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ..policies.policy import Limits
+from .messages import Become, InputFile
+
+if TYPE_CHECKING:  # a client of a daemon makes requests, and watches no cells
+    from .watching.calls import OnCall, Orphans
+
+
+def new_execution_id() -> str:
+    return os.urandom(16).hex()  # never from a clock: clones collide (fcvm#719)
+
+
+class Streams(NamedTuple):
+    """The streams of a long-lived program: two descriptors, which the receiver closes, and a
+    function that returns its standard error so far."""
+
+    stdin: int
+    stdout: int
+    stderr: Callable[[], str]
+
+
+class LongLivedProgram(NamedTuple):
+    """A long-lived program instead of source code: the command, and the function that receives its
+    streams, once."""
+
+    frame: Become
+    on_streams: Callable[[Streams], None]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution, checked: the program and its inputs."""
+
+    code: str
+    inputs: bytes = b"{}"  # a JSON object
+    files: tuple[InputFile, ...] = ()
+    given: frozenset[str] = frozenset()  # paths of files that are collected only if they changed
+    environment: dict[str, str] = {}
+    stdin: bytes | None = None
+    limits: Limits = Limits()
+    trace_id: str | None = None
+    collect: tuple[str, ...] = ()  # globs of files below /workspace
+    tools: dict[str, tuple[str, ...]] = {}  # callable tools: name -> names of parameters
+    on_call: "OnCall | None" = None  # answers tool calls
+    orphans: "Orphans | None" = None  # counts the calls that outlive their programs
+    program: LongLivedProgram | None = None  # replaces `code`, which then only describes it
+    plain: bool = False  # the value of a Python program must be JSON
+    execution_id: str = msgspec.field(default_factory=new_execution_id)

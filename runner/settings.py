@@ -1,0 +1,30 @@
+"""The settings of a pool and of sessions, apart from the code that applies them.
+
+A client of a daemon imports this module for the signature of `Sandbox`, and makes no cells itself.
+"""
+
+from typing import NamedTuple
+
+
+class PoolSettings(NamedTuple):
+    """How many cells wait, how many may run, and how long a call waits for its turn."""
+
+    size: int = 8  # parked cells; 0: a call makes its own and takes it down before it returns
+    low_water: int = 1  # parked cells that stay after `idle_seconds` without a call
+    idle_seconds: float = 60.0
+    memory_bytes: int = 256 * 1024 * 1024  # that parked cells hold together, as their cgroups count
+    running: int = 64  # cells in use at once, without those of sessions and long-lived programs
+    programs: int = 32  # long-lived programs at once
+    queue_seconds: float = 30.0  # how long a call waits for its turn
+    # The cells of one launcher share address layout and hash seed: after so many a new one starts.
+    cells_per_launcher: int = 10_000
+
+
+class SessionSettings(NamedTuple):
+    """How many sessions live, and how long.  The policy's limits bound each: memory and CPU time
+    over all its requests together, wall time for each request."""
+
+    alive: int = 32  # one more evicts the session that was idle longest
+    idle_seconds: float = 1800.0
+    lifetime_seconds: float = 86_400.0
+    requests: int = 1_000_000
