@@ -67,16 +67,21 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
 
 
 def parser_of(command: str = "") -> Parser:
-    """Return a parser that knows every command by name, and the arguments of `command`."""
-    return _parser({command} & COMMANDS.keys())
+    """Return a parser for `command`; without one, or for an unknown one, a parser that knows the name
+    and summary of each, but no arguments."""
+    if (
+        command in COMMANDS
+    ):  # only this one: the parsers of all take as long as the arguments of one
+        return _parser({command}, {command})
+    return _parser(COMMANDS.keys(), set())
 
 
 def complete_parser() -> Parser:
     """Return a parser that knows the arguments of every command whose packages are installed."""
-    return _parser(COMMANDS.keys(), skip_missing=True)
+    return _parser(COMMANDS.keys(), COMMANDS.keys(), skip_missing=True)
 
 
-def _parser(with_arguments: Set[str], *, skip_missing: bool = False) -> Parser:
+def _parser(names: Set[str], with_arguments: Set[str], *, skip_missing: bool = False) -> Parser:
     parser = Parser(
         prog=NAME,
         description="Run untrusted programs, each in its own kernel-isolated cell.",
@@ -84,6 +89,8 @@ def _parser(with_arguments: Set[str], *, skip_missing: bool = False) -> Parser:
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
+        if name not in names:
+            continue
         below = commands.add_parser(name, help=summary)
         if name in with_arguments:
             with contextlib.suppress(*((ImportError,) if skip_missing else ())):
