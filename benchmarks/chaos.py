@@ -26,9 +26,9 @@ from .census import Census
 from .checkpoints import Period
 from .conversations import Talk, with_programs, with_sessions
 from .daemon import daemon
+from .leak_checks import NOTES, LeakCheck, censuses, more, own_temporary_files, settled, whole
 from .report import Report, ReportTable, Value
 from .settings import Settings, sandbox
-from .stretches import NOTES, Stretch, censuses, more, own_temporary_files, settled, whole
 
 _SEED = 20260102
 _MINUTES, _SMOKE_MINUTES = 1.0, 0.1
@@ -166,7 +166,7 @@ def measure(settings: Settings) -> Report:
     """Return verdicts on so many minutes with faults, and what was seen at each checkpoint."""
     rows: list[tuple[Value, ...]] = []
     with own_temporary_files():
-        seen, done = _stretch(settings, rows)
+        seen, done = _leak_check(settings, rows)
     return Report(
         name="chaos",
         title="Faults at random",
@@ -176,7 +176,7 @@ def measure(settings: Settings) -> Report:
     )
 
 
-def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch, ReportTable]:
+def _leak_check(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[LeakCheck, ReportTable]:
     """Have faults, and return what was seen and done; add a row for each checkpoint to `rows`."""
     minutes = settings.minutes or (_SMOKE_MINUTES if settings.smoke else _MINUTES)
     count = 1 if settings.smoke else _CHECKPOINTS
@@ -195,7 +195,7 @@ def _stretch(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Stretch
     calls = sum(period.ends.total() for period in periods)
     wrong = [complaint for period in periods for complaint in period.wrong]
     verdicts = (*checkpoints.verdicts(_NAME, periods), whole(_NAME, trail))
-    return Stretch(_NAME, calls, wrong, before, census, verdicts), faults.table(hitting.done)
+    return LeakCheck(_NAME, calls, wrong, before, census, verdicts), faults.table(hitting.done)
 
 
 @contextlib.contextmanager

@@ -13,16 +13,16 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
 from ..runner.settings import PoolSettings
 from .callers import said
+from .leak_checks import LeakCheck, settled
 from .measuring import median
 from .report import Criterion, Value
 from .settings import Settings, sandbox
-from .stretches import Stretch, settled
 
 _THREADS = 8
 
 
-def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Stretch]:
-    """Yield one of each; add to `rows` what else is to be told of it."""
+def leak_checks(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[LeakCheck]:
+    """Yield one check of each kind; add to `rows` what else is to be told of it."""
     yield _woken(settings, rows)
     yield _the_same(settings, rows)
 
@@ -33,7 +33,7 @@ _IDLE_SECONDS = 3.0  # a census takes less, even on a busy machine
 _MANY_TIMES = 5.0  # as long as one whose cell stood ready
 
 
-def _woken(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
+def _woken(settings: Settings, rows: list[tuple[Value, ...]]) -> LeakCheck:
     """Ask, time and again, a sandbox that has been idle for so long that its pool has shrunk."""
     count = settings.amount(10, 1)
     wrong: list[str] = []
@@ -61,7 +61,7 @@ def _woken(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
         f"{ratio:.1f} times",
     )
     further = () if settings.smoke else (verdict,)
-    return Stretch("woken up", 2 * count, wrong, before, after, further)
+    return LeakCheck("woken up", 2 * count, wrong, before, after, further)
 
 
 # The same program over and over
@@ -81,7 +81,7 @@ _PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _the_same(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
+def _the_same(settings: Settings, rows: list[tuple[Value, ...]]) -> LeakCheck:
     """Run each program as often as that, and see how many ways there were for it to end."""
     times = settings.amount(1000, 10)
     limits = replace(settings.policy.limits, memory_bytes=64 * MIB, output_total_bytes=MIB)
@@ -97,7 +97,7 @@ def _the_same(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
             rows.append(("the same again", f"a program that {name}: {usual}", count))
         after = settled(made.settle, before)
     name = f"{len(_PROGRAMS)} programs, each the same again"
-    return Stretch(name, times * len(_PROGRAMS), wrong, before, after)
+    return LeakCheck(name, times * len(_PROGRAMS), wrong, before, after)
 
 
 def _verdict_on(made: Sandbox, name: str) -> str:

@@ -1,6 +1,6 @@
 """The cost of each layer on this host, added one by one from a bare fork up to a whole call.
 
-The rungs are climbed by `rungs.py` in a launcher of their own.  What the supervisor does besides,
+The stages are measured by `stages.py` in a launcher of their own.  What the supervisor does besides,
 cgroups, channels, the program and its audit records, is measured here, through the public API.
 """
 
@@ -8,8 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from .calls import cost_of_calls
-from .climbs import AHEAD, FORK, Climb, Climbs
-from .ground import Ground, ground
+from .ladder_launcher import LadderLauncher, ladder_launcher
+from .ladder_messages import AHEAD, FORK, StageTimes, TimesByStage
 from .measuring import (
     Contender,
     median,
@@ -31,21 +31,23 @@ _DEMAND, _QUIET, _READY = "on demand, audited", "on demand, no audit", "a cell s
 
 
 def measure(settings: Settings) -> Report:
-    """Return the rungs, namespaces singly, the supervisor's part, and system calls in a cell."""
+    """Return the stages, namespaces singly, the supervisor's part, and system calls in a cell."""
     rounds = settings.amount(150, 15)
-    with ground(settings.policy) as stood_on:
-        climbs = stood_on.climb(rounds)
-        supervisor = _supervisors_part(settings, stood_on, rounds)
-        absent = stood_on.absent()
-    return _report(climbs, supervisor, absent, cost_of_calls(settings))
+    with ladder_launcher(settings.policy) as launcher:
+        stages = launcher.measure(rounds)
+        supervisor = _supervisors_part(settings, launcher, rounds)
+        absent = launcher.absent()
+    return _report(stages, supervisor, absent, cost_of_calls(settings))
 
 
-def _supervisors_part(settings: Settings, ground: Ground, rounds: int) -> dict[str, list[float]]:
+def _supervisors_part(
+    settings: Settings, launcher: LadderLauncher, rounds: int
+) -> dict[str, list[float]]:
     """Return what is measured outside the cell: cgroups alone, and whole calls."""
     names = iter(range(1, 1_000_000))
 
     def cgroup() -> None:
-        made = ground.cgroup(f"cell-{next(names)}")
+        made = launcher.cgroup(f"cell-{next(names)}")
         made.usage()
         made.close_descriptors()
         made.remove()
@@ -77,21 +79,21 @@ class Step(NamedTuple):
 
 
 def _steps(
-    climbs: Climbs, supervisor: dict[str, list[float]], absent: dict[str, str]
+    stages: TimesByStage, supervisor: dict[str, list[float]], absent: dict[str, str]
 ) -> list[Step]:
-    """Return what each rung of a cell adds to the one below, and then the supervisor's part."""
-    order = [FORK, AHEAD, *(f"+ {name}" for name in _names(climbs))]
-    steps, below = [], Climb([0.0], [0.0])
+    """Return what each stage of a cell adds to the one below, and then the supervisor's part."""
+    order = [FORK, AHEAD, *(f"+ {name}" for name in _names(stages))]
+    steps, below = [], StageTimes([0.0], [0.0])
     for name in order:
-        climb = climbs[name]
-        if climb.refused or name.removeprefix("+ ") in absent:
+        stage = stages[name]
+        if stage.refused or name.removeprefix("+ ") in absent:
             continue
         gone, ready = (
             (_cost(now) - _cost(then)) * _US
-            for now, then in ((climb.gone, below.gone), (climb.ready, below.ready))
+            for now, then in ((stage.gone, below.gone), (stage.ready, below.ready))
         )
-        steps.append(Step(name, gone, ready, _cost(climb.call) * 1e9))
-        below = climb
+        steps.append(Step(name, gone, ready, _cost(stage.call) * 1e9))
+        below = stage
     cgroup = 0.0 if "cgroup" in absent else _cost(supervisor[_CGROUP])
     quiet, audited = _cost(supervisor[_QUIET]), _cost(supervisor[_DEMAND])
     rest = quiet - cgroup - _cost(below.gone)
@@ -104,20 +106,23 @@ def _cost(seconds: list[float]) -> float:
     return percentile(seconds, 0.25)
 
 
-def _names(climbs: Climbs) -> list[str]:
-    """Return the steps of a cell: the rungs from the sweep of descriptors on."""
-    names = [name.removeprefix("+ ") for name in climbs if name.startswith("+ ")]
+def _names(stages: TimesByStage) -> list[str]:
+    """Return the steps of a cell: the stages from the sweep of descriptors on."""
+    names = [name.removeprefix("+ ") for name in stages if name.startswith("+ ")]
     return names[names.index("descriptor sweep") :]
 
 
 def _report(
-    climbs: Climbs, supervisor: dict[str, list[float]], absent: dict[str, str], calls: ReportTable
+    stages: TimesByStage,
+    supervisor: dict[str, list[float]],
+    absent: dict[str, str],
+    calls: ReportTable,
 ) -> Report:
-    steps = _steps(climbs, supervisor, absent)
+    steps = _steps(stages, supervisor, absent)
     return Report(
         name="ladder",
         title="What each layer costs",
-        tables=(_cumulative(steps, absent), _singly(climbs), _calls_made(supervisor), calls),
+        tables=(_cumulative(steps, absent), _singly(stages), _calls_made(supervisor), calls),
         charts=(
             Bars(
                 title="A call on demand, from a bare fork up: until nothing of its cell is left",
@@ -125,15 +130,15 @@ def _report(
                 bars=tuple(Bar(step.name, step.gone) for step in steps),
                 stacked=True,
             ),
-            _bars_of_namespaces(climbs),
+            _bars_of_namespaces(stages),
         ),
-        verdicts=_verdicts(climbs, supervisor),
+        verdicts=_verdicts(stages, supervisor),
         notes=(
             "The steps are the list of runner/cell/enter.py, in a launcher of their own.",
             "A call that finds a cell ready pays for the last steps only; the rest was done before.",
-            "A rung that costs less than nothing is noise, or spares a later one its work.",
+            "A stage that costs less than nothing is noise, or spares a later one its work.",
         ),
-        samples={name: tuple(climb.gone) for name, climb in climbs.items()}
+        samples={name: tuple(stage.gone) for name, stage in stages.items()}
         | {name: tuple(times) for name, times in supervisor.items()},
     )
 
@@ -155,9 +160,9 @@ def _cumulative(steps: list[Step], absent: dict[str, str]) -> ReportTable:
     )
 
 
-def _singly(climbs: Climbs) -> ReportTable:
+def _singly(stages: TimesByStage) -> ReportTable:
     rows: list[tuple[Value, ...]] = [
-        (name, *quartiles(climb.gone, _US)) for name, climb in _of_namespaces(climbs).items()
+        (name, *quartiles(stage.gone, _US)) for name, stage in _of_namespaces(stages).items()
     ]
     return ReportTable(
         title="Namespaces, each made for one fork and gone after it",
@@ -167,13 +172,13 @@ def _singly(climbs: Climbs) -> ReportTable:
     )
 
 
-def _of_namespaces(climbs: Climbs) -> Climbs:
-    names = list(climbs)
-    return {name: climbs[name] for name in names[: names.index(AHEAD) + 1]}
+def _of_namespaces(stages: TimesByStage) -> TimesByStage:
+    names = list(stages)
+    return {name: stages[name] for name in names[: names.index(AHEAD) + 1]}
 
 
-def _bars_of_namespaces(climbs: Climbs) -> Bars:
-    bars = [quartile_bar(name, climb.gone, _US) for name, climb in _of_namespaces(climbs).items()]
+def _bars_of_namespaces(stages: TimesByStage) -> Bars:
+    bars = [quartile_bar(name, stage.gone, _US) for name, stage in _of_namespaces(stages).items()]
     return Bars(
         title="Namespaces: a fork into new ones, until its end",
         unit="microseconds, medians with quartiles",
@@ -189,11 +194,11 @@ def _calls_made(supervisor: dict[str, list[float]]) -> ReportTable:
     return ReportTable(title="Whole calls, `1+1`", columns=columns, rows=tuple(rows))
 
 
-def _verdicts(climbs: Climbs, supervisor: dict[str, list[float]]) -> tuple[Criterion, ...]:
+def _verdicts(stages: TimesByStage, supervisor: dict[str, list[float]]) -> tuple[Criterion, ...]:
     demand, ready = median(supervisor[_DEMAND]), median(supervisor[_READY])
-    refused = {name: climb.refused for name, climb in climbs.items() if climb.refused}
+    refused = {name: stage.refused for name, stage in stages.items() if stage.refused}
     return (
-        Criterion("every rung could be climbed", not refused, str(refused or "yes")),
+        Criterion("every stage could be measured", not refused, str(refused or "yes")),
         Criterion(
             "a call that finds a cell ready costs less than one that does not",
             ready < demand,

@@ -8,19 +8,19 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..runner.settings import PoolSettings
 from .callers import said
 from .census import launcher_of, private_bytes
-from .measuring import median, percentile, percentile_columns, percentile_row, seconds_of
-from .programs import SUM
-from .report import Column, Criterion, Report, ReportTable
-from .settings import Settings, sandbox
-from .stretches import (
+from .leak_checks import (
     MAY_GROW_MIB,
     NOTES,
-    Stretch,
+    LeakCheck,
     censuses,
     own_temporary_files,
     settled,
     told_at_once,
 )
+from .measuring import median, percentile, percentile_columns, percentile_row, seconds_of
+from .programs import SUM
+from .report import Column, Criterion, Report, ReportTable
+from .settings import Settings, sandbox
 
 _MIB = 1024 * 1024
 _READY, _MADE = "a cell stood ready", "one was made on demand"
@@ -34,7 +34,7 @@ def measure(settings: Settings) -> Report:
     times: dict[str, list[float]] = {_READY: [], _MADE: []}
     with own_temporary_files():
         made = told_at_once(
-            stretch() for stretch in (
+            check() for check in (
                 partial(_one_after_the_other, settings, times), partial(_old_launcher, settings),
             )
         )  # fmt: skip
@@ -47,7 +47,7 @@ def measure(settings: Settings) -> Report:
     )
 
 
-def _one_after_the_other(settings: Settings, times: dict[str, list[float]]) -> Stretch:
+def _one_after_the_other(settings: Settings, times: dict[str, list[float]]) -> LeakCheck:
     """Call as fast as answers come, which is faster than cells are made: keep `times` of those that
     found one apart."""
     calls = settings.amount(10_000, 300)
@@ -65,7 +65,7 @@ def _one_after_the_other(settings: Settings, times: dict[str, list[float]]) -> S
                 wrong.append(said(result))
         after = settled(made.settle, before)
     further = () if settings.smoke else tuple(_steady(*each) for each in times.items())
-    return Stretch("one after the other", calls, wrong, before, after, further)
+    return LeakCheck("one after the other", calls, wrong, before, after, further)
 
 
 def _steady(name: str, times: list[float]) -> Criterion:
@@ -84,7 +84,7 @@ def _calls(times: dict[str, list[float]]) -> ReportTable:
     )
 
 
-def _old_launcher(settings: Settings) -> Stretch:
+def _old_launcher(settings: Settings) -> LeakCheck:
     """Fork on and on from one launcher, and then once more than it may."""
     forks = settings.forks or (200 if settings.smoke else 5000)
     wrong: list[str] = []
@@ -109,7 +109,7 @@ def _old_launcher(settings: Settings) -> Stretch:
         ),
         Criterion("one that has served its time is replaced", recycled, str(recycled)),
     )
-    return Stretch("an old launcher", forks, wrong, before, after, verdicts)
+    return LeakCheck("an old launcher", forks, wrong, before, after, verdicts)
 
 
 def _launcher_mib(made: Sandbox) -> float:

@@ -1,4 +1,4 @@
-"""Contestants that are libraries, each in a worker process that times its own calls."""
+"""Peers that are libraries, each in a worker process that times its own calls."""
 
 import json
 import select
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .contestants import AbsentError, Isolation, check_output
+from .peer_base import AbsentError, Isolation, check_output
 from .programs import SampleProgram
 
 _PATIENCE = 120.0

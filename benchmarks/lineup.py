@@ -1,4 +1,4 @@
-"""The lineup of the comparison: every contestant, and its isolation from the machine."""
+"""The lineup of the comparison: every peer, and its isolation from the machine."""
 
 import shutil
 import sys
@@ -13,8 +13,8 @@ from ..runner.host.runtime import find_runtime
 from ..runner.settings import PoolSettings
 from ..runner.spawn import interpreter
 from . import commandlines, libraries
-from .contestants import AbsentError, Command, Contestant, Isolation, check_output, version_of
 from .libraries import Library
+from .peer_base import AbsentError, Command, Isolation, Peer, check_output, version_of
 from .programs import SampleProgram
 from .settings import Settings, sandbox
 
@@ -66,7 +66,7 @@ class Ours:
         self._stack.close()
 
 
-def every_peer(settings: Settings) -> list[Contestant]:
+def every_peer(settings: Settings) -> list[Peer]:
     """Return all that we know of, found or not."""
     return [
         Ours(READY, settings, PoolSettings().size),
@@ -77,7 +77,7 @@ def every_peer(settings: Settings) -> list[Contestant]:
     ]
 
 
-def _interpreters() -> list[Contestant]:
+def _interpreters() -> list[Peer]:
     of_this = partial(str, ".".join(map(str, sys.version_info[:3])))
     return [
         Command(f"python3 {' '.join(flags)}", _NONE, partial(_bare, flags), of_this)
@@ -96,7 +96,7 @@ def _bubblewrap(place: Path, program: SampleProgram) -> list[str]:
     return line
 
 
-def _containers() -> list[Contestant]:
+def _containers() -> list[Peer]:
     namespaces = "pid, mount, net, ipc, uts, user, cgroup"
     bwrap = _CONTAINER._replace(namespaces=namespaces, caps="none")
     jail = bwrap._replace(
@@ -117,7 +117,7 @@ def _containers() -> list[Contestant]:
     ]
 
 
-def _elsewhere(peers: Path | None) -> list[Contestant]:
+def _elsewhere(peers: Path | None) -> list[Peer]:
     """Return what peers-setup installs."""
     where = (
         f"it is not in {peers}" if peers else "without --peers; benchmarks/peers-setup installs it"
@@ -158,7 +158,7 @@ def _elsewhere(peers: Path | None) -> list[Contestant]:
     ]
 
 
-def _sandbox_runtime(peers: Path | None, where: str) -> Contestant:
+def _sandbox_runtime(peers: Path | None, where: str) -> Peer:
     kept = Isolation(
         "process, its namespaces", "pid, mount, net", "Unix sockets", "all, read-only",
         "none, by a proxy", "none", _HOST, _CPYTHON,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from .contestants import AbsentError, Contestant, Isolation
 from .lineup import BUBBLEWRAP, READY, every_peer
 from .measuring import (
     MS,
@@ -21,6 +20,7 @@ from .measuring import (
     ratio,
     side_by_side,
 )
+from .peer_base import AbsentError, Isolation, Peer
 from .programs import SUM, TEXT, SampleProgram
 from .report import Bars, Column, Criterion, Report, ReportTable, Value
 from .scratch import scratch_directory
@@ -32,7 +32,7 @@ _PROGRAMS = (SUM, TEXT)
 
 
 class PeerTimes(NamedTuple):
-    peer: Contestant
+    peer: Peer
     version: str
     times: dict[str, list[float]]  # program -> seconds
     refusals: dict[str, str]  # program -> why it has none

@@ -1,4 +1,4 @@
-"""The sample programs that every contestant runs: the same source for all."""
+"""The sample programs that every peer runs: the same source for all."""
 
 from typing import NamedTuple
 

@@ -34,8 +34,8 @@ from .throughput import (
     BARE,
     BUBBLEWRAP,
     POOLED,
-    Rival,
     Round,
+    ThroughputContender,
     cpu_of_children,
     of_command,
     of_sandbox,
@@ -193,16 +193,19 @@ def _call_of_ready(made: Sandbox, source: str) -> None:
 
 
 def _throughput(settings: Settings) -> Found:
-    """Let the rivals take turns of calling, on two processors."""
+    """Let the contenders take turns of calling, on two processors."""
     if len(os.sched_getaffinity(0)) < 2:
         return dict.fromkeys((_RATE, _CPU), "there is one processor only")
     command = bubblewrap("-I", "-S", "-c", SUM.source)
     bare = [interpreter(), "-I", "-S", "-c", SUM.source]
     with _two_processors(), _audited(settings) as made:
-        rivals = [of_sandbox(POOLED, made), Rival(BARE, of_command(bare), cpu_of_children)]
+        contenders = [
+            of_sandbox(POOLED, made),
+            ThroughputContender(BARE, of_command(bare), cpu_of_children),
+        ]
         if command:
-            rivals.append(Rival(BUBBLEWRAP, of_command(command), cpu_of_children))
-        return _compared_turns(settings, rivals)
+            contenders.append(ThroughputContender(BUBBLEWRAP, of_command(command), cpu_of_children))
+        return _compared_turns(settings, contenders)
 
 
 @contextlib.contextmanager
@@ -216,15 +219,15 @@ def _two_processors() -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _compared_turns(settings: Settings, rivals: list[Rival]) -> Found:
-    turns: dict[str, list[Round]] = {rival.name: [] for rival in rivals}
+def _compared_turns(settings: Settings, contenders: list[ThroughputContender]) -> Found:
+    turns: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     seconds = 0.3 if settings.smoke else _TURN_SECONDS
     end = time.monotonic() + 2 * _ROW_SECONDS
     found: Found = {}
     for number in range(settings.amount(10, 1)):
-        for rival in rivals:
-            turns[rival.name].append(turn(rival, _CLIENTS, seconds))
-        rivals.reverse()
+        for contender in contenders:
+            turns[contender.name].append(turn(contender, _CLIENTS, seconds))
+        contenders.reverse()
         found = _of_turns(turns)
         steady = all(isinstance(each, str) or each.is_steady for each in found.values())
         if time.monotonic() > end or (number >= 3 and steady):

@@ -2,28 +2,28 @@
 
 from itertools import chain
 
-from . import churn, constancy, crowd
+from . import concurrent_callers, constancy, overload
+from .leak_checks import NOTES, censuses, own_temporary_files, told_at_once
 from .report import Column, Report, ReportTable, Value
 from .settings import Settings
-from .stretches import NOTES, censuses, own_temporary_files, told_at_once
 
 
 def measure(settings: Settings) -> Report:
     """Return verdicts on each way to be used hard, with a census before and after."""
-    crowds: list[tuple[Value, ...]] = []
+    callers: list[tuple[Value, ...]] = []
     others: list[tuple[Value, ...]] = []
     with own_temporary_files():
         made = told_at_once(
             chain(
-                crowd.stretches(settings, crowds),
-                churn.stretches(settings, others),
-                constancy.stretches(settings, others),
+                concurrent_callers.leak_checks(settings, callers),
+                overload.leak_checks(settings, others),
+                constancy.leak_checks(settings, others),
             )
         )
     return Report(
         name="soak",
         title="Used hard, and for long",
-        tables=(censuses(made), crowd.table(crowds), _table(others)),
+        tables=(censuses(made), concurrent_callers.table(callers), _table(others)),
         verdicts=tuple(verdict for each in made for verdict in each.verdicts()),
         notes=NOTES,
     )

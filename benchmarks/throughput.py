@@ -26,7 +26,7 @@ POOLED, _DEMAND = "cellwright, pool of 8", "cellwright, no pool"
 BUBBLEWRAP, BARE = "bwrap --unshare-all python3 -I -S", "python3 -I -S, no isolation"
 
 
-class Rival(NamedTuple):
+class ThroughputContender(NamedTuple):
     name: str
     call: Callable[[], object]
     cpu: Callable[[], float]  # seconds so far of everything that it uses
@@ -45,37 +45,39 @@ Turns = dict[tuple[str, int], list[Round]]
 def measure(settings: Settings) -> Report:
     """Return rates and CPU times for each number of clients; the contenders take turns."""
     rounds, seconds = (3, 0.2) if settings.smoke else (5, 1.5)
-    with _rivals(settings) as rivals:
-        turns: Turns = {(rival.name, clients): [] for rival in rivals for clients in _CLIENTS}
+    with _contenders(settings) as contenders:
+        turns: Turns = {
+            (contender.name, clients): [] for contender in contenders for clients in _CLIENTS
+        }
         for _ in range(settings.runs or rounds):
             for clients in _CLIENTS:
-                for rival in rivals:
-                    turns[rival.name, clients].append(turn(rival, clients, seconds))
-            rivals.reverse()
+                for contender in contenders:
+                    turns[contender.name, clients].append(turn(contender, clients, seconds))
+            contenders.reverse()
     return _report(turns, smoke=settings.smoke)
 
 
 @contextmanager
-def _rivals(settings: Settings) -> Iterator[list[Rival]]:
+def _contenders(settings: Settings) -> Iterator[list[ThroughputContender]]:
     with ExitStack() as stack:
         stack.enter_context(adopted_orphans())
         pooled = stack.enter_context(sandbox(settings))
         demand = stack.enter_context(sandbox(settings, PoolSettings(size=0)))
-        rivals = [of_sandbox(POOLED, pooled), of_sandbox(_DEMAND, demand)]
+        contenders = [of_sandbox(POOLED, pooled), of_sandbox(_DEMAND, demand)]
         if command := bubblewrap("-I", "-S", "-c", SUM.source):
-            rivals.append(Rival(BUBBLEWRAP, of_command(command), cpu_of_children))
+            contenders.append(ThroughputContender(BUBBLEWRAP, of_command(command), cpu_of_children))
         bare = [interpreter(), "-I", "-S", "-c", SUM.source]
-        rivals.append(Rival(BARE, of_command(bare), cpu_of_children))
-        yield rivals
+        contenders.append(ThroughputContender(BARE, of_command(bare), cpu_of_children))
+        yield contenders
 
 
-def of_sandbox(name: str, made: Sandbox) -> Rival:
+def of_sandbox(name: str, made: Sandbox) -> ThroughputContender:
     def cpu() -> float:
         made.settle()
         own = resource.getrusage(resource.RUSAGE_SELF)
         return own.ru_utime + own.ru_stime + cpu_seconds(launcher_of(made))
 
-    return Rival(name, partial(made.execute, SUM.source), cpu)
+    return ThroughputContender(name, partial(made.execute, SUM.source), cpu)
 
 
 def of_command(command: list[str]) -> Callable[[], object]:
@@ -97,15 +99,15 @@ def cpu_of_children() -> float:
     return sum(each.ru_utime + each.ru_stime for each in usage)
 
 
-def turn(rival: Rival, clients: int, seconds: float) -> Round:
-    rival.call()
-    before = rival.cpu()
+def turn(contender: ThroughputContender, clients: int, seconds: float) -> Round:
+    contender.call()
+    before = contender.cpu()
     began = time.perf_counter()
 
     def client(_: int) -> int:
         calls = 0
         while True:
-            rival.call()
+            contender.call()
             calls += 1
             if time.perf_counter() - began > seconds:
                 return calls
@@ -113,7 +115,7 @@ def turn(rival: Rival, clients: int, seconds: float) -> Round:
     with ThreadPoolExecutor(clients) as pool:
         calls = sum(pool.map(client, range(clients)))
     elapsed = time.perf_counter() - began
-    return Round(calls / elapsed, (rival.cpu() - before) / calls * 1000)
+    return Round(calls / elapsed, (contender.cpu() - before) / calls * 1000)
 
 
 def _report(turns: Turns, *, smoke: bool) -> Report:

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from cellwright.benchmarks import ladder
-from cellwright.benchmarks.rungs import LAYERS
 from cellwright.benchmarks.settings import Settings
+from cellwright.benchmarks.stages import LAYERS
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL, ROOT
 
@@ -24,5 +24,7 @@ def test_a_ladder_stands_on_this_host_and_what_is_missing_is_said() -> None:
     assert {"bare fork", "+ seccomp", "+ own mounts"} <= rows.keys()
     absent = [name for name in rows if ": absent, " in name]
     assert ("+ cgroup" in rows) == (not any(name.startswith("cgroup:") for name in absent))
-    climbed = next(verdict for verdict in report.verdicts if verdict.what.startswith("every rung"))
-    assert climbed.holds, climbed.seen
+    measured = next(
+        verdict for verdict in report.verdicts if verdict.what.startswith("every stage")
+    )
+    assert measured.holds, measured.seen

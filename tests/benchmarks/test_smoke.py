@@ -18,8 +18,8 @@ from cellwright.benchmarks import (
     commands,
     conversations,
     fairness,
+    leak_checks,
     lineup,
-    stretches,
 )
 from cellwright.benchmarks.census import (
     GUEST,
@@ -31,9 +31,9 @@ from cellwright.benchmarks.census import (
     count,
     roles_below,
 )
-from cellwright.benchmarks.contestants import AbsentError, Command, Isolation
 from cellwright.benchmarks.faults import Faults
 from cellwright.benchmarks.libraries import Library
+from cellwright.benchmarks.peer_base import AbsentError, Command, Isolation
 from cellwright.benchmarks.programs import SUM, TEXT, SampleProgram
 from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
@@ -116,18 +116,18 @@ def census(**more: int) -> Census:
 
 
 def test_what_there_is_more_of_is_a_leak_and_memory_may_breathe() -> None:
-    assert stretches.more(census(), census(memory_mib=24, launchers_mib=24)) == {}
-    assert stretches.more(census(), census(memory_mib=26)) == {"memory_mib": 6}
-    assert stretches.more(census(), census(launchers_mib=26)) == {"launchers_mib": 6}
-    assert stretches.more(census(), census(descriptors=28)) == {"descriptors": 1}
-    assert stretches.more(census(), census(ipc_objects=1)) == {"ipc_objects": 1}
-    assert stretches.more(census(), census(processes=4, dying_cgroups=60)) == {}
-    assert stretches.more(census(), census(dying_cgroups=200)) == {"dying_cgroups": 170}
+    assert leak_checks.more(census(), census(memory_mib=24, launchers_mib=24)) == {}
+    assert leak_checks.more(census(), census(memory_mib=26)) == {"memory_mib": 6}
+    assert leak_checks.more(census(), census(launchers_mib=26)) == {"launchers_mib": 6}
+    assert leak_checks.more(census(), census(descriptors=28)) == {"descriptors": 1}
+    assert leak_checks.more(census(), census(ipc_objects=1)) == {"ipc_objects": 1}
+    assert leak_checks.more(census(), census(processes=4, dying_cgroups=60)) == {}
+    assert leak_checks.more(census(), census(dying_cgroups=200)) == {"dying_cgroups": 170}
 
 
 def test_a_census_sees_what_is_held() -> None:
-    with sandbox(SETTINGS, pool=0) as made, stretches.own_temporary_files():
-        before = stretches.settled(made.settle)
+    with sandbox(SETTINGS, pool=0) as made, leak_checks.own_temporary_files():
+        before = leak_checks.settled(made.settle)
         with (
             open("/dev/null") as _,
             tempfile.TemporaryDirectory(prefix="cellwright-"),
@@ -136,7 +136,7 @@ def test_a_census_sees_what_is_held() -> None:
             session.execute("1")
             now = count()
         held = {"descriptors", "files", "processes", "threads"}
-        assert held <= stretches.more(before, now).keys()
+        assert held <= leak_checks.more(before, now).keys()
 
 
 def test_a_census_sees_a_shared_memory_segment() -> None:
@@ -189,9 +189,9 @@ def test_a_trail_in_which_an_execution_does_not_end_is_not_whole(tmp_path: Path)
     with AuditLog(path=path) as log:
         log.record("execution", "start", execution_id="a")
         log.record("execution", "ok", execution_id="a")
-        assert stretches.whole("", path).holds
+        assert leak_checks.whole("", path).holds
         log.record("execution", "start", execution_id="b")
-    assert not stretches.whole("", path).holds
+    assert not leak_checks.whole("", path).holds
 
 
 # Conversations

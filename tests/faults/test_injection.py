@@ -81,14 +81,14 @@ def test_a_cell_whose_listener_cannot_be_had_is_not_built(number: int) -> None:
 
 _EACH = """
 import json, os
-from cellwright.benchmarks.rungs import _MARKS, Rung, _Ladder
+from cellwright.benchmarks.stages import _MARKS, Stage, _Ladder
 from cellwright.runner.cell.enter import TASKS
 def serve(site, steps, sock, nursery, keeper, home):
     ladder = _Ladder(site, steps, sock, nursery, home)
     ladder._inputs = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(TASKS - 1 + site.joins)]
     for n, step in [*enumerate(steps.steps), (-1, "the end")]:
         program = steps.layout(site.plan.open_files, TASKS + site.joins, without=n)
-        ladder._fork(Rung("", program=program, ahead=True), 0)
+        ladder._fork(Stage("", program=program, ahead=True), 0)
         words = _MARKS.unpack(ladder._marks[:_MARKS.size])[2].rstrip(b"\\0").decode()
         ladder._sock.send(json.dumps([str(step), words]).encode())
 main.__defaults__ = (serve,)

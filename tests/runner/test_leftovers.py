@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, PolicyError, Sandbox, SandboxStatus
-from cellwright.benchmarks.stretches import own_temporary_files
+from cellwright.benchmarks.leak_checks import own_temporary_files
 from cellwright.policies.errors import LauncherLost
 from cellwright.policies.policy import Filesystem
 from cellwright.runner.supervisor import Supervisor

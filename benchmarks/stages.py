@@ -1,6 +1,6 @@
-"""The rungs of the ladder, climbed in a launcher: a process of its own, started as launchers are.
+"""The stages of the ladder, measured in a launcher: a process of its own, started as launchers are.
 
-It is never imported by the process that measures.  A rung is the list of steps that a cell executes
+It is never imported by the process that measures.  A stage is the list of steps that a cell executes
 (`runner/cell/enter.py`), up to the end of a layer.
 """
 
@@ -21,7 +21,7 @@ from ..runner.cell.enter import INIT, TASKS, LauncherFacts
 from ..runner.kernel import _steps, processes
 from ..runner.kernel.steps import Steps
 from ..runner.launcher import main as launcher
-from .climbs import AHEAD, FORK, Climb, Order
+from .ladder_messages import AHEAD, FORK, Order, StageTimes
 
 _CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
 _PACKET = 4096
@@ -36,7 +36,7 @@ NAMESPACES = {
 }
 
 
-class Rung(NamedTuple):
+class Stage(NamedTuple):
     name: str
     flags: int = 0
     program: bytes = b""
@@ -45,14 +45,14 @@ class Rung(NamedTuple):
 
 
 def main(own_paths: int) -> NoReturn:
-    """Do all that a launcher does, and climb where that would fork cells."""
+    """Do all that a launcher does, and measure where that would fork cells."""
 
-    def climb(
+    def measure(
         facts: LauncherFacts, steps: Steps, sock: int, nursery: int, _: int, home: list[int]
     ) -> None:
         _Ladder(facts, steps, sock, nursery, home).serve()
 
-    launcher.main(own_paths, climb)
+    launcher.main(own_paths, measure)
 
 
 class _Ladder:
@@ -77,69 +77,69 @@ class _Ladder:
         streams = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(TASKS - 1)]
         self._inputs = [*streams, *descriptors]
         unheard = self._facts._replace(plan=msgspec.structs.replace(self._facts.plan, refusals=()))
-        rungs = _rungs(self._facts, self._steps, launcher.list_of_steps(unheard))
-        self._begin_beside(rungs)
-        climbs = {rung.name: Climb() for rung in rungs}
+        stages = _stages(self._facts, self._steps, launcher.list_of_steps(unheard))
+        self._begin_beside(stages)
+        measured = {stage.name: StageTimes() for stage in stages}
         for _ in range(order.rounds):
-            for rung in rungs:
-                climbs[rung.name] = self._climb(rung, cgroup, climbs[rung.name])
-            rungs = rungs[::-1]
-        channel.send(self._sock, msgspec.json.encode(climbs))
+            for stage in stages:
+                measured[stage.name] = self._measure(stage, cgroup, measured[stage.name])
+            stages = stages[::-1]
+        channel.send(self._sock, msgspec.json.encode(measured))
 
-    def _climb(self, rung: Rung, cgroup: int | None, so_far: Climb) -> Climb:
-        """Climb twice: once against the clock, once to make calls at the top."""
+    def _measure(self, stage: Stage, cgroup: int | None, so_far: StageTimes) -> StageTimes:
+        """Measure twice: once against the clock, once to make calls behind the layers."""
         if so_far.refused:
             return so_far
-        fork = partial(self._fork, cgroup=cgroup) if rung.ahead else self._fork_beside
-        ready, gone = fork(rung, calls=0)
-        fork(rung, calls=_CALLS)
-        _, call, words = _MARKS.unpack(self._marks[: _MARKS.size])
-        refused = words.rstrip(b"\0").decode()
+        fork = partial(self._fork, cgroup=cgroup) if stage.ahead else self._fork_beside
+        ready, gone = fork(stage, calls=0)
+        fork(stage, calls=_CALLS)
+        _, call, message = _MARKS.unpack(self._marks[: _MARKS.size])
+        refused = message.rstrip(b"\0").decode()
         so_far.ready.append(ready)
         so_far.gone.append(gone)
         so_far.call.append(call)
         return msgspec.structs.replace(so_far, refused=refused) if refused else so_far
 
-    def _begin_beside(self, rungs: list[Rung]) -> None:
-        """Fork a second process for rungs that make their own namespaces: this one, once it has forked
+    def _begin_beside(self, stages: list[Stage]) -> None:
+        """Fork a second process for stages that make their own namespaces: this one, once it has forked
         into those of an init, has left its pid namespace and may not come back (setns(2))."""
         self._beside, theirs = channel.pair()
         if os.fork():
             theirs.close()
             return
         self._beside.close()
-        by_name = {rung.name: rung for rung in rungs}
+        by_name = {stage.name: stage for stage in stages}
         while packet := theirs.recv(_PACKET):
             name, calls = msgspec.json.decode(packet, type=tuple[str, int])
             theirs.send(msgspec.json.encode(self._fork(by_name[name], calls)))
         os._exit(0)
 
-    def _fork_beside(self, rung: Rung, calls: int) -> tuple[float, float]:
-        self._beside.send(msgspec.json.encode((rung.name, calls)))
+    def _fork_beside(self, stage: Stage, calls: int) -> tuple[float, float]:
+        self._beside.send(msgspec.json.encode((stage.name, calls)))
         return msgspec.json.decode(self._beside.recv(_PACKET), type=tuple[float, float])
 
-    def _fork(self, rung: Rung, calls: int, cgroup: int | None = None) -> tuple[float, float]:
+    def _fork(self, stage: Stage, calls: int, cgroup: int | None = None) -> tuple[float, float]:
         self._marks[: _MARKS.size] = bytes(_MARKS.size)
-        joined = -1 if cgroup is None or not rung.joins else cgroup
+        joined = -1 if cgroup is None or not stage.joins else cgroup
         ours, status = channel.pair()
         init, namespaces = -1, list[int]()
         began = time.perf_counter()
-        if rung.ahead:
+        if stage.ahead:
             self._nursery.send(b"+")
             _, (init, *namespaces) = channel.receive_with_descriptors(self._nursery)
             _enter(namespaces)
-        pid = _steps.fork(processes.CLONE_NEWNS if rung.ahead else rung.flags, joined)
+        pid = _steps.fork(processes.CLONE_NEWNS if stage.ahead else stage.flags, joined)
         if pid == 0:
             os.dup2(status.fileno(), self._facts.plan.open_files, inheritable=False)
-            _run(rung.program, (status.fileno(), *self._inputs), init, self._marks, calls)
-        if rung.ahead:
+            _run(stage.program, (status.fileno(), *self._inputs), init, self._marks, calls)
+        if stage.ahead:
             _enter(self._home)
         os.waitpid(pid, 0)
-        if rung.ahead:
+        if stage.ahead:
             signal.pidfd_send_signal(init, signal.SIGKILL)
             _wait(init)
         gone = time.perf_counter() - began
-        for descriptor in (init, *namespaces) if rung.ahead else ():
+        for descriptor in (init, *namespaces) if stage.ahead else ():
             os.close(descriptor)
         ours.close()
         status.close()
@@ -161,7 +161,7 @@ def _run(
     program: bytes, inputs: tuple[int, ...], init: int, marks: mmap.mmap, calls: int
 ) -> NoReturn:
     """Execute the steps in a child and note when; never returns."""
-    words, ready, call = b"", 0.0, 0.0
+    message, ready, call = b"", 0.0, 0.0
     try:
         filled = (*inputs, *(-1 for _ in range(INIT - len(inputs))), init)
         if refused := program and _steps.execute(program, filled):
@@ -173,34 +173,34 @@ def _run(
             getppid()
         call = (time.perf_counter() - began) / max(1, calls)
     except BaseException as error:  # noqa: BLE001 - a step that fails is what we report
-        words = f"{type(error).__name__}: {error}".encode()[:200]
+        message = f"{type(error).__name__}: {error}".encode()[:200]
     finally:
-        marks[: _MARKS.size] = _MARKS.pack(ready, call, words)
+        marks[: _MARKS.size] = _MARKS.pack(ready, call, message)
         os._exit(0)
 
 
-# The rungs behind `AHEAD`, each on top of those before it: the layers of the list, in its order.
+# The stages behind `AHEAD`, each on top of those before it: the layers of the list, in its order.
 LAYERS = (
     "descriptor sweep", "cgroup", "cgroup_ns", "own mounts", "user_ns", "rlimits", "capabilities",
     "landlock", "pages", "seccomp",
 )  # fmt: skip
 
 
-def _rungs(facts: LauncherFacts, steps: Steps, unheard: Steps) -> list[Rung]:
-    """Return every rung: a bare fork, namespaces singly and added up, then the layers of a cell.
+def _stages(facts: LauncherFacts, steps: Steps, unheard: Steps) -> list[Stage]:
+    """Return every stage: a bare fork, namespaces singly and added up, then the layers of a cell.
 
     `unheard` are the steps of a cell without a listener, which comes with the filter.
     """
-    singly = [Rung(f"{name} alone", flag) for name, flag in NAMESPACES.items()]
+    singly = [Stage(f"{name} alone", flag) for name, flag in NAMESPACES.items()]
     added, flags = [], 0
     for name, flag in NAMESPACES.items():
         flags |= flag
-        added.append(Rung(f"+ {name}", flags))
+        added.append(Stage(f"+ {name}", flags))
     status, inputs = facts.plan.open_files, TASKS + facts.joins
     confined = [
-        Rung(f"+ {layer}", program=unheard.up_to(LAYERS[: number + 1]).layout(status, inputs),
-             ahead=True, joins="cgroup" in LAYERS[: number + 1])
+        Stage(f"+ {layer}", program=unheard.up_to(LAYERS[: number + 1]).layout(status, inputs),
+              ahead=True, joins="cgroup" in LAYERS[: number + 1])
         for number, layer in enumerate(LAYERS)
     ]  # fmt: skip
     whole = confined[-1]._replace(name="+ listener", program=steps.layout(status, inputs))
-    return [Rung(FORK), *singly, *added, Rung(AHEAD, ahead=True), *confined, whole]
+    return [Stage(FORK), *singly, *added, Stage(AHEAD, ahead=True), *confined, whole]

@@ -1,4 +1,4 @@
-"""A stretch of calls: a census before and after it, and the errors in between."""
+"""`LeakCheck`: a census before and after a series of calls, and the errors in between."""
 
 import contextlib
 import sys
@@ -33,7 +33,7 @@ NOTES = (
 )
 
 
-class Stretch(NamedTuple):
+class LeakCheck(NamedTuple):
     """Calls that were made, what was there before and after, and complaints about their results."""
 
     name: str
@@ -94,11 +94,11 @@ def own_temporary_files() -> Iterator[None]:
             tempfile.tempdir = others
 
 
-def told_at_once(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """Make the stretches, and print what is to be said of each when it is over: the next takes
+def told_at_once(checks: Iterable[LeakCheck]) -> tuple[LeakCheck, ...]:
+    """Make the checks, and print what is to be said of each when it is over: the next takes
     minutes."""
     made = []
-    for each in stretches:
+    for each in checks:
         made.append(each)
         for verdict in each.verdicts():
             print(verdict, file=sys.stderr, flush=True)
@@ -121,10 +121,10 @@ def whole(name: str, trail: Path) -> Criterion:
     )
 
 
-def censuses(stretches: Iterable[Stretch]) -> ReportTable:
+def censuses(checks: Iterable[LeakCheck]) -> ReportTable:
     """Return what there was before and after each."""
     rows: list[tuple[Value, ...]] = []
-    for each in stretches:
+    for each in checks:
         rows.append((each.name, "before", *each.before))
         rows.append((f"{each.calls:,} calls", "after", *each.after))
     names = (Column(name.replace("_", " "), 1) for name in Census._fields)

@@ -16,11 +16,11 @@ from ..runner.settings import PoolSettings
 from .callers import WELL, Probe, Prober, complaint_about, drawn, of_each, said
 from .census import use_one_heap
 from .daemon import daemon
+from .leak_checks import LeakCheck, settled
 from .measuring import median, percentile
 from .programs import MORE_NEIGHBOURS, NEIGHBOURS
 from .report import Column, Criterion, ReportTable, Value
 from .settings import Settings, sandbox
-from .stretches import Stretch, settled
 
 _SEED = 20260101
 _CALLERS, _SMOKE_CALLERS = 200, 20
@@ -29,7 +29,7 @@ _ONE_OF = 10  # callers is hostile
 _TIMES_FIRST = 5  # a heap grows to what so many need together, and the more the more do harm
 _STARVED = 3.0  # times the mean wait
 _SLOWER = 2.0  # times the p99 without hostile neighbours
-# A launcher that is replaced meanwhile may live on with cells that wait: that is another stretch.
+# A launcher that is replaced meanwhile may live on with cells that wait: that is another check.
 _POOL = PoolSettings(queue_seconds=600, cells_per_launcher=10**6)
 _HOSTILE = tuple({**NEIGHBOURS, **MORE_NEIGHBOURS}.values())
 _HOSTILE_SECONDS = 2.0
@@ -37,7 +37,7 @@ _WALL_SECONDS = 120.0  # it takes a shell a while to fill its memory beside 64 o
 _ALONE, _BESIDE = "many at once", "many at once, one in ten hostile"
 
 
-class Crowd:
+class ConcurrentCallers:
     """Callers, each with a thread; remembers what it saw of those of Python that ended well: they stand
     in one queue and do the same."""
 
@@ -57,16 +57,18 @@ class Crowd:
         """Make `calls`, shared among the threads but for `hostile` ones; return what was wrong."""
         self.waits.clear()
         self.times.clear()
-        kind = self._size - hostile
+        ordinary = self._size - hostile
         over = threading.Event()
         with ThreadPoolExecutor(self._size) as threads:
-            unkind = [threads.submit(self._plague, number, over) for number in range(hostile)]
-            shares = [calls[number::kind] for number in range(kind)]
+            hostile_calls = [
+                threads.submit(self._run_hostile, number, over) for number in range(hostile)
+            ]
+            shares = [calls[number::ordinary] for number in range(ordinary)]
             try:
                 told = list(threads.map(self._make_all, shares))
             finally:
                 over.set()
-            told += [each.result() for each in unkind]
+            told += [each.result() for each in hostile_calls]
         return [complaint for share in told for complaint in share if complaint]
 
     def _make_all(self, calls: list[Probe]) -> list[str]:
@@ -82,7 +84,7 @@ class Crowd:
             self.times.append(answer.result.execution_time)
         return complaint_about(call, answer)
 
-    def _plague(self, number: int, over: threading.Event) -> list[str]:
+    def _run_hostile(self, number: int, over: threading.Event) -> list[str]:
         """Run hostile programs, in turn, until all is over; say which could have had its way."""
         wrong = []
         while not over.is_set():
@@ -96,26 +98,28 @@ class Crowd:
         return wrong
 
 
-def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Stretch]:
-    """Yield one of callers among themselves, and one with hostile ones among them; add to `rows` how
-    long calls waited and took."""
+def leak_checks(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[LeakCheck]:
+    """Yield one check of callers among themselves, and one with hostile ones among them; add to `rows`
+    how long calls waited and took."""
     use_one_heap()
-    with _crowd(settings) as (crowd, size):
+    with _callers(settings) as (callers, size):
         count = max(size, settings.amount(_CALLS, _SMOKE_CALLS))
         calls = drawn(count, random.Random(_SEED))
         tails = []
         for name, hostile in ((_ALONE, 0), (_BESIDE, size // _ONE_OF)):
-            crowd.make(of_each() + calls[: size * _TIMES_FIRST], hostile)
-            before = settled(crowd.settle)
-            wrong = crowd.make(calls, hostile)
-            rows.append(_row(name, crowd))
-            tails.append(percentile(crowd.times, 0.99))
-            further = () if settings.smoke else (_fair(name, crowd), *_felt(tails))
-            yield Stretch(name, len(calls), wrong, before, settled(crowd.settle, before), further)
+            callers.make(of_each() + calls[: size * _TIMES_FIRST], hostile)
+            before = settled(callers.settle)
+            wrong = callers.make(calls, hostile)
+            rows.append(_row(name, callers))
+            tails.append(percentile(callers.times, 0.99))
+            further = () if settings.smoke else (_fair(name, callers), *_tail_ratio(tails))
+            yield LeakCheck(
+                name, len(calls), wrong, before, settled(callers.settle, before), further
+            )
 
 
 @contextlib.contextmanager
-def _crowd(settings: Settings) -> Iterator[tuple[Crowd, int]]:
+def _callers(settings: Settings) -> Iterator[tuple[ConcurrentCallers, int]]:
     size = _SMOKE_CALLERS if settings.smoke else _CALLERS
     patient = replace(settings.policy.limits, wall_seconds=_WALL_SECONDS)
     forking = replace(settings.policy, processes=Processes(subprocesses=True), limits=patient)
@@ -124,11 +128,11 @@ def _crowd(settings: Settings) -> Iterator[tuple[Crowd, int]]:
         sandbox(settings._replace(policy=forking), _POOL) as made,
         Sandbox(connect=path) as shared,
     ):
-        yield Crowd(made, shared, Prober(made, path), size), size
+        yield ConcurrentCallers(made, shared, Prober(made, path), size), size
 
 
-def _fair(name: str, crowd: Crowd) -> Criterion:
-    longest, mean = max(crowd.waits), sum(crowd.waits) / len(crowd.waits)
+def _fair(name: str, callers: ConcurrentCallers) -> Criterion:
+    longest, mean = max(callers.waits), sum(callers.waits) / len(callers.waits)
     return Criterion(
         f"{name}: no caller waits {_STARVED:g} times as long for a cell as the mean",
         longest < _STARVED * mean,
@@ -136,7 +140,7 @@ def _fair(name: str, crowd: Crowd) -> Criterion:
     )
 
 
-def _felt(tails: list[float]) -> tuple[Criterion, ...]:
+def _tail_ratio(tails: list[float]) -> tuple[Criterion, ...]:
     if len(tails) < 2:
         return ()
     ratio = tails[1] / tails[0]
@@ -144,10 +148,10 @@ def _felt(tails: list[float]) -> tuple[Criterion, ...]:
     return (Criterion(what, ratio < _SLOWER, f"{ratio:.2f} times"),)
 
 
-def _row(name: str, crowd: Crowd) -> tuple[Value, ...]:
-    mean = sum(crowd.waits) / len(crowd.waits)
-    took = (median(crowd.times), *(percentile(crowd.times, share) for share in (0.9, 0.99)))
-    return (name, len(crowd.times), mean, max(crowd.waits), *took)
+def _row(name: str, callers: ConcurrentCallers) -> tuple[Value, ...]:
+    mean = sum(callers.waits) / len(callers.waits)
+    took = (median(callers.times), *(percentile(callers.times, share) for share in (0.9, 0.99)))
+    return (name, len(callers.times), mean, max(callers.waits), *took)
 
 
 def table(rows: list[tuple[Value, ...]]) -> ReportTable:

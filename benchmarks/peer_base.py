@@ -1,4 +1,4 @@
-"""A contestant: another way to run Python, and the isolation between it and the machine."""
+"""A peer: another way to run Python, and the isolation between it and the machine."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ class Isolation(NamedTuple):
     python: str
 
 
-class Contestant(Protocol):
+class Peer(Protocol):
     """Runs programs, one a call."""
 
     name: str

@@ -17,16 +17,16 @@ from ..runner.result import SandboxResult
 from ..runner.settings import PoolSettings, SessionSettings
 from .callers import said
 from .census import guests_of, private_bytes
+from .leak_checks import LeakCheck, settled
 from .measuring import median
 from .report import Criterion, Value
 from .settings import Settings, sandbox
-from .stretches import Stretch, settled
 
 _SEED = 20260103
 
 
-def stretches(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[Stretch]:
-    """Yield one of each; add to `rows` what else is to be told of it."""
+def leak_checks(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[LeakCheck]:
+    """Yield one check of each load; add to `rows` what else is to be told of it."""
     yield _sessions(settings, rows)
     yield _burst(settings, rows)
 
@@ -39,14 +39,14 @@ _SESSION_MIB = 8.0  # of private memory, idle
 _THREADS = 8
 
 
-def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
+def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> LeakCheck:
     """Ask sessions, each of which remembers a nonce, while they are closed, crash, or are evicted."""
     alive = _SMOKE_ALIVE if settings.smoke else _ALIVE
     count = max(alive, settings.amount(1000, 40))
     with sandbox(settings, sessions=SessionSettings(alive=alive)) as made:
-        _churn(made, alive + _THREADS, alive)
+        _use_sessions(made, alive + _THREADS, alive)
         before = settled(made.settle)
-        wrong, ends, memory = _churn(made, count, alive)
+        wrong, ends, memory = _use_sessions(made, count, alive)
         after = settled(made.settle, before)
     rows.append(("sessions", f"private MiB of an idle one, p50 of {len(memory)}", median(memory)))
     rows.append(("sessions", "private MiB of an idle one, the most", max(memory)))
@@ -57,23 +57,25 @@ def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
         f"at most {max(memory):.1f} MiB after up to {_REQUESTS} requests",
     )
     name = f"{count:,} sessions of {_REQUESTS} requests"
-    return Stretch(name, count * _REQUESTS, wrong, before, after, (bounded,))
+    return LeakCheck(name, count * _REQUESTS, wrong, before, after, (bounded,))
 
 
-def _churn(made: Sandbox, count: int, alive: int) -> tuple[list[str], Counter[str], list[float]]:
+def _use_sessions(
+    made: Sandbox, count: int, alive: int
+) -> tuple[list[str], Counter[str], list[float]]:
     """Have so many sessions live; return complaints, how they ended, and memory of idle ones in MiB."""
     most = alive // _THREADS + 1  # of a thread: together more than may live, and the oldest goes
-    lives = [Lives(made, number, most) for number in range(_THREADS)]
+    loads = [SessionLoad(made, number, most) for number in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(lambda life: life.live(count // _THREADS), lives))
+        list(threads.map(lambda load: load.use(count // _THREADS), loads))
     memory = [(private_bytes(guest) or 0) / MIB for guest in guests_of(made)]
-    for life in lives:
-        life.close()
-    ends = sum((life.ends for life in lives), Counter[str]())
-    return [complaint for life in lives for complaint in life.wrong], ends, memory
+    for load in loads:
+        load.close()
+    ends = sum((load.ends for load in loads), Counter[str]())
+    return [complaint for load in loads for complaint in load.wrong], ends, memory
 
 
-class Lives:
+class SessionLoad:
     """Sessions of one thread: opened one after the other, asked in any order, ended in several ways."""
 
     def __init__(self, made: Sandbox, number: int, most: int) -> None:
@@ -84,7 +86,7 @@ class Lives:
         self.wrong: list[str] = []
         self.ends: Counter[str] = Counter()
 
-    def live(self, count: int) -> None:
+    def use(self, count: int) -> None:
         for _ in range(count):
             if len(self._living) >= self._most:
                 self._end_one()
@@ -136,14 +138,14 @@ _QUEUE_SECONDS = 2.0
 _RECOVERS_SECONDS = 2.0
 
 
-def _burst(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
+def _burst(settings: Settings, rows: list[tuple[Value, ...]]) -> LeakCheck:
     """Have many more callers come at once than can be served in time."""
     callers = 200 if settings.smoke else 1000
     pool = PoolSettings(size=_RUNNING, running=_RUNNING, queue_seconds=_QUEUE_SECONDS)
     with sandbox(settings, pool) as made:
-        _crowd_in(made, callers)
+        _call_at_once(made, callers)
         before = settled(made.settle)
-        wrong, served, refused = _crowd_in(made, callers)
+        wrong, served, refused = _call_at_once(made, callers)
         began = time.monotonic()
         result = made.execute("1 + 1")
         recovered = time.monotonic() - began
@@ -165,10 +167,10 @@ def _burst(settings: Settings, rows: list[tuple[Value, ...]]) -> Stretch:
         ),
     )
     further = told[:1] if settings.smoke else told
-    return Stretch(f"burst over a pool of {_RUNNING}", callers, wrong, before, after, further)
+    return LeakCheck(f"burst over a pool of {_RUNNING}", callers, wrong, before, after, further)
 
 
-def _crowd_in(made: Sandbox, callers: int) -> tuple[list[str], int, int]:
+def _call_at_once(made: Sandbox, callers: int) -> tuple[list[str], int, int]:
     """Have them call at once; return complaints, and how many were served and refused."""
     barrier = threading.Barrier(callers)
 

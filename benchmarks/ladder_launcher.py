@@ -1,4 +1,4 @@
-"""The ground of the ladder: cgroups, and a launcher that climbs rungs instead of forking cells."""
+"""`LadderLauncher`: cgroups, and a launcher that forks up to each stage instead of forking cells."""
 
 import os
 import select
@@ -19,17 +19,17 @@ from ..runner.host.runtime import find_runtime
 from ..runner.launching import Launcher
 from ..runner.messages import Boot, Failed, decode
 from ..runner.spawn import Spawned, interpreter
-from .climbs import Climbs, Order
+from .ladder_messages import Order, TimesByStage
 
 _PATIENCE = 600.0
 _ANSWER_BYTES = 64 * 1024 * 1024
 
 
-class Ground:
-    """A launcher whose module is `rungs.py`; raises LaunchError where that cannot be had."""
+class LadderLauncher:
+    """A launcher whose module is `stages.py`; raises LaunchError where that cannot be had."""
 
     def __init__(self, launcher: Launcher, tree: CgroupTree, policy: Policy) -> None:
-        # What the host lacks is a rung that is absent, not a refusal.
+        # What the host lacks is a stage that is absent, not a refusal.
         policy = msgspec.structs.replace(policy, optional_layers=OPTIONAL_LAYERS)
         self._plan = plan_for(policy, probe_host(tree.missing))
         self._launcher = launcher
@@ -43,13 +43,13 @@ class Ground:
         )
         tree.admit(launcher.pids(), uid)
 
-    def climb(self, rounds: int) -> Climbs:
-        """Return what every rung cost in so many rounds."""
+    def measure(self, rounds: int) -> TimesByStage:
+        """Return what every stage cost in so many rounds."""
         cgroup = self.cgroup("cell-0")
         order = msgspec.json.encode(Order(rounds, cgroup.into_cgroup))
         try:
             channel.send(self._launcher._sock, order, cgroup.descriptors)
-            return msgspec.json.decode(self._answer(), type=Climbs)
+            return msgspec.json.decode(self._answer(), type=TimesByStage)
         finally:
             cgroup.close_descriptors()
             cgroup.kill()
@@ -58,12 +58,12 @@ class Ground:
     def _answer(self) -> bytes:
         sock = self._launcher._sock
         if not select.select([sock], [], [], _PATIENCE)[0]:
-            raise LaunchError(f"the ladder was not climbed within {_PATIENCE:g} s")
+            raise LaunchError(f"the ladder was not measured within {_PATIENCE:g} s")
         frame = channel.Receiver(sock, _ANSWER_BYTES).receive_whole()
         if not frame:
-            raise LaunchError("the ladder fell: its launcher ended", 'run "cellwright doctor"')
+            raise LaunchError("the ladder failed: its launcher ended", 'run "cellwright doctor"')
         if not frame.startswith(b"{"):
-            raise LaunchError(f"the ladder fell: {decode(frame, Failed).message}")
+            raise LaunchError(f"the ladder failed: {decode(frame, Failed).message}")
         return frame
 
     def cgroup(self, name: str) -> Cgroup:
@@ -74,7 +74,7 @@ class Ground:
         )
 
     def absent(self) -> dict[str, str]:
-        """Return the rungs that this host or user has not, and why."""
+        """Return the stages that this host or user has not, and why."""
         missing = {why for why in self._tree.missing.values() if why}
         absent = {"cgroup": "; ".join(sorted(missing))} if missing else {}
         if not self._plan.landlock_abi:
@@ -85,12 +85,12 @@ class Ground:
 
 
 @contextmanager
-def ground(policy: Policy) -> Iterator[Ground]:
-    """Stand on it, and leave nothing of it behind."""
-    launcher = Launcher(Spawned(interpreter(), "cellwright.benchmarks.rungs"))
+def ladder_launcher(policy: Policy) -> Iterator[LadderLauncher]:
+    """Start the launcher of the ladder, and leave nothing of it behind."""
+    launcher = Launcher(Spawned(interpreter(), "cellwright.benchmarks.stages"))
     tree = open_tree(launcher.keeper)
     try:
-        yield Ground(launcher, tree, policy)
+        yield LadderLauncher(launcher, tree, policy)
     finally:
         launcher.close()
         tree.close()
