@@ -317,7 +317,7 @@ def test_wrong_arguments_are_told_by_name(
 ) -> None:
     with pytest.raises(PolicyError, match="find_links: must be a directory"):
         PackageStore(tmp_path, find_links=tmp_path / "missing")
-    with pytest.raises(PolicyError, match="index: "):
+    with pytest.raises(PolicyError, match="find_links: required with index=False"):
         PackageStore(tmp_path, index=False)
     for wrong in ("-e .", "thing @ https://192.0.2.1/thing.whl", "--index-url=x", 1, b"thing"):
         with pytest.raises(PolicyError, match="packages: "):
