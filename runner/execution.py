@@ -10,9 +10,9 @@ from .capture import Capture, OnOutput
 from .held_cell import HeldCell
 from .messages import RunProgram, encode
 from .request import Request, Streams
+from .request_forms import RequestForm, request_form, start_form
 from .result import Phases, SandboxResult, SandboxStatus
 from .watching.supervision import Observation, Supervision, Work
-from .wording import Words, first_words, words
 from .workspace import (
     Artifact,
     Listing,
@@ -53,11 +53,11 @@ def perform(
     limits = request.limits
     captures = _captures(held, request, on_output)
     nonce = os.urandom(8).hex() if turn and turn.number else ""
-    said = _words(request, turn, nonce)
+    form = _form(request, turn, nonce)
     work = Work(
-        said.program, said.stdin, limits, captures, cancel,
+        form.program, form.stdin, limits, captures, cancel,
         stays=turn is not None, on_call=request.on_call, orphans=request.orphans,
-        ending=said.ending, nonce=nonce,
+        ending=form.ending, nonce=nonce,
     )  # fmt: skip
     return Execution(Supervision(held, work).run(), captures)
 
@@ -72,9 +72,9 @@ def _captures(held: HeldCell, request: Request, on_output: OnOutput | None) -> t
     return (stderr,)
 
 
-def _words(request: Request, turn: Turn | None, nonce: str) -> Words:
+def _form(request: Request, turn: Turn | None, nonce: str) -> RequestForm:
     if request.program:
-        return Words(encode(request.program.frame))
+        return RequestForm(encode(request.program.frame))
     stdin = request.stdin or b""
     run = RunProgram(
         request.code, request.inputs, request.files, request.environment,
@@ -82,10 +82,10 @@ def _words(request: Request, turn: Turn | None, nonce: str) -> Words:
         request.limits.artifact_bytes, request.tools, nonce, request.plain,
     )  # fmt: skip
     if turn is None:
-        return Words(encode(run), stdin)
+        return RequestForm(encode(run), stdin)
     if turn.number == 0:
-        return first_words(request.files, turn.language)
-    return words(run, turn.language, turn.last_exit_code)
+        return start_form(request.files, turn.language)
+    return request_form(run, turn.language, turn.last_exit_code)
 
 
 def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> SandboxResult:

@@ -4,7 +4,7 @@ No frame of a guest decodes to many times its size: msgspec refuses an array tha
 type says before it decodes any of it.
 
 Three channels, three levels of trust: the supervisor's word to the launcher, what is said of a
-cell by the launcher and, before its program, the guest's process (status), and the talk with the
+cell by the launcher and, before its program, the guest's process (status), and the exchange with the
 guest (control), whose side is hostile.
 """
 
@@ -175,7 +175,7 @@ class Answer(_Frame, frozen=True):
 
 
 class Start(_Frame, frozen=True):
-    """Write these files and become the interpreter of a session: see wording.py for what follows."""
+    """Write these files and become the interpreter of a session: request_forms.py has what follows."""
 
     files: tuple[InputFile, ...]
 

@@ -7,8 +7,8 @@ from ..held_cell import HeldCell
 from ..messages import Answer, Call
 from .calls import Calls, OnCall, Orphans
 from .control_turn import ControlTurn
-from .conversation import Conversation, most_heard
 from .doors import Doors
+from .guest_channel import GuestChannel, most_heard
 from .poll_loop import Watcher
 
 
@@ -21,10 +21,10 @@ class CallRouter:
     """
 
     def __init__(
-        self, held: HeldCell, talk: Conversation, limits: Limits, on_call: OnCall,
+        self, held: HeldCell, guest_channel: GuestChannel, limits: Limits, on_call: OnCall,
         watcher: Watcher, orphans: Orphans | None = None,
     ) -> None:  # fmt: skip
-        self._talk = talk
+        self._guest_channel = guest_channel
         self.turn: ControlTurn | None = None  # to read the control channel, from the first call on
         self._control = held.cell.control.fileno()
         self._calls = Calls(on_call, self._tell, orphans)
@@ -34,7 +34,7 @@ class CallRouter:
         if self._listener:
             listener = held.cell.listener
             self._doors = Doors(listener, most_heard(limits), self._calls, watcher)
-            self._listener.on_door = self._doors.knock
+            self._listener.on_door = self._doors.open_door
 
     @property
     def breach(self) -> str:
@@ -46,7 +46,7 @@ class CallRouter:
         if self.turn:
             self.turn.receive()
         else:
-            self._talk.receive_some()
+            self._guest_channel.receive_some()
 
     def begin(self, call: Call) -> bool:
         """Start a call from the control channel; raises ProtocolError if it breaks the protocol.
@@ -61,14 +61,14 @@ class CallRouter:
             return False
         is_first = turn is None and self._calls.ready >= 0
         if is_first:
-            self.turn = ControlTurn(self._control, self._talk, self._calls.alarm)
+            self.turn = ControlTurn(self._control, self._guest_channel, self._calls.alarm)
             self._calls.turn = self.turn
         self._calls.begin(call)
         return is_first
 
     def make_room(self) -> None:
         """Stop counting calls whose answers were sent as open."""
-        self._calls.sent(self._talk.take_sent())
+        self._calls.sent(self._guest_channel.take_sent())
 
     def send_kept(self) -> None:
         """Send the answers that wait at doors; called when `ready` is readable."""
@@ -88,4 +88,4 @@ class CallRouter:
             return self._doors.keep(answer)
         if self.turn:
             self.turn.take()
-        return self._talk.answer(answer)
+        return self._guest_channel.answer(answer)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..channel import ProtocolError
 from ..messages import Call
-from .conversation import Conversation
+from .guest_channel import GuestChannel
 
 _IDLE_MILLISECONDS = 3000.0
 
@@ -24,9 +24,11 @@ class ControlTurn:
     `alarm` wakes the poll loop, for what a tool's thread heard and what is not a call.
     """
 
-    def __init__(self, control: int, talk: Conversation, alarm: Callable[[], None]) -> None:
+    def __init__(
+        self, control: int, guest_channel: GuestChannel, alarm: Callable[[], None]
+    ) -> None:
         self._control = control
-        self._talk = talk
+        self._guest_channel = guest_channel
         self._alarm = alarm
         self._lock = threading.Lock()  # its owner has the turn
         self._owner = 0  # the tool's thread that has the turn
@@ -46,7 +48,7 @@ class ControlTurn:
         """Take one packet in the poll loop, unless a tool's thread takes it."""
         if self._lock.acquire(blocking=False):
             try:
-                self._talk.receive_some()
+                self._guest_channel.receive_some()
             finally:
                 self._lock.release()
 
@@ -58,7 +60,7 @@ class ControlTurn:
         me = threading.get_ident()
         if self._lock.acquire(blocking=False):
             self._owner = me
-            if self._talk.is_open:
+            if self._guest_channel.is_open:
                 self._loop.unregister(self._control)
                 self.is_waiting = True
 
@@ -78,18 +80,18 @@ class ControlTurn:
             is_waiting, self.is_waiting = self.is_waiting, False
             self._owner = 0
             try:
-                if is_waiting and self._talk.is_open:
+                if is_waiting and self._guest_channel.is_open:
                     self._loop.register(self._control, select.EPOLLIN)
             finally:
                 self._lock.release()
 
     def _hear(self) -> Call | None:
-        while self._talk.is_open and not (self._talk.finished or self.breach):
+        while self._guest_channel.is_open and not (self._guest_channel.finished or self.breach):
             ready = self._news.poll(_IDLE_MILLISECONDS)
             if len(ready) != 1 or ready[0][0] == self._stop:
                 return None
             try:
-                self._talk.receive_some()
+                self._guest_channel.receive_some()
             except ProtocolError as error:
                 self.breach = str(error)
             if self.heard:

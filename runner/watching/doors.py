@@ -56,7 +56,7 @@ class Doors:
         self._waiting: deque[tuple[Notification, int]] = deque()
         self._kept: deque[Answer] = deque()
 
-    def knock(self, notification: Notification, flags: int) -> None:
+    def open_door(self, notification: Notification, flags: int) -> None:
         """Open a door for a process, whose open(2) blocks until there is room."""
         if len(self._waiting) >= _MOST_WAITING:
             living = (each for each in self._waiting if self._is_waiting(each[0]))

@@ -26,7 +26,7 @@ _NAMESPACES = {
 _TYPE_MASK = 0xF
 _AT_FDCWD = -100
 
-Words = Callable[[int, int], str]  # (thread, argument) -> text
+ArgumentText = Callable[[int, int], str]  # (thread, argument) -> text
 
 
 def describe(call: str, notification: Notification) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def describe(call: str, notification: Notification) -> tuple[str, ...]:
         return str(_int32(arguments[0])), address
     if call in _SIGNATURES:
         pairs = zip(_SIGNATURES[call], arguments, strict=False)
-        return tuple(words(notification.thread, argument) for words, argument in pairs)
+        return tuple(text(notification.thread, argument) for text, argument in pairs)
     return tuple(hex(argument) for argument in arguments[:2])  # of the rest, some are no arguments
 
 
@@ -170,7 +170,7 @@ def _namespaces(_: int, argument: int) -> str:
     return "|".join(named) or hex(argument)
 
 
-_SIGNATURES: dict[str, tuple[Words, ...]] = {
+_SIGNATURES: dict[str, tuple[ArgumentText, ...]] = {
     "open": (_path, _open_flags),
     "creat": (_path, _hex),
     "openat": (_directory, _path, _open_flags),

@@ -14,7 +14,7 @@ from ..messages import Call, Finished
 from ..result import Reason, Violation
 from .call_router import CallRouter
 from .calls import OnCall, Orphans
-from .conversation import Conversation
+from .guest_channel import GuestChannel
 from .listener import REST_SECONDS, Listener
 from .locks import LOOK_SECONDS
 from .poll_loop import Timers
@@ -32,7 +32,7 @@ _IN = select.POLLIN
 class Work(NamedTuple):
     """The work of a cell, and its bounds."""
 
-    program: bytes  # for the control channel, in the guest's words (wording.py); may be empty
+    program: bytes  # for the control channel, in the guest's form (request_forms.py); may be empty
     stdin: bytes
     limits: Limits
     captures: tuple[Capture, ...]
@@ -77,13 +77,13 @@ class Supervision:
         self._timers = Timers()
         self._input = StdinWriter(cell, self, work.stdin, stays=bool(work.ending))
         on_call = self._begin_call if work.on_call else None
-        self._talk = Conversation(
+        self._guest_channel = GuestChannel(
             cell.control, work.program, work.limits, on_call, cell.owed, work.nonce
         )
         self._router: CallRouter | None = None
         if work.on_call:
             self._router = CallRouter(
-                held, self._talk, work.limits, work.on_call, self, work.orphans
+                held, self._guest_channel, work.limits, work.on_call, self, work.orphans
             )
         self._watch_all(work.cancel)
 
@@ -125,10 +125,10 @@ class Supervision:
         for capture in self._captures:
             capture.drain()
         self._hear_the_last()
-        self._cell.owed = self._talk.owed()
+        self._cell.owed = self._guest_channel.owed()
         listener, held = self._held.listener, self._held
         violations = listener.take_violations() if listener else ()
-        finished = self._talk.finished
+        finished = self._guest_channel.finished
         stays = self._stays and not self._cause and held.wait_status is None and bool(finished)
         return Observation(
             self._cause or self._interrupted, held.wait_status, finished, self._complaint,
@@ -144,9 +144,9 @@ class Supervision:
             self._check_cpu()
         else:
             self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
-        if self._stays and self._talk.speaks_first():
+        if self._stays and self._guest_channel.speaks_first():
             self.complain("spoke before it was asked")
-        elif self._talk.send_some():  # a long program goes in as the guest takes it
+        elif self._guest_channel.send_some():  # a long program goes in as the guest takes it
             self._watch_control()
         self._sent_at = time.monotonic()
         self._input.begin()
@@ -156,7 +156,7 @@ class Supervision:
             self._have_locks_looked_at(listener)
 
     def _has_ended(self) -> bool:
-        if self._cause or self._talk.finished_for_good(stays=self._stays):
+        if self._cause or self._guest_channel.finished_for_good(stays=self._stays):
             return True
         return self._held.wait_status is not None
 
@@ -184,8 +184,8 @@ class Supervision:
         tells of that."""
         control = self._cell.control.fileno()
         turn = self._router.turn if self._router else None
-        events = (0 if turn else _IN) | (select.POLLOUT if self._talk.has_unsent else 0)
-        if events and self._talk.is_open:
+        events = (0 if turn else _IN) | (select.POLLOUT if self._guest_channel.has_unsent else 0)
+        if events and self._guest_channel.is_open:
             self.watch(control, events, self._on_control)
         else:
             self.unwatch(control)
@@ -204,7 +204,7 @@ class Supervision:
             self._watch_control()
 
     def _send_some(self) -> bool:
-        there_is_more = self._talk.send_some()
+        there_is_more = self._guest_channel.send_some()
         if self._router:
             self._router.make_room()
         return there_is_more
@@ -214,10 +214,10 @@ class Supervision:
             if self._router:
                 self._router.receive()
             else:
-                self._talk.receive_some()
+                self._guest_channel.receive_some()
         except channel.ProtocolError as error:
             self._complain_of_control(str(error))
-        if not self._talk.is_open:
+        if not self._guest_channel.is_open:
             self.unwatch(self._cell.control.fileno())
             if self._router and self._router.turn:
                 self.unwatch(self._router.turn.descriptor)
@@ -231,7 +231,7 @@ class Supervision:
         if self._complaint:
             return
         try:
-            self._talk.drain()
+            self._guest_channel.drain()
         except channel.ProtocolError as error:
             self._complain_of_control(str(error))
 

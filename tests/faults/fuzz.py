@@ -57,7 +57,7 @@ from cellwright.runner.messages import (
     encode,
 )  # fmt: skip
 from cellwright.runner.result import SandboxResult, SandboxStatus
-from cellwright.runner.watching.conversation import Conversation
+from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.faults.frames import mutated
 from tests.harness.servers.daemon.daemons import serving
 from tests.harness.servers.daemon.test_fuzz import VALID as OF_CLIENTS
@@ -105,14 +105,14 @@ def hears_a_guest(dice: random.Random) -> str:
     with contextlib.closing(ours), contextlib.closing(theirs):
         ours.setblocking(False)
         calls: list[Call] = []
-        talk = Conversation(ours, b"x", _LIMITS, dice.choice((None, calls.append)))
+        guest_channel = GuestChannel(ours, b"x", _LIMITS, dice.choice((None, calls.append)))
         _say(dice, theirs, OF_GUESTS)
         try:
-            while talk.is_open and channel.has_news(ours.fileno()):
-                talk.receive_some()
+            while guest_channel.is_open and channel.has_news(ours.fileno()):
+                guest_channel.receive_some()
         except channel.ProtocolError:
             return "breach"
-        return "last word" if talk.finished else "calls" if calls else "nothing"
+        return "last word" if guest_channel.finished else "calls" if calls else "nothing"
 
 
 def hears_a_launcher(dice: random.Random) -> str:

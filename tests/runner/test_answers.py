@@ -7,16 +7,16 @@ from cellwright.policies.policy import Limits
 from cellwright.runner.channel import Receiver, pair
 from cellwright.runner.messages import Answer, decode
 from cellwright.runner.watching.calls import MOST_UNSENT_BYTES
-from cellwright.runner.watching.conversation import Conversation
+from cellwright.runner.watching.guest_channel import GuestChannel
 
 MIB = 1024 * 1024
 
 
-def read_all(talk: Conversation, guest: socket.socket, count: int) -> list[Answer]:
+def read_all(guest_channel: GuestChannel, guest: socket.socket, count: int) -> list[Answer]:
     receiver = Receiver(guest, 32 * MIB)
     answers: list[Answer] = []
     while len(answers) < count:
-        talk.send_some()
+        guest_channel.send_some()
         if frame := receiver.receive():
             answers.append(decode(frame, Answer))
     return answers
@@ -26,16 +26,16 @@ def test_what_is_beyond_is_dropped_and_told() -> None:
     host, guest = pair()
     with contextlib.closing(host), contextlib.closing(guest):
         host.setblocking(False)
-        talk = Conversation(host, b"", Limits(), None)
+        guest_channel = GuestChannel(host, b"", Limits(), None)
         value = b'"' + b"x" * (8 * MIB) + b'"'
         for number in range(1, 13):
-            talk.answer(Answer(number, value))
-        queued = sum(map(len, talk._packets))
+            guest_channel.answer(Answer(number, value))
+        queued = sum(map(len, guest_channel._packets))
         assert queued < MOST_UNSENT_BYTES + MIB
-        answers = read_all(talk, guest, 12)
+        answers = read_all(guest_channel, guest, 12)
         kinds = [answer.kind for answer in answers]
         assert kinds == [""] * kinds.count("") + ["too_large"] * kinds.count("too_large")
         assert 6 <= kinds.count("") <= 8
         assert f"{len(value)} bytes was dropped" in answers[-1].message
-        talk.answer(Answer(13, value))
-        assert read_all(talk, guest, 1)[0].value == value
+        guest_channel.answer(Answer(13, value))
+        assert read_all(guest_channel, guest, 1)[0].value == value

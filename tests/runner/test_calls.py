@@ -13,7 +13,7 @@ from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import Answer, Call, Finished, decode, encode
 from cellwright.runner.watching.calls import _WORKERS, Calls, OnCall
-from cellwright.runner.watching.conversation import Conversation
+from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
 
 FRAMES = [
@@ -69,12 +69,12 @@ def test_mutated_frames_are_calls_breaches_or_nothing_and_leave_nothing() -> Non
         if round_number == ROUNDS // 2:
             tracemalloc.start()
             grew = tracemalloc.get_traced_memory()[0]
-        talk = Conversation(ours, b"x", Limits(), on_call)
+        guest_channel = GuestChannel(ours, b"x", Limits(), on_call)
         marks = chance.choice((b"\0", b"\0", b"\0", b"\1", b"\2", b""))
         theirs.send(marks + mutated(chance) or b"\0")
         try:
-            talk.receive_some()
-            heard["ends"] += talk.finished is not None
+            guest_channel.receive_some()
+            heard["ends"] += guest_channel.finished is not None
         except channel.ProtocolError:
             heard["breaches"] += 1
     grew = tracemalloc.get_traced_memory()[0] - grew
@@ -156,13 +156,13 @@ def test_answers_of_many_threads_come_whole_and_once() -> None:
     ours, theirs = channel.pair()
     ours.setblocking(False)
     theirs.settimeout(60)
-    talk = Conversation(ours, b"", Limits(), lambda _: None)
+    guest_channel = GuestChannel(ours, b"", Limits(), lambda _: None)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads get in each other's way wherever they can
 
     def tell(first: int) -> None:
         for number in range(first, first + 20):
-            talk.answer(Answer(number, b"x" * 100_000))
+            guest_channel.answer(Answer(number, b"x" * 100_000))
 
     threads = [threading.Thread(target=tell, args=(20 * n,)) for n in range(8)]
     try:
@@ -170,15 +170,15 @@ def test_answers_of_many_threads_come_whole_and_once() -> None:
             thread.start()
         receiver, numbers, sent = channel.Receiver(theirs, 1 << 20), [], []
         while len(numbers) < 160:
-            talk.send_some()
+            guest_channel.send_some()
             if channel.has_news(theirs.fileno(), 0.01) and (frame := receiver.receive()):
                 numbers.append(decode(frame, Answer).number)
-            sent += talk.take_sent()
+            sent += guest_channel.take_sent()
     finally:
         sys.setswitchinterval(before)
         for thread in threads:
             thread.join()
-    assert sorted(numbers) == sorted(sent + talk.take_sent()) == list(range(160))
+    assert sorted(numbers) == sorted(sent + guest_channel.take_sent()) == list(range(160))
     ours.close()
     theirs.close()
 

@@ -9,7 +9,7 @@ from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import Call, Finished, encode
 from cellwright.runner.watching.control_turn import ControlTurn
-from cellwright.runner.watching.conversation import Conversation
+from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
 
 CALL = channel.packets(encode(Call(1, "x", b"{}")))[0]
@@ -24,8 +24,8 @@ class Peers:
         self.host.setblocking(False)
         self.in_loop: list[Call] = []
         self.alarms = 0
-        self.talk = Conversation(self.host, b"", Limits(), self._heard)
-        self.turn = ControlTurn(self.host.fileno(), self.talk, self._alarm)
+        self.guest_channel = GuestChannel(self.host, b"", Limits(), self._heard)
+        self.turn = ControlTurn(self.host.fileno(), self.guest_channel, self._alarm)
 
     def loop_is_told(self) -> bool:
         return channel.has_news(self.turn.descriptor)
@@ -71,7 +71,7 @@ def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(pe
 def test_the_loop_is_woken_for_what_a_tools_thread_hears_and_is_not_a_call(peers: Peers) -> None:
     peers.guest.send(FINISHED)
     assert peers.wait() is None
-    assert peers.talk.finished
+    assert peers.guest_channel.finished
     assert peers.alarms == 1
     peers.guest.send(FINISHED)  # one frame too many is still heard
     assert peers.loop_is_told()
@@ -89,7 +89,7 @@ def test_a_breach_that_a_tools_thread_hears_is_kept_for_the_loop(peers: Peers) -
 def test_the_end_of_the_guest_ends_the_wait_of_a_tools_thread(peers: Peers) -> None:
     peers.guest.close()
     assert peers.wait() is None
-    assert not peers.talk.is_open
+    assert not peers.guest_channel.is_open
     assert peers.alarms == 1
     assert peers.wait() is None
     assert not peers.loop_is_told()

@@ -24,7 +24,7 @@ from cellwright.runner.watching.doors import _AT_ONCE, DOOR, Doors
 from tests.conftest import policy_named, soon
 
 MOST = 5000
-KNOCK = Notification(1, 1, 1, ())
+OPENING = Notification(1, 1, 1, ())
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
 
     def open(self) -> socket.socket | None:
         before = len(self.theirs)
-        self.doors.knock(KNOCK, 0)
+        self.doors.open_door(OPENING, 0)
         return self.theirs[-1] if len(self.theirs) > before else None
 
     def turn(self) -> None:
@@ -267,12 +267,12 @@ def test_the_dead_do_not_wait(make: Callable[..., Loop], monkeypatch: pytest.Mon
     for _ in range(_AT_ONCE):
         loop.open()
     for number in range(2000):
-        loop.doors.knock(Notification(number, 1, 1, ()), 0)
+        loop.doors.open_door(Notification(number, 1, 1, ()), 0)
         assert len(loop.doors._waiting) <= 256
     assert not loop.refused
     alive.update(range(3000))
     for number in range(2000, 2300):
-        loop.doors.knock(Notification(number, 1, 1, ()), 0)
+        loop.doors.open_door(Notification(number, 1, 1, ()), 0)
     assert set(loop.refused) == {errno.EAGAIN}
     loop.doors.close()
     assert loop.refused.count(errno.ENXIO) == 256

@@ -1,4 +1,4 @@
-"""The wording of requests: a shell reads lines, JSON holds what JSON can."""
+"""The forms of requests: a shell reads lines, JSON holds what JSON can."""
 
 import contextlib
 import json
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright.policies.languages import LANGUAGES
-from cellwright.runner import channel, wording
+from cellwright.runner import channel, request_forms
 from cellwright.runner.messages import Finished, InputFile, RunProgram, decode
-from cellwright.runner.wording import first_words, words
+from cellwright.runner.request_forms import request_form, start_form
 
 SHELLS = [shutil.which(name) or name for name in ("bash", "sh")]
 
@@ -29,7 +29,7 @@ def test_a_shell_writes_the_bytes_that_it_is_told(
     tmp_path_factory: pytest.TempPathFactory, shell: str, data: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("shell") / "it's -n"
-    script = b"set -C\n" + wording._write(str(path), data) * 2
+    script = b"set -C\n" + request_forms._write(str(path), data) * 2
     subprocess.run([shell], input=script, check=True, env={}, timeout=30)
     assert path.read_bytes() == data
 
@@ -38,7 +38,7 @@ def test_a_shell_writes_the_bytes_that_it_is_told(
 @pytest.mark.parametrize("code", [0, 1, 9, 10, 127, 130, 255])
 def test_how_a_request_ends_is_one_packet(shell: str, code: int) -> None:
     """Even where the status is a newline, at which a stream may be flushed."""
-    ending = words(a_run(":"), "bash", 0).ending.decode()
+    ending = request_form(a_run(":"), "bash", 0).ending.decode()
     script = f"_cell=1\n(exit {code})\n{ending}{ending}"
     ours, theirs = channel.pair()
     with contextlib.closing(ours), contextlib.closing(theirs):
@@ -54,7 +54,7 @@ def test_how_a_request_ends_is_one_packet(shell: str, code: int) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_starts_an_interpreter_brings_files_and_no_variables(language: str) -> None:
-    said = first_words((InputFile("f", b"content"),), language)
+    said = start_form((InputFile("f", b"content"),), language)
     assert b"content" in said.program
     assert bool(said.stdin) == bool(said.ending) == LANGUAGES[language].is_shell
 
@@ -62,7 +62,7 @@ def test_what_starts_an_interpreter_brings_files_and_no_variables(language: str)
 def test_json_is_one_line_and_bytes_follow_it() -> None:
     files = (InputFile("a", b"1\n2"), InputFile("b", b"", True))
     run = a_run("x\ny", files=files, stdin=b"\xff")
-    header, _, contents = words(run, "ruby", 0).program.partition(b"\n")
+    header, _, contents = request_form(run, "ruby", 0).program.partition(b"\n")
     request = json.loads(header)
     assert (request["code"], request["files"], request["stdin"]) == (
         "x\ny",

@@ -1,4 +1,4 @@
-"""The talk with one guest on its control channel: a program goes in, one Finished frame comes out.
+"""`GuestChannel`: the control channel of one guest: a program goes in, one Finished frame comes out.
 
 Before that come calls of tools, and answers go in.  What comes in is hostile: its size is limited
 before it is put together, it is decoded once, and a frame too many is a breach.
@@ -25,7 +25,7 @@ def most_heard(limits: Limits) -> int:
     return limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
 
 
-class Conversation:
+class GuestChannel:
     """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word.
 
     Answers may be sent by any thread; everything else is for the one that supervises.
@@ -35,7 +35,7 @@ class Conversation:
         self, sock: socket.SocketType, program: bytes, limits: Limits,
         on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (), nonce: str = "",
     ) -> None:  # fmt: skip
-        """`owed` is what the conversation before this one, with the same guest, left unsent; `nonce`
+        """`owed` is what the request before this one, of the same guest, left unsent; `nonce`
         is what the last word has to repeat, or it is one to another request."""
         self._sock = sock
         self._sending = threading.Lock()

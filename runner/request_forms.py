@@ -1,4 +1,4 @@
-"""The wording of a request: the form in which each language's interpreter can read it.
+"""`RequestForm`: the bytes of a request, in the form that each language's interpreter can read.
 
 Python reads a RunProgram frame, and so does the process of the guest before it becomes another
 interpreter: that is how a program that runs once arrives.  In a session Node and Ruby have no
@@ -36,7 +36,7 @@ _NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ a
 _FIRST = 0  # starting the interpreter counts as a request
 
 
-class Words(NamedTuple):
+class RequestForm(NamedTuple):
     """The bytes for the control channel, the bytes for standard input, and the line that is sent
     there again if the program is interrupted."""
 
@@ -45,28 +45,28 @@ class Words(NamedTuple):
     ending: bytes = b""
 
 
-def words(run: RunProgram, language: str, last_exit_code: int) -> Words:
-    """Return the wording of a session's request in `language`, after one that ended with
+def request_form(run: RunProgram, language: str, last_exit_code: int) -> RequestForm:
+    """Return the form of a session's request in `language`, after one that ended with
     `last_exit_code`."""
     if language == PYTHON:
-        return Words(encode(run))
+        return RequestForm(encode(run))
     if not LANGUAGES[language].is_shell:
-        return Words(_as_json(run))
+        return RequestForm(_as_json(run))
     ending = _ending(run.request, run.nonce)
-    return Words(b"", _as_lines(run, language, last_exit_code) + ending, ending)
+    return RequestForm(b"", _as_lines(run, language, last_exit_code) + ending, ending)
 
 
-def first_words(files: tuple[InputFile, ...], language: str) -> Words:
-    """Return the wording that starts a session's interpreter; it answers as to a request.
+def start_form(files: tuple[InputFile, ...], language: str) -> RequestForm:
+    """Return the form that starts a session's interpreter; it answers as to a request.
 
     The guest's process writes the files before it becomes the interpreter: a shell may have no
     mkdir(1).
     """
     start = encode(Start(files))
     if not LANGUAGES[language].is_shell:
-        return Words(start)
+        return RequestForm(start)
     ending = _ending(_FIRST, "")
-    return Words(start, _GREETING + ending, ending)
+    return RequestForm(start, _GREETING + ending, ending)
 
 
 def _ending(request: int, nonce: str) -> bytes:
