@@ -14,12 +14,10 @@ from .options import SUCCEEDED
 from .parsing import commands_of
 
 SHELLS = ("bash", "zsh", "fish")
-_BASH = """\
-# Completion of cellwright for bash: source it, or write it to
-# ~/.local/share/bash-completion/completions/cellwright
-_cellwright() {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} place= word words=
-    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+# For bash and zsh: find the command in the words before, then choose by the last of them or by the
+# command.
+_CHOICE = """\
+    for word in @BEFORE@; do
         case "${place:+$place }$word" in
             @PLACES@) place=${place:+$place }$word ;;
         esac
@@ -29,7 +27,13 @@ _cellwright() {
         *) case $place in
 @WORDS@
         esac ;;
-    esac
+    esac"""
+_BASH = """\
+# Completion of cellwright for bash: source it, or write it to
+# ~/.local/share/bash-completion/completions/cellwright
+_cellwright() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} place= word words=
+@CHOICE@
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }
 complete -o default -F _cellwright cellwright
@@ -40,22 +44,13 @@ _ZSH = """\
 _cellwright() {
     local current=$words[CURRENT] previous=$words[CURRENT-1] place= word
     local -a found
-    for word in "${(@)words[2,CURRENT-1]}"; do
-        case "${place:+$place }$word" in
-            @PLACES@) place=${place:+$place }$word ;;
-        esac
-    done
-    case $previous in
-@VALUES@
-        *) case $place in
-@WORDS@
-        esac ;;
-    esac
+@CHOICE@
     compadd -a found
     _files
 }
 if [[ $funcstack[1] == _cellwright ]]; then _cellwright "$@"; else compdef _cellwright cellwright; fi
 """
+_BEFORE = {"bash": '"${COMP_WORDS[@]:1:COMP_CWORD-1}"', "zsh": '"${(@)words[2,CURRENT-1]}"'}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +77,9 @@ def completion(shell: str, parser: argparse.ArgumentParser) -> str:
     values = [case(f"{option}", words) for option, words in _VALUES.items()]
     words = [case(f'"{" ".join(place)}"', known) for place, known in places.items()]
     return (
-        template.replace("@PLACES@", "|".join(f'"{each}"' for each in below))
+        template.replace("@CHOICE@", _CHOICE)
+        .replace("@BEFORE@", _BEFORE[shell])
+        .replace("@PLACES@", "|".join(f'"{each}"' for each in below))
         .replace("@VALUES@", "\n".join(values))
         .replace("@WORDS@", "\n".join(words))
     )
