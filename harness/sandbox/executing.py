@@ -46,9 +46,9 @@ class Executing(Closing):
             given | {"language": self.language if language is None else language}
         )
 
+    @abstractmethod
     def has_tool(self, name: str) -> bool:
         """Tell whether programs may find a tool of that name; a daemon does not tell."""
-        return False
 
     @property
     def _at_once(self) -> int:

@@ -645,7 +645,7 @@ WRONG = {
     "surrogate": Wrong(("/usr/bin/cat", "\ud800"), {}, "surrogate"),
     "cwd": Wrong(("/usr/bin/cat",), {"cwd": "data"}, "cwd: must be an absolute path"),
     "cwd is none": Wrong(("/usr/bin/cat",), {"cwd": 3}, "cwd: must be"),
-    "env": Wrong(("/usr/bin/cat",), {"env": {"A=": "b"}}, "environment"),
+    "env": Wrong(("/usr/bin/cat",), {"env": {"A=": "b"}}, "env: a name"),
     "env is none": Wrong(("/usr/bin/cat",), {"env": ["A"]}, "env"),
     "files": Wrong(("/usr/bin/cat",), {"files": {"../x": "y"}}, "files"),
     "trace": Wrong(("/usr/bin/cat",), {"trace_id": 3}, "trace_id"),

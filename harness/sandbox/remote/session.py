@@ -47,6 +47,9 @@ class AttachedSession(Session):
             return error.what
         return self._lost
 
+    def has_tool(self, name: str) -> bool:
+        return False
+
     def _execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:

@@ -133,6 +133,9 @@ class CancellableExecuting(Executing):
         self._executing = executing
         self._control = control
 
+    def has_tool(self, name: str) -> bool:
+        return self._executing.has_tool(name)
+
     def _execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
