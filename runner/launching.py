@@ -36,6 +36,7 @@ class Launcher:
     def __init__(self, spawned: Spawned) -> None:
         """Take over a spawned process."""
         self._lock = threading.Lock()
+        self._ending = threading.RLock()
         self._sock = socket.socket(fileno=spawned.take_socket())
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
@@ -152,6 +153,10 @@ class Launcher:
     def close(self) -> None:
         """End it, and with it every cell; returns when nothing of it is left."""
         self.kill()
+        with self._ending:  # a second thread waits for the end too
+            self._end()
+
+    def _end(self) -> None:
         with self._lock:
             if self._sock.fileno() < 0:
                 return

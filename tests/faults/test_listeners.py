@@ -114,8 +114,8 @@ def test_a_guest_whose_listener_is_closed_under_it_is_refused_everything_and_han
 
 _OTHER = """
 from cellwright.runner.kernel.steps import Result
-from cellwright.runner.launcher import forking
-def confinement(site, pages, before=forking.confinement):
+from cellwright.runner.launcher import main as launcher
+def confinement(site, pages, before=launcher.confinement):
     do = before(site, pages)
     steps = do.steps
     chdir, sent = (next(n for n, step in enumerate(steps) if step.name == name) for name in ("chdir", "sendmsg"))
@@ -124,8 +124,8 @@ def confinement(site, pages, before=forking.confinement):
     arguments[2 + {slot}] = Result(16 + chdir)
     steps[sent] = steps[sent]._replace(arguments=tuple(arguments))
     return do
-forking.confinement = confinement
-del forking, confinement
+launcher.confinement = confinement
+del launcher, confinement
 """
 SLOTS = ("init", "guest", "workspace", "listener")
 

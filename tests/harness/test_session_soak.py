@@ -230,3 +230,37 @@ def test_a_sandbox_that_closes_under_its_sessions_leaves_nothing() -> None:
             thread.join(20)
             assert not thread.is_alive()
     assert soon(lambda: nothing_more_than(before))
+
+
+def test_a_second_thread_that_closes_a_launcher_waits_for_its_end_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would remove cgroups in which processes still die."""
+    from cellwright.runner import launching
+
+    waits, goes_on = threading.Event(), threading.Event()
+    before = launching.channel.has_news
+
+    def slowly(descriptor: int, seconds: float = 0.0) -> bool:
+        waits.set()
+        assert goes_on.wait(60)
+        return before(descriptor, seconds)
+
+    ended: list[str] = []
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        launcher = inspect(sandbox).supervisor.generation.launcher
+        monkeypatch.setattr(launching.channel, "has_news", slowly)
+        threads = [
+            threading.Thread(target=lambda: (launcher.close(), ended.append("closed")))
+            for _ in range(2)
+        ]
+        threads[0].start()
+        assert waits.wait(60)
+        threads[1].start()
+        threads[1].join(0.2)
+        assert ended == []
+        goes_on.set()
+        for thread in threads:
+            thread.join(60)
+        assert ended == ["closed", "closed"]
+        monkeypatch.undo()
