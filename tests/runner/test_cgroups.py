@@ -533,7 +533,7 @@ def test_the_scope_stands_under_the_manager_of_the_user() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, noted_cgroups(sandbox) as made:
         assert sandbox.execute("6 * 7").value == 42
         assert isinstance(made[0], v2.CgroupV2)
-        cell = made[0]._directory
+        cell = Path(made[0]._directory)
         scope = cell.parent
         manager = "system.slice" if os.geteuid() == 0 else f"user@{os.geteuid()}.service"
         assert manager in scope.parts

@@ -45,13 +45,27 @@ def cgroups_of(pid: int) -> set[str]:
     return {*tops, *(cell for top in tops for cell in glob.glob(f"{top}/*/"))}
 
 
-def held() -> tuple[Counter[int], Counter[str], Counter[str]]:
-    """Return the processes, cgroups and descriptors that are ours now, other sandboxes' included."""
+Held = tuple[Counter[str], Counter[str], Counter[str]]
+
+
+def held() -> Held:
+    """Return the processes by name, cgroups and descriptors that are ours, other sandboxes' included,
+    once these are at rest."""
+    wait_for_others()
     me = os.getpid()
-    return Counter(descendants(me)), Counter(cgroups_of(me)), Counter(descriptors(me))
+    names = Counter(map(name_of, descendants(me)))
+    return names, Counter(cgroups_of(me)), Counter(descriptors(me))
 
 
-def nothing_more_than(before: tuple[Counter[int], Counter[str], Counter[str]]) -> bool:
+def wait_for_others() -> None:
+    """Wait until nothing is under way: sandboxes of this process fill their pools of their own accord."""
+    gc.collect()
+    for each in gc.get_objects():
+        if isinstance(each, Supervisor) and not each._closed:
+            settle(each)
+
+
+def nothing_more_than(before: Held) -> bool:
     return not any(now - then for now, then in zip(held(), before, strict=True))
 
 
@@ -92,11 +106,8 @@ Census = dict[str, Counter[object]]
 
 def census(sandbox: Sandbox) -> Census:
     """Return everything that an execution could leave, of this process and of its launcher, once nothing
-    is under way: other sandboxes of this process fill their pools of their own accord."""
-    gc.collect()
-    for each in gc.get_objects():
-        if isinstance(each, Supervisor) and not each._closed:
-            settle(each)
+    is under way."""
+    wait_for_others()
     launcher = inspect(sandbox).supervisor.generation.launcher.pids()
     processes = {os.getpid(), *descendants(os.getpid())}
     return {
