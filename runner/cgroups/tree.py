@@ -255,11 +255,6 @@ def remove_given_up() -> None:
             _BUSY.discard(directory)
 
 
-def remove_cells(directory: Path) -> bool:
-    """Remove the cells' cgroups of a supervisor; return False if one is still busy."""
-    return remove(_below(directory))
-
-
 def _below(directory: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -14,7 +14,7 @@ from .tree import (
     open_all,
     read_field,
     remove,
-    remove_cells,
+    remove_with_cells,
     write,
 )
 
@@ -144,5 +144,5 @@ class CgroupTreeV2:
     def close(self) -> None:
         if self._created:
             give_up(self._directory)
-        else:  # systemd removes its scope
-            remove_cells(self._directory)
+        else:  # systemd ends its scope, but leaves a directory in which a cell's still was then
+            remove_with_cells(self._directory)
