@@ -26,7 +26,7 @@ import msgspec
 from ....policies.closing import Closing
 from ....policies.errors import PackageError, PolicyError
 from ....policies.policy import MIB, Policy, check_limit, named_layers
-from ...state import state_directory
+from ...state import make_private_directory, state_directory
 from .lock import (
     Lock,
     Wheel,
@@ -136,7 +136,7 @@ class PackageStore:
         if isinstance(requirements, os.PathLike):
             return self._allowed(self._locked_by_file(Path(requirements)))
         wanted = check_requirements("packages", requirements)
-        self._make_directory()
+        make_private_directory(self.directory, PackageError)
         kept = self.directory / "locks" / f"{self._key(wanted)}.toml"
         if not again and kept.exists():
             return self._allowed(read_pylock(kept, self.python))
@@ -147,7 +147,7 @@ class PackageStore:
     def build(self, lock: Lock) -> PackageSet:
         """Return the set of `lock`, made if it is missing; raises PackageError."""
         self._allowed(lock)
-        self._make_directory()
+        make_private_directory(self.directory, PackageError)
         with self._locked(f"set-{lock.id}"):
             if (found := self._found(lock.id)) is None:
                 self._set_aside(lock.id)
@@ -221,7 +221,7 @@ class PackageStore:
         for name, limit in (("max_age_seconds", max_age_seconds), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_limit(name, limit)
-        self._make_directory()
+        make_private_directory(self.directory, PackageError)
         removed, kept = [], 0
         for each in self.list():
             old = max_age_seconds is not None and time.time() - each.used >= max_age_seconds
@@ -427,18 +427,6 @@ class PackageStore:
             made = Path(folder, path.name)
             made.write_text(text)
             os.rename(made, path)
-
-    def _make_directory(self) -> None:
-        try:
-            self.directory.mkdir(0o700, parents=True, exist_ok=True)
-            found = self.directory.stat()
-        except OSError as error:
-            raise PackageError(f"cannot make {self.directory}: {error.strerror}") from None
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PackageError(
-                f"directory: others may write to {self.directory}",
-                "use a directory of your own, or change its mode with chmod 700",
-            )
 
 
 class OpenSet(Closing):

@@ -17,7 +17,7 @@ from ....policies.errors import PolicyError, WorkspaceError
 from ....policies.policy import MIB, check_limit
 from ....runner.concurrency import NEVER
 from ....runner.workspace import KeptWorkspace, WorkspaceFile, content_of, list_all_files
-from ...state import state_directory
+from ...state import make_private_directory, state_directory
 from ..archive import pack, unpack
 from ..checks import MAX_FILES
 from ..request import as_bytes, check_file_name, check_tree
@@ -113,7 +113,7 @@ class Workspaces:
         descriptor `cancel` is readable.
         """
         _check_name(name)
-        self._make_directory()
+        make_private_directory(self.directory, WorkspaceError)
         lock = take_lock(self.directory, name, self.wait_seconds, cancel, self._on_wait)
         return OpenWorkspace(self, name, lock)
 
@@ -137,18 +137,6 @@ class Workspaces:
         if archive is None:
             raise WorkspaceError(f"workspace {name!r} not found", "see `cellwright workspace list`")
         return unpack(archive)
-
-    def _make_directory(self) -> None:
-        try:
-            self.directory.mkdir(0o700, parents=True, exist_ok=True)
-            found = self.directory.stat()
-        except OSError as error:
-            raise WorkspaceError(f"cannot make {self.directory}: {error.strerror}") from None
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise WorkspaceError(
-                f"directory: others may write to {self.directory}",
-                "use a directory of your own, or change its mode with chmod 700",
-            )
 
 
 class OpenWorkspace(Closing):

@@ -18,7 +18,7 @@ from cellwright.harness.sandbox.packages.opening import _copy
 from cellwright.harness.sandbox.packages.resolving import WheelSource, resolve
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL
-from tests.harness.packages.wheels import FILENAME, good_wheel
+from tests.harness.packages.wheels import FILENAME, good_wheel, store_at
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -34,16 +34,6 @@ def wheels(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path, wheels: Path) -> PackageStore:
     return store_at(tmp_path / "store", wheels)
-
-
-def store_at(directory: Path, wheels: Path, **limits: object) -> PackageStore:
-    return PackageStore(
-        directory,
-        find_links=wheels,
-        index=False,
-        optional_layers=OPTIONAL,
-        **limits,  # type: ignore[arg-type]
-    )
 
 
 @pytest.fixture

@@ -15,7 +15,14 @@ import pytest
 from cellwright import PackageError, PackageStore, Policy, PolicyError, Sandbox
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL
-from tests.harness.packages.wheels import FILENAME, Part, good_wheel, parts_of, write_wheel
+from tests.harness.packages.wheels import (
+    FILENAME,
+    Part,
+    good_wheel,
+    parts_of,
+    store_at,
+    write_wheel,
+)
 
 pytestmark = pytest.mark.needs("userns")
 OTHER = {"other/__init__.py": b"import thing\nanswer = thing.answer + 1\n"}
@@ -34,16 +41,6 @@ def wheels(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path, wheels: Path) -> PackageStore:
     return store_at(tmp_path / "store", wheels)
-
-
-def store_at(directory: Path, wheels: Path, **limits: object) -> PackageStore:
-    return PackageStore(
-        directory,
-        find_links=wheels,
-        index=False,
-        optional_layers=OPTIONAL,
-        **limits,  # type: ignore[arg-type]
-    )
 
 
 def left_in(store: PackageStore) -> list[str]:

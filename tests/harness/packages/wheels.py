@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cellwright import PackageStore
+from tests.conftest import OPTIONAL
+
 NAME, VERSION = "thing", "1.0"
 INFO = f"{NAME}-{VERSION}.dist-info"
 FILENAME = f"{NAME}-{VERSION}-py3-none-any.whl"
@@ -99,3 +102,14 @@ def good_wheel(
     info = f"{name}-{VERSION}.dist-info"
     path = folder / FILENAME.replace(NAME, name)
     return write_wheel(path, parts_of(files, name, requires), info=info)
+
+
+def store_at(directory: Path, wheels: Path, **limits: object) -> PackageStore:
+    """Return a store in `directory` that has no index and only the wheels of a folder."""
+    return PackageStore(
+        directory,
+        find_links=wheels,
+        index=False,
+        optional_layers=OPTIONAL,
+        **limits,  # type: ignore[arg-type]
+    )
