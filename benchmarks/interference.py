@@ -1,13 +1,12 @@
 """Interference: processor time that others took while a benchmark ran, which spoils its numbers.
 
-Of the time in which the host's processors were busy, what this process, all below it and the kernel's
-threads used is subtracted; the rest is others'.  A kernel thread's work counts as ours: it removes what
-cells leave.
+Others are all processes but this one, those below it and the kernel's threads, which remove what cells
+leave.  Their time is summed: it is not what is left of the processors' busy time, because the kernel
+counts the time of a guest nowhere but in its cgroup (its init ignores SIGCHLD, wait(2), NOTES).
 """
 
 import contextlib
 import os
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +26,8 @@ class Reading(NamedTuple):
     """Seconds so far."""
 
     wall: float
-    busy: float  # of all processors, ours and others
     stolen: float  # that the hypervisor gave to other machines
-    ours: float
+    others: float  # of processor time
 
 
 class Interference(NamedTuple):
@@ -55,35 +53,30 @@ class Interference(NamedTuple):
 def take_reading() -> Reading:
     """Return the counters of this moment; first wait for what commands have left behind."""
     reap_orphans()
-    busy, stolen = parse_processors(Path("/proc/stat").read_text())
-    waited = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ours = seconds_below(os.getpid(), every_process()) + waited.ru_utime + waited.ru_stime
-    return Reading(time.monotonic(), busy, stolen, ours)
+    stolen = parse_stolen(Path("/proc/stat").read_text())
+    return Reading(time.monotonic(), stolen, seconds_of_others(os.getpid(), every_process()))
 
 
 def between(before: Reading, after: Reading, processors: int) -> Interference:
     """Return what others took between two readings, as shares of what `processors` could give."""
     capacity = max((after.wall - before.wall) * processors, 1e-9)
-    others = (after.busy - before.busy) - (after.ours - before.ours)
-    return Interference(max(0.0, others) / capacity, (after.stolen - before.stolen) / capacity)
+    others = max(0.0, after.others - before.others)  # less if one of them ended without a parent
+    return Interference(others / capacity, (after.stolen - before.stolen) / capacity)
 
 
-def parse_processors(text: str) -> tuple[float, float]:
-    """Return the busy and the stolen seconds of all processors, from `/proc/stat` (proc(5))."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.split()[1:9])
-    return (user + nice + system + irq + softirq) / _TICKS, steal / _TICKS
+def parse_stolen(text: str) -> float:
+    """Return the stolen seconds of all processors, from `/proc/stat` (proc(5))."""
+    return int(text.split()[8]) / _TICKS
 
 
-def seconds_below(top: int, processes: dict[int, ProcessStat]) -> float:
-    """Return the CPU time of `top`, of all below it with the children that those waited for, and of
-    kernel threads; what `top` itself waited for is left out."""
-    total = processes[top].seconds
-    for pid, stat in processes.items():
-        if stat.is_kernel_thread:
-            total += stat.seconds
-        elif pid != top and _is_below(pid, top, processes):
-            total += stat.seconds + stat.children_seconds
-    return total
+def seconds_of_others(top: int, processes: dict[int, ProcessStat]) -> float:
+    """Return the CPU time of all but `top`, those below it and kernel threads, with that of the
+    children that they waited for."""
+    return sum(
+        stat.seconds + stat.children_seconds
+        for pid, stat in processes.items()
+        if not stat.is_kernel_thread and not _is_below(pid, top, processes)
+    )
 
 
 def _is_below(pid: int, top: int, processes: dict[int, ProcessStat]) -> bool:

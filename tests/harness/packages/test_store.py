@@ -1,5 +1,6 @@
 """Sets of packages: made of wheels that no host code parses, whole or not there, and never changed."""
 
+import glob
 import os
 import signal
 import stat
@@ -269,11 +270,10 @@ def test_a_process_that_is_killed_leaves_nothing_half_made(
 ) -> None:
     """Killed when pip runs, when the first wheel is opened, and when the first one is there."""
     for sign in ("new/*/wanted.txt", "new/*/*/site", "wheels/*/manifest.json"):
-        process = building(store, wheels)
-        while process.poll() is None and not list(store.directory.glob(sign)):
-            pass
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with building(store, wheels) as process:
+            while process.poll() is None and not glob.glob(f"{store.directory}/{sign}"):
+                pass
+            os.killpg(process.pid, signal.SIGKILL)
         assert all(store.get(each.id) for each in store.list())
     made = store.build(store.lock(["other"]))
     store.check(made.id, contents=True)
