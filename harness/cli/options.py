@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     AddCommand = Callable[[str, str, Callable[..., object]], argparse.ArgumentParser]
 
 # A copy of the names of the shipped profiles: listing their folder at every start takes time.
-PROFILES = ("server", "standard", "strict", "tool", "trusted-read")
+PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
 SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
 AUDIT_HELP = "append a record of each event to this audit trail"

@@ -9,6 +9,7 @@ from ...policies.languages import PYTHON
 from ...policies.policy import check_limit, check_names
 from ...runner.result import SandboxResult, SandboxStatus, Usage, Violation
 from .parameters import CallArguments, CommandArguments
+from .request import check_environment
 
 _TIMED_OUT, _NOT_EXECUTABLE, _KILLED = 124, 126, 137  # timeout(1); sh(1); 128 + SIGKILL
 _SUBPROCESSES = "processes.subprocesses"
@@ -18,12 +19,14 @@ _PROGRAM = "(lambda space: (exec({text!r}, space), space['start'](**{given!r}))[
 _TEXT = """\
 import os, signal, subprocess, sys
 
-def start(argv, cwd, stdin, timeout):
+def start(argv, cwd, env, stdin, timeout):
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:
-        process = subprocess.Popen(argv, cwd=cwd, stdin=source, process_group=0)
+        process = subprocess.Popen(
+            argv, cwd=cwd, env={**os.environ, **env}, stdin=source, process_group=0
+        )
     except OSError as error:
         missing = cwd if cwd and error.filename == cwd else argv[0]
         print(f"{missing}: {error.strerror}", file=sys.stderr)
@@ -90,11 +93,12 @@ def call_of(given: CommandArguments) -> CallArguments:
     if given.timeout is not None:
         check_limit("timeout", given.timeout)
     arguments = {
-        "argv": list(argv), "cwd": given.cwd, "stdin": _text(given.stdin), "timeout": given.timeout,
+        "argv": list(argv), "cwd": given.cwd, "env": check_environment(given.env),
+        "stdin": _text(given.stdin), "timeout": given.timeout,
     }  # fmt: skip
     return CallArguments(
         code=f"# {json.dumps(argv)}\n{_PROGRAM.format(text=_TEXT, given=arguments)}",
-        language=PYTHON, env=given.env, trace_id=given.trace_id,
+        language=PYTHON, trace_id=given.trace_id,
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ class Executing(Closing):
         """Run a command, in a fresh cell of a sandbox or in the cell of a Python session.
 
         `command`: the program and its arguments, or with `shell` a line for sh.  `cwd`: its directory;
-        by default that of the session, at first /workspace.  `env`: variables beside the policy's.
+        by default that of the session, at first /workspace.  `env`: variables of this command.
         `stdin`: its standard input, empty by default.  `timeout`: seconds after which it is killed; its
         output until then is in the result, as it is when the policy's own limit ends it.
 

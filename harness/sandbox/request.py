@@ -34,7 +34,7 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
         inputs=_inputs(_mapping("inputs", given.inputs)),
         files=files,
         given=frozenset(file.path for file in files),
-        environment=_environment(_mapping("env", given.env)),
+        environment=check_environment(given.env),
         stdin=None if given.stdin is None else as_bytes("stdin", given.stdin),
         limits=with_timeout(limits, given.timeout),
         trace_id=_trace_id(given.trace_id),
@@ -60,7 +60,7 @@ def make_program(
     files = _files(_mapping("files", given.files), policy.limits.workspace_bytes)
     frame = Become(
         (_absolute("argv[0]", arguments[0] if arguments else ""), *arguments[1:]),
-        {**environment, **_environment(_mapping("env", given.env))},
+        {**environment, **check_environment(given.env)},
         _absolute("cwd", "/workspace" if given.cwd is None else given.cwd),
         files,
     )
@@ -147,10 +147,12 @@ def _inputs(inputs: Mapping[str, Any]) -> bytes:
         raise PolicyError(f"inputs: not JSON: {error}") from None
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    for name, value in env.items():
+def check_environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the variables of `env`; raises PolicyError for an invalid one."""
+    variables = dict(_mapping("env", env))
+    for name, value in variables.items():
         check_variable(name, value, "env")
-    return dict(env)
+    return variables
 
 
 def _files(files: Mapping[str, str | bytes], limit: int) -> tuple[InputFile, ...]:

@@ -68,6 +68,17 @@ def test_directory_and_variables(standard: Sandbox) -> None:
     assert result.stdout == "/tmp\nred\n"
 
 
+def test_variables_are_those_of_one_command(standard: Sandbox) -> None:
+    with standard.session() as session:
+        line = "echo ${COLOUR:-none} $HOME"
+        assert session.run(line, shell=True, env={"COLOUR": "red"}).stdout == "red /workspace\n"
+        assert session.run(line, shell=True).stdout == "none /workspace\n"
+
+
+def test_a_command_is_looked_for_in_the_path_that_it_is_given(standard: Sandbox) -> None:
+    assert standard.run(["echo", "x"], env={"PATH": "/no/such"}).exit_code == 127
+
+
 def test_a_command_that_takes_too_long_is_killed_with_what_it_started(standard: Sandbox) -> None:
     with standard.session() as session:
         result = session.run("echo early; sleep 600 & sleep 600", shell=True, timeout=3.0)
@@ -164,7 +175,9 @@ def test_invalid_arguments_are_told_by_name(
 
 
 @pytest.mark.parametrize(
-    "named", [{"cwd": 5}, {"timeout": "x"}, {"timeout": -1}, {"stdin": 5}], ids=str
+    "named",
+    [{"cwd": 5}, {"timeout": "x"}, {"timeout": -1}, {"stdin": 5}, {"env": 5}, {"env": {"A": 1}}],
+    ids=str,
 )
 def test_invalid_options_are_told_by_name(named: dict[str, object], standard: Sandbox) -> None:
     with pytest.raises(PolicyError, match=next(iter(named))):

@@ -49,3 +49,38 @@ def test_neither_starts_a_program(sandbox: Sandbox) -> None:
     result = sandbox.execute("import posix; posix.fork()")
     assert not result.ok
     assert result.reason in ("validation", "exception")
+
+
+COMMIT = "git init -q && echo x >f && git add f && git commit -qm first && git log --format=%an:%s"
+WORK = {
+    "a pipe": ("mkdir d && touch d/a d/b && ls d | wc -l", "2\n"),
+    "a search": ("mkdir -p d && echo hello >d/x && grep -r hello d", "d/x:hello\n"),
+    "Python": ("python3 -c 'import sys; print(sys.argv[1])' $((1 + 1))", "2\n"),
+    "a script": ("printf '#!/bin/sh\\necho own\\n' >s && chmod +x s && ./s", "own\n"),
+}
+
+
+@pytest.mark.parametrize(("line", "output"), WORK.values(), ids=WORK)
+def test_the_workshop_has_what_developers_use(line: str, output: str, workshop: Sandbox) -> None:
+    with workshop.session() as session:
+        result = session.run(line, shell=True)
+        assert (result.stdout, result.exit_code) == (output, 0), result
+    assert workshop.run(line, shell=True).stdout == output
+
+
+@pytest.mark.needs("git")
+def test_git_works_in_the_workshop(workshop: Sandbox) -> None:
+    test_the_workshop_has_what_developers_use(COMMIT, "cell:first\n", workshop)
+
+
+def test_commands_and_programs_of_a_session_share_its_files(workshop: Sandbox) -> None:
+    with workshop.session() as session:
+        session.run("mkdir src && cd src && printf 'one\\n' >a", shell=True)
+        assert session.run(["grep", "-rc", "one", "src"]).stdout == "src/a:1\n"
+        assert session.execute("open('src/a').read()").value == "one\n"
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("workshop"), pool=0) as box:
+        yield box

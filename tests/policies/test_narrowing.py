@@ -203,11 +203,16 @@ def test_a_path_beneath_an_allowed_one_is_within() -> None:
 
 
 def test_the_profiles_stand_in_their_order() -> None:
-    assert set(profile_names()) == {"server", "strict", "standard", "tool", "trusted-read"}
+    assert set(profile_names()) == {
+        "server", "strict", "standard", "tool", "trusted-read", "workshop",
+    }  # fmt: skip
     strict = load_policy("strict")
     assert exceeds(load_policy("tool"), strict) == ()
     assert exceeds(load_policy("trusted-read"), strict) == ("filesystem: reading /usr/share",)
     assert exceeds(strict, load_policy("trusted-read")) == ()
     assert exceeds(load_policy("standard"), strict)
-    beyond = exceeds(load_policy("server"), load_policy("standard"))
-    assert {each.partition(".")[0] for each in beyond} == {"limits"}
+    for name in ("server", "workshop"):
+        beyond = exceeds(load_policy(name), load_policy("standard"))
+        assert {each.partition(".")[0] for each in beyond} <= {
+            "limits", "environment: EMAIL=cell@localhost",
+        }  # fmt: skip
