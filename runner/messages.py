@@ -163,6 +163,7 @@ class RunProgram(_Frame, frozen=True):
     tools: dict[str, tuple[str, ...]] = {}  # what it may call: name -> names of its parameters
     nonce: str = ""
     plain: bool = False  # the value is made JSON, or the error says why it cannot be
+    arguments: tuple[str, ...] = ()  # in a session those of the call before stay if there are none
 
 
 class Answer(_Frame, frozen=True):

@@ -50,5 +50,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     on_call: "OnCall | None" = None  # answers tool calls
     orphans: "Orphans | None" = None  # counts the calls that outlive their programs
     program: LongLivedProgram | None = None  # replaces `code`, which then only describes it
+    arguments: tuple[str, ...] = ()
     plain: bool = False  # the value of a Python program must be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)

@@ -87,6 +87,7 @@ def _as_json(run: RunProgram) -> bytes:
         "request": run.request,
         "nonce": run.nonce,
         "tools": list(run.tools),
+        "arguments": run.arguments,
     }
     contents = b"".join([*(file.data for file in run.files), run.stdin])
     return json.dumps(header).encode() + b"\n" + contents
@@ -111,6 +112,7 @@ def _as_lines(run: RunProgram, language: str, last_exit_code: int) -> bytes:
         _write(_STDIN, run.stdin) if run.stdin else b"",
         _write(source, run.code.encode()),
         "".join(exports).encode(),
+        f"set -- {shlex.join(run.arguments)}\n".encode() if run.arguments else b"",
         f"command . {TOOL_CLIENT}\n".encode() if run.tools else b"",
         # $? is the status of the program before.
         f"_cell() {{ return {last_exit_code}; }}\n".encode() if last_exit_code else b"",

@@ -38,13 +38,20 @@ class Parser(argparse.ArgumentParser):
     """Exits with status 2 on wrong usage, and prints the error in one line and a hint in another."""
 
     _given: Sequence[str] = ()
+    takes_arguments = False  # words behind `--` are arguments of a program
 
     def __init__(self, **settings: "Any") -> None:
         super().__init__(**settings, formatter_class=_Formatter)
 
     def parse_known_args(self, args: "Any" = None, namespace: "Any" = None) -> "Any":
         self._given = args or ()
-        return super().parse_known_args(args, namespace)
+        if not self.takes_arguments:
+            return super().parse_known_args(args, namespace)
+        end = args.index("--") if "--" in args else len(args)
+        self._given = args[:end]
+        found, unknown = super().parse_known_args(self._given, namespace)
+        found.arguments = args[end + 1 :]
+        return found, unknown
 
     def error(self, message: str) -> "NoReturn":
         known = [name for name, _ in commands_of(self)]

@@ -21,13 +21,16 @@ from ..text.terminal import (
     violation_lines,
 )
 from .options import FAILED, SUCCEEDED, print_json
+from .parsing import Parser
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, sandbox_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
+    parser.takes_arguments = True
+    parser.usage = "%(prog)s [OPTION]... (FILE | -c CODE) [-- ARGUMENT...]"
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "file", nargs="?", metavar="FILE", help="the program; - reads standard input"
@@ -45,6 +48,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", dest="inputs_file", metavar="FILE",
         help="variables of the program: a file with a JSON object; - reads standard input",
+    )  # fmt: skip
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="an environment variable of the program; without =VALUE with the value that it has "
+        "here; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--clean", action="store_true", help="remove the workspace once the program completes"
@@ -96,6 +104,8 @@ def run(options: argparse.Namespace) -> int:
             stdin=_read(options.stdin) if options.stdin else None,
             inputs=_inputs(options),
             files=dict(map(_file, options.files)),
+            arguments=options.arguments,
+            env=dict(map(_variable, options.env)),
             timeout=options.timeout,
             collect=options.collect,
             workspace=options.workspace,
@@ -204,6 +214,16 @@ def _inputs(options: argparse.Namespace) -> dict[str, Any]:
             raise PolicyError(f"--input: must be NAME=JSON, got {argument!r}")
         found[name] = _json(f"--input {name}", value, f"quote text: --input '{name}=\"...\"'")
     return found
+
+
+def _variable(argument: str) -> tuple[str, str]:
+    """Return name and value of a variable of --env."""
+    name, equals, value = argument.partition("=")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise PolicyError(f"--env: {name} is not set here", f"give its value: --env {name}=VALUE")
+    return name, os.environ[name]
 
 
 def _json(where: str, text: str | bytes, hint: str) -> Any:

@@ -115,6 +115,7 @@ class Runs(Closing):
         clean: bool = False,
         trace_id: str | None = None,
         plain: bool = False,
+        arguments: Sequence[str] = (),
     ) -> RunAttempt:
         """Execute `code` in a new cell as a durable run; the arguments are those of Sandbox.execute.
 

@@ -100,6 +100,7 @@ class Executing(Closing):
         clean: bool = False,
         trace_id: str | None = None,
         plain: bool = False,
+        arguments: Sequence[str] = (),
         on_output: OnOutput | None = None,
         cancel: int = NEVER,
     ) -> SandboxResult:
@@ -110,6 +111,7 @@ class Executing(Closing):
         has its interpreter; a session runs its own only.
         `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
         /workspace -> content, or a pathlib.Path of the host, whose file or folder is copied.
+        `arguments`: those of the program, sys.argv[1:] in Python.
         `env`: variables of the environment, beside those of the policy.
         `timeout`: seconds of wall time, at most the policy's.  `collect`: globs of files below
         /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
@@ -149,6 +151,7 @@ class Executing(Closing):
         clean: bool = False,
         trace_id: str | None = None,
         plain: bool = False,
+        arguments: Sequence[str] = (),
         on_output: Callable[[str, bytes], Awaitable[None] | None] | None = None,
     ) -> SandboxResult:
         """`execute` for asyncio callers; cancelling the task cancels the execution.
@@ -234,6 +237,7 @@ class Executing(Closing):
         clean: bool = False,
         trace_id: str | None = None,
         plain: bool = False,
+        arguments: Sequence[str] = (),
     ) -> "Run":
         """Start `execute` in the background and return a handle to it."""
         given = self._call(locals())

@@ -55,6 +55,7 @@ class CallArguments(Parameters, frozen=True, kw_only=True):
     clean: bool = False
     trace_id: str | None = None
     plain: bool = False
+    arguments: Sequence[str] = ()
 
 
 class CommandArguments(Parameters, frozen=True, kw_only=True):

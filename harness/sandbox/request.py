@@ -1,7 +1,7 @@
 """Requests made of the arguments of `execute` and `program`, which are checked here."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,9 @@ from .checks import MAX_FILES, check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
+_MOST_ARGUMENTS = 10_000
+# What execve(2) takes: MAX_ARG_STRLEN with the NUL, and half of a stack of 8 MiB / 4 for all.
+_ARGUMENT_BYTES, _ARGUMENTS_BYTES = 131_071, 1024 * 1024
 _NAME_BYTES = 255  # in one component of a path (NAME_MAX, limits.h)
 
 
@@ -40,6 +43,7 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
         trace_id=_trace_id(given.trace_id),
         collect=check_names("collect", given.collect),
         plain=check_flag("plain", given.plain),
+        arguments=_arguments(given.arguments),
     )
 
 
@@ -145,6 +149,24 @@ def _inputs(inputs: Mapping[str, Any]) -> bytes:
         return json.dumps(dict(inputs), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PolicyError(f"inputs: not JSON: {error}") from None
+
+
+def _arguments(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of a program; raises PolicyError for some that execve(2) would refuse."""
+    if not given:
+        return ()
+    if not (isinstance(given, list | tuple) and all(isinstance(each, str) for each in given)):
+        raise PolicyError(f"arguments: must be a list of text, got {repr(given)[:200]}")
+    if len(given) > _MOST_ARGUMENTS:
+        raise PolicyError(f"arguments: must be at most {_MOST_ARGUMENTS}, got {len(given)}")
+    sizes = [len(as_bytes("arguments", _argument("arguments", each))) for each in given]
+    if max(sizes) > _ARGUMENT_BYTES or sum(sizes) > _ARGUMENTS_BYTES:
+        raise PolicyError(
+            f"arguments: must have at most {_ARGUMENT_BYTES} bytes each and {_ARGUMENTS_BYTES} "
+            f"together, got {max(sizes)} and {sum(sizes)}",
+            "pass large texts as inputs, files or stdin",
+        )
+    return tuple(given)
 
 
 def check_environment(env: Mapping[str, str] | None) -> dict[str, str]:

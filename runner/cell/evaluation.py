@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ..messages import NOT_JSON, Finished
+from .exchange import PROGRAM
 from .pictures import pictures
 from .values import NotPlain, plain
 
-FILENAME = "<cell>"
 _CO_COROUTINE = 128  # as in `inspect`, which would make the launcher larger and its start longer
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
@@ -70,7 +70,7 @@ class Source(NamedTuple):
 
     code: str
     executor: Executor
-    filename: str = FILENAME
+    filename: str = PROGRAM
 
     def run(self, namespace: dict[str, object]) -> object:
         """Execute it; return the value of its last statement if that is an expression."""

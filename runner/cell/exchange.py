@@ -16,6 +16,7 @@ from ..channel import Channel, Receiver, packets
 from ..messages import Answer, Become, Finished, InputFile, RunProgram, Start, decode, encode
 
 WORKSPACE = "/workspace"
+PROGRAM = "<cell>"  # the name of a program: sys.argv[0], and in tracebacks
 # O_NONBLOCK: opening a FIFO without a reader fails at once (fifo(7)); regular files ignore it.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN_BYTES = 256 * 1024 * 1024
@@ -39,9 +40,11 @@ def receive(receiver: Receiver) -> RunProgram | Start | Become | None:
 
 
 def give(run: RunProgram, main: types.ModuleType, filename: str) -> None:
-    """Give the program its environment, its variables and its files, and tracebacks its source."""
+    """Give the program its environment, arguments, variables and files, and tracebacks its source."""
     if run.environment:
         os.environ.update(run.environment)
+    if run.arguments:
+        sys.argv = [PROGRAM, *run.arguments]
     if run.inputs != b"{}":
         main.__dict__.update(json.loads(run.inputs))
     main.__dict__["__builtins__"] = builtins

@@ -129,14 +129,14 @@
   };
 
   const once = () => {
-    const { path, inputs, environment, limit, tools } = JSON.parse(fs.readFileSync(given, "utf8"));
+    const { path, inputs, environment, limit, tools, arguments: words } = JSON.parse(fs.readFileSync(given, "utf8"));
     fs.unlinkSync(given);
     const failed = (error) => { send(failure(error)); process.exit(1); };
     process.on("uncaughtException", failed);
     Object.assign(process.env, environment);
     Object.assign(globalThis, inputs);
     offer(tools);
-    process.argv.splice(1, process.argv.length, path);
+    process.argv.splice(1, process.argv.length, path, ...words);
     const settle = (value) => process.once("beforeExit", () => send(told(value, limit)));
     try {
       Promise.resolve(run(fs.readFileSync(path, "utf8"), path)).then(settle, failed);
@@ -171,6 +171,7 @@
     read_from(content(request.stdin));
     Object.assign(process.env, request.environment);
     Object.assign(globalThis, request.inputs);
+    if (request.arguments.length) process.argv.splice(1, process.argv.length, "<cell>", ...request.arguments);
     offer(request.tools);
   };
   const read_from = (data) => { // what is opened has the lowest number that is free

@@ -164,6 +164,7 @@ lambda do |given|
   main = TOPLEVEL_BINDING
   give = lambda do |request|
     ENV.update(request["environment"])
+    ARGV.replace(request["arguments"]) unless request["arguments"].empty?
     request["inputs"].each { |name, value| main.local_variable_set(name, value) }
   end
 

@@ -25,8 +25,8 @@ from typing import NoReturn
 from ...policies.plan import Plan
 from ..channel import Channel
 from ..messages import Become, Finished, RunProgram, encode
-from .evaluation import FILENAME, Executor, Source, lines_of, outcome
-from .exchange import WORKSPACE, give, receive, receiver_of, report
+from .evaluation import Executor, Source, lines_of, outcome
+from .exchange import PROGRAM, WORKSPACE, give, receive, receiver_of, report
 from .pictures import display
 from .programs import Interpreter, become_program
 from .repl import converse
@@ -58,7 +58,7 @@ def prepare(plan: Plan) -> None:
     global _other  # noqa: PLW0603 - set once, before any fork
     _other = Interpreter(plan) if plan.program else None
     sys.path_importer_cache.clear()
-    sys.argv = [FILENAME]
+    sys.argv = [PROGRAM]
     os.environ.clear()  # Python itself put LC_CTYPE there (PEP 538)
     os.environ.update(plan.environment)
     threading.excepthook = _raised_in_thread
@@ -220,7 +220,7 @@ def _run(run: RunProgram, sock: Channel, toolbox: Toolbox | None) -> int:
 def _execute(run: RunProgram, toolbox: Toolbox | None) -> tuple[Finished, int]:
     main = fresh_main()
     gc.enable()
-    give(run, main, FILENAME)
+    give(run, main, PROGRAM)
     if toolbox:
         toolbox.open(run, main)
     program = Source(run.code, Executor())

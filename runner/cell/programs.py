@@ -73,14 +73,14 @@ class Interpreter:
             given = {
                 "path": self._source, "inputs": json.loads(run.inputs),
                 "environment": run.environment, "limit": run.value_bytes,
-                "tools": list(run.tools),
+                "tools": list(run.tools), "arguments": run.arguments,
             }  # fmt: skip
             _write_text(_GIVEN, json.dumps(given))
             os.set_inheritable(control, True)
             self._execute(*self._with_harness(_GIVEN))
         os.environ.update(run.environment)
         os.environ.update(as_environment(run.inputs))
-        self._execute(*self._language.arguments, *self._source_of(run))
+        self._execute(*self._language.arguments, *self._source_of(run), *run.arguments)
 
     def _source_of(self, run: RunProgram) -> tuple[str, ...]:
         """Return what names the program, behind the command that calls tools if it has any.

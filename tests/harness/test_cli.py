@@ -38,6 +38,30 @@ def test_a_failure_is_one_line_beside_the_programs_own_words() -> None:
     assert done.stderr.startswith("cellwright: failed (exit) · exit code 3")
 
 
+def test_what_follows_two_dashes_are_arguments_of_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "x.py"
+    program.write_text("import sys; print(sys.argv[1:])")
+    for source in ((str(program),), ("-c", program.read_text())):
+        done = run(*source, "--", "a b", "--json", "--", "-c")
+        assert (done.returncode, done.stdout) == (0, "['a b', '--json', '--', '-c']\n")
+    done = run("-c", "1", "--", "\udc80")
+    assert (done.returncode, done.stderr) == (2, "cellwright: arguments: holds a lone surrogate\n")
+    assert run("--", "a").returncode == 2
+
+
+def test_variables_are_given_or_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "of the caller")
+    monkeypatch.delenv("MISSING", raising=False)
+    code = "import os; print(os.environ['HERE'], os.environ['A'], 'PWD' in os.environ)"
+    done = run("--env", "HERE", "--env", "A=b=c", "-c", code)
+    assert (done.returncode, done.stdout) == (0, "of the caller b=c False\n")
+    done = run("--env", "MISSING", "-c", code)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "cellwright: --env: MISSING is not set here\nhint: give its value: --env MISSING=VALUE\n"
+    )
+
+
 def test_a_shell_that_may_not_fork_is_told_which_policy_lets_it() -> None:
     code = "echo $(ls /) | wc -c"
     done = run("--language", "bash", "-c", code)

@@ -86,6 +86,39 @@ def test_it_is_given_what_a_python_program_is(sandbox: Sandbox, language: str) -
     assert result.value == {"a": [1, None, "\u00fc"]}
 
 
+LISTS_ARGUMENTS = {
+    "python": "import json, sys\nprint(json.dumps(sys.argv[1:]))",
+    "javascript": "console.log(JSON.stringify(process.argv.slice(2)))",
+    "ruby": "require 'json'; puts JSON.generate(ARGV)",
+    "bash": """printf '["%s", "%s", "%s", "%s"]' "$1" "$2" "$3" "$4" """,
+    "sh": """printf '["%s", "%s", "%s", "%s"]' "$1" "$2" "$3" "$4" """,
+}
+ARGUMENTS = ["a  b", "--json", "it's \N{SNOWMAN}", "$x `y` *"]
+
+
+@pytest.mark.parametrize("language", ["python", *EVERY])
+def test_a_program_has_its_arguments(sandbox: Sandbox, language: str) -> None:
+    code = LISTS_ARGUMENTS[language]
+    assert json.loads(sandbox.execute(code, language, arguments=ARGUMENTS).stdout) == ARGUMENTS
+    none = json.loads(sandbox.execute(code, language).stdout)
+    assert [each for each in none if each] == []
+
+
+@pytest.mark.parametrize("language", ["python", *EVERY])
+def test_arguments_stay_in_a_session_until_a_call_has_others(
+    sandbox: Sandbox, language: str
+) -> None:
+    code = LISTS_ARGUMENTS[language]
+    others = ["1\n2", "", "-n", "\\"]
+    with sandbox.session(language=language) as session:
+        for given, expected in ((ARGUMENTS, ARGUMENTS), ((), ARGUMENTS), (others, others)):
+            said = session.execute(code, arguments=given).stdout
+            if language in ("bash", "sh"):  # which print what JSON would escape
+                assert all(each in said for each in expected)
+            else:
+                assert json.loads(said) == expected
+
+
 @pytest.mark.parametrize("language", ["bash", "sh"])
 def test_a_shell_has_inputs_as_variables(sandbox: Sandbox, language: str) -> None:
     code = 'read line; echo "$line $text $list $E"; IFS= read -r f < f; echo "$f"'

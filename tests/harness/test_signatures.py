@@ -135,6 +135,7 @@ def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
     given = CallArguments(
         code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
         env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
+        arguments=("a b",),
     )  # fmt: skip
     changed = {
         each.name for each in msgspec.structs.fields(CallArguments)
@@ -228,6 +229,13 @@ def test_a_path_in_the_place_of_content_is_told_how_to_be_read() -> None:
         ({"on_output": 5}, "on_output: must be a function, got 5"),
         ({"env": {"A": 1}}, "env: must map text to text, got 'A'"),
         ({"env": {"A=": "1"}}, "env: a name must not"),
+        ({"arguments": "ab"}, "arguments: must be a list of text, got 'ab'"),
+        ({"arguments": ["a", 1]}, "arguments: must be a list of text"),
+        ({"arguments": ["a\0"]}, "arguments: .* holds a NUL character"),
+        ({"arguments": ["\udc80"]}, "arguments: holds a lone surrogate"),
+        ({"arguments": ["a"] * 10_001}, "arguments: must be at most 10000, got 10001"),
+        ({"arguments": ["a" * 131_072]}, "arguments: must have at most 131071 bytes each"),
+        ({"arguments": ["a" * 131_071] * 9}, "1048576 together, got 131071 and 1179639"),
     ],
 )
 def test_an_invalid_argument_is_named_as_the_caller_wrote_it(

@@ -36,6 +36,7 @@ def packed(
     checked = replace(
         given, stdin=request.stdin, inputs=request.inputs, files=request.files,
         env=request.environment, collect=request.collect, plain=request.plain,
+        arguments=request.arguments,
     )  # fmt: skip
     told = ExecuteArguments(**{name: getattr(checked, name) for name in _SENT})
     return Execute(request.code.encode(), True, language, told, session, stream)

@@ -51,6 +51,7 @@ class ExecuteArguments(_DaemonFrame, frozen=True):
     trace_id: _Name | None = None
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
     plain: bool = False
+    arguments: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
 
 
 class Execute(_DaemonFrame, frozen=True):

@@ -37,6 +37,7 @@ PROGRAMS: tuple[tuple[Any, dict[str, Any]], ...] = (
     ("2 ** 100, 0.1, None, 'ü\\U0001f600', [1, {'a': ()}]", {}),
     ("import sys; print(x, input(), open('f').read(), file=sys.stderr); x", {"inputs": {"x": {"y": [1.5, 2**70]}}, "stdin": "line", "files": {"f": b"\xff"}}),
     ("import os; os.environ['A']", {"env": {"A": "b"}}),
+    ("import sys; sys.argv", {"arguments": ["a b", "ü"]}),
     ("open('a.csv', 'w').write('1'); open('b', 'w').write('2')", {"collect": ["*.csv"]}),
     ("raise ValueError('no')", {}),
     ("import os; os.abort()", {}),
@@ -82,7 +83,7 @@ def test_other_languages_and_unknown_ones(connected: Sandbox, strict: Sandbox) -
 MISTAKES: tuple[dict[str, Any], ...] = (
     {"stdin": 1}, {"inputs": []}, {"inputs": {"x": object()}}, {"inputs": {"1": 1}}, {"inputs": {"x": float("nan")}},
     {"files": {"../x": b""}}, {"files": {"x": 1}}, {"env": {"=": ""}}, {"timeout": -1}, {"timeout": "1"}, {"trace_id": 1},
-    {"collect": "*"}, {"nonsense": 1}, {"code": 1},
+    {"collect": "*"}, {"arguments": "a"}, {"nonsense": 1}, {"code": 1},
 )  # fmt: skip
 
 

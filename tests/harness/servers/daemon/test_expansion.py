@@ -22,7 +22,9 @@ from tests.work import cost_of, multiplied
 
 _TIMES = 8  # the size of a frame
 _BESIDES = 16 * MIB  # 65,536 files, variables and globs
-GIVEN = ExecuteArguments(b"in", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 1.0, "t", ("*",))
+GIVEN = ExecuteArguments(
+    b"in", b"{}", (InputFile("p", b"d"),), {"A": "b"}, 1.0, "t", ("*",), False, ("a",)
+)
 FRAMES = [Execute(b"1", True, "python", GIVEN, "s"), OpenSession("s"), Download("s", "p"),
           Validate(b"1"), Cancel(), Describe(), Hello(1, "p")]  # fmt: skip
 
