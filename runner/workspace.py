@@ -67,11 +67,11 @@ class Executable(bytes):
 
 
 class KeptWorkspace(msgspec.Struct, frozen=True):
-    """The fate of a named workspace: `saved`, `unchanged`, `removed`, or unchanged because saving
-    was `refused`, and `why`."""
+    """The fate of a named workspace: `saved`, `staged` as a change that waits for review, `unchanged`,
+    `removed`, or unchanged because saving was `refused`, and `why`."""
 
     name: str
-    state: Literal["saved", "unchanged", "removed", "refused"]
+    state: Literal["saved", "staged", "unchanged", "removed", "refused"]
     why: str = ""
     size_bytes: int = 0
     files: int = 0

@@ -43,6 +43,7 @@ TYPED: dict[str, dict[str, str]] = {
         "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
     },
     "harness/README.md: $ cellwright repl": {},
+    "harness/README.md: $ cellwright run --workspace": {},
     "harness/mcp/README.md: $ cellwright run --servers": {
         "servers.json": _SERVERS,
         "server.py": _SERVER,

@@ -39,7 +39,7 @@ COMMANDS = {
     "learn": ("learn", "run a program and write the policy it needs"),
     "doctor": ("doctor", "test every layer and print how to repair those that fail"),
     "env": ("env", "lock, build, list and remove sets of packages"),
-    "workspace": ("workspace", "list, read and change named workspaces"),
+    "workspace": ("workspace", "list, read and change named workspaces, and commit their changes"),
     "audit": ("audit", "read an audit trail and verify it"),
     "runs": ("runs", "list durable runs, decide on approvals, and resume"),
     "tools": ("tools", "create, call and list tools"),

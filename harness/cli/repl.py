@@ -26,7 +26,7 @@ from ..text.terminal import StreamPrinter, harmless, result_line, violation_line
 from .artifacts import without_text_forms, write_artifacts
 from .options import FAILED, SUCCEEDED
 from .prompt import ProgramBuffer, PromptReader, reader_of_stdin
-from .sandbox import OUTPUT, add_language, add_sandbox, check_language, sandbox_of
+from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
 
 HELP = """\
 :help                 print this list
@@ -126,6 +126,7 @@ class Repl:
     def close(self) -> None:
         """End the session; raises WorkspaceError if its workspace cannot be saved."""
         self._session.close()
+        print_staged(self._session.workspace)
 
     def _run_all(self, programs: list[str]) -> None:
         for program in programs:

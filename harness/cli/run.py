@@ -22,7 +22,7 @@ from ..text.terminal import (
 )
 from .options import FAILED, SUCCEEDED, print_json
 from .parsing import Parser
-from .sandbox import OUTPUT, add_language, add_sandbox, check_language, sandbox_of
+from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,6 +166,7 @@ def _has_only_a_value(result: SandboxResult) -> bool:
 def _is_workspace_saved(result: SandboxResult) -> bool:
     """Tell whether the named workspace, if any, was saved; print why it was not."""
     workspace = result.workspace
+    print_staged(workspace)
     if workspace is None or workspace.state != "refused":
         return True
     print(f"cellwright: workspace not saved: {harmless(workspace.why)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from .packages import add_packages, packages_of, with_environment
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
+    from ...runner.workspace import KeptWorkspace
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
@@ -47,6 +49,10 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
         metavar="NAME",
         help="restore /workspace from this workspace, and save it after",
     )
+    parser.add_argument(
+        "--review", action="store_true",
+        help="save the workspace as a change that waits for `cellwright workspace commit`",
+    )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     parser.add_argument(
         "--connect", metavar="PATH",
@@ -93,8 +99,17 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
         yield sandbox
 
 
+def print_staged(kept: "KeptWorkspace | None") -> None:
+    """Say that a change of the workspace waits for review, if there is one."""
+    if kept is not None and kept.state == "staged":
+        print(
+            f"cellwright: a change of workspace {kept.name!r} waits for review: "
+            f"see `cellwright workspace diff {kept.name}`", file=sys.stderr,
+        )  # fmt: skip
+
+
 def _refuse_with_connect(options: argparse.Namespace) -> None:
-    for name in ("memory", "optional", "audit", "servers", "packages", "venv"):
+    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "review"):
         if getattr(options, name, None):
             raise PolicyError(
                 f"--{name} cannot be combined with --connect: the daemon decides it",
@@ -105,10 +120,12 @@ def _refuse_with_connect(options: argparse.Namespace) -> None:
 def _workspaces(options: argparse.Namespace) -> "Workspaces | None":
     """Return the store of named workspaces if --workspace names one."""
     if options.workspace is None:
+        if options.review:
+            raise PolicyError("--review: there is no workspace", "name one with --workspace")
         return None
     from .workspace import workspaces_at
 
-    return workspaces_at(None)
+    return workspaces_at(None, review=options.review)
 
 
 @contextlib.contextmanager

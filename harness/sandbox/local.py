@@ -142,6 +142,11 @@ class LocalCells:
         if given.workspace is not None:
             from .workspaces.calls import NamedWorkspace  # seldom needed
 
+            if clean and self.workspaces.review:
+                raise PolicyError(
+                    "clean: a workspace with review=True is not removed by a call",
+                    "remove it with Workspaces.remove, or `cellwright workspace remove`",
+                )
             return NamedWorkspace(self.workspaces, given.workspace, clean)
         if clean:
             raise PolicyError(

@@ -468,7 +468,7 @@ def test_a_lock_on_an_unlinked_file_does_not_count(
         real(lock, operation)
 
     monkeypatch.setattr(workspace_files.fcntl, "flock", late)
-    assert workspace_files._try_lock(path) is None
+    assert workspace_files.try_lock(tmp_path, "mine") is None
 
 
 # Sessions

@@ -7,7 +7,7 @@ import os
 import select
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ....policies.errors import BusyError, WorkspaceError
@@ -74,6 +74,35 @@ def remove_file(path: Path) -> None:
         raise WorkspaceError(f"cannot remove {path}: {error.strerror}") from None
 
 
+def rename_file(path: Path, target: Path) -> None:
+    """Give a file another name, in place of the file that has it; raises WorkspaceError."""
+    try:
+        os.rename(path, target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        raise WorkspaceError(f"cannot write {target}: {error.strerror}") from None
+
+
+def last_use(paths: Iterable[Path]) -> float | None:
+    """Return when one of these files was last used, None if none is there; raises WorkspaceError."""
+    times = []
+    for path in paths:
+        try:
+            times.append(os.stat(path, follow_symlinks=False).st_mtime)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise WorkspaceError(f"cannot read {path}: {error.strerror}") from None
+    return max(times, default=None)
+
+
+def note_use(paths: Iterable[Path]) -> None:
+    """Note that these files are used now; those that are missing, or another user's, are left."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, follow_symlinks=False)
+
+
 def take_lock(
     directory: Path, name: str, seconds: float, cancel: int, on_wait: Callable[[str], None]
 ) -> int:
@@ -86,12 +115,11 @@ def take_lock(
     reports a close before the lock is released, so this polls.
     """
     deadline = time.monotonic() + seconds
-    path = directory / f".{name}.lock"
     poll = select.poll()
     if cancel >= 0:
         poll.register(cancel, select.POLLIN)
     told = False
-    while (lock := _try_lock(path)) is None:
+    while (lock := try_lock(directory, name)) is None:
         if not told:
             told = True
             on_wait(name)
@@ -105,8 +133,9 @@ def take_lock(
     return lock
 
 
-def _try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock, None if another holder does."""
+def try_lock(directory: Path, name: str) -> int | None:
+    """Return a descriptor that holds the lock of a workspace, None if another holder does."""
+    path = directory / f".{name}.lock"
     try:
         lock = os.open(path, _LOCK, _PRIVATE)
     except OSError as error:
