@@ -74,7 +74,9 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes dropped per stream; `layers` are the layers in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
-    ended with this request.  `workspace`: what became of the named one that it was given.
+    ended with this request.  `notices`: what was changed in the source, and what to use in place of
+    lines that are not Python, made from the words of the program.  `workspace`: what became of the
+    named one that it was given.
     """
 
     status: SandboxStatus
@@ -90,6 +92,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     violations: tuple[Violation, ...] = ()
     findings: tuple[Finding, ...] = ()
+    notices: tuple[str, ...] = ()
     truncated: dict[str, int] = {}
     files: tuple[WorkspaceFile, ...] = ()
     artifacts: tuple[Artifact, ...] = ()

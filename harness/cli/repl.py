@@ -22,7 +22,7 @@ from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
 from ..sandbox.session import Session
 from ..state import state_directory
-from ..text.terminal import StreamPrinter, harmless, result_line, violation_lines
+from ..text.terminal import StreamPrinter, harmless, notice_lines, result_line, violation_lines
 from .artifacts import without_text_forms, write_artifacts
 from .options import FAILED, SUCCEEDED
 from .prompt import ProgramBuffer, PromptReader, reader_of_stdin
@@ -151,7 +151,7 @@ class Repl:
         if result.value is not None and not self._python:
             text = msgspec.json.encode(result.value).decode()
             print(harmless(text) if self._reader.is_interactive else text, flush=True)
-        for line in violation_lines(result):
+        for line in (*notice_lines(result), *violation_lines(result)):
             print(line, file=sys.stderr, flush=True)
         self._write_artifacts(without_text_forms(result.artifacts))
         _say_end(result)

@@ -16,6 +16,7 @@ from ..text.terminal import (
     StreamPrinter,
     harmless,
     hint_lines,
+    notice_lines,
     result_line,
     shown_value,
     violation_lines,
@@ -140,6 +141,8 @@ def _printer(options: argparse.Namespace) -> OnOutput | None:
 
 def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> int:
     as_json = options.json or options.json_lines
+    if not as_json and result.notices:
+        print(*notice_lines(result), sep="\n", file=sys.stderr)
     if not as_json and result.ok and _has_only_a_value(result):
         text = shown_value(result.value, language)
         print(harmless(text) if sys.stdout.isatty() else text)

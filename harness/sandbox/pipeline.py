@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ...policies.languages import PYTHON
 from ...policies.policy import Policy, Validation, check_names
 from ...policies.source.findings import Finding, Rules
 from ...runner.request import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
 from ..tools.caller import CALLING
+from .idioms import begins_with_fence, notices_of, without_fence
 from .parameters import CallArguments, ProgramArguments
 from .request import Rejected, check_language, make_program, make_request
 
@@ -41,15 +43,18 @@ class RequestPipeline:
         """Check a request, execute it by `perform`, and record both."""
         try:
             language = check_language(given.language)
-            request = make_request(given, self._policy.limits)
+            request, notices = _unwrapped(make_request(given, self._policy.limits), language)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.trace_id)
         findings = self._findings(request.code, language)
         if findings and self._policy.validation.mode == "enforce":
-            return self._rejected(str(findings[0]), request.trace_id, findings)
-        result = self._recorded(request, language, perform, session_id)
-        if findings or session_id:
-            return replace(result, findings=findings, session_id=session_id)
+            result = self._rejected(str(findings[0]), request.trace_id, findings)
+        else:
+            result = self._recorded(request, language, perform, session_id)
+        if language == PYTHON and _is_no_python(result):
+            notices += notices_of(request.code, self._policy)
+        if findings or session_id or notices:
+            return replace(result, findings=findings, session_id=session_id, notices=notices)
         return result
 
     def perform_program(
@@ -128,6 +133,22 @@ class RequestPipeline:
             return result
         span, kept = self._trail.refuse(why, result.execution_id, trace_id)
         return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+
+
+def _unwrapped(request: Request, language: str) -> tuple[Request, tuple[str, ...]]:
+    """Return a request without the code fence around its program, and the notice about that."""
+    if language != PYTHON or not begins_with_fence(request.code):
+        return request, ()
+    code, notice = without_fence(request.code)
+    return (replace(request, code=code), (notice,)) if notice else (request, ())
+
+
+def _is_no_python(result: SandboxResult) -> bool:
+    """Tell whether the program failed, or was rejected, because it could not be parsed."""
+    if result.ok:
+        return False
+    is_found = any(each.rule == "syntax" for each in result.findings)
+    return is_found or (result.error or "").startswith("SyntaxError")
 
 
 def _about(request: Request, session_id: str | None) -> dict[str, str]:

@@ -97,6 +97,11 @@ def hint_lines(result: SandboxResult) -> list[str]:
     return [f"hint: {harmless(hint)}" for hint in result.hints]
 
 
+def notice_lines(result: SandboxResult) -> list[str]:
+    """Return the notices of a result, one a line."""
+    return [f"cellwright: {harmless(notice)}" for notice in result.notices]
+
+
 def violation_lines(result: SandboxResult) -> list[str]:
     """Return the first ten violations of a program, one a line."""
     refused = coloured("refused", "yellow", sys.stderr)

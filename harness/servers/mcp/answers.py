@@ -149,7 +149,7 @@ def _usage(result: SandboxResult) -> dict[str, float]:
 def _notes(result: SandboxResult) -> list[str]:
     """Return a note for each part that is missing in the result."""
     notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
-    notes += () if result.ok else result.hints
+    notes += result.notices if result.ok else (*result.notices, *result.hints)
     notes += [f"{each.path or 'files'}: not collected: {each.why}" for each in result.uncollected]
     return notes + (["the session has ended and its state is lost"] if result.session_lost else [])
 
