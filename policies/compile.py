@@ -5,6 +5,7 @@ import os
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from .errors import Unenforceable
 from .host import Host
 from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
 from .layers import layers_in_force
@@ -49,6 +50,11 @@ def compile_policy(
     lacks a layer that the policy does not name optional.
     """
     policy = check_policy(policy)
+    if policy.network.allow:
+        raise Unenforceable(
+            (("egress", f"{policy.network.allow[0]}: cells cannot reach hosts yet"),),
+            "leave network.allow out, and call a tool of the host instead",
+        )
     layers = layers_in_force(policy, host)
     table = syscall_table()
     limits = policy.limits

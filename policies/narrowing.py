@@ -1,5 +1,7 @@
 """Narrowing and comparison of policies: a caller may narrow a policy, never widen it."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from .denied import denied_by, is_pattern
@@ -18,6 +20,9 @@ from .policy import (
 )  # fmt: skip
 from .source.findings import Rules
 from .tools import narrow_tools, tools_exceed
+
+if TYPE_CHECKING:
+    from .network.comparison import RuleSet
 
 _STRICTER = ("off", "advise", "enforce")
 _NO_PACKAGE = "-"  # not a name: stands for an empty list of allowed packages
@@ -46,7 +51,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             execute=execute if subprocesses else (),
             execute_own=policy.processes.execute_own and by.processes.execute_own,
         ),
-        network=Network(loopback=policy.network.loopback and by.network.loopback),
+        network=_common_network(policy.network, by.network),
         python=Python(
             path=packages,
             preload=tuple(each for each in policy.python.preload if each in by.python.preload),
@@ -84,6 +89,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
         *_uncovered(policy, limit),
         *_switches(policy, limit),
+        *_network(policy.network, limit.network),
         *(
             f"syscalls.groups: the system calls of {group}"
             for group in policy.syscalls.groups
@@ -162,6 +168,30 @@ def _packages(some: Packages, limit: Packages) -> list[str]:
     if some.max_bytes > limit.max_bytes:
         found.append(f"packages.max_bytes: {some.max_bytes:,} instead of {limit.max_bytes:,}")
     return found
+
+
+def _common_network(some: Network, others: Network) -> Network:
+    loopback = some.loopback and others.loopback
+    if not (some.allow and others.allow):
+        return Network(loopback=loopback)
+    from .network.comparison import common_rules  # imports ipaddress, which few policies need
+
+    shared = common_rules(_rules_of(some), _rules_of(others))
+    return Network(loopback=loopback, allow=tuple(shared.allow), deny=tuple(shared.deny))
+
+
+def _network(some: Network, limit: Network) -> list[str]:
+    if not some.allow:
+        return []
+    from .network.comparison import rules_exceed
+
+    return rules_exceed(_rules_of(some), _rules_of(limit))
+
+
+def _rules_of(network: Network) -> "RuleSet":
+    from .network.comparison import RuleSet
+
+    return RuleSet(network.allow, network.deny, network.addresses)
 
 
 def _stricter(some: Validation, other: Validation) -> Validation:

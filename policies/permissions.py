@@ -34,8 +34,12 @@ class FilePermission:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPermission:
-    """Access to the network.  A cell has at most its own loopback (`allow_localhost`); creating a
-    sandbox with any other access raises PolicyError."""
+    """Access to hosts by name; `denied_hosts` win over `allowed_hosts`.
+
+    `*.example.org` stands for every name below example.org.  `allowed_ports` are by default 443; port
+    80 is for HTTP, 443 for TLS, and others for any bytes.  `allow_outbound` alone allows nothing: name
+    the hosts.  `allow_inbound` is refused.  `allow_localhost` is the cell's own loopback.
+    """
 
     allow_outbound: bool = False
     allow_inbound: bool = False

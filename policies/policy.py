@@ -8,6 +8,7 @@ import msgspec
 
 from .denied import denied_by
 from .errors import PolicyError
+from .network.rules import NetworkDenial, NetworkRule, check_rules
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
 from .tools import Tools, check_tools
 
@@ -57,10 +58,16 @@ class Processes(_Section, frozen=True):
 class Network(_Section, frozen=True):
     """Network of a cell, which has a network namespace of its own.
 
-    loopback: TCP and UDP over the cell's own loopback; there is no other network
+    loopback: TCP and UDP over the cell's own loopback
+    allow: hosts that programs may connect to by name; without rules there is no other network
+    deny: hosts that they may not, whatever `allow` says
+    addresses: networks that are not public and that every rule may reach, such as 10.1.0.0/16
     """
 
     loopback: bool = False
+    allow: tuple[NetworkRule, ...] = ()
+    deny: tuple[NetworkDenial, ...] = ()
+    addresses: tuple[str, ...] = ()
 
 
 class Python(_Section, frozen=True):
@@ -197,6 +204,9 @@ def check_policy(policy: Policy) -> Policy:
         )
     check_validation(policy.validation)
     check_tools(policy.tools)
+    network = policy.network
+    if network.allow or network.deny or network.addresses:
+        check_rules(network.allow, network.deny, network.addresses)
     check_names("python.preload", policy.python.preload)
     for name in policy.python.preload:
         if not all(part.isidentifier() for part in name.split(".")):

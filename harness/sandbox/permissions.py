@@ -8,6 +8,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import SHEBANG_BYTES, shebang_of
+from ...policies.network.rules import NetworkDenial, NetworkRule
 from ...policies.permissions import (
     FilePermission,
     NetworkPermission,
@@ -15,7 +16,7 @@ from ...policies.permissions import (
     PermissionSet,
     ProcessPermission,
 )
-from ...policies.policy import Network, Policy, check_limit, check_policy
+from ...policies.policy import Policy, check_limit, check_policy
 from .expansion import denied_patterns, dot_names, expand, with_files
 
 _SEARCHED = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
@@ -40,7 +41,7 @@ _OWN_TASKS = 1  # the main process of the program
 def policy_of(permissions: PermissionSet, base: Policy | None = None) -> Policy:
     """Return `base`, by default the deny-all policy, widened by `permissions`.
 
-    Raises PolicyError for permissions that are invalid or cannot be granted, such as a network.
+    Raises PolicyError for permissions that are invalid or cannot be granted.
     """
     policy = base or Policy(name="permissions")
     files = [each for each in permissions.permissions if isinstance(each, FilePermission)]
@@ -92,14 +93,39 @@ def _executing(policy: Policy) -> Policy:
 
 
 def _with_network(policy: Policy, permission: NetworkPermission) -> Policy:
-    wanted = permission.allow_outbound or permission.allow_inbound or permission.allowed_hosts
-    if wanted or permission.allowed_ports:
+    if permission.allow_inbound:
         raise PolicyError(
-            "network: cells have no network",
-            "do the request on the host and pass its result in with inputs= or files=",
+            "allow_inbound: must be False: a cell accepts no connections from outside"
         )
-    loopback = policy.network.loopback or permission.allow_localhost
-    return msgspec.structs.replace(policy, network=Network(loopback=loopback))
+    if not permission.allowed_hosts and (permission.allow_outbound or permission.allowed_ports):
+        raise PolicyError(
+            "allowed_hosts: must name the hosts that programs may reach, got none",
+            "NetworkPermission(allowed_hosts=[...], allowed_ports=[443])",
+        )
+    network = policy.network
+    allow = tuple(_allowed(permission))
+    deny = tuple(NetworkDenial(host=host) for host in permission.denied_hosts)
+    return msgspec.structs.replace(
+        policy,
+        network=msgspec.structs.replace(
+            network,
+            loopback=network.loopback or permission.allow_localhost,
+            allow=(*network.allow, *allow),
+            deny=(*network.deny, *deny),
+        ),
+    )
+
+
+def _allowed(permission: NetworkPermission) -> Iterator[NetworkRule]:
+    """Yield the rules of a permission, which has no schemes: on other ports than 80 and 443 programs
+    may send any bytes."""
+    standard = tuple(port for port in permission.allowed_ports or (443,) if port in (80, 443))
+    others = tuple(port for port in permission.allowed_ports if port not in standard)
+    for host in permission.allowed_hosts:
+        if standard:
+            yield NetworkRule(host=host, ports=standard)
+        if others:
+            yield NetworkRule(host=host, ports=others, schemes=("tcp",))
 
 
 def _with_programs(policy: Policy, permission: ProcessPermission) -> Policy:

@@ -134,7 +134,8 @@ class ToolSpec(_Part, frozen=True):
         if self.idempotent:
             return True
         writes = any(each.level is PermissionLevel.WRITE for each in self.grants.files)
-        return self.owner is ToolOwner.AGENT and not self.calls and not writes
+        reaches = any(each.allowed_hosts for each in self.grants.network)
+        return self.owner is ToolOwner.AGENT and not (self.calls or writes or reaches)
 
 
 def hash_of(source: str) -> str:

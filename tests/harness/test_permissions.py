@@ -20,6 +20,7 @@ from cellwright import (
     Sandbox,
 )
 from cellwright.harness.sandbox.permissions import policy_of
+from cellwright.policies.network.rules import NetworkRules
 from cellwright.policies.policy import Filesystem, Policy
 from tests.conftest import OPTIONAL
 from tests.escapes.without import errno_of
@@ -209,17 +210,35 @@ def test_processes_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "said"),
     [
-        {"allow_outbound": True},
-        {"allow_inbound": True},
-        {"allowed_hosts": ["api.example.com"]},
-        {"allowed_ports": [443]},
+        ({"allow_outbound": True}, "allowed_hosts: must name the hosts"),
+        ({"allowed_ports": [443]}, "allowed_hosts: must name the hosts"),
+        ({"allow_inbound": True}, "allow_inbound: must be False"),
+        ({"allowed_hosts": ["*"]}, "must not cover names of different owners"),
+        ({"allowed_hosts": ["10.0.0.1"]}, "is an address, not a name"),
     ],
 )
-def test_a_network_is_refused_before_anything_runs(asked: dict[str, object]) -> None:
-    with pytest.raises(PolicyError, match="cells have no network"):
-        Sandbox(policy=PermissionSet().add(NetworkPermission(**asked)))  # type: ignore[arg-type]
+def test_a_network_without_named_hosts_is_refused(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        policy_of(PermissionSet().add(NetworkPermission(**asked)))  # type: ignore[arg-type]
+
+
+def test_named_hosts_become_rules() -> None:
+    permission = NetworkPermission(
+        allowed_hosts=["api.example.org", "*.example.com"], allowed_ports=[443, 5432],
+        denied_hosts=["bad.example.com"], allow_localhost=True,
+    )  # fmt: skip
+    network = policy_of(PermissionSet().add(permission)).network
+    rules = NetworkRules(network.allow, network.deny, network.addresses)
+    assert network.loopback
+    assert rules.decide("api.example.org", 443, "https").is_allowed
+    assert not rules.decide("api.example.org", 443, "tcp").is_allowed
+    assert rules.decide("www.example.com", 5432, "tcp").is_allowed
+    assert not rules.decide("bad.example.com", 443).is_allowed
+    assert not rules.decide("api.example.org", 80).is_allowed
+    network = policy_of(PermissionSet().add(NetworkPermission(allowed_hosts=["a.example"]))).network
+    assert [rule.each_port() for rule in network.allow] == [(443,)]
 
 
 def test_its_own_loopback_is_given() -> None:

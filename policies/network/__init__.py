@@ -1,0 +1,1 @@
+"""Network rules: names, addresses, paths, and the decision about a connection.  Pure."""
