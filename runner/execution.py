@@ -117,7 +117,8 @@ def look_at_files(
     if not before and is_empty(workspace):
         return WorkspaceChanges({}, (), ())
     unlisted: list[str] = []
-    listing = list_files(workspace, unlisted.append)
+    others: list[str] = []
+    listing = list_files(workspace, unlisted.append, others.append)
     inputs = {(file.path, hashlib.sha256(file.data).hexdigest()) for file in request.files}
     files = changed(workspace, before, listing)
     made = tuple(file for file in files if (file.path, file.sha256) not in inputs)
@@ -126,7 +127,7 @@ def look_at_files(
     limit = request.limits.artifact_bytes
     budget = collecting_budget(cancel)
     given = {file.path: file.data for file in request.files if file.path in request.given}
-    artifacts, left_out = collect(workspace, listing, request.collect, limit, budget, given)
+    artifacts, left_out = collect(workspace, listing, request.collect, limit, budget, given, others)
     left_out += tuple(Uncollected("", 0, why) for why in dict.fromkeys(unlisted[:_MOST_REASONS]))
     return WorkspaceChanges(listing, made, artifacts, left_out)
 

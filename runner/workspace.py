@@ -89,10 +89,18 @@ class FileState(NamedTuple):
 Listing = dict[str, FileState]
 
 
-def list_files(workspace: int, leave_out: Callable[[str], None] = lambda why: None) -> Listing:
+def _ignore(_: str) -> None:
+    """The default of functions that are told something."""
+
+
+def list_files(
+    workspace: int, leave_out: Callable[[str], None] = _ignore,
+    pass_over: Callable[[str], None] = _ignore,
+) -> Listing:  # fmt: skip
     """Return the regular files by path, as many as the bounds allow; files with names that are not
-    UTF-8 are left out.  `leave_out` is called with the reason for each omission."""
-    return dict(_walk(workspace, time.monotonic() + _SECONDS, leave_out))
+    UTF-8 are left out.  `leave_out` is called with the reason for each omission, `pass_over` with the
+    path of each link and special file."""
+    return dict(_walk(workspace, time.monotonic() + _SECONDS, leave_out, pass_over))
 
 
 def list_all_files(workspace: int) -> Listing:
@@ -141,23 +149,26 @@ def changed(workspace: int, before: Listing, after: Listing) -> tuple[WorkspaceF
 
 def collect(
     workspace: int, listing: Listing, patterns: Sequence[str], limit_bytes: int, budget: Budget,
-    given: Mapping[str, bytes] | None = None,
+    given: Mapping[str, bytes] | None = None, others: Sequence[str] = (),
 ) -> tuple[tuple[Artifact, ...], tuple[Uncollected, ...]]:  # fmt: skip
     """Return the files whose path matches one of `patterns`, together at most `limit_bytes`, and
-    the matching files that are not returned; once the budget is used up, one entry for all
-    unmatched files.  Files with the content in `given` are in neither."""
+    the matching files and `others` that are not returned; once the budget is used up, one entry for
+    all unmatched files.  Files with the content in `given` are in neither."""
     import mimetypes  # takes 5 ms, and is rarely needed
 
     artifacts: list[Artifact] = []
     left_out: list[Uncollected] = []
     room = limit_bytes
-    for path, seen in sorted(listing.items()):
+    for path in sorted([*listing, *others]):
         try:
             if not _matches(path, patterns, budget):
                 continue
         except BudgetExceeded as exceeded:
             left_out.insert(0, Uncollected("", 0, exceeded.what))
             break
+        if (seen := listing.get(path)) is None:
+            left_out.append(Uncollected(path, 0, "it is a link or a special file"))
+            continue
         if _is_unchanged(workspace, path, seen, (given or {}).get(path)):
             continue
         if seen.size_bytes > room:
@@ -256,9 +267,13 @@ def _open(workspace: int, path: str) -> int:
 
 
 def _walk(
-    workspace: int, deadline: float, leave_out: Callable[[str], None]
+    workspace: int,
+    deadline: float,
+    leave_out: Callable[[str], None],
+    pass_over: Callable[[str], None] = _ignore,
 ) -> Iterator[tuple[str, FileState]]:
-    """Yield the regular files; `leave_out` is called with the reason for each omission."""
+    """Yield the regular files; `leave_out` is called with the reason for each omission, `pass_over`
+    with the path of whatever is neither a regular file nor a directory."""
     entries = characters = 0
     directories = deque([("", 0)])
     while directories:
@@ -276,6 +291,8 @@ def _walk(
             elif not entry.is_dir(follow_symlinks=False):
                 if seen := _regular(entry):
                     yield name, seen
+                else:
+                    pass_over(name)
             elif depth < MOST_LEVELS:
                 directories.append((name, depth + 1))
             else:

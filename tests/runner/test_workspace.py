@@ -239,6 +239,17 @@ def test_a_result_says_what_was_not_collected() -> None:
         assert sandbox.execute(code).uncollected == ()
 
 
+def test_links_and_special_files_that_match_are_told(strict: Sandbox) -> None:
+    code = (
+        "import os\nopen('a.csv', 'w').write('1')\nos.symlink('a.csv', 'b.csv')\n"
+        "os.mkfifo('c.csv')\nos.symlink('a.csv', 'other')\nos.mkdir('d.csv')"
+    )
+    result = strict.execute(code, collect=["*.csv"])
+    assert [each.name for each in result.artifacts] == ["a.csv"]
+    why = "it is a link or a special file"
+    assert result.uncollected == tuple(Uncollected(name, 0, why) for name in ("b.csv", "c.csv"))
+
+
 def test_emptiness_is_seen_without_a_look() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, sandbox.session() as session:
         session.execute("1")
