@@ -240,8 +240,8 @@ def _json(where: str, text: str | bytes, hint: str) -> Any:
 def _file(argument: str) -> "tuple[str, bytes | Path]":
     host, _, name = argument.partition(":")
     name = name or os.path.basename(host.rstrip("/"))
-    if not os.path.isdir(host):
-        return name, _read(host)
+    if not (os.path.isdir(host) or os.path.isfile(host)):
+        return name, _read(host)  # standard input, a pipe
     from pathlib import Path  # seldom needed
 
     return name, Path(host)

@@ -20,6 +20,12 @@ def open_within(directory: int, path: bytes, flags: int) -> int:
     return _open(directory, path, flags, _NO_LINKS | _BENEATH)
 
 
+def open_inside(directory: int, path: bytes, flags: int) -> int:
+    """Open `path` beneath `directory`, through links that stay beneath it; raises OSError, EXDEV for
+    one that leads out or is absolute."""
+    return _open(directory, path, flags, _NO_MAGICLINKS | _BENEATH)
+
+
 def open_plain(path: bytes, flags: int) -> int:
     """Open the absolute `path`, which must lead through no link; raises OSError."""
     return _open(_AT_FDCWD, path, flags, _NO_LINKS)

@@ -1,7 +1,9 @@
 """Files and folders of the host that a call names by their paths."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,81 @@ def test_neither_a_pipe_nor_a_device_is_waited_for(folder: Path) -> None:
     for given in (folder, folder / "pipe", Path("/dev/null")):
         with pytest.raises(PolicyError, match="neither a file nor a folder"):
             content_of_paths({"x": given})
+
+
+@pytest.mark.parametrize("name", ["main.py", "inner"])
+def test_an_entry_that_becomes_a_link_while_it_is_read_is_not_followed(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program to which the folder is shown as writable can do that at any moment."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "part.py").write_text("secret")
+    target = tmp_path / "secret" / ("part.py" if name == "main.py" else "")
+    listed = host_files._entries
+
+    def replaced(*arguments: Any) -> Iterator[tuple[str, bool]]:
+        found = list(listed(*arguments))
+        if not (folder / name).is_symlink():
+            (folder / name).rename(tmp_path / "before")
+            (folder / name).symlink_to(target)
+        return iter(found)
+
+    monkeypatch.setattr(host_files, "_entries", replaced)
+    with pytest.raises(PolicyError, match="a link that leads out|Too many levels of symbolic"):
+        content_of_paths({".": folder})
+    place = folder / name
+    assert (place if name == "main.py" else place / "part.py").read_text() == "secret"
+
+
+def test_a_special_file_is_not_even_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a device can already do something, and a FIFO would tell its writer of a reader."""
+    os.mkfifo(folder / "pipe")
+    opened: list[int] = []
+    open_it = os.open
+
+    def note(path: str, flags: int) -> int:
+        opened.append(flags)
+        return open_it(path, flags)
+
+    monkeypatch.setattr(host_files.os, "open", note)
+    with pytest.raises(PolicyError, match="neither a file nor a folder"):
+        content_of_paths({"x": folder / "pipe"})
+    assert [flags & os.O_PATH for flags in opened] == [os.O_PATH]
+    assert content_of_paths({"x": folder / "main.py"})
+    assert [flags & os.O_PATH for flags in opened] == [os.O_PATH, os.O_PATH, 0]
+
+
+def test_a_file_larger_than_all_may_be_is_refused_before_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "only").mkdir()
+    with (folder / "only" / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    monkeypatch.delattr(host_files, "_read_all")
+    for given in (folder / "only" / "sparse", folder / "only"):
+        with pytest.raises(PolicyError, match=r"files or .* bytes, at 'x"):
+            content_of_paths({"x": given})
+
+
+def test_a_file_of_proc_has_the_content_that_it_gives() -> None:
+    content = content_of_paths({"x": Path("/proc/self/status")})["x"]
+    assert isinstance(content, bytes)
+    assert content.startswith(b"Name:")
+
+
+def test_folders_count_and_their_depth_is_bounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "/".join(["d"] * 32)).mkdir(parents=True)
+    assert len(content_of_paths({"x": folder})) == 3
+    (folder / "/".join(["d"] * 33)).mkdir()
+    with pytest.raises(PolicyError, match="more than 32 levels of folders"):
+        content_of_paths({"x": folder})
+    monkeypatch.setattr(host_files, "MAX_FILES", 10)
+    for number in range(11):
+        (folder / "inner" / str(number)).mkdir()
+    with pytest.raises(PolicyError, match="more than 10 files"):
+        content_of_paths({"x": folder / "inner"})
 
 
 def test_a_path_that_cannot_be_read_is_named(folder: Path) -> None:
