@@ -13,7 +13,7 @@ import types
 from msgspec.structs import replace
 
 from ..channel import Channel, Receiver, packets
-from ..messages import Answer, Become, Finished, InputFile, RunProgram, Start, decode, encode
+from ..messages import Answer, Become, Finished, InputFile, RunProgram, Start, decoder, encode
 
 WORKSPACE = "/workspace"
 PROGRAM = "<cell>"  # the name of a program: sys.argv[0], and in tracebacks
@@ -21,6 +21,7 @@ PROGRAM = "<cell>"  # the name of a program: sys.argv[0], and in tracebacks
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN_BYTES = 256 * 1024 * 1024
 _Word = RunProgram | Start | Become
+_INCOMING = decoder(_Word | Answer)
 
 
 def receiver_of(sock: Channel) -> Receiver:
@@ -33,7 +34,7 @@ def receive(receiver: Receiver) -> RunProgram | Start | Become | None:
     The late answer to an abandoned call may come first.
     """
     while frame := receiver.receive_whole():
-        received: _Word | Answer = decode(frame, _Word | Answer)
+        received: _Word | Answer = _INCOMING.decode(frame)
         if not isinstance(received, Answer):
             return received
     return None

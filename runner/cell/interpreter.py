@@ -4,7 +4,6 @@ Everything before `outcome` is ours and runs behind every layer already; from th
 this process can be trusted, least of all the Finished frame it sends.
 """
 
-import _random
 import _signal  # type: ignore[import-not-found]  # has no stub
 import _sitebuiltins
 import _socket
@@ -19,7 +18,9 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import NoReturn
 
 from ...policies.plan import Plan
@@ -40,8 +41,11 @@ _REHEARSALS = (
 )
 
 
+GUEST_ID = 2  # of each guest's process in its pid namespace, after init
+
 _other: Interpreter | None = None  # where the plan is for another language
 _hooks: list[object] = []  # that preloaded modules registered, to be called after a fork
+_reseeding: tuple[Callable[[], object], ...] = ()  # of the generators that preloaded modules loaded
 
 
 def has_hooks() -> bool:
@@ -55,7 +59,7 @@ def prepare(plan: Plan) -> None:
 
     Raises ImportError if a module that the plan preloads cannot be.
     """
-    global _other  # noqa: PLW0603 - set once, before any fork
+    global _other, _reseeding  # noqa: PLW0603 - set once, before any fork
     _other = Interpreter(plan) if plan.program else None
     sys.path_importer_cache.clear()
     sys.argv = [PROGRAM]
@@ -67,7 +71,12 @@ def prepare(plan: Plan) -> None:
     rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
     _preload(plan.python_path, plan.preload)
+    if not plan.preload:
+        _RandomOnImport.install()
+    _reseeding = tuple(_generators())
+    _forget_nodes()
     _add_what_people_expect()
+    threading.main_thread()._native_id = GUEST_ID  # type: ignore[attr-defined]  # set at start only
     gc.collect()
     gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
     gc.freeze()
@@ -75,6 +84,8 @@ def prepare(plan: Plan) -> None:
 
 def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
     sys.path.extend(path)
+    if not names:
+        return
     environment = dict(os.environ)
     os.environ.update(dict.fromkeys(_WRITTEN_TO & os.environ.keys(), "/workspace"))
     register = os.register_at_fork
@@ -125,9 +136,8 @@ def rehearse() -> None:
         receiver = receiver_of(stage)
         run = receive(receiver)
         if isinstance(run, RunProgram):
-            report(_execute(run, Toolbox(stage, 0, receiver)), stage)
+            report(_execute(run, fresh_main(), Toolbox(stage, 0, receiver)), stage)
         _flush()
-    gc.disable()
     sys.modules["__main__"] = before
     linecache.cache.clear()
 
@@ -145,70 +155,113 @@ class _Stage:
         return len(packet)
 
 
-def serve(control: int) -> NoReturn:
-    """Run the one program that arrives on `control`, or all that do if it is the first of a session;
-    never returns."""
-    code = 1
-    try:
-        code = _serve(control)
-    finally:
-        os._exit(code)
+class Guest:
+    """What a guest's process has before its program comes, made in the launcher: whatever Python does
+    after the fork copies pages."""
 
+    def __init__(self, control: int) -> None:
+        """`control` is where the control channel will be, as the launcher has a socket too."""
+        self._control = control
+        # The C class: the enumerations of its Python face cost 70 pages (measured).
+        self._sock = _socket.socket(fileno=control)
+        self._receiver = receiver_of(self._sock)
+        self._main = fresh_main()
 
-def _serve(control: int) -> int:
-    # The C functions: the enumerations of their Python faces cost 70 pages (measured).
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # as python(1) has it
-    sock = _socket.socket(fileno=control)
-    receiver = receiver_of(sock)
-    run = receive(receiver)
-    if isinstance(run, Become):
-        become_program(run, control)
-    if run and _other:
-        _other.become(run, control)
-    threading.main_thread()._native_id = os.getpid()  # type: ignore[attr-defined]  # set at start only
-    _be_random()
-    if isinstance(run, RunProgram) and run.request:
-        toolbox = Toolbox(sock, control, receiver)
-        return _leave(converse(run, receiver, sock, fresh_main(), toolbox))
-    if isinstance(run, RunProgram):
-        return _run(run, sock, Toolbox(sock, control, receiver) if run.tools else None)
-    return 1
+    def serve(self) -> NoReturn:
+        """Run the one program that arrives, or all that do if it is the first of a session; never
+        returns."""
+        code = 1
+        try:
+            code = self.run()
+        finally:
+            os._exit(code)
+
+    def run(self) -> int:
+        """Do so, and return the exit code."""
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # as python(1) has it
+        run = receive(self._receiver)
+        if isinstance(run, RunProgram) and not _other:
+            for reseed in _reseeding:
+                reseed()
+            if run.request:
+                return _leave(
+                    converse(run, self._receiver, self._sock, self._main, self._toolbox())
+                )
+            return _run(run, self._sock, self._main, self._toolbox() if run.tools else None)
+        if isinstance(run, Become):
+            become_program(run, self._control)
+        if run and _other:
+            _other.become(run, self._control)
+        return 1
+
+    def _toolbox(self) -> Toolbox:
+        return Toolbox(self._sock, self._control, self._receiver)
 
 
 def rehearsal() -> Callable[[], object]:
     """Return what any program has a cell do, for a child of the launcher to do it once."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     there.send(b"\0" + encode(_REHEARSALS[0]))
+    guest = Guest(here.detach())
 
     def rehearse_in_child() -> None:
         there.fileno()  # holds the other end open
-        _serve(here.detach())
+        guest.run()
 
     return rehearse_in_child
 
 
-def _be_random() -> None:
-    """Seed what was loaded ahead: all cells of a launcher have a copy of the same state.  `random`
-    does so by itself in every fork; `secrets` and uuid4 ask the kernel, and what notices a fork by
-    another getpid() finds one (launcher/main.py)."""
-    if not _hooks:
-        _random.Random.seed(random._inst)
+class _RandomOnImport:
+    """Gives a program that imports `random` the module that the launcher has imported, seeded for this
+    cell: most programs do not, and seeding copies 30 pages."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
+
+    @classmethod
+    def install(cls) -> None:
+        if spec := sys.modules.pop("random").__spec__:
+            sys.meta_path.insert(0, cls(spec))
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "random" else None  # type: ignore[arg-type]
+
+    def create_module(self, _: ModuleSpec) -> types.ModuleType:
+        sys.meta_path.remove(self)
+        return random
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self._spec
+        random.seed()
+
+
+def _generators() -> Iterator[Callable[[], object]]:
+    """Yield what seeds each random generator that is loaded, of which all cells of a launcher have a
+    copy.  `secrets` and uuid4 ask the kernel; what notices a fork by another getpid() finds one
+    (launcher/main.py), but a child of the program may have the launcher's number."""
+    if "random" in sys.modules and not _hooks:  # one of them seeds it
+        yield random.seed
     if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()
-    # These two notice now that they are in another process: a child may have the launcher's number.
+        yield numpy_random.seed
     if openssl := sys.modules.get("_ssl"):
-        openssl.RAND_bytes(1)
+        yield partial(openssl.RAND_bytes, 1)
     if (tempfile := sys.modules.get("tempfile")) and tempfile._name_sequence:
-        tempfile._name_sequence.rng  # noqa: B018 - a property that makes another generator
+        yield lambda: tempfile._name_sequence.rng  # a property that makes another generator
+
+
+def _forget_nodes() -> None:
+    """Have uuid1 and getnode draw a node and a clock sequence in each cell: libuuid, which they would
+    ask, keeps its own over a fork, and looks for network cards."""
     if uuid := sys.modules.get("uuid"):
-        # libuuid, which uuid1 and getnode would ask, keeps its node and clock sequence over a fork.
-        node = random.getrandbits(48) | 1 << 40  # multicast: of no network card (RFC 9562, 6.10)
-        uuid.__dict__.update(_node=node, _last_timestamp=None, _generate_time_safe=None)
+        drawn = dict.fromkeys((name for name in vars(uuid) if name.startswith("_last_")), None)
+        uuid.__dict__.update(
+            drawn, _node=None, _generate_time_safe=None, _GETTERS=[uuid._random_getnode]
+        )
 
 
-def _run(run: RunProgram, sock: Channel, toolbox: Toolbox | None) -> int:
+def _run(run: RunProgram, sock: Channel, main: types.ModuleType, toolbox: Toolbox | None) -> int:
     itself = os.getpid()
-    finished, code = _execute(run, toolbox)
+    finished, code = _execute(run, main, toolbox)
     code = _leave(code)
     if os.getpid() == itself:  # not a child that the program forked, and that came to its end
         if toolbox:
@@ -217,9 +270,9 @@ def _run(run: RunProgram, sock: Channel, toolbox: Toolbox | None) -> int:
     return code
 
 
-def _execute(run: RunProgram, toolbox: Toolbox | None) -> tuple[Finished, int]:
-    main = fresh_main()
-    gc.enable()
+def _execute(
+    run: RunProgram, main: types.ModuleType, toolbox: Toolbox | None
+) -> tuple[Finished, int]:
     give(run, main, PROGRAM)
     if toolbox:
         toolbox.open(run, main)

@@ -5,7 +5,6 @@ runs: it never interrupts what we do in between, and one that comes too late is 
 """
 
 import contextlib
-import gc
 import io
 import linecache
 import os
@@ -32,7 +31,6 @@ def converse(
     the word on this one, are its parent's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.enable()  # it was off for the sake of cells of single use; a session may live for hours
     session, itself = _Session(main, toolbox), os.getpid()
     following: RunProgram | Start | Become | None = run
     while isinstance(following, RunProgram):

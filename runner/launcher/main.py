@@ -8,6 +8,7 @@ that its end, for whatever reason, is the end of everything; and the launcher pr
 """
 
 import contextlib
+import gc
 import os
 import resource
 import select
@@ -42,8 +43,11 @@ def serve(
 ) -> None:
     """Fork cells until the supervisor closes `sock` or the process behind `keeper` is gone."""
     program = steps.layout(facts.plan.open_files, TASKS + facts.joins)
+    guest = interpreter.Guest(CONTROL)
+    gc.enable()
+    gc.freeze()  # a collection in a guest would look at, and so copy, what was made since the last
     if _steps.serve(program, sock, nursery, keeper, tuple(home), interpreter.has_hooks()):
-        interpreter.serve(CONTROL)
+        guest.serve()
 
 
 def main(
