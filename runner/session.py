@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from ..policies.errors import CellwrightError, ClosedError, LauncherLost, SessionLost
-from ..policies.languages import PYTHON
+from ..policies.languages import LANGUAGES, PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
 from .cgroups import CgroupUsage
@@ -29,6 +30,7 @@ from .outcome import Count, conclude
 from .request import Request
 from .result import SandboxResult
 from .settings import SessionSettings
+from .watching.between_requests import BetweenRequests
 from .workspace import Listing
 
 _WAIT_SECONDS = 30.0  # for the running request to end
@@ -49,6 +51,7 @@ class SessionCell:
         self._layers = layers
         self._limits = limits
         self.language = language
+        self._is_shell = language in LANGUAGES and LANGUAGES[language].is_shell
         self._settings = settings
         self._give_back = give_back
         self._concurrency = ConcurrencyLimit(1, _WAIT_SECONDS)
@@ -61,6 +64,7 @@ class SessionCell:
         self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
         self._memory_look_at = self._born_at
         self.lost = ""  # why it is gone
+        self._between: BetweenRequests | None = None  # None without a listener
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
         # Called before the cell is taken down, with what kills it and then gives its /workspace.
@@ -97,7 +101,7 @@ class SessionCell:
         if not self._concurrency.acquire(cancel):
             return called_off(request, asked_at, self._layers)
         try:
-            with self.held():
+            with self.held(), self._unattended(request):
                 if not self._held.is_alive():
                     self.end("its process ended between two requests")
                 if path := self._held.uncovered():
@@ -110,6 +114,21 @@ class SessionCell:
         finally:
             self.used_at = time.monotonic()
             self._concurrency.release()
+
+    @contextlib.contextmanager
+    def _unattended(self, request: Request | None = None) -> Iterator[None]:
+        """Keep the thread that answers between two requests away meanwhile.
+
+        A shell's program that opens a door to a tool waits for the next request, in which there is one.
+        """
+        if self._between:
+            self._between.pause()
+        try:
+            yield
+        finally:
+            waits_at_doors = self._is_shell and request and request.on_call
+            if self._between and not waits_at_doors:
+                self._between.resume()
 
     def _execute_to_the_end(
         self, request: Request, asked_at: float, on_output: OnOutput | None, cancel: int
@@ -186,7 +205,7 @@ class SessionCell:
         self._require_owner()
         self._concurrency.acquire()
         try:
-            with self.held() as workspace:
+            with self.held() as workspace, self._unattended():
                 look(workspace)
         finally:
             self._concurrency.release()
@@ -199,6 +218,31 @@ class SessionCell:
         """Return the moment, by time.monotonic, at which `look` may find a reason to end the
         session."""
         return min(self._expires_at(), self._cpu_look_at, self._memory_look_at)
+
+    def attend_by(self, epoll: select.epoll) -> int:
+        """Have `epoll` report when `attend` is to be called; return the descriptor, -1 for none."""
+        if self._held.listener:
+            self._between = BetweenRequests(epoll, self._held.cell.listener, self._held.listener)
+        return self._between.descriptor if self._between else -1
+
+    @property
+    def attend_again_at(self) -> float:
+        """The moment, by time.monotonic, at which `attend` is to be called even without news."""
+        return self._between.again_at if self._between else math.inf
+
+    def attend(self) -> None:
+        """Answer what threads and children attempt between two requests; end the session if they
+        exceed a limit.  During a request this does nothing: its supervision answers."""
+        if self._between and self._concurrency.try_acquire():
+            try:
+                with self.held():
+                    complaint = self._between.answer()
+                if complaint:
+                    self.end(complaint)
+            except SessionLost:
+                return
+            finally:
+                self._concurrency.release()
 
     def look(self) -> None:
         """End the session if it was idle or lived too long, or if its CPU time or memory is used
@@ -263,6 +307,8 @@ class SessionCell:
             if self.lost:
                 return
             self.lost = why
+            if self._between:
+                self._between.close()
             last = not self._holders
             if not last:
                 self._held.cell.kill()

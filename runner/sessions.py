@@ -1,6 +1,9 @@
-"""`Sessions`: the sessions of one sandbox, their number and their eviction."""
+"""`Sessions`: the sessions of one sandbox, their number, their eviction, and what they attempt between
+two requests."""
 
 import contextlib
+import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -19,19 +22,27 @@ _BREATH_SECONDS = 0.05  # between two looks at a session that is due but busy
 
 
 class Sessions:
-    """Counts the sessions of one sandbox, and ends those that were idle or lived too long, or have
-    used up their CPU time."""
+    """Counts the sessions of one sandbox, ends those that were idle or lived too long, or have used up
+    their CPU time, and answers what threads and children of idle ones attempt."""
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._alive: list[SessionCell] = []
+        self._by_listener: dict[int, SessionCell] = {}
         self._closed = False
-        self._thread = begin("cellwright-sessions", self._end_what_is_due)
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        try:
+            self._thread = begin("cellwright-sessions", self._watch)
+        except BaseException:
+            self._free()
+            raise
 
     def make_room(self) -> None:
         """Evict the session that was idle longest if there are too many; raises BusyError."""
-        with self._changed:
+        with self._lock:
             self._forget_the_lost()
             for session in sorted(self._alive, key=lambda each: each.used_at):
                 if len(self._alive) < self._settings.alive:
@@ -53,10 +64,12 @@ class Sessions:
         except BaseException:  # no caller would end the cell
             give_back(held)
             raise
-        with self._changed:
-            self._alive.append(session)
-            self._changed.notify_all()
+        with self._lock:
             closed = self._closed
+            if not closed:
+                self._alive.append(session)
+                self._by_listener[session.attend_by(self._epoll)] = session
+                os.eventfd_write(self._wake, 1)
         if closed:
             session.end(_CLOSED, "closed")
             raise ClosedError(_CLOSED)
@@ -64,26 +77,56 @@ class Sessions:
 
     def close(self) -> None:
         """End every session."""
-        with self._changed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            self._changed.notify_all()
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
         for session in tuple(self._alive):
             with contextlib.suppress(CellwrightError):
                 session.end(_CLOSED, "closed")
+        self._free()
+
+    def _free(self) -> None:
+        self._epoll.close()
+        os.close(self._wake)
 
     def _forget_the_lost(self) -> None:
         self._alive = [each for each in self._alive if not each.lost]
+        self._by_listener = {n: each for n, each in self._by_listener.items() if not each.lost}
 
-    def _end_what_is_due(self) -> None:
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                for session in self._alive:
-                    if session.due_at() <= now:
-                        # The session is gone in any case; this thread has to go on for the others.
-                        with contextlib.suppress(Exception):
-                            session.look()
-                self._forget_the_lost()
-                soonest = min((each.due_at() for each in self._alive), default=now + _DAY)
-                self._changed.wait(max(_BREATH_SECONDS, soonest - now))
+    def _watch(self) -> None:
+        while not self._closed:
+            patience = self._end_what_is_due()
+            for descriptor, _ in self._epoll.poll(patience):
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                elif session := self._by_listener.get(descriptor):
+                    _attend(session)
+
+    def _end_what_is_due(self) -> float:
+        """End the sessions that are due, attend to those that asked for it, and return how many seconds
+        later the next is due."""
+        with self._lock:
+            now = time.monotonic()
+            for session in self._alive:
+                if session.due_at() <= now:
+                    # The session is gone in any case; this thread has to go on for the others.
+                    with contextlib.suppress(Exception):
+                        session.look()
+                if session.attend_again_at <= now:
+                    _attend(session)
+            self._forget_the_lost()
+            due = min((each.due_at() for each in self._alive), default=now + _DAY)
+            again = min((each.attend_again_at for each in self._alive), default=now + _DAY)
+            return max(0.0, min(max(_BREATH_SECONDS, due - now), again - now))
+
+
+def _attend(session: SessionCell) -> None:
+    """Answer what a session attempts; one whose listener cannot be answered is ended."""
+    try:
+        session.attend()
+    except Exception as error:  # noqa: BLE001 - this thread has to go on for the others
+        with contextlib.suppress(Exception):
+            session.end(f"its refused calls could not be answered: {type(error).__name__}")

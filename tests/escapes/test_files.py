@@ -243,7 +243,6 @@ for each in (swap, rename, grow): threading.Thread(target=each, daemon=True).sta
 def test_nothing_that_changes_while_the_host_looks_leads_it_astray(
     session: Session, secret: Path
 ) -> None:
-    # Something must run: an open between two requests waits until the next is there to note it.
     run = session.start(f"{CHANGES}\nprint('up', flush=True)\nstop = threading.Event()\nstop.wait()", inputs={"secret": str(secret)})  # fmt: skip
     next(run.output())
     read, refused, astray = set(), set(), False

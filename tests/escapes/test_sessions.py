@@ -1,6 +1,7 @@
 """A hostile guest in a session, and bad luck: what one request leaves must not be taken for the next
 one's result, and the session, its neighbours and the host go on or say that they do not."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -180,9 +181,11 @@ def test_a_program_that_stops_itself_is_ended_in_time(session: Session, sandbox:
 
 
 def test_a_program_that_stops_itself_between_requests_is_ended_in_time(session: Session) -> None:
-    code = "import os, signal, threading\nthreading.Timer(0.01, os.kill, [os.getpid(), signal.SIGSTOP]).start()"
-    session.execute(code)
-    assert soon(lambda: _state_of_guest(session) == "T")
+    code = "import os, signal, threading\nos.mkfifo('go')\ndef stop():\n    open('go').read(1)\n"
+    code += "    os.kill(os.getpid(), signal.SIGSTOP)\nthreading.Thread(target=stop).start()"
+    assert session.execute(code).ok
+    with told_to_go(session):
+        assert soon(lambda: _state_of_guest(session) == "T")
     late = session.execute("1", timeout=0.1)
     assert (late.value, late.reason, late.session_lost) == (None, "wall_time", True)
 
@@ -301,6 +304,53 @@ def test_sessions_closed_by_many_threads_at_once_are_closed_once(sandbox: Sandbo
         thread.join(10)
     assert {session.lost for session in sessions} == {"it was closed"}
     assert sandbox.execute("1 + 1").value == 2
+
+
+# Between two requests
+
+
+def test_what_a_child_attempts_between_two_requests_is_answered_then(session: Session) -> None:
+    line = "mkfifo go; (read x <go; cat /etc/shadow; : >done) 2>/dev/null &"
+    assert session.run(line, shell=True).ok
+    with told_to_go(session):
+        assert soon(lambda: "done" in [file.path for file in session.files()])
+    (refused,) = session.execute("1").violations
+    assert (refused.arguments[0], refused.rule) == ("'/etc/shadow'", "mount_ns: not shown")
+
+
+def test_a_flood_of_attempts_between_two_requests_ends_the_session(sandbox: Sandbox) -> None:
+    code = "import ctypes, os, threading\nos.mkfifo('go')\ndef flood():\n    open('go').read(1)\n"
+    code += "    while True: ctypes.CDLL(None).mount(None, None, None, 0, None)\n"
+    with sandbox.session() as session:
+        session.execute(f"{code}threading.Thread(target=flood, daemon=True).start()")
+        with told_to_go(session):
+            assert soon(lambda: bool(session.lost))
+        assert "too many refused calls between two requests" in session.lost
+
+
+def test_a_thread_that_opens_without_end_keeps_nobody_waiting(
+    sandbox: Sandbox, session: Session
+) -> None:
+    session.execute(
+        "import threading\ndef opens():\n    while True: open('/workspace/x', 'w').close()\n"
+        "threading.Thread(target=opens, daemon=True).start()"
+    )
+    with sandbox.session() as neighbour:
+        for _ in range(3):
+            assert session.execute("1 + 1").value == 2
+            assert neighbour.execute("1 + 1").value == 2
+
+
+@contextlib.contextmanager
+def told_to_go(session: Session) -> Iterator[None]:
+    """Write to the pipe `go` in a session's /workspace, without a request."""
+    workspace = session._cell._held.cell.workspace  # type: ignore[attr-defined]
+    pipe = os.open("go", os.O_RDWR, dir_fd=workspace)
+    try:
+        os.write(pipe, b"\n")
+        yield
+    finally:
+        os.close(pipe)
 
 
 def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> None:

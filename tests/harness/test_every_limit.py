@@ -154,7 +154,7 @@ TABLE = {
     ),
     "violations": Case(
         20, _REFUSED.format(40), ended("violation"),
-        between=_REFUSED.format(40), look="thread.join()",
+        between=_REFUSED.format(40), ends=True,
     ),
 }  # fmt: skip
 
@@ -207,9 +207,7 @@ def test_a_cap_on_tools_is_of_one_call_and_of_each_of_a_session() -> None:
 
 def policy_of(field: str) -> Policy:
     wide = policy_named("standard")
-    # Opens are not noted: one between two calls would wait for the next.
-    unwatched = replace(wide.filesystem, watch=False)
-    wide = replace(wide, name=field, filesystem=unwatched)
+    wide = replace(wide, name=field)
     return with_limits(wide, **{field: TABLE[field].limit}) if field in TABLE else wide
 
 
@@ -294,8 +292,7 @@ def test_between_two_calls_of_a_session(limited: tuple[Case, Sandbox]) -> None:
             with pytest.raises(SessionLost):
                 session.execute("1")
             return
-        # The thread has come to its end, or waits for the next call.
-        assert soon(lambda: has_news(cell.stdout) or has_news(cell.listener))
+        assert soon(lambda: has_news(cell.stdout))  # the thread has come to its end
         result = session.execute(case.look, **case.given)
         assert case.holds(result), result
 

@@ -20,6 +20,7 @@ from cellwright import (
     WorkspaceError,
 )
 from tests.conftest import newer_node, policy_named, soon
+from tests.escapes.test_sessions import told_to_go
 from tests.runner.test_leftovers import cgroups_of, descendants, descriptors
 
 FAILED, TIMEOUT = SandboxStatus.FAILED, SandboxStatus.TIMEOUT
@@ -335,11 +336,10 @@ def test_a_background_job_of_a_shell_that_speaks_between_two_calls_is_one(
     commands: Sandbox,
 ) -> None:
     with commands.session(language="bash") as session:
-        job = ": > began; for n in {1..100000}; do :; done; printf garbage >&9"
-        # What opens a file between two calls waits for the next one.
-        assert session.execute(f"({job}) & until [ -e began ]; do :; done").ok
-        control = session._cell._held.cell.control
-        assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
+        assert session.execute("mkfifo go; (read x <go; printf garbage >&9) &").ok
+        with told_to_go(session):
+            control = session._cell._held.cell.control
+            assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
         broken = session.execute(":")
         assert (broken.reason, broken.session_lost) == ("violation", True)
 
