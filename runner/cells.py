@@ -139,10 +139,20 @@ def _signal_group(pidfd: int, number: int) -> None:
 
 
 def _pid_of(pidfd: int) -> int:
-    """Return the number behind a pidfd (pidfd_open(2), fdinfo); raises ProcessLookupError."""
+    """Return the number behind a pidfd; raises ProcessLookupError."""
+    return _numbers_of(pidfd)[0]
+
+
+def number_in_launcher(guest: int) -> int:
+    """Return the number that the guest behind a pidfd has in its launcher's pid namespace, the parent
+    of the cell's; raises ProcessLookupError."""
+    return _numbers_of(guest)[-2]
+
+
+def _numbers_of(pidfd: int) -> list[int]:
+    """Return the numbers of a process from our pid namespace down to its own (pidfd_open(2))."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         fields = dict(line.split(":", 1) for line in file)
-    pid = int(fields["Pid"])
-    if pid <= 0:  # it was reaped, or is not of our pid namespace
+    if int(fields["Pid"]) <= 0:  # it was reaped, or is not of our pid namespace
         raise ProcessLookupError(errno.ESRCH, "no process behind the pidfd")
-    return pid
+    return [int(number) for number in fields["NSpid"].split()]

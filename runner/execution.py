@@ -68,7 +68,7 @@ def _captures(held: HeldCell, request: Request, on_output: OnOutput | None) -> t
     stderr = Capture("stderr", cell.stderr, limit, on_output)
     if request.program is None:
         return Capture("stdout", cell.stdout, limit, on_output), stderr
-    request.program.on_streams(Streams(*cell.give_streams_away(), stderr.text))
+    request.program.on_streams(Streams(*cell.give_streams_away(), stderr.text, held.network()))
     return (stderr,)
 
 

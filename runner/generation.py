@@ -14,6 +14,7 @@ from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import PathRule, Plan
 from ..policies.policy import Policy, lies_in
+from .cell_network import CellNetwork
 from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
@@ -219,6 +220,10 @@ class Generation:
             self.boot, plan=msgspec.structs.replace(self.plan, binds=())
         )
         return Learner(descriptor, self.plan, Shown(least), self._lessons)
+
+    def network_of(self, guest: int) -> CellNetwork | None:
+        """Return the network of the cell of `guest`, a pidfd; None if the policy has no loopback."""
+        return CellNetwork(self.launcher, guest) if self.plan.loopback else None
 
     def free(self, cell: Cell | None) -> None:
         """Free what a cell held that is gone, or that never came to be."""

@@ -14,6 +14,7 @@ import msgspec
 
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
+from .cell_network import CellNetwork
 from .cells import Cell
 from .kernel import notifications
 from .messages import Ended, Failed, Ready, Status, decode
@@ -49,6 +50,9 @@ class Origin(Protocol):
         """End a launcher that does not answer, and with it every cell."""
 
     def listen(self, descriptor: int) -> Listener: ...
+
+    def network_of(self, guest: int) -> CellNetwork | None:
+        """Return the network of the cell of `guest`, a pidfd; None if its policy has no loopback."""
 
     def free(self, cell: Cell) -> None:
         """Free what a cell held that is gone."""
@@ -98,6 +102,10 @@ class HeldCell:
     def memory_bytes(self) -> int:
         """Return what the cell holds by its cgroup's count, 0 where nobody counts."""
         return self.cell.cgroup.memory_peak_bytes() or 0
+
+    def network(self) -> CellNetwork | None:
+        """Return the cell's network, which the caller closes; None if its policy has no loopback."""
+        return self._origin.network_of(self.cell.guest)
 
     def begin(self) -> None:
         """Note that from now on the guest may run its program."""

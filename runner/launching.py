@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,17 @@ from ..policies.errors import CellwrightError, LauncherLost, LaunchError, Policy
 from . import channel
 from .cells import Cell
 from .covers import Covers
-from .messages import Boot, Booted, Failed, Fork, SharedFilesMade, Viewed, decode, encode
+from .messages import (
+    Boot,
+    Booted,
+    Failed,
+    Fork,
+    OpenSocket,
+    SharedFilesMade,
+    Viewed,
+    decode,
+    encode,
+)
 from .spawn import Spawned
 
 _BOOT_SECONDS = 30.0
@@ -121,6 +132,21 @@ class Launcher:
         descriptors: tuple[int, ...] = ()
         for cell in cells:
             descriptors += cell.descriptors()
+        try:
+            self._ask(frame, descriptors)
+        finally:
+            for cell in cells:
+                cell.forget_their_ends()
+
+    def ask_for_socket(self, guest: int, number: int, answer: int) -> None:
+        """Have it make a TCP socket in the network namespace of a cell and send it on `answer`.
+
+        `guest` is a pidfd of the cell's guest, `number` that guest's number in the launcher's pid
+        namespace.  Raises LauncherLost.
+        """
+        self._ask(encode(OpenSocket(number.to_bytes(4, sys.byteorder))), (guest, answer))
+
+    def _ask(self, frame: bytes, descriptors: tuple[int, ...]) -> None:
         with self._lock:
             if self._sock.fileno() < 0:  # another thread found it dead
                 raise LauncherLost(cell_began=False)
@@ -128,9 +154,6 @@ class Launcher:
                 channel.send(self._sock, frame, descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 raise LauncherLost(cell_began=False) from None
-            finally:
-                for cell in cells:
-                    cell.forget_their_ends()
 
     def is_alive(self) -> bool:
         """Tell whether it still holds its end of the socket, and its keeper, whom it follows, lives."""

@@ -52,6 +52,17 @@ class Fork(_Frame, frozen=True):
     cells: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = 1
 
 
+class OpenSocket(_Frame, frozen=True):
+    """Make a TCP socket in the network namespace of the cell whose guest has the number `guest` in the
+    launcher's pid namespace; comes with a pidfd of the guest, and the socket to answer on."""
+
+    guest: bytes  # an int32, in the machine's order, so that the launcher need not decode msgpack
+
+
+class SocketMade(_Frame, frozen=True):
+    """The answer to OpenSocket, or Failed; comes with the socket, which is not connected."""
+
+
 # launcher, and the guest's process before its program -> supervisor, on a cell's status channel
 
 

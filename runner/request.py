@@ -10,6 +10,7 @@ from ..policies.policy import Limits
 from .messages import Become, InputFile
 
 if TYPE_CHECKING:  # a client of a daemon makes requests, and watches no cells
+    from .cell_network import CellNetwork
     from .watching.calls import OnCall, Orphans
 
 
@@ -18,12 +19,14 @@ def new_execution_id() -> str:
 
 
 class Streams(NamedTuple):
-    """The streams of a long-lived program: two descriptors, which the receiver closes, and a
-    function that returns its standard error so far."""
+    """What the receiver of a long-lived program gets: two descriptors, which it closes, a function
+    that returns the program's standard error so far, and the cell's network, which it closes too; None
+    if the policy has no loopback."""
 
     stdin: int
     stdout: int
     stderr: Callable[[], str]
+    network: "CellNetwork | None" = None
 
 
 class LongLivedProgram(NamedTuple):

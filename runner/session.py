@@ -14,6 +14,7 @@ from ..policies.errors import CellwrightError, ClosedError, LauncherLost, Sessio
 from ..policies.languages import LANGUAGES, PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
+from .cell_network import CellNetwork
 from .cgroups import CgroupUsage
 from .concurrency import ConcurrencyLimit
 from .execution import (
@@ -89,6 +90,14 @@ class SessionCell:
                 last = bool(self.lost) and not self._holders
             if last:
                 self._dispose()
+
+    def network(self) -> CellNetwork | None:
+        """Return the cell's network, which the caller closes; None if its policy has no loopback.
+
+        Raises SessionLost.
+        """
+        with self.held():
+            return self._held.network()
 
     def execute(self, request: Request, on_output: OnOutput | None, cancel: int) -> SandboxResult:
         """Run `request` with the state that earlier requests left.

@@ -26,6 +26,7 @@ from .checks import (
 )
 from .parameters import CallArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
+from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
 from .sandbox_arguments import SandboxArguments
 from .session import Session
@@ -91,13 +92,14 @@ class LocalCells:
         made = self.policy, spawned.executable, cgroup_root, settings, known, shared_files, user
         another = partial(_another, *made)
         self._supervisors = Supervisors(language, self.supervisor, another, sessions)
-        self._programs = Programs()
+        self._ports = SandboxPorts()
+        self._programs = Programs(self._ports)
         try:
             trail = _trail_of(self.audit, self.plan)
             self._pipeline = RequestPipeline(
                 self.policy, self.plan.layers, rules, trail, sandbox_tools
             )
-            self._sessions = OpenSessions(self._supervisors, self._pipeline)
+            self._sessions = OpenSessions(self._supervisors, self._pipeline, self._ports)
         except BaseException:
             self.close()
             raise
@@ -173,6 +175,7 @@ class LocalCells:
     def close(self) -> None:
         self._programs.close()
         self._supervisors.close()
+        self._ports.close()
         self._release_packages()
 
     def _release_packages(self) -> None:

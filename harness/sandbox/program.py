@@ -11,6 +11,7 @@ from ...policies.errors import ClosedError
 from ...runner.request import Streams
 from ...runner.result import SandboxResult
 from .background import Background
+from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
 
 OnStreams = Callable[[Streams], None]
 Work = Callable[
@@ -61,6 +62,12 @@ class Program:
         """Close its standard input; most servers then exit."""
         self._supervised.close_stdin()
 
+    def expose(
+        self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
+    ) -> ExposedPort:
+        """Let the host reach a server in its cell until it ends, as `Session.expose` does."""
+        return self._supervised.expose(port, path, host_port)
+
     def kill(self) -> None:
         """Kill it and every process that it started; harmless if it has ended."""
         self._supervised.kill()
@@ -86,13 +93,16 @@ class SupervisedProgram:
     A forked child has no such thread: it can only close its copies of the descriptors.
     """
 
-    def __init__(self, work: Work, on_end: Callable[["SupervisedProgram"], None]) -> None:
+    def __init__(
+        self, work: Work, on_end: Callable[["SupervisedProgram"], None], ports: ExposedPorts
+    ) -> None:
         self._owner = os.getpid()
         self._lock = (
             threading.RLock()
         )  # for the streams; reentrant: a finalizer may run in a thread that holds it
         self._settled = threading.Event()  # the program has its streams, or has ended without them
         self._streams: Streams | None = None
+        self._ports = ports
         self.stdin = self.stdout = -1
         self._background = Background(
             "cellwright-program",
@@ -102,11 +112,14 @@ class SupervisedProgram:
 
     def _begin(self, streams: Streams) -> None:
         self._streams = streams
-        self.stdin, self.stdout, _ = streams
+        self.stdin, self.stdout = streams.stdin, streams.stdout
         self._settled.set()
 
     def _end(self, on_end: Callable[["SupervisedProgram"], None]) -> None:
         self._settled.set()
+        self._ports.close()
+        if self._streams and self._streams.network:
+            self._streams.network.close()
         on_end(self)
 
     def require_streams(self) -> None:
@@ -123,6 +136,13 @@ class SupervisedProgram:
 
     def stderr(self) -> str:
         return self._streams.stderr() if self._streams else ""
+
+    def expose(
+        self, port: int, path: str | os.PathLike[str] | None, host_port: int | None
+    ) -> ExposedPort:
+        self._require_owner()
+        network = self._streams.network if self._streams else None
+        return self._ports.expose(network and network.copy(), port, path, host_port)
 
     def is_alive(self) -> bool:
         return os.getpid() == self._owner and self._background.is_alive()
@@ -162,7 +182,8 @@ class SupervisedProgram:
 class Programs:
     """The running programs of one sandbox; safe from many threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, ports: SandboxPorts) -> None:
+        self._ports = ports
         self._owner = os.getpid()
         self._lock = threading.RLock()  # reentrant: a finalizer may run in a thread that holds it
         self._living: set[SupervisedProgram] = set()
@@ -173,7 +194,7 @@ class Programs:
         with self._lock:
             if self._closed:
                 raise ClosedError(_CLOSED)
-            supervised = SupervisedProgram(work, self._forget)
+            supervised = SupervisedProgram(work, self._forget, self._ports.of_cell())
             self._living.add(supervised)
         supervised.require_streams()
         return Program(supervised)

@@ -1,7 +1,9 @@
 """`Session`: one cell for several calls, which see the state that earlier calls left."""
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...policies.languages import program_that_does_nothing
@@ -10,6 +12,9 @@ from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
 from .parameters import CallArguments, FileContent
+
+if TYPE_CHECKING:
+    from .ports.exposed import ExposedPort
 
 
 class Session(Executing):
@@ -90,6 +95,22 @@ class Session(Executing):
         raise PolicyError(
             "save: this session has no named workspace",
             "open it with sandbox.session(workspace=...)",
+        )
+
+    def expose(
+        self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
+    ) -> "ExposedPort":
+        """Let the host reach a server in this session: what listens on TCP port `port` of 127.0.0.1.
+
+        The host's end is a Unix socket: at `path`, else in a new directory that is this user's alone.
+        With `host_port` it is that port of the host's 127.0.0.1, 0 for any that is free; every user of
+        the host can connect to it.  It is closed with the session.
+
+        Raises PolicyError for invalid arguments, an address in use, or a policy without
+        `network.loopback`; SessionLost.
+        """
+        raise PolicyError(
+            "expose: not available with connect=", "expose ports in the process of the daemon"
         )
 
     @abstractmethod

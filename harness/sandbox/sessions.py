@@ -20,6 +20,7 @@ from .archive import files_of, pack
 from .history import History, outcome_of
 from .parameters import CallArguments, SessionArguments
 from .pipeline import RequestPipeline
+from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
 from .request import Rejected, check_language
 from .session import Session, own
 
@@ -36,15 +37,18 @@ class CellSession(Session):
         cell: SessionCell,
         pipeline: RequestPipeline,
         another: Callable[[], "Session"],
+        ports: ExposedPorts,
         kept_in: "SessionWorkspace | None" = None,
     ) -> None:
         self.id = id
         self._cell = cell
         self._pipeline = pipeline
         self._another = another
+        self._ports = ports
         self._kept_in = kept_in
         self._history = History()
         cell.on_begin = self._history.begin
+        cell.on_end = self._end
 
     @property
     def language(self) -> str:
@@ -99,6 +103,15 @@ class CellSession(Session):
         if wanted and (self._kept_in is None or self._kept_in.name != wanted.name):
             raise PolicyError(f"workspace: session {self.id!r} does not use {wanted.name!r}")
 
+    def expose(
+        self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
+    ) -> ExposedPort:
+        return self._ports.expose(self._cell.network(), port, path, host_port)
+
+    def _end(self, action: str, why: str) -> None:
+        self._ports.close()
+        self._pipeline.record_session(self.id, action, why)
+
     def fork(self) -> "Session":
         calls = self._history.calls()
         branch = self._another()
@@ -131,9 +144,12 @@ class CellSession(Session):
 class OpenSessions:
     """The sessions of one sandbox, by id."""
 
-    def __init__(self, supervisors: Supervisors, pipeline: RequestPipeline) -> None:
+    def __init__(
+        self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts
+    ) -> None:
         self._supervisors = supervisors
         self._pipeline = pipeline
+        self._ports = ports
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
@@ -176,11 +192,11 @@ class OpenSessions:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
         cell = self._supervisors.open_session(language)
         self._pipeline.record_session(id, "opened")
-        cell.on_end = partial(self._pipeline.record_session, id)
         if kept_in:
             kept_in.attach(cell)
         another = partial(self.open, SessionArguments(language=language))
-        session = CellSession(id, cell, self._pipeline, another, kept_in)
+        ports = self._ports.of_cell()
+        session = CellSession(id, cell, self._pipeline, another, ports, kept_in)
         self._by_id[id] = session
         return session
 

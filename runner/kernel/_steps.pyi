@@ -1,7 +1,14 @@
 NUMBERS: dict[str, int]
 
 def serve(
-    program: bytes, sock: int, nursery: int, keeper: int, home: tuple[int, ...], hooks: bool, /
+    program: bytes,
+    sock: int,
+    nursery: int,
+    keeper: int,
+    home: tuple[int, ...],
+    hooks: bool,
+    opens_sockets: bool,
+    /,
 ) -> bool: ...
 def execute(program: bytes, inputs: tuple[int, ...], /) -> tuple[int, int, str] | tuple[()]: ...
 def fork(flags: int = 0, cgroup: int = -1, /) -> int: ...

@@ -299,12 +299,14 @@ static int64_t execute(struct program *program)
 struct cell {
     pid_t pid;
     int pidfd, init, status;
+    int network;         /* its network namespace, -1 where no sockets are made in it */
 };
 
 struct launcher {
     int sock, nursery, keeper, events;
     int ahead;           /* how many inits the nursery is to have ready beyond the next */
     int home[3];         /* the launcher's own net, ipc and uts namespaces */
+    int opens_sockets;   /* in the network namespaces of its cells, when it is asked to */
     void *thread_id;
     struct program program;
     struct cell *cells;
@@ -355,7 +357,7 @@ static int receive(int sock, struct received *into)
     return 0;
 }
 
-enum { NAMESPACES = 4, MOST_TRIES = 3 };
+enum { NETWORK = 2 /* of the descriptors of an init */, NAMESPACES = 4, MOST_TRIES = 3 };
 
 static int is_alive(int pidfd)
 {
@@ -507,7 +509,7 @@ static int fork_one(struct launcher *launcher, const int *given, int count, int 
     int cgroup = into_cgroup ? given[--count] : -1;
     int status = given[0];
     int outcome = IN_LAUNCHER;
-    struct cell cell = {0, -1, -1, status};
+    struct cell cell = {0, -1, -1, status, -1};
     int taken = take_init(launcher, status, &init);
     if (taken != TAKEN) {
         close_all(given, count);
@@ -528,6 +530,10 @@ static int fork_one(struct launcher *launcher, const int *given, int count, int 
         tell_failure(status, errno, "clone3 of a guest");
     if (leave(launcher))
         outcome = AT_END;
+    if (launcher->opens_sockets) {
+        cell.network = init.descriptors[NETWORK];
+        init.descriptors[NETWORK] = -1;
+    }
     close_all(init.descriptors + 1, NAMESPACES);
     close_all(given + 1, count - 1);
     if (cgroup >= 0)
@@ -541,6 +547,7 @@ static int fork_one(struct launcher *launcher, const int *given, int count, int 
     }
     if (refused) {
         kill_and_close(cell.init);
+        close(cell.network);
         close(status);
     }
     return outcome;
@@ -562,6 +569,7 @@ static void bury(struct launcher *launcher, size_t at)
     (void)wait4(cell.pid, &wait_status, 0, &usage);
     close(cell.pidfd);
     kill_and_close(cell.init);
+    close(cell.network);
     unsigned char packet[64] = "\0\x95\xa5" "Ended";
     size_t length = 8;
     length += put_integer(packet + length, wait_status);
@@ -570,6 +578,54 @@ static void bury(struct launcher *launcher, size_t at)
     length += put_integer(packet + length, (int64_t)usage.ru_maxrss * 1024);
     (void)send_packet(cell.status, packet, length, NULL, 0);
     close(cell.status);
+}
+
+/* An OpenSocket frame: its tag, and the number of a guest in the launcher's pid namespace as 4 bytes. */
+static const unsigned char OPEN_SOCKET[] = "\0\x92\xaa" "OpenSocket" "\xc4\x04";
+static const unsigned char SOCKET_MADE[] = "\0\x91\xaa" "SocketMade";
+enum { OPEN_SOCKET_LENGTH = sizeof OPEN_SOCKET - 1, SOCKET_MADE_LENGTH = sizeof SOCKET_MADE - 1 };
+
+static int is_open_socket(const struct received *frame)
+{
+    return frame->length == OPEN_SOCKET_LENGTH + (ssize_t)sizeof(int32_t) && frame->count == 2
+        && !memcmp(frame->packet, OPEN_SOCKET, OPEN_SOCKET_LENGTH);
+}
+
+/* The cell of a guest; NULL if it has ended.  Only this process reaps guests, so while the pidfd says that
+ * the guest lives, no other process has its number. */
+static const struct cell *find_cell(const struct launcher *launcher, int32_t pid, int guest)
+{
+    for (size_t at = 0; pid > 0 && at < launcher->room; at++)
+        if (launcher->cells[at].pid == pid)
+            return is_alive(guest) ? &launcher->cells[at] : NULL;
+    return NULL;
+}
+
+/* Make a TCP socket in the network namespace of a cell and send it on the socket that came with the frame: a
+ * socket stays in the namespace in which it was made (network_namespaces(7)). */
+static int open_socket(struct launcher *launcher, const struct received *asked)
+{
+    int32_t pid;
+    int guest = asked->descriptors[0], answer = asked->descriptors[1], made = -1, outcome = IN_LAUNCHER;
+    memcpy(&pid, asked->packet + OPEN_SOCKET_LENGTH, sizeof pid);
+    const struct cell *cell = find_cell(launcher, pid, guest);
+    if (!cell || cell->network < 0)
+        tell_failure(answer, ESRCH, "finding the cell of a socket");
+    else if (setns(cell->network, CLONE_NEWNET))
+        tell_failure(answer, errno, "setns into the network namespace of a cell");
+    else {
+        made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (made < 0)
+            tell_failure(answer, errno, "socket in the network namespace of a cell");
+        if (setns(launcher->home[0], CLONE_NEWNET))
+            outcome = AT_END; /* as in `leave` */
+    }
+    if (made >= 0) {
+        (void)send_packet(answer, SOCKET_MADE, SOCKET_MADE_LENGTH, &made, 1);
+        close(made);
+    }
+    close_all(asked->descriptors, asked->count);
+    return outcome;
 }
 
 /* A Fork frame is array_like msgpack: its tag, one boolean and a number up to MOST_AT_ONCE (messages.py). */
@@ -581,6 +637,8 @@ static int serve_one(struct launcher *launcher)
     struct received fork;
     if (receive(launcher->sock, &fork) || fork.length == 0)
         return AT_END;
+    if (is_open_socket(&fork))
+        return open_socket(launcher, &fork);
     int into_cgroup = fork.packet[FORK_LENGTH] == 0xc3, cells = fork.packet[FORK_LENGTH + 1];
     int each = (int)launcher->program.inputs + into_cgroup; /* at most INPUTS */
     if (fork.length != FORK_LENGTH + 2 || memcmp(fork.packet, FORK, FORK_LENGTH)
@@ -636,8 +694,9 @@ static PyObject *refuse(const char *why)
 }
 
 PyDoc_STRVAR(serve_doc,
-"serve(program, sock, nursery, keeper, home, hooks) -> bool\n\n"
-"Fork a cell for each Fork frame on `sock`.  Return True in a guest whose program has arrived, and\n"
+"serve(program, sock, nursery, keeper, home, hooks, opens_sockets) -> bool\n\n"
+"Fork a cell for each Fork frame on `sock`, and with `opens_sockets` make a socket in a cell's network\n"
+"namespace for each OpenSocket frame.  Return True in a guest whose program has arrived, and\n"
 "False in the launcher once the supervisor or the process behind the pidfd `keeper` is gone.  `home`\n"
 "are the launcher's own net, ipc and uts namespaces; `hooks` tells that functions were registered to be\n"
 "called after a fork (os.register_at_fork).  Raises ValueError for an invalid program.");
@@ -648,9 +707,9 @@ static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     const char *bytes;
     Py_ssize_t length;
     int hooks;
-    if (!PyArg_ParseTuple(arguments, "y#iii(iii)p", &bytes, &length, &launcher.sock, &launcher.nursery,
+    if (!PyArg_ParseTuple(arguments, "y#iii(iii)pp", &bytes, &length, &launcher.sock, &launcher.nursery,
                           &launcher.keeper, &launcher.home[0], &launcher.home[1], &launcher.home[2],
-                          &hooks))
+                          &hooks, &launcher.opens_sockets))
         return NULL;
     const char *wrong = load(&launcher.program, bytes, (size_t)length);
     if (!wrong && launcher.program.inputs == 0)

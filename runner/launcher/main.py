@@ -46,7 +46,8 @@ def serve(
     guest = interpreter.Guest(CONTROL)
     gc.enable()
     gc.freeze()  # a collection in a guest would look at, and so copy, what was made since the last
-    if _steps.serve(program, sock, nursery, keeper, tuple(home), interpreter.has_hooks()):
+    hooks, opens_sockets = interpreter.has_hooks(), facts.plan.loopback
+    if _steps.serve(program, sock, nursery, keeper, tuple(home), hooks, opens_sockets):
         guest.serve()
 
 

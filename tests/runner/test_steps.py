@@ -27,6 +27,7 @@ from cellwright.runner.messages import (
     Failed,
     Fork,
     InitMade,
+    OpenSocket,
     decode,
     encode,
 )
@@ -253,7 +254,7 @@ ROUNDS = 300
 
 
 def talk_nonsense(checked: Any, dice: random.Random) -> None:
-    """Have a launcher read invalid Fork frames and invalid answers of a nursery: it forks nothing, ends,
+    """Have a launcher read invalid Fork and OpenSocket frames and invalid answers of a nursery: it forks nothing, ends,
     and leaves no descriptor open but its epoll instance."""
     made = b"\0" + encode(InitMade())
     before = len(os.listdir("/proc/self/fd"))
@@ -266,13 +267,18 @@ def talk_nonsense(checked: Any, dice: random.Random) -> None:
         cells = dice.choice((1, 1, 2, MOST_AT_ONCE, MOST_AT_ONCE + 1))
         count = dice.choice((5 * cells, 5 * cells, dice.randint(0, MOST_DESCRIPTORS)))
         frame = FRAME[:-1] + bytes([cells])
+        if (
+            dice.randrange(3) == 0
+        ):  # of a guest that is in no cell: refused in words, and nothing made
+            cells, frame = 1, b"\0" + encode(OpenSocket(dice.randbytes(4)))
+            count = dice.choice((2, 2, dice.randint(0, MOST_DESCRIPTORS)))
         send_of(ours, torn(frame, dice), [cell.fileno()] * count)
         answer = torn(made, dice)
         if cells == 1:
             send_of(nursery, answer, [held] * dice.choice((5, dice.randint(0, MOST_DESCRIPTORS))))
         for each in (ours, nursery):
             each.shutdown(socket.SHUT_WR)
-        given = (sample(), sock.fileno(), theirs.fileno(), forever, (held,) * 3, False)
+        given = (sample(), sock.fileno(), theirs.fileno(), forever, (held,) * 3, False, True)
         assert checked.serve(*given) is False
         cell.close()
         told = status.recv(1024)

@@ -1,0 +1,1 @@
+"""Ports of cells that the host can reach."""
