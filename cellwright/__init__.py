@@ -112,6 +112,9 @@ if TYPE_CHECKING:
     from .runner.audit.log import AuditLog as AuditLog
     from .runner.audit.record import AuditEntry as AuditEntry
     from .runner.audit.verification import verify as verify
+    from .runner.charts import Chart as Chart
+    from .runner.charts import ChartAxis as ChartAxis
+    from .runner.charts import ChartSeries as ChartSeries
     from .runner.result import Phases as Phases
     from .runner.result import SandboxResult as SandboxResult
     from .runner.result import SandboxStatus as SandboxStatus

@@ -18,6 +18,8 @@ from ..policies.plan import Plan
 from .nesting import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
 
 MOST_PICTURES = 64  # of one program
+CHARTS = "application/vnd.cellwright.charts"  # the type of the data of charts, among the pictures
+MOST_CHARTS, MOST_CHART_BYTES = 32, 256 * 1024
 MOST_AT_ONCE = (
     8  # cells that one frame asks for: the kernel takes 253 descriptors with it (unix(7))
 )

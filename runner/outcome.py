@@ -9,7 +9,8 @@ import msgspec
 from ..policies.policy import Limits
 from .capture import Capture
 from .cgroups import CgroupUsage
-from .messages import Finished, decode_json
+from .charts import Chart, charts_of
+from .messages import CHARTS, Finished, decode_json
 from .result import Reason, SandboxResult, SandboxStatus, Usage
 from .watching.supervision import Observation
 from .workspace import Artifact
@@ -60,6 +61,7 @@ def conclude(
         traceback=_cut(finished.traceback, _TRACEBACK_CHARACTERS),
         violations=seen.violations,
         artifacts=(*_pictures(finished), *artifacts),
+        charts=_charts(finished),
         execution_time=execution_time,
         usage=usage,
         truncated={each.name: lost for each in captures if (lost := each.dropped_bytes)},
@@ -152,6 +154,18 @@ _SUFFIXES = {
     "text/html": "html",
     "text/markdown": "md",
 }
+
+
+def _charts(finished: Finished) -> tuple[Chart, ...]:
+    """Return the data of charts, each with the name of the picture of its figure."""
+    data = next((content for mime, content in finished.pictures if mime == CHARTS), b"")
+    if not data:
+        return ()
+    names = tuple(
+        f"picture-{number}.png" if mime == "image/png" and content else ""
+        for number, (mime, content) in enumerate(finished.pictures, 1)
+    )
+    return charts_of(data, names)
 
 
 def _pictures(finished: Finished) -> tuple[Artifact, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..policies.source.findings import Finding
+from .charts import Chart
 from .workspace import Artifact, KeptWorkspace, Uncollected, WorkspaceFile
 
 Reason = Literal[
@@ -67,7 +68,7 @@ class Phases(msgspec.Struct, frozen=True):
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one execution.
 
-    `value`, `error` and `traceback` come from the guest; everything else was observed from
+    `value`, `error`, `traceback` and `charts` come from the guest; everything else was observed from
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `files` are those below /workspace that it made or changed, `artifacts` what was collected of
     them, `uncollected` what `collect` asked for and could not be brought; `truncated` counts the
@@ -96,6 +97,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     truncated: dict[str, int] = {}
     files: tuple[WorkspaceFile, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
+    charts: tuple[Chart, ...] = ()
     uncollected: tuple[Uncollected, ...] = ()
     layers: tuple[str, ...] = ()
     execution_id: str = ""

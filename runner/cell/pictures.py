@@ -3,8 +3,10 @@
 import contextlib
 import io
 import sys
+from typing import Any
 
-from ..messages import MOST_PICTURES
+from ..messages import CHARTS, MOST_PICTURES
+from .charts import NumberedChart, charts, packed
 
 # The methods that IPython calls (its documentation, "Rich display"), and what they return.
 _METHODS = {
@@ -26,18 +28,22 @@ def display(*values: object) -> None:
 
 
 def pictures(value: object, limit: int) -> Pictures:
-    """Return (MIME type, content) of each, the first 64 and as many as fit into `limit` bytes; a method
-    that fails gives none."""
+    """Return (MIME type, content) of each, the first 64 and as many as fit into `limit` bytes, and then
+    the data of charts; a method that fails gives none."""
     found = [*_displayed, *([] if value is None else _of_value(value))]
     _displayed.clear()
+    numbered: list[NumberedChart] = []
     if pyplot := sys.modules.get("matplotlib.pyplot"):
-        found += _figures(pyplot)
+        for drawn, data in _figures(pyplot):
+            found.append(("image/png", drawn))
+            numbered += [(len(found), chart) for chart in data]
     kept = []
     for mime, content in found[:MOST_PICTURES]:
         if (limit := limit - len(content)) < 0:
             break
         kept.append((mime, content))
-    return tuple(kept)
+    told = packed(numbered) if len(kept) < MOST_PICTURES else b""
+    return (*kept, (CHARTS, told)) if told else tuple(kept)
 
 
 def _of_value(value: object) -> list[tuple[str, bytes]]:
@@ -52,13 +58,15 @@ def _of_value(value: object) -> list[tuple[str, bytes]]:
     return found
 
 
-def _figures(pyplot: object) -> list[tuple[str, bytes]]:
-    """Return every open figure as PNG, and close it: it belongs to this program, not to the next."""
+def _figures(pyplot: object) -> list[tuple[bytes, list[dict[str, Any]]]]:
+    """Return every open figure as PNG, with the data of its charts, and close it: it belongs to this
+    program, not to the next."""
     found = []
     with contextlib.suppress(Exception):  # the program may have done anything to it
         for number in pyplot.get_fignums():  # type: ignore[attr-defined]
-            drawn = io.BytesIO()
-            pyplot.figure(number).savefig(drawn, format="png", bbox_inches="tight")  # type: ignore[attr-defined]
+            drawn, figure = io.BytesIO(), pyplot.figure(number)  # type: ignore[attr-defined]
+            figure.savefig(drawn, format="png", bbox_inches="tight")
+            data = charts(figure)  # the names of categories are there once it is drawn
             pyplot.close(number)  # type: ignore[attr-defined]
-            found.append(("image/png", drawn.getvalue()))
+            found.append((drawn.getvalue(), data))
     return found
