@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ..harness.sandbox.local import OTHER_LANGUAGES_CELLS
+from ..harness.sandbox.local import OTHERS_CELLS
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
@@ -112,7 +112,7 @@ class Chaos:
         calls = [
             Probe(WELL, language)
             for language in languages()
-            for _ in range(parked.get(language, OTHER_LANGUAGES_CELLS) + 1)
+            for _ in range(parked.get(language, OTHERS_CELLS) + 1)
         ]
         self._settle()  # what was killed last has died by now
         for call, cells in itertools.product(calls, (self._made, self._shared)):

@@ -151,6 +151,8 @@ def _fewer(some: Packages, others: Packages) -> Packages:
         require=tuple(each for each in some.require if each in others.require),
         allow=allow,
         max_bytes=min(some.max_bytes, others.max_bytes),
+        preload=tuple(each for each in some.preload if each in others.preload),
+        learn_preload=some.learn_preload and others.learn_preload,
     )
 
 
@@ -165,6 +167,13 @@ def _packages(some: Packages, limit: Packages) -> list[str]:
         for name in some.allow
         if limit.allow and name not in (*limit.allow, _NO_PACKAGE)
     ]
+    found += [
+        f"packages.preload: importing {name} ahead"
+        for name in some.preload
+        if name not in limit.preload
+    ]
+    if some.learn_preload and not limit.learn_preload:
+        found.append("packages.learn_preload: importing ahead what programs import")
     if some.max_bytes > limit.max_bytes:
         found.append(f"packages.max_bytes: {some.max_bytes:,} instead of {limit.max_bytes:,}")
     return found

@@ -88,11 +88,16 @@ class Packages(_Section, frozen=True):
     require: requirements such as "pandas==2.3.*" (PEP 508)
     allow: if not empty, the only packages that a set may have, dependencies among them
     max_bytes: of all files of the set
+    preload: modules that the launcher imports once, of sets that have them; read `python.preload`
+    learn_preload: preload also the modules of a set that programs import; only for packages that you
+        trust, since the launcher has more rights than a cell
     """
 
     require: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     max_bytes: int = 1024 * MIB
+    preload: tuple[str, ...] = ()
+    learn_preload: bool = False
 
 
 class Syscalls(_Section, frozen=True):
@@ -207,10 +212,8 @@ def check_policy(policy: Policy) -> Policy:
     network = policy.network
     if network.allow or network.deny or network.addresses:
         check_rules(network.allow, network.deny, network.addresses)
-    check_names("python.preload", policy.python.preload)
-    for name in policy.python.preload:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise PolicyError(f"python.preload: must be names of modules, got {name!r}")
+    _check_modules("python.preload", policy.python.preload)
+    _check_modules("packages.preload", policy.packages.preload)
     check_names("packages.require", policy.packages.require)
     check_names("packages.allow", policy.packages.allow)
     check_limit("packages.max_bytes", policy.packages.max_bytes, whole=True)
@@ -232,6 +235,13 @@ def check_policy(policy: Policy) -> Policy:
     if layers == policy.optional_layers:
         return policy
     return msgspec.structs.replace(policy, optional_layers=layers)
+
+
+def _check_modules(field: str, names: tuple[str, ...]) -> None:
+    check_names(field, names)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise PolicyError(f"{field}: must be names of modules, got {name!r}")
 
 
 def named_layers(where: str, names: object) -> tuple[str, ...]:

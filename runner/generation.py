@@ -68,7 +68,7 @@ class Generation:
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._living = 0
-        self._retired = self._lost = False
+        self._retired = self._lost = self._replaced = False
         self.forks = 0  # how many cells were asked of it
         self.launcher = Launcher(spawned)  # imports while we work out what to tell it
         self.tree: CgroupTree = NoCgroups("not looked for yet")
@@ -189,9 +189,11 @@ class Generation:
         return not self._lost and self.launcher.is_alive()
 
     def is_current(self) -> bool:
-        """Tell whether the launcher is there, and what it shows of directories that hold denied names
-        is what is in them now."""
-        return self.is_alive() and (self._covers is None or self._covers.is_current())
+        """Tell whether the launcher is there, was not replaced, and what it shows of directories that
+        hold denied names is what is in them now."""
+        if self._replaced or not self.is_alive():
+            return False
+        return self._covers is None or self._covers.is_current()
 
     def uncovered(self) -> str:
         """Return a path that the policy hides and cells can see by now; empty if there is none."""
@@ -236,6 +238,11 @@ class Generation:
                 cell.close()
         finally:
             self._sweep()
+
+    def replace(self) -> None:
+        """`retire`, and lend none of the cells that wait: those of another launcher are better."""
+        self._replaced = True
+        self.retire()
 
     def retire(self) -> None:
         """Make no more cells, and end the launcher when those that live are gone."""

@@ -167,6 +167,13 @@ class Launcher:
         nursery = _first_child(self.keeper)
         return self.keeper, nursery, _first_child(nursery)
 
+    def memory_bytes(self) -> int:
+        """Return the anonymous memory of its three processes; 0 if it is gone."""
+        try:
+            return sum(map(_anonymous_memory, self.pids()))
+        except (LauncherLost, OSError):
+            return 0
+
     def kill(self) -> None:
         """Kill it and every cell at once, stopped or not; `close` frees what is left."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
@@ -214,3 +221,9 @@ def _first_child(pid: int) -> int:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
     except (OSError, IndexError):
         raise LauncherLost(cell_began=False) from None
+
+
+def _anonymous_memory(pid: int) -> int:
+    """Return the bytes that are resident and of no file; anyone may read this (proc(5), statm)."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

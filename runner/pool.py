@@ -73,6 +73,15 @@ class Pool:
         if not later:  # a caller that uses cells faster than they are taken down helps
             held.dispose()
 
+    def refresh(self) -> None:
+        """Take down parked cells that are outdated, and park others in their place."""
+        with self._lock:
+            parked, self._parked = self._parked, deque()
+            for held in parked:
+                (self._parked if held.is_current() else self._served).append(held)
+            self._failed = False
+            self._wake_all()
+
     def settle(self) -> None:
         """Wait until every used cell is gone and the pool is as full as it gets."""
         with self._lock:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
@@ -156,6 +158,38 @@ class Supervisor:
         plan = self.plan
         limits = self._policy.limits
         return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Have another launcher take over, which has imported `modules` beside those of the policy.
+
+        Raises what Generation raises, such as PolicyError for a module that cannot be imported, and
+        ClosedError; the launcher stays the same then.
+        """
+        self._require_owner()
+        python = self._policy.python
+        names = tuple(dict.fromkeys((*python.preload, *modules)))
+        policy = replace(self._policy, python=replace(python, preload=names))
+        spawned = Spawned(self._executable)
+        try:
+            made = Generation(policy, spawned, self._cgroup_root, self._lessons, *self._runs)
+        except BaseException:
+            spawned.close()
+            raise
+        with self._lock:
+            if closed := self._closed:
+                old = made
+            else:
+                self._policy = policy
+                old, self._generation = self._generation, made
+        if closed:
+            old.close()
+            raise ClosedError("the sandbox was closed")
+        old.replace()
+        self._pool.refresh()
+
+    def memory_bytes(self) -> int:
+        """Return the anonymous memory of the launcher's processes."""
+        return self._generation.launcher.memory_bytes()
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""

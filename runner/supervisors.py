@@ -38,10 +38,11 @@ class Supervisors:
                 self._others[language] = self._make(language)
             return self._others[language]
 
-    def open_session(self, language: str) -> SessionCell:
-        """Return a session cell; raises BusyError if too many sessions of all languages live, and
-        LaunchError."""
-        supervisor = self.of(language)
+    def open_session(self, supervisor: Supervisor) -> SessionCell:
+        """Return a session cell of a supervisor, which may be that of a set of packages.
+
+        Raises BusyError if too many sessions of the sandbox live, and LaunchError.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("the sandbox was closed")

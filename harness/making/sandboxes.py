@@ -14,7 +14,7 @@ from ...policies.policy import Policy, named_layers
 from ...policies.source.findings import Rules, rules_with
 from ...runner.audit.log import AuditLog
 from ...runner.settings import PoolSettings
-from ..sandbox.cache import SandboxCache
+from ..sandbox.cache import LendingCache
 from ..sandbox.permissions import policy_of
 from ..sandbox.pipeline import rules_of
 from ..sandbox.sandbox import Sandbox
@@ -52,7 +52,7 @@ class ToolSandboxes:
         self.audit = ceiling.audit if ceiling else AuditLog(max_entries=_TRAIL_ENTRIES)
         self._pool = PoolSettings(size=pool)
         self._optional_layers = named_layers("optional_layers", optional_layers)
-        self._sandboxes = SandboxCache(ALIVE, "the tool factory")
+        self._sandboxes = LendingCache[Sandbox](ALIVE, "the tool factory")
 
     def policy(self, grants: Grants) -> Policy:
         """Return the policy of cells with these permissions: the profile `tool` plus the permissions.

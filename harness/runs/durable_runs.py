@@ -116,6 +116,8 @@ class Runs(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> RunAttempt:
         """Execute `code` in a new cell as a durable run; the arguments are those of Sandbox.execute.
 

@@ -98,7 +98,7 @@ def call_of(given: CommandArguments) -> CallArguments:
     }  # fmt: skip
     return CallArguments(
         code=f"# {json.dumps(argv)}\n{_PROGRAM.format(text=_TEXT, given=arguments)}",
-        language=PYTHON, trace_id=given.trace_id,
+        language=PYTHON, trace_id=given.trace_id, packages=given.packages,
     )  # fmt: skip
 
 

@@ -101,6 +101,8 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
         on_output: OnOutput | None = None,
         cancel: int = NEVER,
     ) -> SandboxResult:
@@ -119,13 +121,17 @@ class Executing(Closing):
         `on_output(stream, bytes)` is called as output comes, and the program waits for it; `cancel` is
         a descriptor: once it is readable the execution is ended.
         `workspace`: the name of a workspace; its files are there at the start and are saved at the end,
-        however the program ends.  `clean`: remove that workspace if the program completes.  A session
-        takes neither: its workspace is named when it is opened.
+        however the program ends.  `clean`: remove that workspace if the program completes.
+        `packages`, or `requirements`: what a Python program can import beside the packages of the
+        sandbox, such as "pandas==2.3.*".  A set of packages that is used for the first time is fetched
+        and built, for at most `timeout` seconds; a later call finds it, with a launcher of its own.
+        A session takes none of these three: they are named when it is opened.
 
         Failures of the program are in the result.  Raises PolicyError for invalid arguments,
         ClosedError after `close`, LaunchError if no cell could be built, BusyError if the workspace is
-        in use and WorkspaceError if it cannot be read; a session raises SessionLost if it is gone, and
-        BusyError if the call before this one does not end.
+        in use and WorkspaceError if it cannot be read, PackageError if packages cannot be had in time;
+        a session raises SessionLost if it is gone, and BusyError if the call before this one does not
+        end.
         """
         given = self._call(locals())
         _check_callable(on_output)
@@ -152,6 +158,8 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
         on_output: Callable[[str, bytes], Awaitable[None] | None] | None = None,
     ) -> SandboxResult:
         """`execute` for asyncio callers; cancelling the task cancels the execution.
@@ -178,6 +186,8 @@ class Executing(Closing):
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         trace_id: str | None = None,
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> "CommandResult":
         """Run a command, in a fresh cell of a sandbox or in the cell of a Python session.
 
@@ -185,6 +195,7 @@ class Executing(Closing):
         by default that of the session, at first /workspace.  `env`: variables of this command.
         `stdin`: its standard input, empty by default.  `timeout`: seconds after which it is killed; its
         output until then is in the result, as it is when the policy's own limit ends it.
+        `packages`, or `requirements`: as of `execute`.
 
         Programs that the command starts in the background live on in a session.  The policy must allow
         subprocesses, as the profile standard does.  Raises PolicyError if not; else as `execute` does.
@@ -204,6 +215,8 @@ class Executing(Closing):
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         trace_id: str | None = None,
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> "CommandResult":
         """`run` for asyncio callers; cancelling the task ends the command."""
         given = CommandArguments.of(locals())
@@ -238,6 +251,8 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> "Run":
         """Start `execute` in the background and return a handle to it."""
         given = self._call(locals())

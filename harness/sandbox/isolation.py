@@ -22,7 +22,7 @@ from ...policies.policy import MIB, Limits
 from ...runner.audit.log import AuditLog
 from ...runner.capture import Capture
 from ...runner.result import SandboxResult, SandboxStatus
-from .cache import SandboxCache
+from .cache import LendingCache
 from .config import SandboxConfig
 from .permissions import policy_of
 from .sandbox import Sandbox
@@ -96,7 +96,7 @@ class ProcessIsolation(IsolationBackend):
         self._permissions = permissions or PermissionSet()
         self._policy = policy_of(self._permissions)
         self._audit = audit
-        self._sandboxes = SandboxCache(_ALIVE, "the isolation backend")
+        self._sandboxes = LendingCache[Sandbox](_ALIVE, "the isolation backend")
         self._finalizer = weakref.finalize(self, self._sandboxes.close)
 
     def under(self, permissions: PermissionSet, audit: AuditLog | None) -> IsolationBackend:

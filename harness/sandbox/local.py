@@ -24,6 +24,7 @@ from .checks import (
     check_pool,
     check_sessions,
 )
+from .packaged import PackagedCells
 from .parameters import CallArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
 from .ports.exposed import SandboxPorts
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from .workspaces.store import Workspaces
 
 
-OTHER_LANGUAGES_CELLS = 2
+OTHERS_CELLS = 2
 _POLICIES = (
     "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy or "
     "a PermissionSet"
@@ -55,15 +56,16 @@ class LocalCells:
     """The cells that this process makes."""
 
     def __init__(self, given: SandboxArguments) -> None:
-        policy = _policy(given.config, given.policy)
-        self.policy, self._packages = _packaged(policy, given)
+        own = _policy(given.config, given.policy)
+        self.policy, self._packages = _packaged(own, given)
         try:
-            self._start(given)
+            self._start(given, own)
         except BaseException:
             self._release_packages()
             raise
 
-    def _start(self, given: SandboxArguments) -> None:
+    def _start(self, given: SandboxArguments, own: Policy) -> None:
+        """Start the launcher; `own` is the policy without the packages of the sandbox."""
         self._given_workspaces = _checked_workspaces(given.workspaces)
         rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
         settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
@@ -89,17 +91,26 @@ class LocalCells:
         except BaseException:
             spawned.close()
             raise
-        made = self.policy, spawned.executable, cgroup_root, settings, known, shared_files, user
-        another = partial(_another, *made)
-        self._supervisors = Supervisors(language, self.supervisor, another, sessions)
+        another = partial(
+            _another, spawned.executable, cgroup_root, settings, known, shared_files, user
+        )
+        self._supervisors = Supervisors(
+            language, self.supervisor, partial(another, self.policy), sessions
+        )
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
+        self._packaged = PackagedCells(
+            self._supervisors, own, given, self._packages, settings.packages_bytes,
+            lambda policy: another(policy, PYTHON),
+        )  # fmt: skip
         try:
             trail = _trail_of(self.audit, self.plan)
             self._pipeline = RequestPipeline(
                 self.policy, self.plan.layers, rules, trail, sandbox_tools
             )
-            self._sessions = OpenSessions(self._supervisors, self._pipeline, self._ports)
+            self._sessions = OpenSessions(
+                self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits
+            )
         except BaseException:
             self.close()
             raise
@@ -114,7 +125,16 @@ class LocalCells:
         wanted = self._wanted(given)
 
         def perform(language: str, request: Request) -> SandboxResult:
-            supervisor = self._supervisors.of(language)
+            lease = self._packaged.lease(
+                given.packages, language, request.limits.wall_seconds, cancel
+            )
+            with lease:
+                result = perform_by(lease.supervisor, request)
+            if lease.look_at and result.ok:
+                lease.look_at(request.code)
+            return result
+
+        def perform_by(supervisor: Supervisor, request: Request) -> SandboxResult:
             if wanted is None:
                 return supervisor.execute(request, on_output, cancel)
             from .workspaces.calls import execute_in
@@ -170,11 +190,11 @@ class LocalCells:
         return (False, str(findings[0])) if findings else (True, None)
 
     def settle(self) -> None:
-        self._supervisors.settle()
+        self._packaged.settle()
 
     def close(self) -> None:
         self._programs.close()
-        self._supervisors.close()
+        self._packaged.close()
         self._ports.close()
         self._release_packages()
 
@@ -197,12 +217,12 @@ def _once_at_rest(_: int) -> None:
 
 
 def _another(
-    policy: Policy, executable: str, cgroup_root: str | None, settings: PoolSettings,
+    executable: str, cgroup_root: str | None, settings: PoolSettings,
     interpreters: Mapping[str, str], shared_files: Callable[[str], SharedFiles | None],
-    user: int | str | None, language: str,
+    user: int | str | None, policy: Policy, language: str,
 ) -> Supervisor:  # fmt: skip
-    """Return the supervisor of another language, with a smaller pool."""
-    settings = settings._replace(size=min(settings.size, OTHER_LANGUAGES_CELLS))
+    """Return the supervisor of another language or set of packages, with a smaller pool."""
+    settings = settings._replace(size=min(settings.size, OTHERS_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language),

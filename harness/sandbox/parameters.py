@@ -2,7 +2,8 @@
 
 A public method packs its arguments by `of(locals())`, and all code behind it passes the struct on.  So
 a new parameter is added to the public signatures, to the struct and to the code that uses it.  A test
-compares the names, types and defaults of the signatures with those of the structs.
+compares the names, types and defaults of the signatures with those of the structs.  `requirements` of a
+signature is another name for `packages`, and no struct has it.
 """
 
 import os
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 
 FileContent = str | bytes | os.PathLike[str]  # the last: a file or folder of the host
@@ -32,6 +34,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Return the parameters that are among `given`, the `locals()` of a public method."""
         named = {name: given[name] for name in cls.__struct_fields__}
+        if requirements := given.get("requirements"):
+            if named["packages"]:
+                raise PolicyError("requirements: another name for packages, give one of the two")
+            named["packages"] = requirements
         if isinstance(files := named.get("files"), Mapping):
             named["files"] = _with_content(files)
         return cls(**named)
@@ -56,6 +62,7 @@ class CallArguments(Parameters, frozen=True, kw_only=True):
     trace_id: str | None = None
     plain: bool = False
     arguments: Sequence[str] = ()
+    packages: Sequence[str] = ()
 
 
 class CommandArguments(Parameters, frozen=True, kw_only=True):
@@ -68,6 +75,7 @@ class CommandArguments(Parameters, frozen=True, kw_only=True):
     stdin: str | bytes | None = None
     timeout: float | None = None
     trace_id: str | None = None
+    packages: Sequence[str] = ()
 
 
 class SessionArguments(Parameters, frozen=True, kw_only=True):
@@ -77,6 +85,7 @@ class SessionArguments(Parameters, frozen=True, kw_only=True):
     language: str = PYTHON
     workspace: str | None = None
     clean: bool = False
+    packages: Sequence[str] = ()
 
 
 class ProgramArguments(Parameters, frozen=True, kw_only=True):

@@ -95,7 +95,8 @@ class Sandbox(Executing):
     `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
     same uid in every process; by default each process has another uid.
     `packages`: what Python programs can import besides the standard library: requirements such as
-    "pandas==2.3.*", or the path of a pylock.toml or requirements file (extra `packages`).
+    "pandas==2.3.*", or the path of a pylock.toml or requirements file (extra `packages`); calls can
+    name more.  `requirements` is another name for it.
     `package_store`: where sets of packages are kept, and where wheels come from.
     `connect`: the socket of a daemon (`cellwright serve`) whose cells are used; `policy` is then one
     of the daemon's policy names, and no other argument can be given.
@@ -124,6 +125,7 @@ class Sandbox(Executing):
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
         packages: "Requirements | None" = None,
+        requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -152,6 +154,7 @@ class Sandbox(Executing):
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
         packages: "Requirements | None" = None,
+        requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
         connect: str | os.PathLike[str] | None = None,
     ) -> Self:
@@ -200,16 +203,18 @@ class Sandbox(Executing):
 
     def session(
         self, id: str | None = None, language: str = PYTHON, *, workspace: str | None = None,
-        clean: bool = False,
+        clean: bool = False, packages: Sequence[str] = (), requirements: Sequence[str] = (),
     ) -> "Session":  # fmt: skip
         """Return a session: a cell that keeps variables and files from one call to the next.
 
         `id`: return the session of that name if it lives, else open one of that name.
         `workspace`: start with the files of that workspace, and save them when the session ends.
         `clean`: remove that workspace when the session is closed.
+        `packages`, or `requirements`: what its programs can import beside the packages of the sandbox.
         Raises PolicyError for an unknown language, or another one than that of the session that lives;
         BusyError if too many sessions live and all are busy, or if the workspace is in use;
-        LaunchError if no cell could be built or the language is not installed; WorkspaceError.
+        LaunchError if no cell could be built or the language is not installed; WorkspaceError,
+        PackageError.
         """
         given = SessionArguments.of(locals())
         if id is not None and not (isinstance(id, str) and id):

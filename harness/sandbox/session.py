@@ -125,10 +125,16 @@ class Session(Executing):
 
 
 def own(given: CallArguments) -> CallArguments:
-    """Return `given`; raises PolicyError if it names a workspace, which only opening a session may."""
+    """Return `given`; raises PolicyError if it names a workspace or packages, which only opening a
+    session may."""
     if given.workspace is not None or given.clean:
         raise PolicyError(
             "workspace: a session has one workspace for all its calls",
             "sandbox.session(workspace=...)",
+        )
+    if given.packages:
+        raise PolicyError(
+            "packages: a session has the same packages for all its calls",
+            "sandbox.session(packages=...)",
         )
     return given

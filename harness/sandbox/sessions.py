@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
+from ...policies.policy import Limits
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
 from ...runner.request import Request
@@ -18,6 +19,7 @@ from ...runner.supervisors import Supervisors
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
 from .history import History, outcome_of
+from .packaged import Lease, PackagedCells
 from .parameters import CallArguments, SessionArguments
 from .pipeline import RequestPipeline
 from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
@@ -38,13 +40,19 @@ class CellSession(Session):
         pipeline: RequestPipeline,
         another: Callable[[], "Session"],
         ports: ExposedPorts,
+        lease: Lease,
+        packages: tuple[str, ...] = (),
         kept_in: "SessionWorkspace | None" = None,
     ) -> None:
+        """`lease`: of the launcher, returned when the session ends; `packages`: what it was opened
+        with."""
         self.id = id
+        self.packages = packages
         self._cell = cell
         self._pipeline = pipeline
         self._another = another
         self._ports = ports
+        self._lease = lease
         self._kept_in = kept_in
         self._history = History()
         cell.on_begin = self._history.begin
@@ -76,6 +84,8 @@ class CellSession(Session):
             return self._cell.execute(request, on_output, cancel)
 
         result = self._pipeline.perform(own(given), perform, self.id)
+        if result.ok and (look_at := self._lease.look_at):
+            look_at(given.code)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed
             self._history.add(given, result)
         return replace(result, workspace=self.workspace) if result.session_lost else result
@@ -110,6 +120,7 @@ class CellSession(Session):
 
     def _end(self, action: str, why: str) -> None:
         self._ports.close()
+        self._lease.close()
         self._pipeline.record_session(self.id, action, why)
 
     def fork(self) -> "Session":
@@ -145,37 +156,69 @@ class OpenSessions:
     """The sessions of one sandbox, by id."""
 
     def __init__(
-        self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts
-    ) -> None:
+        self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
+        packaged: PackagedCells, limits: Limits,
+    ) -> None:  # fmt: skip
+        """`limits`: of the policy; a set of packages is built within their wall time."""
         self._supervisors = supervisors
         self._pipeline = pipeline
         self._ports = ports
+        self._packaged = packaged
+        self._limits = limits
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
     def open(self, given: SessionArguments, wanted: "NamedWorkspace | None" = None) -> Session:
-        id, language = given.id, _language(given.language)
+        language = _language(given.language)
         with self._lock:
-            known = self._by_id.get(id or "")
-            if known and not known.lost:
-                known.check_workspace(wanted)
-                if known.language != language:
-                    raise PolicyError(
-                        f"language: session {id!r} runs {known.language}, got {language}"
-                    )
+            if known := self._known(given, wanted, language):
                 return known
-            if wanted is None:
-                return self._open(id or os.urandom(8).hex(), language)
-        return self._open_in(wanted, id or os.urandom(8).hex(), language)
+        # Without blocking other sessions meanwhile: the set may have to be built.
+        lease = self._packaged.lease(given.packages, language, self._limits.wall_seconds)
+        try:
+            return self._open_new(given, wanted, language, lease)
+        except BaseException:
+            lease.close()
+            raise
 
-    def _open_in(self, wanted: "NamedWorkspace", id: str, language: str) -> Session:
+    def _known(
+        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str
+    ) -> CellSession | None:
+        """Return the session of that id if it lives; raises PolicyError if it is of another kind."""
+        known = self._by_id.get(given.id or "")
+        if known is None or known.lost:
+            return None
+        known.check_workspace(wanted)
+        if known.language != language:
+            raise PolicyError(
+                f"language: session {given.id!r} runs {known.language}, got {language}"
+            )
+        if given.packages and tuple(given.packages) != known.packages:
+            raise PolicyError(f"packages: session {given.id!r} was opened with others")
+        return known
+
+    def _open_new(
+        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str, lease: Lease
+    ) -> Session:
+        id = given.id or os.urandom(8).hex()
+        if wanted:
+            return self._open_in(wanted, id, given, lease)
+        with self._lock:
+            if known := self._known(given, wanted, language):  # another thread was first
+                lease.close()
+                return known
+            return self._open(id, given, lease)
+
+    def _open_in(
+        self, wanted: "NamedWorkspace", id: str, given: SessionArguments, lease: Lease
+    ) -> Session:
         """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
         from .workspaces.calls import SessionWorkspace
 
         kept_in = SessionWorkspace(wanted, partial(self._pipeline.record_workspace, session_id=id))
         try:
             with self._lock:
-                session = self._open(id, language, kept_in)
+                session = self._open(id, given, lease, kept_in)
         except BaseException:
             kept_in.release()
             raise
@@ -187,16 +230,19 @@ class OpenSessions:
         return session
 
     def _open(
-        self, id: str, language: str, kept_in: "SessionWorkspace | None" = None
-    ) -> CellSession:
+        self, id: str, given: SessionArguments, lease: Lease,
+        kept_in: "SessionWorkspace | None" = None,
+    ) -> CellSession:  # fmt: skip
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
-        cell = self._supervisors.open_session(language)
+        cell = self._supervisors.open_session(lease.supervisor)
         self._pipeline.record_session(id, "opened")
         if kept_in:
             kept_in.attach(cell)
-        another = partial(self.open, SessionArguments(language=language))
-        ports = self._ports.of_cell()
-        session = CellSession(id, cell, self._pipeline, another, ports, kept_in)
+        another = partial(
+            self.open, SessionArguments(language=given.language, packages=given.packages)
+        )
+        ports, packages = self._ports.of_cell(), tuple(given.packages)
+        session = CellSession(id, cell, self._pipeline, another, ports, lease, packages, kept_in)
         self._by_id[id] = session
         return session
 

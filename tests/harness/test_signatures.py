@@ -101,22 +101,23 @@ def fields_of(kind: type[msgspec.Struct], **other: tuple[Any, Any]) -> dict[str,
     return fields | other
 
 
+ALIAS = "requirements"  # another name for `packages`
 OF_THE_OBJECT = {"language": (str | None, None)}  # a sandbox or a session has one
 
 
 @pytest.mark.parametrize(
     ("signature", "fields"),
     [
-        (named_as(Sandbox.__init__), fields_of(SandboxArguments)),
-        (named_as(Sandbox.create), fields_of(SandboxArguments)),
-        (named_as(Sandbox.execute, "on_output", "cancel"), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Sandbox.aexecute, "on_output"), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Sandbox.start), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Runs.start, "sandbox"), fields_of(CallArguments)),
-        (named_as(Sandbox.session), fields_of(SessionArguments)),
+        (named_as(Sandbox.__init__, ALIAS), fields_of(SandboxArguments)),
+        (named_as(Sandbox.create, ALIAS), fields_of(SandboxArguments)),
+        (named_as(Sandbox.execute, "on_output", "cancel", ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Sandbox.aexecute, "on_output", ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Sandbox.start, ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
+        (named_as(Runs.start, "sandbox", ALIAS), fields_of(CallArguments)),
+        (named_as(Sandbox.session, ALIAS), fields_of(SessionArguments)),
         (named_as(Sandbox.program), fields_of(ProgramArguments)),
-        (named_as(Sandbox.run), fields_of(CommandArguments)),
-        (named_as(Sandbox.arun), fields_of(CommandArguments)),
+        (named_as(Sandbox.run, ALIAS), fields_of(CommandArguments)),
+        (named_as(Sandbox.arun, ALIAS), fields_of(CommandArguments)),
     ],
     ids=[
         "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program",
@@ -131,7 +132,7 @@ def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
 
 
 def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
-    """But for workspaces, which a daemon does not keep."""
+    """But for workspaces and packages: a daemon keeps none, and makes cells for its own policies."""
     given = CallArguments(
         code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
         env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
@@ -141,7 +142,7 @@ def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
         each.name for each in msgspec.structs.fields(CallArguments)
         if each.required or getattr(given, each.name) != each.default
     }  # fmt: skip
-    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
+    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean", "packages"}
     assert given_of(packed(given, Limits())) == given
     assert set(ExecuteArguments.__struct_fields__) == changed - {"code", "language"}
 

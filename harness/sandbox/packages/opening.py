@@ -20,6 +20,7 @@ from ....runner.settings import PoolSettings
 from ....runner.spawn import Spawned, interpreter
 from ....runner.supervisor import Supervisor
 from ....runner.workspace import list_all_files, read_file
+from .deadline import NO_DEADLINE, Deadline
 from .lock import Wheel
 
 _SECONDS = 900.0
@@ -32,11 +33,13 @@ Files = dict[str, tuple[int, str]]  # path: size, sha256
 
 
 def open_wheel(
-    wheel: Wheel, path: Path, target: Path, most_bytes: int, optional_layers: tuple[str, ...] = ()
-) -> Files:
+    wheel: Wheel, path: Path, target: Path, most_bytes: int,
+    optional_layers: tuple[str, ...] = (), deadline: Deadline = NO_DEADLINE,
+) -> Files:  # fmt: skip
     """Unpack the wheel at `path` into the new directory `target`, and return its files.
 
-    Raises PackageError if the wheel is refused, or larger than `most_bytes` unpacked.
+    Raises PackageError if the wheel is refused, larger than `most_bytes` unpacked, or not opened by
+    the deadline.
     """
     files: Files = {}
 
@@ -45,18 +48,23 @@ def open_wheel(
 
     given = [str(path), "/workspace", wheel.name, wheel.version, [most_bytes, _MOST_FILES // 2]]
     text = resources.files(__package__).joinpath("unpack.py").read_text()
-    request = Request(code=f"{text}\nunpack(*{json.dumps(given)})", limits=_limits(most_bytes))
+    request = Request(
+        code=f"{text}\nunpack(*{json.dumps(given)})",
+        limits=_limits(most_bytes, deadline.left(_SECONDS)),
+    )
     supervisor = Supervisor(
         _policy(path, request.limits, optional_layers),
         Spawned(interpreter()),
         settings=PoolSettings(size=0),
     )
     try:
-        result = supervisor.execute(request, keep=keep)
+        result = supervisor.execute(request, cancel=deadline.cancel, keep=keep)
     except CellwrightError as error:
         raise PackageError(f"{wheel.filename}: {error}") from error
     finally:
         supervisor.close()
+    if result.reason in ("wall_time", "cancelled"):
+        deadline.left()  # the cell had no longer than that
     _check(wheel, result)
     return files
 
@@ -71,9 +79,9 @@ def _policy(wheel: Path, limits: Limits, optional_layers: tuple[str, ...]) -> Po
     )
 
 
-def _limits(most_bytes: int) -> Limits:
+def _limits(most_bytes: int, seconds: float) -> Limits:
     return Limits(
-        wall_seconds=_SECONDS, cpu_seconds=_SECONDS, memory_bytes=most_bytes + _MEMORY_BESIDE_FILES,
+        wall_seconds=seconds, cpu_seconds=_SECONDS, memory_bytes=most_bytes + _MEMORY_BESIDE_FILES,
         workspace_bytes=most_bytes, workspace_inodes=2 * _MOST_FILES, processes=1,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ import msgspec
 from ....policies.errors import PolicyError
 from ....policies.policy import Policy, check_policy
 from .lock import check_requirements
+from .modules import has_module
 from .store import OpenSet, PackageStore, Requirements
 
 _VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", re.MULTILINE)
@@ -32,7 +33,7 @@ def open_required(
             )
         wanted = packages
     elif packages is not None:
-        policy = _requiring(policy, _listed(packages))
+        policy = requiring(policy, listed("packages", packages))
         wanted = policy.packages.require
     if not isinstance(wanted, os.PathLike) and not wanted:
         return policy, None
@@ -44,28 +45,33 @@ def open_required(
         raise
 
 
-def _listed(packages: object) -> list[str]:
-    """Return a requirement or several as a list; raises PolicyError for anything else."""
+def listed(name: str, packages: object) -> list[str]:
+    """Return a requirement or several as a list; raises PolicyError, which begins with `name`, for
+    anything else."""
     if isinstance(packages, str):
         return [packages]
     if isinstance(packages, Iterable) and not isinstance(packages, bytes):
         return list(packages)
     kind = type(packages).__name__
     raise PolicyError(
-        f"packages: must be a list of requirements, or the path of a lock file, got {kind}"
+        f"{name}: must be a list of requirements, or the path of a lock file, got {kind}"
     )
 
 
-def _requiring(policy: Policy, given: list[str]) -> Policy:
+def requiring(policy: Policy, given: list[str]) -> Policy:
+    """Return `policy` with `given` among the packages that it requires; raises PolicyError."""
     require = check_requirements("packages", [*policy.packages.require, *given])
     packages = msgspec.structs.replace(policy.packages, require=require)
     return msgspec.structs.replace(policy, packages=packages)
 
 
 def importing_from(policy: Policy, directory: str) -> Policy:
-    """Return `policy` with `directory` in `python.path`."""
+    """Return `policy` with `directory` in `python.path`, and with those modules of it to be preloaded
+    that `packages.preload` names."""
     path = tuple(dict.fromkeys((*policy.python.path, directory)))
-    python = msgspec.structs.replace(policy.python, path=path)
+    ahead = [name for name in policy.packages.preload if has_module(directory, name)]
+    preload = tuple(dict.fromkeys((*policy.python.preload, *ahead)))
+    python = msgspec.structs.replace(policy.python, path=path, preload=preload)
     return check_policy(msgspec.structs.replace(policy, python=python))
 
 

@@ -8,19 +8,23 @@ every build needs one.
 import hashlib
 import os
 import re
+import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from ....policies.errors import PackageError
+from .deadline import NO_DEADLINE, Deadline
 from .lock import EXTRA, Lock, Wheel, lock_of, wheel_of
 
 _SECONDS = 600
 _PIECE = 1 << 20
+_MOST_READ = 1 << 20  # bytes of what pip said
 _MOST_TOLD = 2000  # characters of what pip said
 _MOST_REPORT = 256 << 20  # bytes; it has the metadata of every wheel
 _MEMORY = 4 << 30  # of pip, which reads what an index sends
@@ -117,17 +121,19 @@ class _Report(msgspec.Struct):
     install: list[_Install]
 
 
-def resolve(lines: Sequence[str], source: WheelSource, python: str) -> Lock:
+def resolve(
+    lines: Sequence[str], source: WheelSource, python: str, deadline: Deadline = NO_DEADLINE
+) -> Lock:
     """Return the wheels that meet the lines of a requirements file.
 
-    Raises PackageError if there are none, or pip cannot be run.
+    Raises PackageError if there are none, pip cannot be run, or it takes until after the deadline.
     """
     with tempfile.TemporaryDirectory(prefix="cellwright-lock-") as folder:
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
         wanted.write_text("".join(f"{line}\n" for line in lines))
         _pip(
             ["install", "--dry-run", "--ignore-installed", "--report", str(report), "-r", str(wanted)],
-            source, folder,
+            source, folder, deadline,
         )  # fmt: skip
         try:
             if report.stat().st_size > _MOST_REPORT:
@@ -144,7 +150,9 @@ def resolve(lines: Sequence[str], source: WheelSource, python: str) -> Lock:
     return lock_of(python, wheels)
 
 
-def fetch(wheels: Sequence[Wheel], source: WheelSource, folder: str) -> dict[Wheel, Path]:
+def fetch(
+    wheels: Sequence[Wheel], source: WheelSource, folder: str, deadline: Deadline = NO_DEADLINE
+) -> dict[Wheel, Path]:
     """Download `wheels` into `folder` and return their files, whose digests are those of the lock.
 
     Raises PackageError.
@@ -153,7 +161,7 @@ def fetch(wheels: Sequence[Wheel], source: WheelSource, folder: str) -> dict[Whe
     wanted.write_text(
         "".join(f"{source.address_of(each)} --hash=sha256:{each.sha256}\n" for each in wheels)
     )
-    _pip(["download", "--no-deps", "--dest", folder, "-r", str(wanted)], source, folder)
+    _pip(["download", "--no-deps", "--dest", folder, "-r", str(wanted)], source, folder, deadline)
     found = {}
     for each in wheels:
         path = Path(folder, each.filename)
@@ -176,26 +184,55 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _pip(arguments: Sequence[str], source: WheelSource, folder: str) -> None:
+def _pip(arguments: Sequence[str], source: WheelSource, folder: str, deadline: Deadline) -> None:
     command = [
         sys.executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(_MEMORY),
         arguments[0], "--quiet", "--no-input", "--no-color",
         "--disable-pip-version-check", *source.options(), *arguments[1:],
     ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, env=source.variables(os.environ), cwd=folder, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise PackageError(f"pip took longer than {_SECONDS} s") from None
-    if done.returncode == 0:
+    with tempfile.TemporaryFile() as stderr:
+        code = _exit_code(command, source.variables(os.environ), folder, stderr, deadline)
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_READ))
+        said = stderr.read(_MOST_READ).decode("utf-8", "replace")
+    if code == 0:
         return
-    said = done.stderr.decode("utf-8", "replace")
     if "No module named pip" in said:
         raise PackageError(f"{sys.executable} has no pip", f"install it: {EXTRA}")
     errors = re.findall(r"^(?:ERROR|OSError): (.+)$", said, re.MULTILINE) or [said.strip()]
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))
+
+
+def _exit_code(
+    command: list[str], variables: Mapping[str, str], folder: str, stderr: IO[bytes],
+    deadline: Deadline,
+) -> int:  # fmt: skip
+    """Run a command and return its exit code; it is killed at the deadline, or if it is cancelled.
+
+    Raises PackageError for both.
+    """
+    patience = deadline.left(_SECONDS)
+    with subprocess.Popen(
+        command, env=variables, cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=stderr,
+    ) as process:  # fmt: skip
+        try:
+            ended = os.pidfd_open(process.pid)
+            try:
+                poll = select.poll()
+                poll.register(ended, select.POLLIN)
+                if deadline.cancel >= 0:
+                    poll.register(deadline.cancel, select.POLLIN)
+                readable = [each for each, _ in poll.poll(patience * 1000)]
+            finally:
+                os.close(ended)
+            if ended in readable:
+                return process.wait()
+        finally:
+            process.kill()
+    if readable:
+        raise PackageError("cancelled while the set of packages was built")
+    deadline.left()
+    raise PackageError(f"pip took longer than {_SECONDS} s")
 
 
 def _hint(said: str) -> str:

@@ -13,9 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +24,9 @@ import msgspec
 from ....policies.closing import Closing
 from ....policies.errors import PackageError, PolicyError
 from ....policies.policy import MIB, Policy, check_limit, named_layers
-from ...state import make_private_directory, state_directory
+from ...state import state_directory
+from .deadline import NO_DEADLINE, Deadline
+from .directory import StoreDirectory
 from .lock import (
     Lock,
     Wheel,
@@ -41,9 +41,6 @@ from .opening import DIRECTORY_MODE, Files, is_sealed, open_wheel
 from .resolving import WheelSource, fetch, resolve
 
 MOST_BYTES = 1024 * MIB
-_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN = os.O_RDONLY | os.O_DIRECTORY
-_PRIVATE = 0o600
 Requirements = Iterable[str] | str | os.PathLike[str]
 
 
@@ -104,7 +101,7 @@ class PackageStore:
         if not index and find_links is None:
             raise PolicyError("find_links: required with index=False")
         require_extra()
-        self.directory = Path(directory or state_directory() / "packages")
+        self._folder = StoreDirectory(Path(directory or state_directory() / "packages"))
         self.source = WheelSource(
             None if find_links is None else os.path.abspath(find_links), bool(index), index_url
         )
@@ -112,6 +109,10 @@ class PackageStore:
         self.allow = None if allow is None else frozenset(map(normalised, allow))
         self.optional_layers = named_layers("optional_layers", optional_layers)
         self.python = sys.implementation.cache_tag
+
+    @property
+    def directory(self) -> Path:
+        return self._folder.path
 
     def limited_to(self, policy: Policy) -> "PackageStore":
         """Return this store with the limits of `policy` beside its own."""
@@ -126,7 +127,9 @@ class PackageStore:
             optional_layers=(*self.optional_layers, *policy.optional_layers),
         )  # fmt: skip
 
-    def lock(self, requirements: Requirements, *, again: bool = False) -> Lock:
+    def lock(
+        self, requirements: Requirements, *, again: bool = False, deadline: Deadline = NO_DEADLINE
+    ) -> Lock:
         """Return the wheels of `requirements`: a list, or the path of a pylock.toml or of a
         requirements file.
 
@@ -134,24 +137,26 @@ class PackageStore:
         PolicyError.
         """
         if isinstance(requirements, os.PathLike):
-            return self._allowed(self._locked_by_file(Path(requirements)))
+            return self._allowed(self._locked_by_file(Path(requirements), deadline))
         wanted = check_requirements("packages", requirements)
-        make_private_directory(self.directory, PackageError)
+        self._folder.make()
         kept = self.directory / "locks" / f"{self._key(wanted)}.toml"
         if not again and kept.exists():
             return self._allowed(read_pylock(kept, self.python))
-        lock = self._allowed(resolve(wanted, self.source, self.python))
-        self._write(kept, pylock_text(lock))
+        lock = self._allowed(resolve(wanted, self.source, self.python, deadline))
+        self._folder.write(kept, pylock_text(lock))
         return lock
 
-    def build(self, lock: Lock) -> PackageSet:
+    def build(self, lock: Lock, *, deadline: Deadline = NO_DEADLINE) -> PackageSet:
         """Return the set of `lock`, made if it is missing; raises PackageError."""
         self._allowed(lock)
-        make_private_directory(self.directory, PackageError)
-        with self._locked(f"set-{lock.id}"):
+        self._folder.make()
+        # Not the lock of the set: sandboxes that have it open hold that.
+        with self._folder.locked(f"build-{lock.id}", deadline=deadline):
             if (found := self._found(lock.id)) is None:
-                self._set_aside(lock.id)
-                self._assemble(lock)
+                with self._folder.locked(f"set-{lock.id}", deadline=deadline):
+                    self._set_aside(lock.id)
+                self._assemble(lock, deadline)
                 found = self._found(lock.id)
         if found is None:
             raise PackageError(f"the set {lock.id} was removed while it was made")
@@ -160,15 +165,16 @@ class PackageStore:
             raise _too_large(found.size_bytes, self.max_bytes)
         return found
 
-    def open(self, requirements: Requirements) -> "OpenSet":
+    def open(self, requirements: Requirements, *, deadline: Deadline = NO_DEADLINE) -> "OpenSet":
         """Return the set of `requirements`, which stays in the store until it is closed.
 
-        It is made if it is missing, and checked.  Raises PackageError, PolicyError.
+        It is made if it is missing, and checked.  Raises PackageError, also if that takes until after
+        the deadline; PolicyError.
         """
-        wanted = self.lock(requirements)
+        wanted = self.lock(requirements, deadline=deadline)
         while True:
-            made = self.build(wanted)
-            held = self._lock_file(f"set-{made.id}", fcntl.LOCK_SH)
+            made = self.build(wanted, deadline=deadline)
+            held = self._folder.lock(f"set-{made.id}", fcntl.LOCK_SH, deadline)
             try:
                 if self._found(made.id) is not None:  # else another process removed it just now
                     self.check(made.id)
@@ -221,7 +227,7 @@ class PackageStore:
         for name, limit in (("max_age_seconds", max_age_seconds), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_limit(name, limit)
-        make_private_directory(self.directory, PackageError)
+        self._folder.make()
         removed, kept = [], 0
         for each in self.list():
             old = max_age_seconds is not None and time.time() - each.used >= max_age_seconds
@@ -233,10 +239,10 @@ class PackageStore:
         self._remove_wheels()
         return tuple(removed)
 
-    def _locked_by_file(self, path: Path) -> Lock:
+    def _locked_by_file(self, path: Path, deadline: Deadline) -> Lock:
         if path.suffix == ".toml":
             return read_pylock(path, self.python)
-        return resolve(read_requirements(path), self.source, self.python)
+        return resolve(read_requirements(path), self.source, self.python, deadline)
 
     def _key(self, wanted: tuple[str, ...]) -> str:
         said = msgspec.json.encode((self.python, wanted, self.source))
@@ -255,26 +261,26 @@ class PackageStore:
             )
         return lock
 
-    def _assemble(self, lock: Lock) -> None:
+    def _assemble(self, lock: Lock, deadline: Deadline) -> None:
         """Make the set of `lock`: open the wheels that were not, then link all files into one tree."""
-        with self._locked("wheels", fcntl.LOCK_SH), self._new() as folder:
+        with self._folder.locked("wheels", fcntl.LOCK_SH), self._folder.new() as folder:
             missing = [each for each in lock.wheels if not self._wheel(each).manifest.exists()]
-            fetched = fetch(missing, self.source, folder) if missing else {}
+            fetched = fetch(missing, self.source, folder, deadline) if missing else {}
             for wheel, path in fetched.items():
-                self._open(wheel, path, folder)
+                self._open(wheel, path, folder, deadline)
                 path.unlink()
             made = _paths(Path(folder, "set"))
             files = self._linked(lock, made.site)
             made.manifest.write_bytes(msgspec.json.encode(_Manifest(lock, files)))
-            self._publish(made.top, self._set(lock.id).top)
+            self._folder.publish(made.top, self._set(lock.id).top)
 
-    def _open(self, wheel: Wheel, path: Path, folder: str) -> None:
+    def _open(self, wheel: Wheel, path: Path, folder: str, deadline: Deadline) -> None:
         made = _paths(Path(folder, wheel.sha256))
         made.site.mkdir(0o755, parents=True)
-        files = open_wheel(wheel, path, made.site, self.max_bytes, self.optional_layers)
+        files = open_wheel(wheel, path, made.site, self.max_bytes, self.optional_layers, deadline)
         manifest = _Manifest(Lock(self.python, (wheel,)), files)
         made.manifest.write_bytes(msgspec.json.encode(manifest))
-        self._publish(made.top, self._wheel(wheel).top)
+        self._folder.publish(made.top, self._wheel(wheel).top)
 
     def _linked(self, lock: Lock, site: Path) -> Files:
         """Link the files of every wheel of `lock` below `site`, and return them."""
@@ -312,16 +318,6 @@ class PackageStore:
             raise _too_large(total, self.max_bytes)
         return found
 
-    def _publish(self, made: Path, place: Path) -> None:
-        """Give a whole tree its name; another process may have been first, with the same."""
-        place.parent.mkdir(0o700, exist_ok=True)
-        os.sync()  # so that a name never outlives a power cut without its files
-        try:
-            os.rename(made, place)
-        except OSError:
-            if not _paths(place).manifest.exists():
-                raise
-
     def _found(self, id: str) -> PackageSet | None:
         paths = self._set(id)
         try:
@@ -349,7 +345,7 @@ class PackageStore:
     def _removed(self, id: str) -> bool:
         """Remove a set unless it is in use."""
         try:
-            with self._locked(f"set-{id}", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with self._folder.locked(f"set-{id}", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 self._set_aside(id)
         except BlockingIOError:
             return False
@@ -357,7 +353,7 @@ class PackageStore:
 
     def _set_aside(self, id: str) -> None:
         """Remove the directory of a set, whose lock the caller holds, if there is one."""
-        with self._new() as folder, contextlib.suppress(FileNotFoundError):
+        with self._folder.new() as folder, contextlib.suppress(FileNotFoundError):
             os.rename(self._set(id).top, Path(folder, "set"))
 
     def _remove_wheels(self) -> None:
@@ -365,68 +361,13 @@ class PackageStore:
         folder = self.directory / "wheels"
         with (
             contextlib.suppress(BlockingIOError),
-            self._locked("wheels", fcntl.LOCK_EX | fcntl.LOCK_NB), self._new() as new,
+            self._folder.locked("wheels", fcntl.LOCK_EX | fcntl.LOCK_NB), self._folder.new() as new,
         ):  # fmt: skip
             used = {
                 self._wheel(wheel).top.name for each in self.list() for wheel in each.lock.wheels
             }
             for name in set(os.listdir(folder) if folder.is_dir() else ()) - used:
                 os.rename(folder / name, Path(new, name))
-
-    @contextlib.contextmanager
-    def _new(self) -> Iterator[str]:
-        """Make a directory that goes away again, and remove those of processes that died."""
-        try:
-            with self._emptied() as folder:
-                yield folder
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise PackageError(f"cannot write {self.directory}: {error.strerror}") from error
-
-    @contextlib.contextmanager
-    def _emptied(self) -> Iterator[str]:
-        parent = self.directory / "new"
-        with self._locked("new"):
-            parent.mkdir(0o700, exist_ok=True)
-            for name in os.listdir(parent):
-                with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                    abandoned = _flock(parent / name, _OPEN, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(parent / name, ignore_errors=True)
-                    os.close(abandoned)
-            folder = tempfile.mkdtemp(dir=parent)
-            lock = _flock(Path(folder), _OPEN, fcntl.LOCK_EX)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-    @contextlib.contextmanager
-    def _locked(self, name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-        lock = self._lock_file(name, how)
-        try:
-            yield
-        finally:
-            os.close(lock)
-
-    def _lock_file(self, name: str, how: int) -> int:
-        """Return a descriptor that holds a lock until it is closed."""
-        folder = self.directory / "held"
-        try:
-            folder.mkdir(0o700, exist_ok=True)
-            return _flock(folder / name, _LOCK, how)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise PackageError(f"cannot write {folder}: {error.strerror}") from None
-
-    def _write(self, path: Path, text: str) -> None:
-        with self._new() as folder:
-            path.parent.mkdir(0o700, exist_ok=True)
-            made = Path(folder, path.name)
-            made.write_text(text)
-            os.rename(made, path)
 
 
 class OpenSet(Closing):
@@ -441,18 +382,6 @@ class OpenSet(Closing):
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
-
-
-def _flock(path: Path, flags: int, how: int) -> int:
-    """Return a descriptor that holds a lock; raises BlockingIOError if another one does and `how` says
-    not to wait."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, _PRIVATE)
-    try:
-        fcntl.flock(descriptor, how)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

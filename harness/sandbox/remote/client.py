@@ -54,7 +54,7 @@ class DaemonsCells:
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
-        _refuse_workspace(given)
+        _refuse_local(given)
         return self._requests.execute(given, on_output, cancel, self.policy.limits)
 
     def program(self, given: ProgramArguments) -> "Program":
@@ -66,7 +66,7 @@ class DaemonsCells:
     def session(self, given: SessionArguments) -> "Session":
         from .session import AttachedSession  # a command that runs one program opens none
 
-        _refuse_workspace(given)
+        _refuse_local(given)
         opened = self._requests.ask(OpenSession(given.id, given.language), Opened)
         return AttachedSession(self._requests, opened, self.policy.limits)
 
@@ -84,9 +84,14 @@ class DaemonsCells:
         self._requests.pool.close()
 
 
-def _refuse_workspace(given: CallArguments | SessionArguments) -> None:
+def _refuse_local(given: CallArguments | SessionArguments) -> None:
     if given.workspace is not None or given.clean:
         raise PolicyError(
             "workspace: not available with connect=",
             "move files with snapshot() and restore() of a session",
+        )
+    if given.packages:
+        raise PolicyError(
+            "packages: not available with connect=",
+            "name them below [packages] in a policy of the daemon",
         )

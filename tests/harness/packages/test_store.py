@@ -231,6 +231,15 @@ def test_a_set_in_use_is_neither_removed_nor_pruned(store: PackageStore) -> None
     assert (store.list(), os.listdir(store.directory / "wheels")) == ((), [])
 
 
+def test_sandboxes_have_one_set_open_at_the_same_time(store: PackageStore) -> None:
+    policy = Policy(optional_layers=OPTIONAL)
+    with (
+        Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as one,
+        Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as two,
+    ):
+        assert [box.execute("import thing").ok for box in (one, two)] == [True, True]
+
+
 def test_pruning_by_size_keeps_the_last_used(store: PackageStore) -> None:
     old, new = store.build(store.lock(["thing"])), store.build(store.lock(["other"]))
     os.utime(store.directory / "sets" / old.id, (1, 1))
