@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .harness.sandbox.packages.store import PackageSet as PackageSet
     from .harness.sandbox.packages.store import PackageStore as PackageStore
     from .harness.sandbox.ports.exposed import ExposedPort as ExposedPort
+    from .harness.sandbox.processes import BackgroundProcess as BackgroundProcess
     from .harness.sandbox.program import Program as Program
     from .harness.sandbox.run import Run as Run
     from .harness.sandbox.sandbox import Sandbox as Sandbox

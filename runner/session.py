@@ -50,7 +50,7 @@ class SessionCell:
     ) -> None:  # fmt: skip
         self._held = held
         self._layers = layers
-        self._limits = limits
+        self.limits = limits
         self.language = language
         self._is_shell = language in LANGUAGES and LANGUAGES[language].is_shell
         self._settings = settings
@@ -271,7 +271,7 @@ class SessionCell:
 
     def _look_at_cpu_time(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
-            limits, used = self._limits, self._held.cell.cgroup.cpu_seconds()
+            limits, used = self.limits, self._held.cell.cgroup.cpu_seconds()
             if used is None:  # no cgroup counts: RLIMIT_CPU holds, for each process by itself
                 self._cpu_look_at = math.inf
                 return

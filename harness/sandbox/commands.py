@@ -71,8 +71,8 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.exit_code == 0
 
 
-def call_of(given: CommandArguments) -> CallArguments:
-    """Return the call that runs a command; raises PolicyError for invalid arguments."""
+def argv_of(given: CommandArguments) -> tuple[str, ...]:
+    """Return the arguments of a command; raises PolicyError for invalid ones, and an invalid `cwd`."""
     if given.shell:
         if not isinstance(given.command, str):
             raise PolicyError(f"command: must be text with shell=True, got {given.command!r}")
@@ -88,6 +88,12 @@ def call_of(given: CommandArguments) -> CallArguments:
         raise PolicyError(f"command: must name a program, without NUL, got {given.command!r}")
     if given.cwd is not None and not isinstance(given.cwd, str):
         raise PolicyError(f"cwd: must be a path in the cell, got {given.cwd!r}")
+    return argv
+
+
+def call_of(given: CommandArguments) -> CallArguments:
+    """Return the call that runs a command; raises PolicyError for invalid arguments."""
+    argv = argv_of(given)
     if not isinstance(given.stdin, str | bytes | None):
         raise PolicyError(f"stdin: must be text or bytes, got {given.stdin!r}")
     if given.timeout is not None:
@@ -128,12 +134,18 @@ def command_result(result: SandboxResult) -> CommandResult:
 def _ended(result: SandboxResult, code: object, late: object) -> CommandResult:
     if not isinstance(code, int):  # a program of the session took the place of ours
         return _outcome(result, _KILLED, timed_out=False, error=f"the cell told {code!r}")
-    if code == _NOT_EXECUTABLE and any(_SUBPROCESSES in each.rule for each in result.violations):
+    if code == _NOT_EXECUTABLE:
+        refuse_without_subprocesses("run", result)
+    return _outcome(result, code, timed_out=bool(late), error=None)
+
+
+def refuse_without_subprocesses(method: str, result: SandboxResult) -> None:
+    """Raise PolicyError if a violation tells that the policy allows no subprocesses."""
+    if any(_SUBPROCESSES in each.rule for each in result.violations):
         raise PolicyError(
-            "run: the policy allows no subprocesses",
+            f"{method}: the policy allows no subprocesses",
             "use policy='standard', or set processes.subprocesses in yours",
         )
-    return _outcome(result, code, timed_out=bool(late), error=None)
 
 
 def _outcome(

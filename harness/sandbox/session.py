@@ -2,19 +2,21 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...policies.languages import program_that_does_nothing
+from ...policies.policy import Limits
 from ...runner.concurrency import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
-from .parameters import CallArguments, FileContent
+from .parameters import CallArguments, CommandArguments, FileContent
 
 if TYPE_CHECKING:
     from .ports.exposed import ExposedPort
+    from .processes import BackgroundProcess, ProcessesOfCell
 
 
 class Session(Executing):
@@ -29,6 +31,7 @@ class Session(Executing):
 
     id: str
     diverged: tuple[int, ...] = ()  # of a fork: the calls whose replay had another outcome
+    _limits: Limits
 
     @property
     @abstractmethod
@@ -80,6 +83,49 @@ class Session(Executing):
         compressed or has a sparse file; WorkspaceError if there is no room.
         """
         self._write(unpack(archive))
+
+    def start_command(
+        self,
+        command: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        trace_id: str | None = None,
+    ) -> "BackgroundProcess":
+        """Start a command in the background and return it; it lives on between the calls of a Python
+        session, and ends with the session.
+
+        The arguments are those of `run`.  Its standard input is a pipe, its output is kept in the cell.
+        The policy must allow subprocesses and threads.  Raises PolicyError if not, SessionLost if 64
+        such processes run.
+        """
+        given = CommandArguments(command=command, shell=shell, cwd=cwd, env=env, trace_id=trace_id)
+        return self._processes().start(given)
+
+    async def astart_command(
+        self,
+        command: Sequence[str] | str,
+        *,
+        shell: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        trace_id: str | None = None,
+    ) -> "BackgroundProcess":
+        """`start_command` for asyncio."""
+        given = CommandArguments(command=command, shell=shell, cwd=cwd, env=env, trace_id=trace_id)
+        return await self._aexecutor().call(lambda: self._processes().start(given))
+
+    def processes(self) -> "tuple[BackgroundProcess, ...]":
+        """Return the commands that `start_command` started: those that run, and the last that ended."""
+        return self._processes().all()
+
+    def _processes(self) -> "ProcessesOfCell":
+        from .processes import ProcessesOfCell  # seldom needed
+
+        return ProcessesOfCell(
+            lambda call: self._execute(self._for_commands(call), None, NEVER), self._limits
+        )
 
     @property
     def workspace(self) -> KeptWorkspace | None:

@@ -49,6 +49,7 @@ class CellSession(Session):
         self.id = id
         self.packages = packages
         self._cell = cell
+        self._limits = cell.limits
         self._pipeline = pipeline
         self._another = another
         self._ports = ports
