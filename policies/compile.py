@@ -2,15 +2,18 @@
 
 import errno
 import os
+import socket
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from .errors import Unenforceable
+import msgspec
+
+from .errors import PolicyError
 from .host import Host
 from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
 from .layers import layers_in_force
-from .plan import Bind, PathRule, Plan, Tmpfs
-from .policy import MIB, Policy, check_policy, shown_paths
+from .plan import Bind, NetworkPlan, PathRule, Plan, Tmpfs
+from .policy import MIB, Policy, check_policy, has_sockets, shown_paths
 from .seccomp import Listened, compile_filter, number_of
 from .syscalls import ADDED_BY, Condition, Rule, SyscallTable, syscall_table
 
@@ -18,6 +21,7 @@ from .syscalls import ADDED_BY, Condition, Rule, SyscallTable, syscall_table
 # flight than the sender's RLIMIT_NOFILE; one message carries up to 253 (unix(7)).  If a guest could
 # have as many as the launcher, it could block the launcher's messages, and so end every cell.
 _IN_FLIGHT = 2 * 253 + 6
+_MOST_PORTS, _DNS_PORT = 12, 53  # a socket each, all handed over in one message
 _ENVIRONMENT = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",
@@ -50,11 +54,6 @@ def compile_policy(
     lacks a layer that the policy does not name optional.
     """
     policy = check_policy(policy)
-    if policy.network.allow:
-        raise Unenforceable(
-            (("egress", f"{policy.network.allow[0]}: cells cannot reach hosts yet"),),
-            "leave network.allow out, and call a tool of the host instead",
-        )
     layers = layers_in_force(policy, host)
     table = syscall_table()
     limits = policy.limits
@@ -88,9 +87,10 @@ def compile_policy(
         environment=_environment(policy, runs),
         python_path=policy.python.path,
         preload=policy.python.preload,
-        loopback=policy.network.loopback,
+        loopback=has_sockets(policy),
+        network=_network(policy, table),
         memory_bytes=limits.memory_bytes,
-        socket_bytes=limits.memory_bytes // 4 if policy.network.loopback else 0,
+        socket_bytes=limits.memory_bytes // 4 if has_sockets(policy) else 0,
         cpus=limits.cpus,
         processes=limits.processes,
         layers=layers,
@@ -190,9 +190,53 @@ def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
     for setting, added in ADDED_BY.items():
         if attrgetter(setting)(policy):
             groups += added
+    if policy.network.allow:
+        groups += ADDED_BY["network.loopback"]
     if runs.executables:  # for the interpreter; no other file is executable
         groups.append("exec")
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
+
+
+def _network(policy: Policy, table: SyscallTable) -> NetworkPlan | None:
+    section = policy.network
+    if not section.allow:
+        return None
+    for rule in section.allow:
+        if rule.methods is not None or rule.paths is not None:
+            raise PolicyError(
+                f"network.allow: {rule.host!a}: methods and paths: requests of programs are not read",
+                "offer the tool http.request, whose rules have methods and paths",
+            )
+    ports = tuple(sorted({port for rule in section.allow for port in rule.each_port()}))
+    if len(ports) > _MOST_PORTS or _DNS_PORT in ports:
+        raise PolicyError(
+            f"network.allow: must have at most {_MOST_PORTS} different ports, and not {_DNS_PORT}, "
+            f"got {', '.join(map(str, ports[:20]))}"
+        )
+    rules = (section.allow, section.deny, section.addresses)
+    words = tuple(map(str, (*section.allow, *section.deny)))
+    return NetworkPlan(
+        rules=msgspec.msgpack.encode(rules),
+        words=words,
+        ports=ports,
+        egress_filter=_egress_filter(table),
+    )
+
+
+def _egress_filter(table: SyscallTable) -> bytes:
+    """Return the filter of the egress process: computation, threads, and TCP and UDP.
+
+    It makes no Unix socket: through one it could reach a service of the host, and Landlock judges no
+    connection to a path.
+    """
+    groups = ("base", "threads", "local_sockets", "loopback_sockets")
+    rules = (rule for rule in table.rules(groups) if not _makes_unix_sockets(rule))
+    return compile_filter(tuple(rules), table)
+
+
+def _makes_unix_sockets(rule: Rule) -> bool:
+    family = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)
+    return rule.call == "socket" and family in rule.conditions
 
 
 def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

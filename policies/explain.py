@@ -43,6 +43,7 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
             f"limit {name} to {value}"
             for name, value in (*plan.rlimits, ("NOFILE", plan.open_files))
         ),
+        *_network(plan),
         _caps(plan),
         *_ends(limits),
         _filters(plan),
@@ -54,6 +55,12 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
 def missing_layers(plan: Plan) -> list[str]:
     """Return the optional layers that are not in force."""
     return [layer for layer in OPTIONAL_LAYERS if layer not in plan.layers]
+
+
+def _network(plan: Plan) -> list[str]:
+    if plan.network is None:
+        return []
+    return [f"network: {words}, through the egress process" for words in plan.network.words]
 
 
 def _hide(path: str, is_writable: bool) -> str:

@@ -51,6 +51,9 @@ _LOOPBACK = (
 )
 
 
+_NAME = "to let programs reach "
+
+
 class Refused(Protocol):
     """A refused attempt, `runner.result.Violation`."""
 
@@ -67,6 +70,8 @@ def hints(error: str | None, refused: Iterable[Refused]) -> tuple[str, ...]:
     found = [*_of_error(error or "")]
     for each in refused:
         found += _of_refusal(each, error or "")
+    if any(hint.startswith(_NAME) for hint in found):
+        found = [hint for hint in found if hint != _NETWORK]
     if _LOOPBACK in found:
         found = [hint for hint in found if hint != _NETWORK]
     return tuple(dict.fromkeys(found))
@@ -101,6 +106,9 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
         yield _THREADS
     if "network.loopback" in refused.rule:
         yield _LOOPBACK
+    if refused.rule.startswith("network: ") and "no rule allows" in refused.rule:
+        name = refused.arguments[0] if refused.arguments else "it"
+        yield f"{_NAME}{name} name it in network.allow of your policy"
     path = refused.arguments[0].strip("'") if refused.arguments else ""
     if path not in error or not path.startswith("/"):
         return

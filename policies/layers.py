@@ -2,7 +2,7 @@
 
 from .errors import Unenforceable
 from .host import Host
-from .policy import CGROUP, OPTIONAL_LAYERS, Policy
+from .policy import CGROUP, OPTIONAL_LAYERS, Policy, has_sockets
 
 ALWAYS = (
     "user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns",
@@ -28,7 +28,7 @@ def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
 
 def _of_sockets(policy: Policy, present: tuple[str, ...]) -> tuple[str, ...]:
     """Return the layer that limits socket buffers, if a cell has TCP and UDP."""
-    counted = policy.network.loopback and "cgroup_memory" in present
+    counted = has_sockets(policy) and "cgroup_memory" in present
     return ("cgroup_sockets",) if counted else ()
 
 

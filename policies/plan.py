@@ -32,6 +32,15 @@ class PathRule(_Data, frozen=True):
     execute: bool = False
 
 
+class NetworkPlan(_Data, frozen=True):
+    """The way out of cells: their rules, and the confinement of the process that applies them."""
+
+    rules: bytes  # allow, deny and addresses of the policy, in msgpack
+    words: tuple[str, ...]  # a line for each rule
+    ports: tuple[int, ...]  # of every rule; a cell has a listening socket for each
+    egress_filter: bytes
+
+
 class Plan(_Data, frozen=True):
     """The settings of a launcher and its cells, in the order of use."""
 
@@ -56,6 +65,7 @@ class Plan(_Data, frozen=True):
     python_path: tuple[str, ...]
     preload: tuple[str, ...]
     loopback: bool
+    network: NetworkPlan | None  # None: cells reach nothing outside
     memory_bytes: int
     socket_bytes: int  # cap of TCP and UDP, which no cgroup counts, or v1 apart; 0 without them
     cpus: float

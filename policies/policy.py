@@ -345,6 +345,11 @@ def shown_paths(policy: Policy) -> tuple[str, ...]:
     return tuple(sorted({path for _, path in named_paths(policy)}))
 
 
+def has_sockets(policy: Policy) -> bool:
+    """Tell whether a cell has TCP and UDP."""
+    return policy.network.loopback or bool(policy.network.allow)
+
+
 def lies_in(path: str, directories: tuple[str, ...]) -> bool:
     """Tell whether `path` is one of `directories` or lies beneath one."""
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)

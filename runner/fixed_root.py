@@ -11,6 +11,10 @@ TEXTS = {
     "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+NETWORK_TEXTS = {  # where the policy allows names of the network
+    "/etc/resolv.conf": "nameserver 127.0.0.53\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
 LINKS = (
     ("/dev/shm", "../tmp"),  # noqa: S108 - POSIX semaphores and shared memory (shm_overview(7))
     ("/dev/fd", "/proc/self/fd"),

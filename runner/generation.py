@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import CellwrightError, LauncherLost, LaunchError, PolicyError
+from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import PathRule, Plan
@@ -19,6 +19,7 @@ from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
 from .covers import Covers
+from .egress_process import CellEgress, EgressProcess
 from .held_cell import HeldCell
 from .host.ids import id_for
 from .host.paths import lead_elsewhere, sources_of
@@ -35,6 +36,7 @@ from .watching.shown import Shown
 if TYPE_CHECKING:
     from .host.interpreters import HostInterpreter
 
+_DNS_SOCKETS = 2  # by UDP and by TCP
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
 
 
@@ -45,13 +47,14 @@ class Generation:
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
         shared_files: SharedFiles | None = None, sources: Mapping[str, str] | None = None,
-        user: int | str | None = None,
+        user: int | str | None = None, egress: EgressProcess | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
         the `shared_files`.  `sources` are the policy's paths as they were resolved, if they were.
-        `user` is whose id cells have on the host where root starts them (host/ids.py).
+        `user` is whose id cells have on the host where root starts them (host/ids.py).  `egress` serves
+        cells whose policy allows names of the network.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -60,6 +63,7 @@ class Generation:
         self._lessons = lessons
         self._shared_files = shared_files
         self._user = user
+        self._egress = egress
         self._shared_directory: int | None = None  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
@@ -226,6 +230,17 @@ class Generation:
     def network_of(self, guest: int) -> CellNetwork | None:
         """Return the network of the cell of `guest`, a pidfd; None if the policy has no loopback."""
         return CellNetwork(self.launcher, guest) if self.plan.loopback else None
+
+    def connect(self, sockets: list[int]) -> CellEgress | None:
+        """Have the egress process serve a cell that has `sockets`; None if cells have no way out."""
+        network = self.plan.network
+        if len(sockets) != (_DNS_SOCKETS + len(network.ports) if network else 0):
+            raise InternalError("a cell is ready without its sockets, or with others")
+        if not sockets:
+            return None
+        if self._egress is None:
+            raise InternalError("cells may reach names, but there is no egress process")
+        return self._egress.add(self.plan, sockets)
 
     def free(self, cell: Cell | None) -> None:
         """Free what a cell held that is gone, or that never came to be."""

@@ -16,8 +16,9 @@ from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cell_network import CellNetwork
 from .cells import Cell
+from .egress_process import CellEgress, NetworkRecord
 from .kernel import notifications
-from .messages import Ended, Failed, Ready, Status, decode
+from .messages import Ended, Failed, Ready, Status, WaysOut, decode
 from .watching.listener import Listener
 
 _SETUP_SECONDS = 20.0
@@ -54,6 +55,10 @@ class Origin(Protocol):
     def network_of(self, guest: int) -> CellNetwork | None:
         """Return the network of the cell of `guest`, a pidfd; None if its policy has no loopback."""
 
+    def connect(self, sockets: list[int]) -> CellEgress | None:
+        """Have the sockets of a cell served, if the policy allows any name; raises InternalError for
+        others than it should have."""
+
     def free(self, cell: Cell) -> None:
         """Free what a cell held that is gone."""
 
@@ -64,6 +69,8 @@ class HeldCell:
     def __init__(self, cell: Cell, origin: Origin) -> None:
         self.cell = cell
         self.listener: Listener | None = None
+        self.egress: CellEgress | None = None  # the way out, if the policy has one
+        self._sockets: list[int] = []  # for it, until all have come
         self.ended: Ended | None = None  # what the launcher reported of the guest's main process
         self._origin = origin
         self._has_work = False
@@ -79,9 +86,11 @@ class HeldCell:
         Raises LaunchError if the cell could not be built, LauncherLost if the launcher died, or took
         too long: it is ended then.
         """
-        if not self._hears_by(time.monotonic() + _SETUP_SECONDS):
-            raise LauncherLost(cell_began=False)
-        self.receive()
+        deadline = time.monotonic() + _SETUP_SECONDS
+        while self.cell.pidfd < 0 and not self.ended:
+            if not self._hears_by(deadline):
+                raise LauncherLost(cell_began=False)
+            self.receive()
         if self.ended:
             raise LaunchError(f"cannot build a cell: its process ended ({self.ended.wait_status})")
         if self._origin.listens and self.listener is None:
@@ -93,7 +102,13 @@ class HeldCell:
 
     def is_current(self) -> bool:
         """Tell whether a cell that waits still does, and sees what a new one would."""
-        return self._origin.is_current() and not channel.has_news(self.cell.status.fileno())
+        if not self._origin.is_current() or channel.has_news(self.cell.status.fileno()):
+            return False
+        return self.egress is None or self.egress.is_served()
+
+    def settle_egress(self, *, ends: bool) -> NetworkRecord:
+        """Return what the cell did with the network since the last time."""
+        return self.egress.settle(ends=ends) if self.egress else NetworkRecord()
 
     def uncovered(self) -> str:
         """Return a path that the policy hides and the cell can see by now; empty if there is none."""
@@ -118,6 +133,9 @@ class HeldCell:
             if isinstance(message, Ready):
                 self._take(message, descriptors)
                 return
+            if isinstance(message, WaysOut):
+                self._sockets += descriptors
+                return
         except InternalError:
             self._origin.give_up()
             raise
@@ -138,6 +156,14 @@ class HeldCell:
         cell.pidfd, cell.guest, cell.workspace, *listener = descriptors
         for cell.listener in listener:
             self.listener = self._origin.listen(cell.listener)
+        try:
+            self.egress = self._origin.connect(self._sockets)
+        finally:
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        _close(self._sockets)
+        self._sockets = []
 
     def retire(self) -> None:
         """Kill what is left of the cell and wait until nothing of it runs."""
@@ -186,6 +212,9 @@ class HeldCell:
         finally:
             if self.listener:
                 self.listener.locks.close()
+            if self.egress:
+                self.egress.close()
+            self._close_sockets()
             self._origin.free(self.cell)
 
     def _hears_by(self, deadline: float) -> bool:

@@ -10,11 +10,11 @@ guest (control), whose side is hostile.
 
 import os
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..policies.plan import Plan
+from ..policies.plan import NetworkPlan, Plan
 from .nesting import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
 
 MOST_PICTURES = 64  # of one program
@@ -119,6 +119,11 @@ class Ready(_Frame, frozen=True):
     and of itself, /workspace, and, if it `listens`, the listener that hears of what is refused."""
 
     listens: bool
+
+
+class WaysOut(_Frame, frozen=True):
+    """The guest's process made sockets for the egress process; comes with up to four of them, in the
+    order of `cell.enter`.  Precedes Ready where the policy allows names of the network."""
 
 
 class Failed(_Frame, frozen=True):
@@ -241,7 +246,63 @@ class Finished(_Frame, frozen=True):
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
-Status = Ready | Failed | Ended
+Status = Ready | WaysOut | Failed | Ended
+
+
+# supervisor -> egress process
+
+
+class EgressBoot(_Frame, frozen=True):
+    """The first frame: what holds for every cell, and how the process confines itself."""
+
+    network: NetworkPlan
+    uid: int  # whom to become; 0: the process is not root
+    landlock_abi: int
+    made_at: float  # when the sandbox was made, by time.monotonic
+
+
+class AddCell(_Frame, frozen=True):
+    """Serve a cell; comes with a channel for what is to be told of it, and with the cell's sockets.
+    When the channel hangs up, the cell is gone."""
+
+
+class Settle(_Frame, frozen=True):
+    """On a cell's channel: tell what happened since the last time.  With `ends`, end its connections
+    first."""
+
+    ends: bool
+
+
+# egress process -> supervisor, on a cell's channel
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class Refusal(_Frame, frozen=True):
+    """A name, a connection or a message that was refused, and how many times."""
+
+    what: Literal["resolve", "connect", "record"]
+    name: Annotated[str, msgspec.Meta(max_length=253)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    reason: Annotated[str, msgspec.Meta(max_length=600)]
+    count: _Count
+
+
+class Relayed(_Frame, frozen=True):
+    """A connection that the policy allowed, once it has ended."""
+
+    name: Annotated[str, msgspec.Meta(max_length=253)]
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    address: Annotated[str, msgspec.Meta(max_length=64)]  # that was dialled; empty if none was
+    sent_bytes: _Count
+    received_bytes: _Count
+    seconds: _Seconds
+    outcome: Annotated[str, msgspec.Meta(max_length=600)]
+    rule: Annotated[str, msgspec.Meta(max_length=600)]
+
+
+class Settled(_Frame, frozen=True):
+    """Everything was told."""
 
 
 def encode(frame: msgspec.Struct) -> bytes:

@@ -52,6 +52,22 @@ class Violation(msgspec.Struct, frozen=True):
     count: int = 1
 
 
+class NetworkConnection(msgspec.Struct, frozen=True):
+    """A connection of a program to a name that the policy allows, as the egress process counted it.
+
+    `address` is the one that was dialled, empty if none was; `outcome` is "ok", or why it ended.
+    """
+
+    name: str
+    port: int
+    address: str
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+    outcome: str
+    rule: str
+
+
 class Phases(msgspec.Struct, frozen=True):
     """The time of a call by phase, in seconds.  `lease`: until a cell was ready, including waiting
     for a turn and building one on demand; `send`: handing the program over; `run`: until its last
@@ -77,7 +93,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.  `notices`: what was changed in the source, and what to use in place of
     lines that are not Python, made from the words of the program.  `workspace`: what became of the
-    named one that it was given.
+    named one that it was given.  `connections`: to names of the network that the policy allows.
     """
 
     status: SandboxStatus
@@ -106,6 +122,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     audited: bool = True
     pool_hit: bool = False
     phases: Phases = Phases()
+    connections: tuple[NetworkConnection, ...] = ()
     session_id: str | None = None
     session_lost: bool = False
     workspace: KeptWorkspace | None = None
@@ -128,7 +145,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         said = {name: getattr(self, name) for name in ("value", "error", "stdout", "stderr")}
         made = {
             name: len(getattr(self, name))
-            for name in ("violations", "findings", "files", "artifacts")
+            for name in ("violations", "connections", "findings", "files", "artifacts")
         }
         parts = [
             f"status={self.status.name}",

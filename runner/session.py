@@ -168,11 +168,15 @@ class SessionCell:
             performed = performed._replace(seen=performed.seen._replace(cause=cause))
         ended_at = time.monotonic()
         stays = performed.seen.stays
+        network = self._held.settle_egress(ends=not stays)
+        performed = performed._replace(seen=performed.seen.refused(network.refused))
         made = look_at_files(self._held.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
         result = self._conclude(request, performed, made, counted, moments)
+        if network.connections:
+            result = replace(result, connections=network.connections)
         self._last_exit_code = result.exit_code or 0
         if not stays:
             self.end(f"request {self._requests} ended it: {result.reason}, {result.error}")

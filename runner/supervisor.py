@@ -16,6 +16,7 @@ from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import CgroupUsage
 from .concurrency import NEVER, ConcurrencyLimit
+from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
 from .generation import Generation
 from .held_cell import HeldCell
@@ -44,7 +45,7 @@ class Supervisor:
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
         language: str = PYTHON, interpreter: str = "", shared_files: SharedFiles | None = None,
-        user: int | str | None = None,
+        user: int | str | None = None, egress: EgressProcess | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
@@ -56,7 +57,7 @@ class Supervisor:
         self._lessons = lessons
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
         try:
-            self._runs = language, interpreter, shared_files, sources_of(policy), user
+            self._runs = language, interpreter, shared_files, sources_of(policy), user, egress
             self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         except BaseException:
             spawned.close()
@@ -127,6 +128,7 @@ class Supervisor:
             performed = perform(held, request, on_output, cancel)
             ended_at = time.monotonic()
             held.cell.kill_init()
+            network = held.settle_egress(ends=True)
             if keep:
                 keep(held.workspace_at_rest())
             made = look_at_files(held.cell.workspace, request, {}, cancel)
@@ -137,12 +139,12 @@ class Supervisor:
         sent_at = performed.seen.sent_at
         moments = (asked_at, leased_at, sent_at, ended_at, counted_at, time.monotonic())
         return conclude(
-            performed.seen, counted, performed.captures, request.limits,
+            performed.seen.refused(network.refused), counted, performed.captures, request.limits,
             layers=self.plan.layers, phases=phases(moments),
             execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
             files=made.files, artifacts=made.artifacts, uncollected=made.uncollected,
-            pool_hit=parked is not None,
+            pool_hit=parked is not None, connections=network.connections,
         )  # fmt: skip
 
     def _require_owner(self) -> None:

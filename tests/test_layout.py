@@ -91,6 +91,9 @@ ARROWS = {
         "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
     "runner/cgroups": ("runner/cgroups",),
+    "runner/egress": (
+        "runner/egress", "runner/kernel", "runner/messages", "runner/channel", "policies/network",
+    ),
     "runner/launcher": (
         "runner/launcher", "runner/fixed_root", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shared_files",
         "policies/plan", "policies/languages", "policies/denied",

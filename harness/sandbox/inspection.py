@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...policies.errors import PolicyError
+from ...policies.plan import Plan
 from ...runner.cgroups import CgroupTree
 from ...runner.generation import Generation
 from ...runner.pool import Pool
@@ -73,6 +74,15 @@ class Inspection:
     def launcher_pids(self) -> LauncherPids:
         """Return the pids of the launcher's processes; raises LauncherLost if they have ended."""
         return LauncherPids(*self.generation.launcher.pids())
+
+    def egress_pid(self) -> int | None:
+        """Return the pid of the egress process, None while there is none."""
+        egress = self._cells._egress
+        return egress.pid if egress else None
+
+    @property
+    def plan(self) -> Plan:
+        return self._cells.plan
 
     def init_pids(self) -> tuple[int, ...]:
         """Return the pids of the init processes of cells, those that wait ready included."""

@@ -10,6 +10,8 @@ from ...policies.languages import PYTHON, interpreter_of, language_called
 from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
 from ...runner.capture import OnOutput
+from ...runner.egress_process import EgressProcess
+from ...runner.host.ids import id_for
 from ...runner.request import Request
 from ...runner.result import SandboxResult
 from ...runner.settings import PoolSettings
@@ -81,18 +83,28 @@ class LocalCells:
         sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit)
         shared_files = sandbox_tools.shared_files if sandbox_tools else _no_shared_files
         spawned = given.spawned or Spawned(executable)
+        self._egress = _egress_process(self.policy, executable, user)
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
                 language=language, interpreter=_interpreter(known, language),
                 shared_files=shared_files(language),
-                user=user,
+                user=user, egress=self._egress,
             )  # fmt: skip
         except BaseException:
             spawned.close()
+            if self._egress:
+                self._egress.close()
             raise
         another = partial(
-            _another, spawned.executable, cgroup_root, settings, known, shared_files, user
+            _another,
+            spawned.executable,
+            cgroup_root,
+            settings,
+            known,
+            shared_files,
+            user,
+            self._egress,
         )
         self._supervisors = Supervisors(
             language, self.supervisor, partial(another, self.policy), sessions
@@ -196,6 +208,8 @@ class LocalCells:
         self._programs.close()
         self._packaged.close()
         self._ports.close()
+        if self._egress:
+            self._egress.close()
         self._release_packages()
 
     def _release_packages(self) -> None:
@@ -219,14 +233,14 @@ def _once_at_rest(_: int) -> None:
 def _another(
     executable: str, cgroup_root: str | None, settings: PoolSettings,
     interpreters: Mapping[str, str], shared_files: Callable[[str], SharedFiles | None],
-    user: int | str | None, policy: Policy, language: str,
+    user: int | str | None, egress: EgressProcess | None, policy: Policy, language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language or set of packages, with a smaller pool."""
     settings = settings._replace(size=min(settings.size, OTHERS_CELLS))
     return Supervisor(
         policy, Spawned(executable), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language),
-        shared_files=shared_files(language), user=user,
+        shared_files=shared_files(language), user=user, egress=egress,
     )  # fmt: skip
 
 
@@ -248,6 +262,15 @@ def _checked_user(user: int | str | None) -> int | str | None:
     if isinstance(user, int) and os.geteuid() not in (0, user):
         raise PolicyError(f"user: only root can start cells as another user, got {user}")
     return user
+
+
+def _egress_process(
+    policy: Policy, executable: str, user: int | str | None
+) -> EgressProcess | None:
+    """Return what serves the cells, if the policy allows them any name."""
+    if not policy.network.allow:
+        return None
+    return EgressProcess(executable, 0 if os.geteuid() else id_for(user))
 
 
 def _no_shared_files(_: str) -> None:

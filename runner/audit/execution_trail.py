@@ -5,7 +5,7 @@ import os
 from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
-from ..result import SandboxResult, SandboxStatus, Violation
+from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
 from ..workspace import KeptWorkspace
 from .level import AuditLevel
 from .log import AuditLog
@@ -74,11 +74,12 @@ class ExecutionTrail:
         )  # fmt: skip
 
     def end(self, result: SandboxResult, begun: RecordPlace) -> bool:
-        """Record how a program ended and its refused attempts; return whether all its records were
-        kept."""
+        """Record how a program ended, its refused attempts and its connections; return whether all
+        of its records were kept."""
         kept = [begun.kept]
         try:
             kept += [self._note_violation(result, begun, each) for each in result.violations]
+            kept += [self._note_connection(result, begun, each) for each in result.connections]
         finally:  # a callback may raise; there is an end for every start
             kept.append(self._note_end(result, begun))
         return all(kept)
@@ -109,6 +110,18 @@ class ExecutionTrail:
             wall_seconds=round(result.execution_time, 6),
             memory_peak_bytes=result.usage.memory_peak_bytes,
             output_bytes=result.usage.output_bytes,
+        )  # fmt: skip
+
+    def _note_connection(
+        self, result: SandboxResult, begun: RecordPlace, connection: NetworkConnection
+    ) -> bool:
+        return self.log.record(
+            "network", "connection", target=f"{connection.name}:{connection.port}",
+            level=AuditLevel.INFO, sandbox_id=self.sandbox_id, span=begun.span.child(),
+            owed=begun.kept, address=connection.address, rule=connection.rule,
+            outcome=connection.outcome, sent_bytes=connection.sent_bytes,
+            received_bytes=connection.received_bytes, seconds=round(connection.seconds, 6),
+            execution_id=result.execution_id,
         )  # fmt: skip
 
     def _note_violation(

@@ -18,14 +18,18 @@ from ...policies.plan import PathRule, Plan, Tmpfs
 from ..kernel import landlock, memory, mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.steps import MAY_FAIL, Result, Steps
-from ..messages import Ready, encode
+from ..messages import Ready, WaysOut, encode
 from . import privileges
 
 CELL_ID = 1000  # the only uid and gid inside
 CONTROL = 3  # where the guest's process finds its control channel
 STATUS, _CONTROL, _STDIN, _STDOUT, _STDERR, TASKS = range(6)  # what a Fork frame brings, in order
 INIT = 15  # the pidfd of the cell's init
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 0x1
+_INTERFACE, _NETMASK = "198.18.0.1", "255.254.0.0"  # egress/addresses.py gives names the others
+DNS_ADDRESS = "127.0.0.53"
+_SOCKET_ADDRESS_BYTES, _BACKLOG = 16, 64
+_MOST_TOLD = 4  # descriptors of one step
 _HARD = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_CLOEXEC
 
@@ -61,6 +65,8 @@ def confinement(facts: LauncherFacts, pages: tuple[memory.Range, ...] = ()) -> S
     workspace = _mount_own_filesystems(do, plan, facts.beneath_memory)
     if plan.loopback:
         _bring_loopback_up(do)
+    if plan.network:
+        _open_ways_out(do, plan.network.ports)
     guest = do.call("pidfd_open", do.call("getpid"), 0, about="itself")
     do.layer("user_ns")
     # The launcher is not dumpable, and our id maps are ours to write only if we are.
@@ -158,6 +164,44 @@ def _bring_loopback_up(do: Steps) -> None:
     request = do.structure(struct.pack("16sH22x", b"lo", _IFF_UP))
     do.call("ioctl", any_socket, _SIOCSIFFLAGS, request, about="lo up")
     do.call("close", any_socket)
+
+
+def _open_ways_out(do: Steps, ports: tuple[int, ...]) -> None:
+    """Give lo a range of addresses that stand for names, and make the sockets of the egress process.
+
+    A prefix of lo is local as a whole (fib_frontend.c, fib_add_ifaddr), so a connection to any of its
+    addresses reaches a listening socket, and says which address was meant.  Whatever else is asked for
+    has no route.  No guest can have these ports: they are taken, and without SO_REUSEPORT.
+    """
+    with_address = do.call("socket", socket.AF_INET, socket.SOCK_DGRAM, 0)
+    for request, address in ((_SIOCSIFADDR, _INTERFACE), (_SIOCSIFNETMASK, _NETMASK)):
+        words = struct.pack("=16s16s8x", b"lo:1", _socket_address(address, 0))
+        do.call("ioctl", with_address, request, do.structure(words), about=f"lo {address}")
+    do.call("close", with_address)
+    wanted = [(socket.SOCK_DGRAM, DNS_ADDRESS, 53), (socket.SOCK_STREAM, DNS_ADDRESS, 53)]
+    wanted += [(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - of the cell
+    made = [_listening(do, *each) for each in wanted]
+    for start in range(0, len(made), _MOST_TOLD):
+        frame = b"\0" + encode(WaysOut())
+        do.tell(frame, *made[start : start + _MOST_TOLD], about="sockets to the supervisor")
+    for descriptor in made:
+        do.call("close", descriptor)
+
+
+def _listening(do: Steps, kind: int, address: str, port: int) -> Result:
+    about = f"{address}:{port}"
+    made = do.call("socket", socket.AF_INET, kind, 0, about=about)
+    place = do.structure(_socket_address(address, port))
+    do.call("bind", made, place, _SOCKET_ADDRESS_BYTES, about=about)
+    if kind == socket.SOCK_STREAM:
+        do.call("listen", made, _BACKLOG, about=about)
+    return made
+
+
+def _socket_address(address: str, port: int) -> bytes:
+    """Lay out a struct sockaddr_in (ip(7))."""
+    packed = socket.inet_aton(address)
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, packed)
 
 
 def _enter_user_namespace(do: Steps, facts: LauncherFacts) -> None:

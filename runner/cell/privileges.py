@@ -91,10 +91,5 @@ def become(uid: int) -> None:
 
     Raises OSError where root lacks CAP_SETUID or CAP_SETGID, as in some containers.
     """
-    try:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, f"becoming uid {uid}") from None
+    kernel.become(uid)
     make_dumpable(Now())  # the change cleared it, and with it our right to our own /proc/self

@@ -5,7 +5,7 @@ import struct
 
 from . import libc
 from .mounts import AT_FDCWD
-from .steps import Steps
+from .steps import Descriptor, SystemCalls
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -63,8 +63,10 @@ def _ruleset(version: int, deny_tcp: bool) -> bytes:
     return struct.pack("=3Q", rights, tcp, _SCOPE_ALL)
 
 
-def restrict(do: Steps, version: int, rules: list[tuple[str, int]], deny_tcp: bool) -> None:
-    """Add the steps that allow a process, from then on, only `rules`: (path, rights beneath it)."""
+def restrict(
+    do: SystemCalls[Descriptor], version: int, rules: list[tuple[str, int]], deny_tcp: bool
+) -> None:
+    """Make the calls that allow a process, from then on, only `rules`: (path, rights beneath it)."""
     attributes = _ruleset(version, deny_tcp)
     ruleset = do.call("landlock_create_ruleset", do.structure(attributes), len(attributes), 0)
     handled = handled_filesystem_rights(version)

@@ -46,6 +46,11 @@ def address(buffer: ctypes.Array[ctypes.c_char]) -> int:
     return ctypes.addressof(buffer)
 
 
+def write(place: int, data: bytes) -> None:
+    """Write `data` to the address `place`."""
+    ctypes.memmove(place, data, len(data))
+
+
 def function(name: str) -> int:
     """Return where the C library's function `name` lies."""
     return ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value or 0

@@ -22,6 +22,10 @@ class Now:
             filled[where : where + 8] = self._place(target).to_bytes(8, "little")
         return Text(self._place(bytes(filled)))
 
+    def store(self, place: Text, offset: int, value: int) -> None:
+        """Write a descriptor, as an int, into a structure."""
+        libc.write(place.offset + offset, value.to_bytes(4, "little"))
+
     def _place(self, data: bytes) -> int:
         self._kept.append(libc.buffer(data))
         return libc.address(self._kept[-1])

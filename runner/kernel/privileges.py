@@ -1,5 +1,6 @@
 """Capabilities, host name and seccomp: the calls that python-prctl does not have."""
 
+import os
 import struct
 
 from . import libc
@@ -45,6 +46,19 @@ def set_dumpable(do: SystemCalls[Descriptor], value: int) -> None:
 
 def set_name(do: SystemCalls[Descriptor], name: str) -> None:
     do.call("prctl", _PR_SET_NAME, name.encode(), about=f"name {name}")
+
+
+def become(uid: int) -> None:
+    """Turn from root into `uid` for good: ids, supplementary groups, and so all capabilities.
+
+    Raises OSError where root lacks CAP_SETUID or CAP_SETGID, as in some containers.
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"becoming uid {uid}") from None
 
 
 def sethostname(name: str) -> None:

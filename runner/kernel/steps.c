@@ -887,8 +887,8 @@ static const struct {
     const char *name;
     int number;
 } NUMBERS[] = {
-    {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
-    {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"madvise", SYS_madvise},
+    {"bind", SYS_bind}, {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
+    {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"listen", SYS_listen}, {"madvise", SYS_madvise},
     {"mkdirat", SYS_mkdirat}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
     {"prctl", SYS_prctl},
     {"prlimit64", SYS_prlimit64}, {"rt_sigaction", SYS_rt_sigaction}, {"seccomp", SYS_seccomp}, {"setsid", SYS_setsid},

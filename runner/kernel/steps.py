@@ -36,15 +36,16 @@ class Text(NamedTuple):
 
 Argument = int | bytes | Result | Text | None
 Descriptor = TypeVar("Descriptor", bound=int | Result)
-_Answer = TypeVar("_Answer", bound=int | Result, covariant=True)
 
 
-class SystemCalls(Protocol[_Answer]):
+class SystemCalls(Protocol[Descriptor]):
     """What a function needs that makes system calls: `Steps` notes them, `Now` makes them at once."""
 
-    def call(self, name: str, *arguments: Argument, about: str = "") -> _Answer: ...
+    def call(self, name: str, *arguments: Argument, about: str = "") -> Descriptor: ...
 
     def structure(self, data: bytes, pointers: dict[int, bytes] | None = None) -> Text: ...
+
+    def store(self, place: Text, offset: int, value: Descriptor) -> None: ...
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
 from ...policies.plan import Bind, Plan
-from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
+from ..fixed_root import DEVICES, DIRECTORIES, LINKS, NETWORK_TEXTS, TEXTS
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
@@ -50,7 +50,7 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
             os.makedirs(_STAGING + place, exist_ok=True)
         views = _show(root, sources, boot)
     shared_files = _mount_shared_files(do) if boot.tools else None
-    _write_texts()
+    _write_texts(TEXTS | NETWORK_TEXTS if boot.plan.network else TEXTS)
     _write_client(boot.plan)
     _make_links((*LINKS, *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
@@ -189,8 +189,8 @@ def _attributes(bind: Bind) -> int:
     return _HARD | read_only | (0 if bind.executable else mounts.NOEXEC)
 
 
-def _write_texts() -> None:
-    for path, text in TEXTS.items():
+def _write_texts(texts: dict[str, str]) -> None:
+    for path, text in texts.items():
         with open(_STAGING + path, "x") as file:
             file.write(text)
 

@@ -7,13 +7,13 @@ from ...policies.denied import denied_by
 from ...policies.languages import TOOL_CLIENT
 from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
-from ..fixed_root import DEVICES, DIRECTORIES, LINKS, TEXTS
+from ..fixed_root import DEVICES, DIRECTORIES, LINKS, NETWORK_TEXTS, TEXTS
 from ..messages import Boot
 from ..shared_files import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(
-    [TOOL_CLIENT, os.path.dirname(TOOL_CLIENT), "/", *DIRECTORIES, *TEXTS]
+    [TOOL_CLIENT, os.path.dirname(TOOL_CLIENT), "/", *DIRECTORIES, *TEXTS, *NETWORK_TEXTS]
     + [path for path, _ in LINKS]
     + [f"/dev/{name}" for name in DEVICES]
 )

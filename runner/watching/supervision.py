@@ -55,6 +55,10 @@ class Observation(NamedTuple):
     sent_at: float = 0.0  # when the program was handed over, by time.monotonic
     stays: bool = False  # the cell lives on, for the next request
 
+    def refused(self, more: tuple[Violation, ...]) -> "Observation":
+        """Return this with `more` refused attempts."""
+        return self._replace(violations=(*self.violations, *more)) if more else self
+
 
 class Supervision:
     """Sends the program, reads its output, enforces deadlines, and ends with the program."""

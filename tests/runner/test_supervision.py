@@ -114,6 +114,9 @@ class FakeOrigin:
     def listen(self, descriptor: int) -> NoReturn:
         raise AssertionError("this cell has no listener")
 
+    def connect(self, sockets: list[int]) -> None:
+        assert sockets == []
+
     def free(self, cell: Cell) -> None:
         self.freed.append(cell)
 

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from cellwright.policies.compile import compile_policy
-from cellwright.policies.errors import PolicyError, Unenforceable
+from cellwright.policies.errors import PolicyError
+from cellwright.policies.explain import explain
 from cellwright.policies.host import Host
 from cellwright.policies.loading import load_policy, policy_of_data
 from cellwright.policies.network.rules import NetworkDenial, NetworkRule, NetworkRules, check_rules
 from cellwright.policies.network.suffixes import is_public_suffix
-from cellwright.policies.policy import Network, Policy, check_policy
+from cellwright.policies.policy import Limits, Network, Policy, check_policy
 
 
 def rules(*allow: dict[str, Any], deny: tuple[dict[str, Any], ...] = ()) -> NetworkRules:
@@ -268,7 +269,36 @@ def test_rules_are_loaded_from_toml(tmp_path) -> None:
         policy_of_data({"network": {"allow": [{"hots": "a.example"}]}})
 
 
-def test_a_policy_with_hosts_does_not_compile_while_nothing_enforces_it() -> None:
-    policy = Policy(network=Network(loopback=True, allow=(NetworkRule(host="api.example.org"),)))
-    with pytest.raises(Unenforceable, match=r"egress: allow api\.example\.org:443"):
-        compile_policy(policy, Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""}))
+HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
+
+
+def test_a_policy_with_hosts_compiles_to_sockets_for_its_ports() -> None:
+    rules = (
+        NetworkRule(host="api.example.org"),
+        NetworkRule(host="*.example.org", ports=(80, 443)),
+    )
+    plan = compile_policy(Policy(network=Network(allow=rules)), HOST)
+    assert plan.network
+    assert plan.network.ports == (80, 443)
+    assert plan.network.words == ("allow api.example.org:443", "allow *.example.org:80,443")
+    assert plan.loopback
+    assert "loopback_sockets" in plan.groups
+    assert plan.socket_bytes
+    assert "network: allow api.example.org:443" in "\n".join(explain(plan, Limits()))
+    assert compile_policy(Policy(), HOST).network is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        NetworkRule(host="a.example", schemes=("http",), methods=("GET",)),
+        NetworkRule(host="a.example", schemes=("http",), paths=("/x",)),
+        NetworkRule(host="a.example", ports=tuple(range(1000, 1013))),
+        NetworkRule(host="a.example", ports=(53,), schemes=("tcp",)),
+    ],
+    ids=str,
+)
+def test_a_rule_that_the_egress_process_cannot_keep_does_not_compile(rule: NetworkRule) -> None:
+    policy = check_policy(Policy(network=Network(allow=(rule,))))
+    with pytest.raises(PolicyError, match=r"network\.allow"):
+        compile_policy(policy, HOST)

@@ -1,0 +1,167 @@
+"""`Relay`: one connection of a cell and the connection outside that it was given, byte for byte."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from ...policies.network.names import canonical_name
+from . import client_hello
+
+_CHUNK_BYTES = 64 * 1024
+_RESET = struct.pack("=ii", 1, 0)  # SO_LINGER with no time: close(2) sends a reset
+_HELLO_SECONDS = 15.0
+_MOST_PIECES = 64  # of a ClientHello
+
+
+class RefusedError(Exception):
+    """The connection must not go on; says why."""
+
+
+async def first_bytes(guest: socket.socket, name: str, schemes: Collection[str]) -> bytes:
+    """Return the first bytes of a client once it is clear that they speak one of `schemes`, "https" or
+    "http", and over TLS ask for the server `name`; raises RefusedError.
+
+    What they say decides before anything outside is asked or connected to.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_HELLO_SECONDS):
+            data = await loop.sock_recv(guest, _CHUNK_BYTES)
+            if not data:
+                raise RefusedError("ended before its first byte")
+            if not client_hello.begins_tls(data):
+                if "http" not in schemes:
+                    raise RefusedError("not TLS")
+                return data
+            if "https" not in schemes:
+                raise RefusedError("TLS, which no rule allows")
+            pieces = 1
+            while (hello := client_hello.parse(data)) is None:
+                pieces += 1  # each time all of it is parsed again
+                if pieces > _MOST_PIECES:
+                    raise RefusedError("the ClientHello came in too many pieces")
+                more = await loop.sock_recv(guest, _CHUNK_BYTES)
+                if not more:
+                    raise RefusedError("the ClientHello is incomplete")
+                data += more
+    except client_hello.HelloError as error:
+        raise RefusedError(f"the ClientHello is invalid: {error}") from None
+    except TimeoutError:
+        raise RefusedError(f"no first bytes within {_HELLO_SECONDS:g} s") from None
+    _require_name(hello, name)
+    return data
+
+
+def _require_name(hello: client_hello.ClientHello, name: str) -> None:
+    if hello.is_encrypted:
+        raise RefusedError("the server name is encrypted (ECH)")
+    if hello.server_name is None:
+        raise RefusedError("no server name (SNI)")
+    try:
+        asked = canonical_name(hello.server_name)
+    except ValueError:
+        asked = ""
+    if asked != name:
+        raise RefusedError(f"the server name (SNI) is {hello.server_name[:253]!r}")
+
+
+class Relay:
+    """Copies both directions until both have ended, and counts the bytes.
+
+    Each direction reads only after its last bytes were taken, so a slow reader slows the writer down,
+    and passes the end of a stream on.
+    """
+
+    def __init__(
+        self, guest: socket.socket, outside: socket.socket, first: bytes,
+        on_bytes: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        """`first` was read from `guest` already.  `on_bytes` is told of bytes sent and received, before
+        they are passed on."""
+        self._guest = guest
+        self._outside = outside
+        self._first = first
+        self._on_bytes = on_bytes
+        self._loop = asyncio.get_running_loop()
+        self.sent_bytes = self.received_bytes = 0
+        self.used_at = time.monotonic()
+
+    async def run(self, on_uploaded: Callable[[], None]) -> None:
+        """Copy until both directions have ended; raises OSError and what `on_bytes` raises."""
+        tasks = [
+            asyncio.create_task(self._upload(on_uploaded)),
+            asyncio.create_task(self._copy(self._outside, self._guest, self._count_received)),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _upload(self, on_uploaded: Callable[[], None]) -> None:
+        try:
+            if self._first:
+                await self._pass(self._first, self._outside, self._count_sent)
+            await self._copy(self._guest, self._outside, self._count_sent)
+        finally:
+            on_uploaded()
+
+    async def _copy(
+        self, source: socket.socket, target: socket.socket, count: Callable[[int], None]
+    ) -> None:
+        while data := await self._loop.sock_recv(source, _CHUNK_BYTES):
+            await self._pass(data, target, count)
+        with contextlib.suppress(OSError):  # it may have closed both directions meanwhile
+            target.shutdown(socket.SHUT_WR)
+
+    async def _pass(self, data: bytes, target: socket.socket, count: Callable[[int], None]) -> None:
+        self.used_at = time.monotonic()
+        count(len(data))
+        await self._loop.sock_sendall(target, data)
+        self.used_at = time.monotonic()
+
+    def _count_sent(self, size: int) -> None:
+        self._on_bytes(size, 0)
+        self.sent_bytes += size
+
+    def _count_received(self, size: int) -> None:
+        self._on_bytes(0, size)
+        self.received_bytes += size
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection so that its peer gets a reset, and not the end of a stream."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
+
+
+async def dial(
+    addresses: list[tuple[socket.AddressFamily, str]], port: int, seconds: float
+) -> tuple[socket.socket, str]:
+    """Connect to the first of `addresses` that answers; return the socket and that address.
+
+    Raises OSError of the last one.
+    """
+    last: OSError = OSError("no address")
+    for family, address in addresses:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            connecting: Awaitable[None] = asyncio.get_running_loop().sock_connect(
+                sock, (address, port)
+            )
+            await asyncio.wait_for(connecting, seconds)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock, address
+        except OSError as error:  # TimeoutError is one
+            last = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    raise last

@@ -1,0 +1,466 @@
+"""`ServedCell`: answers the DNS queries of one cell and relays its connections, as the policy allows.
+
+The cell made the sockets in its own network namespace, before any guest.  The address to which a
+connection was made stands for a name; nothing else that the cell sends decides where it leads.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from ...policies.network.addresses import refusal_of
+from ...policies.network.names import canonical_name
+from ...policies.network.rules import NetworkRule, NetworkRules, NetworkVerdict
+from .. import channel
+from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
+from . import dns
+from .addresses import NoFreeAddressError, SyntheticAddresses
+from .relay import RefusedError, Relay, dial, first_bytes, reset
+from .resolving import NoAddressError, Resolver
+
+_CONNECT_SECONDS = 10.0
+_IDLE_SECONDS = 300.0
+_LIFETIME_SECONDS = 3600.0
+_MOST_CONNECTIONS = 256
+_MOST_QUERIES_OVER_TCP = 4
+_TCP_QUERY_SECONDS = 10.0
+_MOST_RECORDS = 1000  # in full, between two times that the supervisor asks for them
+_REST_SECONDS = 0.1  # when descriptors have run out, or a cell asks too much
+_UPLOAD_SECONDS = 1.0  # for what a program that has ended sent last
+_QUERIES = 100.0, 1000.0  # a second, and at once: each is work of the host
+_CONNECTIONS = 100.0, 200.0
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+_Kind = Literal["resolve", "connect", "record"]
+
+
+class CellPolicy(NamedTuple):
+    """The rules of every cell, the ports that they name, and when their time began."""
+
+    rules: NetworkRules
+    ports: tuple[int, ...]
+    made_at: float
+
+    def decide(self, name: str, port: int, scheme: str | None = None) -> NetworkVerdict:
+        age = time.monotonic() - self.made_at
+        return self.rules.decide(name, port, scheme, age_seconds=age)
+
+    def why_not(self, text: str) -> tuple[str, str]:
+        """Return why no port of a name may be reached, empty if one may, and its canonical form."""
+        try:
+            name = canonical_name(text)
+        except ValueError as error:
+            return str(error), text
+        verdicts = [self.decide(name, port) for port in self.ports]
+        return (
+            ("", name) if any(each.is_allowed for each in verdicts) else (verdicts[0].reason, name)
+        )
+
+
+class _Allowance:
+    """A number of events a second, and how many at once."""
+
+    def __init__(self, a_second: float, at_once: float) -> None:
+        self._a_second = a_second
+        self._at_once = self._left = max(1.0, at_once)
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        now = time.monotonic()
+        self._left = min(self._at_once, self._left + (now - self._at) * self._a_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class RuleUse:
+    """What one cell has used of the caps of one rule."""
+
+    def __init__(self, rule: NetworkRule) -> None:
+        self._rule = rule
+        self._allowance = _Allowance(rule.connections_per_second, rule.connections_per_second)
+        self._connections = self._sent_bytes = self._received_bytes = 0
+
+    def begin(self) -> str:
+        """Count a connection; return why there must not be one more."""
+        rule = self._rule
+        if self._connections >= rule.connections:
+            return f"{rule}: more than {rule.connections} connections at a time"
+        if not self._allowance.take():
+            return f"{rule}: more than {rule.connections_per_second:g} connections a second"
+        self._connections += 1
+        return ""
+
+    def end(self) -> None:
+        self._connections -= 1
+
+    def count(self, sent_bytes: int, received_bytes: int) -> None:
+        """Count bytes before they are passed on; raises RefusedError if they are too many."""
+        rule = self._rule
+        self._sent_bytes += sent_bytes
+        self._received_bytes += received_bytes
+        if rule.sent_bytes is not None and self._sent_bytes > rule.sent_bytes:
+            raise RefusedError(f"{rule}: more than {rule.sent_bytes} bytes sent")
+        if rule.received_bytes is not None and self._received_bytes > rule.received_bytes:
+            raise RefusedError(f"{rule}: more than {rule.received_bytes} bytes received")
+
+
+class _Records:
+    """What is to be told of a cell: a bounded number of records, then counts alone."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[tuple[_Kind, str, int, str], int] = {}
+        self._relayed: list[Relayed] = []
+        self._left_out = 0
+
+    def refuse(self, kind: _Kind, name: str, port: int, reason: str) -> None:
+        key = (kind, name[:253], port, reason[:300])
+        if key not in self._refusals and len(self._refusals) >= _MOST_RECORDS:
+            key = (kind, "", 0, "more names than are recorded")
+        self._refusals[key] = self._refusals.get(key, 0) + 1
+
+    def relay(self, relayed: Relayed) -> None:
+        if len(self._relayed) < _MOST_RECORDS:
+            self._relayed.append(relayed)
+        else:
+            self._left_out += 1
+
+    def take(self) -> list[msgspec.Struct]:
+        taken: list[msgspec.Struct] = [
+            Refusal(*key, count) for key, count in self._refusals.items()
+        ]
+        taken += self._relayed
+        if self._left_out:
+            taken.append(
+                Refusal("record", "", 0, "more connections than are recorded", self._left_out)
+            )
+        self._refusals, self._relayed, self._left_out = {}, [], 0
+        return taken
+
+
+class _CellConnection:
+    """A connection of the cell, from its acceptance to its end."""
+
+    def __init__(self, guest: socket.socket, name: str, port: int, uses: list[RuleUse]) -> None:
+        self.guest = guest
+        self.uses = uses
+        self.name = name
+        self.port = port
+        self.begun_at = time.monotonic()
+        self.uploaded = asyncio.Event()
+        self.relay: Relay | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.why = ""  # it was ended by us
+
+    def count(self, sent_bytes: int, received_bytes: int) -> None:
+        """Count bytes before they are passed on; raises RefusedError."""
+        for use in self.uses:
+            use.count(sent_bytes, received_bytes)
+
+    def is_overdue(self, now: float) -> str:
+        """Return why it has to end, if it has to."""
+        if now - self.begun_at > _LIFETIME_SECONDS:
+            return f"longer than {_LIFETIME_SECONDS:g} s"
+        if self.relay and now - self.relay.used_at > _IDLE_SECONDS:
+            return f"idle for {_IDLE_SECONDS:g} s"
+        return ""
+
+
+class ServedCell:
+    """One cell's sockets, names and connections."""
+
+    def __init__(
+        self, policy: CellPolicy, resolver: Resolver, reports: socket.socket,
+        sockets: list[socket.socket], on_end: Callable[["ServedCell"], None],
+    ) -> None:  # fmt: skip
+        """`sockets` are those for queries, by UDP and by TCP, and a listening one for each port."""
+        self._policy = policy
+        self._resolver = resolver
+        self._reports = reports
+        self._datagrams, self._streams, *self._listeners = sockets
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._names = SyntheticAddresses()
+        self._records = _Records()
+        self._connections: set[_CellConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queries_over_tcp = 0
+        self._queries = _Allowance(*_QUERIES)
+        self._accepts = _Allowance(*_CONNECTIONS)
+        self._uses: dict[NetworkRule, RuleUse] = {}  # of the rules that have caps, by this cell
+        self._is_open = True
+        for each in (reports, *sockets):
+            each.setblocking(False)
+        self._loop.add_reader(reports, self._hear)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._datagrams, self._take_query)
+            self._loop.add_reader(self._streams, self._accept_query)
+            for listener in self._listeners:
+                self._loop.add_reader(listener, self._accept, listener)
+
+    def _rest(self, *sockets: socket.socket) -> None:
+        """Stop reading from `sockets` for a moment."""
+        for each in sockets:
+            self._loop.remove_reader(each)
+        self._loop.call_later(_REST_SECONDS, self._listen)
+
+    # names
+
+    def _take_query(self) -> None:
+        if not self._queries.take():
+            self._rest(self._datagrams, self._streams)
+            return
+        with contextlib.suppress(OSError):  # the sender is gone, or has no room
+            message, sender = self._datagrams.recvfrom(dns.MOST_BYTES + 1)
+            if answer := self._answer(message):
+                self._datagrams.sendto(answer, sender)
+
+    def _accept_query(self) -> None:
+        if self._queries_over_tcp >= _MOST_QUERIES_OVER_TCP or not self._queries.take():
+            self._rest(self._streams)
+            return
+        if sock := self._accept_from(self._streams):
+            self._queries_over_tcp += 1
+            self._begin(self._serve_queries(sock))
+
+    async def _serve_queries(self, sock: socket.socket) -> None:
+        """Answer the queries of one TCP connection; each has its length before it."""
+        try:
+            async with asyncio.timeout(_TCP_QUERY_SECONDS):
+                while size := int.from_bytes(await self._receive_exactly(sock, 2), "big"):
+                    if size > dns.MOST_BYTES:
+                        self._records.refuse("resolve", "", 0, f"a query of {size} bytes")
+                        return
+                    answer = self._answer(await self._receive_exactly(sock, size))
+                    if not answer:
+                        return
+                    await self._loop.sock_sendall(sock, len(answer).to_bytes(2, "big") + answer)
+                    while not self._queries.take():
+                        await asyncio.sleep(_REST_SECONDS)
+        except (OSError, EOFError):  # TimeoutError is an OSError
+            pass
+        finally:
+            self._queries_over_tcp -= 1
+            sock.close()
+
+    async def _receive_exactly(self, sock: socket.socket, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = await self._loop.sock_recv(sock, size - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def _answer(self, message: bytes) -> bytes:
+        """Return the answer to a query, empty for none.
+
+        The policy decides before anything else happens, so a name that is not allowed is never
+        looked up anywhere.
+        """
+        try:
+            query = dns.parse(message)
+        except dns.QueryError as error:
+            self._records.refuse("resolve", "", 0, str(error))
+            return error.answer
+        why, name = self._policy.why_not(query.name)
+        if why:
+            if not query.is_reverse:  # libraries ask for the names of addresses unasked
+                self._records.refuse("resolve", name, 0, why)
+            return dns.answer(query, dns.NO_SUCH_NAME)
+        if query.kind != dns.A:
+            return dns.answer(query, dns.NO_ERROR)
+        try:
+            address = self._names.address_of(name)
+        except NoFreeAddressError:
+            self._records.refuse("resolve", name, 0, "every address of the cell has connections")
+            return dns.answer(query, dns.NO_SUCH_NAME)
+        return dns.answer(query, dns.NO_ERROR, socket.inet_aton(address))
+
+    # connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        if len(self._connections) >= _MOST_CONNECTIONS or not self._accepts.take():
+            self._rest(listener)
+            return
+        if guest := self._accept_from(listener):
+            self._admit(guest)
+
+    def _accept_from(self, listener: socket.socket) -> socket.socket | None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in _SHORT_OF:  # they wait, until descriptors are free again
+                self._rest(listener)
+            return None
+        sock.setblocking(False)
+        return sock
+
+    def _admit(self, guest: socket.socket) -> None:
+        address, port = guest.getsockname()
+        name = self._names.name_of(address)
+        if name is None:
+            self._records.refuse("connect", address, port, "the address stands for no name")
+            reset(guest)
+            return
+        verdict = self._policy.decide(name, port)
+        if not verdict.is_allowed:
+            self._records.refuse("connect", name, port, verdict.reason)
+            reset(guest)
+            return
+        begun: list[RuleUse] = []
+        for rule in verdict.matching:
+            use = self._uses.setdefault(rule, RuleUse(rule))
+            if why := use.begin():
+                for each in begun:
+                    each.end()
+                self._records.refuse("connect", name, port, why)
+                reset(guest)
+                return
+            begun.append(use)
+        connection = _CellConnection(guest, name, port, begun)
+        self._connections.add(connection)
+        self._names.hold(name)
+        connection.task = self._begin(self._connect(connection, verdict))
+
+    async def _connect(self, connection: _CellConnection, verdict: NetworkVerdict) -> None:
+        """Relay one connection that the policy allows, and note how it went."""
+        name, port, address = connection.name, connection.port, ""
+        outcome, outside = "failed", None  # by an exception that nothing below expects
+        networks = self._policy.rules.networks(verdict)
+        schemes = {each for rule in verdict.matching for each in rule.schemes_on(port)}
+        try:
+            # Where any bytes may be sent, the server may speak first.
+            first = b"" if "tcp" in schemes else await first_bytes(connection.guest, name, schemes)
+            addresses = await self._resolver.resolve(
+                name, port, lambda address: refusal_of(address, networks)
+            )
+            outside, address = await dial(addresses, port, _CONNECT_SECONDS)
+            connection.relay = Relay(connection.guest, outside, first, connection.count)
+            await connection.relay.run(connection.uploaded.set)
+            outcome = "ok"
+        except NoAddressError as error:
+            outcome = str(error)
+            if error.is_refused:
+                self._records.refuse("connect", name, port, outcome)
+        except RefusedError as error:
+            outcome = str(error)
+            self._records.refuse("connect", name, port, outcome)
+        except OSError as error:
+            outcome = error.strerror or type(error).__name__
+        except asyncio.CancelledError:
+            outcome = connection.why or "the program had ended"
+        finally:
+            self._finish(connection, outside, outcome, address, verdict.rule or "")
+
+    def _finish(
+        self, connection: _CellConnection, outside: socket.socket | None, outcome: str, address: str,
+        rule: str,
+    ) -> None:  # fmt: skip
+        if outcome == "ok":
+            connection.guest.close()
+        else:
+            reset(connection.guest)
+        if outside:
+            outside.close()
+        connection.uploaded.set()
+        self._connections.discard(connection)
+        self._names.release(connection.name)
+        for use in connection.uses:
+            use.end()
+        relay = connection.relay
+        seconds = time.monotonic() - connection.begun_at
+        self._records.relay(
+            Relayed(
+                connection.name, connection.port, address,
+                relay.sent_bytes if relay else 0, relay.received_bytes if relay else 0,
+                seconds, outcome, rule,
+            )
+        )  # fmt: skip
+
+    def end_overdue(self) -> None:
+        """End the connections that were idle, or open, for too long, and those whose rule has ended."""
+        now = time.monotonic()
+        for connection in self._connections:
+            why = connection.is_overdue(now)
+            if not why and not self._policy.decide(connection.name, connection.port).is_allowed:
+                why = "the rule has ended"
+            if connection.task and why:
+                connection.why = why
+                connection.task.cancel()
+
+    # the supervisor
+
+    def _hear(self) -> None:
+        try:
+            packet = self._reports.recv(channel.PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self.close()
+            return
+        self._begin(self._settle(decode(packet[1:], Settle)))
+
+    async def _settle(self, settle: Settle) -> None:
+        """Send every record; if the program `ends`, end its connections before that.
+
+        What the program sent last still goes out: the kernel may have it, or the backlog.
+        """
+        if settle.ends:
+            self._accept_the_rest()
+            waiting = [asyncio.create_task(each.uploaded.wait()) for each in self._connections]
+            if waiting:
+                await asyncio.wait(waiting, timeout=_UPLOAD_SECONDS)
+            for each in waiting:
+                each.cancel()
+            await self._end_connections()
+        for record in (*self._records.take(), Settled()):
+            await self._loop.sock_sendall(self._reports, b"\0" + encode(record))
+
+    def _accept_the_rest(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            while len(self._connections) < _MOST_CONNECTIONS:
+                guest = self._accept_from(listener)
+                if guest is None:
+                    break
+                self._admit(guest)
+
+    async def _end_connections(self) -> None:
+        tasks = [each.task for each in self._connections if each.task]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def close(self) -> None:
+        """End everything of the cell."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for each in (self._reports, self._datagrams, self._streams, *self._listeners):
+            self._loop.remove_reader(each)
+            each.close()
+        for task in self._tasks:
+            task.cancel()
+        self._on_end(self)

@@ -1,0 +1,206 @@
+"""`EgressProcess`: the supervisor's end of the process through which cells of a sandbox reach names.
+
+The process starts with the first cell that needs it.  When it ends, every connection of every cell
+ends, and the next cell gets a new process.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from ..policies.errors import InternalError, LaunchError
+from ..policies.plan import Plan
+from . import channel
+from .messages import (
+    AddCell,
+    Booted,
+    EgressBoot,
+    Failed,
+    Refusal,
+    Relayed,
+    Settle,
+    Settled,
+    decode,
+    encode,
+)
+from .result import NetworkConnection, Violation
+from .spawn import Spawned
+
+_MODULE = "cellwright.runner.egress.main"
+_BOOT_SECONDS = 30.0
+_SETTLE_SECONDS = 10.0
+_MOST_FRAMES = 10_000  # of one answer
+
+
+class NetworkRecord(NamedTuple):
+    """What a cell did with the network since the last time."""
+
+    refused: tuple[Violation, ...] = ()
+    connections: tuple[NetworkConnection, ...] = ()
+
+
+class CellEgress:
+    """The supervisor's end of the channel on which the egress process tells of one cell."""
+
+    def __init__(self, reports: socket.SocketType) -> None:
+        self._reports = reports
+
+    def is_served(self) -> bool:
+        """Tell whether the egress process is there; between two requests it says nothing."""
+        return self._reports.fileno() >= 0 and not channel.has_news(self._reports.fileno())
+
+    def settle(self, *, ends: bool) -> NetworkRecord:
+        """Return what happened since the last time; with `ends`, end the cell's connections first.
+
+        An egress process that is gone, stopped or speaks nonsense is a violation in the record: it
+        says that records are missing, and no connection is left.
+        """
+        refused: list[Violation] = []
+        connections: list[NetworkConnection] = []
+        try:
+            channel.send(self._reports, encode(Settle(ends)))
+            for record in self._until_settled():
+                if isinstance(record, Refusal):
+                    refused.append(_violation(record))
+                else:
+                    connections.append(NetworkConnection(*msgspec.structs.astuple(record)))
+        except (OSError, EOFError, msgspec.DecodeError, channel.ProtocolError) as error:
+            why = f"network: the egress process ended ({type(error).__name__}); records are missing"
+            refused.append(Violation("egress", (), why, "egress"))
+            self.close()
+        return NetworkRecord(tuple(refused), tuple(connections))
+
+    def _until_settled(self) -> "list[Refusal | Relayed]":
+        records: list[Refusal | Relayed] = []
+        receiver = channel.Receiver(self._reports, channel.PACKET_BYTES)
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while len(records) < _MOST_FRAMES:
+            if not channel.has_news(self._reports.fileno(), max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            frame = receiver.receive_whole()
+            if not frame:
+                raise EOFError
+            record = decode(frame, Refusal | Relayed | Settled)
+            if isinstance(record, Settled):
+                return records
+            records.append(record)
+        raise channel.ProtocolError("more records than the egress process keeps")
+
+    def close(self) -> None:
+        """End every connection of the cell; a second call does nothing."""
+        self._reports.close()
+
+
+def _violation(refusal: Refusal) -> Violation:
+    words = tuple(
+        filter(None, (_printable(refusal.name), str(refusal.port) if refusal.port else ""))
+    )
+    return Violation(
+        refusal.what, words, f"network: {_printable(refusal.reason)}", "?", refusal.count
+    )
+
+
+def _printable(text: str) -> str:
+    return ascii(text)[1:-1]
+
+
+class EgressProcess:
+    """Starts the process, hands it the sockets of cells, and starts another one when it has died."""
+
+    def __init__(self, executable: str, uid: int) -> None:
+        """`uid` is whom the process becomes if this one is root, else 0."""
+        self._executable = executable
+        self._uid = uid
+        self._made_at = time.monotonic()
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._spawned: Spawned | None = None
+        self._sock: socket.socket | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self._spawned.keeper if self._spawned else None
+
+    def add(self, plan: Plan, sockets: list[int]) -> CellEgress:
+        """Have the process serve a cell through its `sockets`; raises LaunchError."""
+        with self._lock:
+            ours, theirs = channel.pair()
+            try:
+                self._hand_over(plan, (theirs.fileno(), *sockets))
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        return CellEgress(ours)
+
+    def _hand_over(self, plan: Plan, descriptors: tuple[int, ...]) -> None:
+        if self._is_closed:
+            raise LaunchError("the sandbox was closed")
+        for _ in range(2):
+            if self._sock is None or channel.has_news(self._sock.fileno()):  # it only ever ends
+                self._end()
+                self._sock = self._start(plan)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                channel.send(self._sock, encode(AddCell()), descriptors)
+                return
+        raise LaunchError("the egress process ended twice")
+
+    def _start(self, plan: Plan) -> socket.socket:
+        """Start the process, and return the channel to it once it is confined; raises LaunchError."""
+        if plan.network is None:
+            raise InternalError("a cell without rules for the network has sockets for it")
+        self._spawned = spawned = Spawned(self._executable, _MODULE)
+        sock = socket.socket(fileno=spawned.take_socket())
+        boot = EgressBoot(plan.network, self._uid, plan.landlock_abi, self._made_at)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            channel.send(sock, encode(boot))
+        if why := _why_not_booted(sock):
+            said = os.pread(spawned.stderr, 4096, 0).decode("utf-8", "replace").strip()
+            sock.close()
+            self._end()
+            raise LaunchError(f"the egress process cannot start: {said or why}")
+        return sock
+
+    def _end(self) -> None:
+        if self._spawned is None:
+            return
+        if self._sock:
+            self._sock.close()
+        os.close(self._spawned.stderr)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._spawned.keeper, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
+            os.waitpid(self._spawned.keeper, 0)
+        self._sock = self._spawned = None
+
+    def close(self) -> None:
+        """End the process, and so every connection; does nothing in a forked child of the owner."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._is_closed = True
+            self._end()
+
+
+def _why_not_booted(sock: socket.socket) -> str:
+    if not channel.has_news(sock.fileno(), _BOOT_SECONDS):
+        return f"no answer within {_BOOT_SECONDS:g} s"
+    try:
+        frame = channel.Receiver(sock, channel.PACKET_BYTES).receive_whole()
+    except ConnectionResetError:
+        frame = b""
+    if not frame:
+        return "it ended"
+    answer: Booted | Failed = decode(frame, Booted | Failed)
+    if isinstance(answer, Booted):
+        return ""
+    return f"{answer.message}: {os.strerror(answer.errno)}" if answer.errno else answer.message
