@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from .harness.tools.decorator import tool_of as tool_of
     from .harness.tools.filters import CapRows as CapRows
     from .harness.tools.filters import RedactSecrets as RedactSecrets
+    from .harness.tools.http.client import HttpCaps as HttpCaps
+    from .harness.tools.http.client import HttpClient as HttpClient
+    from .harness.tools.http.headers import HttpCredential as HttpCredential
+    from .harness.tools.http.tool import http_tool as http_tool
     from .harness.tools.registry import ToolRegistry as ToolRegistry
     from .harness.tools.vault import Vault as Vault
     from .harness.tools.vault import from_environment as from_environment
@@ -93,6 +97,8 @@ if TYPE_CHECKING:
     from .policies.loading import profile_names as profile_names
     from .policies.narrowing import exceeds as exceeds
     from .policies.narrowing import narrow as narrow
+    from .policies.network.rules import NetworkDenial as NetworkDenial
+    from .policies.network.rules import NetworkRule as NetworkRule
     from .policies.permissions import FilePermission as FilePermission
     from .policies.permissions import NetworkPermission as NetworkPermission
     from .policies.permissions import PermissionLevel as PermissionLevel

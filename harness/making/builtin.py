@@ -1,4 +1,4 @@
-"""Ready-made tools for agents: files and tables of a named workspace, and summaries.
+"""Ready-made tools for agents: files and tables of a named workspace, summaries, and HTTP requests.
 
 They run on the host, but cannot reach its files: a file is a member of the workspace's archive, and
 its name is never used as a path.
@@ -9,11 +9,15 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from ...policies.errors import ToolArgumentsInvalid, ToolDenied, WorkspaceError
+import msgspec
+
+from ...policies.errors import ToolArgumentsInvalid, WorkspaceError
 from ..sandbox.workspaces.store import Workspaces
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..tools.caller import Caller, Tool
 from ..tools.decorator import tool_of
+from ..tools.http.client import HttpClient
+from ..tools.http.tool import http_tool
 
 Summarise = Callable[[str, int], str]  # text, greatest length of the summary in characters
 _TEXT_CHARACTERS = 1_000_000
@@ -76,11 +80,17 @@ def text_summarize(model: Summarise) -> Tool:
     )
 
 
-def api_query() -> Tool:
-    """Return `api_query`, which refuses every call: cells have no network."""
+def api_query(client: HttpClient | None = None) -> Tool:
+    """Return `api_query`, which makes the requests that `client` allows; without it, none.
 
-    def perform(_: dict[str, Any], __: Caller) -> None:
-        raise ToolDenied("api_query is not available: cells have no network", tool="api_query")
+    An answer that is not JSON comes as text.
+    """
+    http = http_tool(client or HttpClient(()))
+
+    def perform(arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        answer = http.perform(arguments, caller)
+        found = answer.get("response_json", answer.get("body", answer.get("body_base64")))
+        return {"status_code": answer["status_code"], "response_json": found}
 
     words = {
         "url": {"type": "string"},
@@ -88,7 +98,9 @@ def api_query() -> Tool:
         "headers": {"type": "object", "additionalProperties": {"type": "string"}},
         "body": {"type": "string"},
     }
-    return _tool("api_query", "Query an HTTP API.", perform, words, ["url"])
+    tool = _tool("api_query", "Query an HTTP API.", perform, words, ["url"])
+    spec = msgspec.structs.replace(tool.spec, credentials=http.spec.credentials)
+    return tool._replace(spec=spec)
 
 
 def _tool(

@@ -4,7 +4,7 @@ The tables follow the special-purpose registries of IANA as of 2026; Python's `i
 version to version.  Addresses of metadata services, which give out credentials, are always refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
@@ -81,12 +81,16 @@ _ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of the interface id (RFC 52
 
 
 def refusal_of(
-    address: Address | str, allowed_networks: Iterable[AddressNetwork] = ()
+    address: Address | str,
+    allowed_networks: Iterable[AddressNetwork] = (),
+    *,
+    is_own: Callable[[Address], bool] | None = None,
 ) -> str | None:
     """Return why an address must not be dialled; None if it may be.
 
     Public addresses may be dialled, and those in `allowed_networks`.  An IPv6 address that carries an
-    IPv4 address is judged by both.
+    IPv4 address is judged by both.  `is_own` tells whether an address is one of this host's interfaces,
+    which must be named too even if it is public.
     """
     try:
         given = ip_address(address)
@@ -100,6 +104,8 @@ def refusal_of(
     if any(_lies_in(each, network) for each in {given, meant} for network in allowed_networks):
         return None
     kind = _special(meant)
+    if not kind and is_own and is_own(meant):
+        kind = "an address of this host"
     return f"{given} is {kind}: no rule names its network" if kind else None
 
 

@@ -24,6 +24,13 @@ _MOST_RULES = 1000
 _LARGEST = 2**53
 
 
+def _have_tuples(rule: msgspec.Struct, names: tuple[str, ...]) -> None:
+    """Make tuples of lists, so that rules can be compared and hashed."""
+    for name in names:
+        if isinstance(value := getattr(rule, name), list):
+            msgspec.structs.force_setattr(rule, name, tuple(value))
+
+
 class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A rule that allows connections to a host.
 
@@ -57,6 +64,9 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     received_bytes: int | None = None
     lifetime_seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        _have_tuples(self, ("ports", "schemes", "methods", "paths", "addresses"))
+
     def __str__(self) -> str:
         ports = ",".join(map(str, self.each_port()))
         return f"allow {self.host}:{ports}"
@@ -82,6 +92,9 @@ class NetworkDenial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     host: str
     ports: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _have_tuples(self, ("ports",))
 
     def __str__(self) -> str:
         ports = "" if self.ports is None else ":" + ",".join(map(str, self.ports))

@@ -74,7 +74,7 @@ def test_a_file_that_is_not_text_and_an_unknown_column_are_errors(
 
 def test_a_summary_is_the_models_and_a_network_is_refused(broker: Broker) -> None:
     assert broker.call("text_summarize", {"text": "long story", "length": 4}) == {"summary": "long"}
-    with pytest.raises(ToolDenied, match="cells have no network"):
+    with pytest.raises(ToolDenied, match="no rule allows it"):
         broker.call("api_query", {"url": "http://example.org"})
 
 

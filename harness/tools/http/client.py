@@ -1,0 +1,295 @@
+"""`HttpClient`: makes requests that its rules allow, with the credentials that belong to them.
+
+The order of a request: read the URL, decide by its name, resolve it once, check each address, dial a
+checked one, and only then send.  Each redirect takes the same way.
+"""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolDenied, ToolFailed
+from ....policies.network.addresses import refusal_of
+from ....policies.network.rules import (
+    NetworkDenial,
+    NetworkRule,
+    NetworkRules,
+    NetworkVerdict,
+    check_rules,
+)
+from ....policies.network.usage import RuleMeter
+from ....runner.kernel.own_addresses import is_own_address
+from .exchange import (
+    CallDeadline,
+    HttpAnswer,
+    HttpError,
+    Resolve,
+    addresses_of,
+    dial,
+    receive,
+    request_bytes,
+    secured,
+    send,
+    system_addresses,
+)
+from .headers import (
+    HttpCredential,
+    check_credentials,
+    checked_headers,
+    for_another_origin,
+    with_credential,
+)
+from .targets import Target, TargetError, redirected, target_of
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_REDIRECTS = (301, 302, 303, 307, 308)
+_SAME_METHOD = (307, 308)
+
+
+class HttpCaps(NamedTuple):
+    """Caps of one call, redirects included.
+
+    `request_bytes` caps the body; `response_bytes` the answer's body, as it is sent and again as it is
+    decompressed.
+    """
+
+    seconds: float = 30.0
+    request_bytes: int = 1_048_576
+    response_bytes: int = 8_388_608
+    redirects: int = 5
+
+
+class RequestRecord(NamedTuple):
+    """What the audit trail tells of one request: nothing of its path, headers or body."""
+
+    host: str
+    port: int
+    scheme: str
+    method: str
+    address: str  # that was dialled; "" if none was
+    status: int  # 0 without an answer
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+    rule: str
+    outcome: str  # "ok", or why there is no answer
+    is_allowed: bool
+
+
+Record = Callable[[RequestRecord], None]
+
+
+class _Hop(NamedTuple):
+    """One request of a call."""
+
+    target: Target
+    method: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class _Progress:
+    """What is known so far of one request."""
+
+    def __init__(self) -> None:
+        self.verdict = NetworkVerdict(False, None, "")
+        self.address = ""
+        self.status = self.sent_bytes = self.received_bytes = 0
+        self.outcome = "not sent"
+        self.is_allowed = True
+
+
+class HttpClient:
+    """Makes requests that rules allow.  Safe from many threads.
+
+    `allow`, `deny` and `addresses` are those of a policy's network; methods and paths hold for https
+    too, and the caps of a rule for all callers together.  `resolve` returns the addresses of a name.
+    Raises PolicyError for invalid rules, credentials or caps.
+    """
+
+    def __init__(
+        self,
+        allow: Sequence[NetworkRule],
+        deny: Sequence[NetworkDenial] = (),
+        addresses: Sequence[str] = (),
+        *,
+        credentials: Sequence[HttpCredential] = (),
+        ca_file: str | None = None,
+        caps: HttpCaps = HttpCaps(),  # noqa: B008 - a constant
+        resolve: Resolve = system_addresses,
+    ) -> None:
+        check_rules(allow, deny, addresses, "http", reads_requests=True)
+        check_credentials(credentials)
+        for name, value in caps._asdict().items():
+            if isinstance(value, bool) or not 0 < value < 2**53:
+                raise PolicyError(f"{name}: must be more than 0, got {value!r}")
+        self.credentials = tuple(credentials)
+        self._rules = NetworkRules(allow, deny, addresses)
+        self._caps = caps
+        self._resolve = resolve
+        self._context = _tls(ca_file)
+        self._made_at = time.monotonic()
+        self._uses: dict[NetworkRule, RuleMeter] = {}
+        self._lock = threading.Lock()
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes,
+        secrets: Mapping[str, str], record: Record,
+    ) -> tuple[Target, HttpAnswer]:  # fmt: skip
+        """Return the answer to a request and the target that gave it, after redirects.
+
+        `secrets` are the credentials by their key.  Raises ToolDenied, ToolArgumentsInvalid and
+        ToolFailed.
+        """
+        if method not in METHODS:
+            raise ToolArgumentsInvalid(f"method: must be one of {', '.join(METHODS)}")
+        if len(body) > self._caps.request_bytes:
+            raise ToolArgumentsInvalid(f"body: must have at most {self._caps.request_bytes} bytes")
+        try:
+            first = target_of(url)
+        except TargetError as error:
+            raise ToolDenied(f"url: {error}") from None
+        deadline = CallDeadline(self._caps.seconds)
+        hop, is_away = _Hop(first, method, checked_headers(headers), body), False
+        for _ in range(self._caps.redirects + 1):
+            given = (
+                {} if is_away else secrets
+            )  # back at the first origin too: a redirect chose the URL
+            answer = self._perform(hop, given, deadline, record)
+            following = _following(hop, answer)
+            if following is None:
+                return hop.target, answer
+            is_away = is_away or following.target.origin != first.origin
+            hop = following
+        raise ToolFailed(f"{hop.target.host}: more than {self._caps.redirects} redirects")
+
+    def _perform(
+        self, hop: _Hop, secrets: Mapping[str, str], deadline: CallDeadline, record: Record
+    ) -> HttpAnswer:
+        """Make one request, and record it however it ends."""
+        target, progress, began = hop.target, _Progress(), time.monotonic()
+        try:
+            return self._exchange(hop, secrets, deadline, progress)
+        except ToolDenied as error:
+            progress.outcome, progress.is_allowed = error.what, False
+            raise
+        except HttpError as error:
+            progress.outcome = str(error)
+            raise ToolFailed(f"{target.host}: {error}") from None
+        finally:
+            record(
+                RequestRecord(
+                    host=target.host, port=target.port, scheme=target.scheme, method=hop.method,
+                    address=progress.address, status=progress.status,
+                    sent_bytes=progress.sent_bytes, received_bytes=progress.received_bytes,
+                    seconds=time.monotonic() - began, rule=progress.verdict.rule or "",
+                    outcome=progress.outcome, is_allowed=progress.is_allowed,
+                )
+            )  # fmt: skip
+
+    def _exchange(
+        self, hop: _Hop, secrets: Mapping[str, str], deadline: CallDeadline, progress: _Progress
+    ) -> HttpAnswer:
+        target = hop.target
+        progress.verdict = verdict = self._decide(hop)
+        headers = self._with_credentials(hop, secrets)
+        with self._counted(verdict, progress):
+            addresses = self._vetted(target, verdict, deadline)
+            with contextlib.closing(self._connected(target, addresses, deadline, progress)) as sock:
+                data = request_bytes(hop.method, target, headers, hop.body)
+                progress.sent_bytes = len(data)
+                send(sock, data, deadline)
+                answer = receive(sock, hop.method, self._caps.response_bytes, deadline)
+            progress.status, progress.received_bytes = answer.status, answer.received_bytes
+            progress.outcome = "ok"
+        return answer
+
+    def _decide(self, hop: _Hop) -> NetworkVerdict:
+        """Return the verdict of the rules, before the name is resolved: a lookup tells it to others."""
+        scheme, host, port, path, _ = hop.target
+        age = time.monotonic() - self._made_at
+        verdict = self._rules.decide_request(host, port, scheme, hop.method, path, age_seconds=age)
+        if not verdict.is_allowed:
+            raise ToolDenied(verdict.reason)
+        return verdict
+
+    def _with_credentials(self, hop: _Hop, secrets: Mapping[str, str]) -> dict[str, str]:
+        for credential in self.credentials:
+            if credential.key in secrets and credential.belongs_to(hop.target, hop.method):
+                return with_credential(hop.headers, credential, secrets[credential.key])
+        return hop.headers
+
+    def _vetted(
+        self, target: Target, verdict: NetworkVerdict, deadline: CallDeadline
+    ) -> Sequence[str]:
+        """Return the addresses of a name; raises ToolDenied if one of them must not be dialled.
+
+        An answer that mixes public and private addresses is an attack or a mistake.
+        """
+        networks = self._rules.networks(verdict)
+        found = addresses_of(target.host, target.port, self._resolve, deadline)
+        for address in found:
+            if refusal_of(address, networks, is_own=is_own_address):
+                raise ToolDenied(
+                    f"{target.host}: has an address that is not public: no rule names its network"
+                )
+        return found
+
+    def _connected(
+        self, target: Target, addresses: Sequence[str], deadline: CallDeadline, progress: _Progress
+    ) -> socket.socket:
+        sock = dial(addresses, target.port, deadline)
+        progress.address = str(sock.getpeername()[0])
+        if target.scheme == "http":
+            return sock
+        return secured(sock, target.host, self._context, deadline)
+
+    @contextlib.contextmanager
+    def _counted(self, verdict: NetworkVerdict, progress: _Progress) -> Iterator[None]:
+        """Count a request against the caps of every rule that allows it; raises ToolDenied."""
+        begun: list[RuleMeter] = []
+        try:
+            with self._lock:
+                for rule in verdict.matching:
+                    use = self._uses.setdefault(rule, RuleMeter(rule))
+                    if why := use.begin():
+                        raise ToolDenied(why)
+                    begun.append(use)
+            yield
+        finally:
+            with self._lock:
+                for use in begun:
+                    use.count(progress.sent_bytes, progress.received_bytes)
+                    use.end()
+
+
+def _tls(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise PolicyError(f"ca_file: {ca_file}: {error.strerror or error}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _following(hop: _Hop, answer: HttpAnswer) -> _Hop | None:
+    """Return the request that a redirect asks for; None if the answer is none.  Raises ToolDenied."""
+    location = answer.headers.get("location")
+    if answer.status not in _REDIRECTS or location is None:
+        return None
+    try:
+        target = redirected(hop.target, location)
+    except TargetError as error:
+        raise ToolDenied(f"{hop.target.host}: {error}") from None
+    method, headers, body = hop.method, hop.headers, hop.body
+    if answer.status not in _SAME_METHOD and method != "HEAD":
+        method, body = "GET", b""
+        headers = {name: value for name, value in headers.items() if name.lower() != "content-type"}
+    if target.origin != hop.target.origin:
+        headers = for_another_origin(headers)
+    return _Hop(target, method, headers, body)

@@ -1,0 +1,252 @@
+"""One HTTP request and its answer over a connection to a vetted address, within a deadline and a size.
+
+The standard library reads the answer, so that the tool needs no other package: each connection carries
+one request, so no answer can be taken for another's.  Every read has what is left of the deadline, and
+counts against one budget, headers included.
+"""
+
+import contextlib
+import http.client
+import io
+import socket
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+from .targets import Target
+
+_HEADER_BYTES = 256 * 1024  # of all headers and chunk sizes, beyond the body's own
+_CHUNK = 65_536
+_LOOKUPS = threading.Semaphore(16)  # at a time; getaddrinfo(3) cannot be interrupted
+_MOST_ADDRESSES = 16
+_FINAL = 200  # statuses below it are interim answers
+_MOST_MEMBERS = 16  # of gzip in one body: each costs a copy of the rest
+
+Resolve = Callable[[str, int], Sequence[str]]  # the addresses of a name
+
+
+class HttpError(Exception):
+    """A request failed: the server or the network did not answer as it should."""
+
+
+class CallDeadline:
+    """A moment at which a whole call ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left; raises HttpError if there are none."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise self.passed()
+        return left
+
+    def passed(self) -> HttpError:
+        return HttpError(f"no whole answer after {self._seconds:g} seconds")
+
+
+class HttpAnswer(NamedTuple):
+    """An answer, decompressed: the names of `headers` are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    received_bytes: int
+
+
+def system_addresses(name: str, port: int) -> Sequence[str]:
+    """Return the addresses of a name, as the host resolves it."""
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+def addresses_of(name: str, port: int, resolve: Resolve, deadline: CallDeadline) -> Sequence[str]:
+    """Resolve a name once, in a thread, so that the deadline holds; raises HttpError."""
+    found: list[Sequence[str] | OSError] = []
+    if not _LOOKUPS.acquire(timeout=deadline.left()):
+        raise deadline.passed()
+
+    def ask() -> None:
+        try:
+            found.append(resolve(name, port))
+        except (OSError, UnicodeError) as error:
+            found.append(OSError(str(error)))
+        finally:
+            _LOOKUPS.release()
+
+    thread = threading.Thread(target=ask, name="http-lookup", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started
+        _LOOKUPS.release()
+        raise HttpError(f"{name} cannot be resolved now") from None
+    thread.join(deadline.left())
+    if not found:
+        raise deadline.passed()
+    if isinstance(found[0], OSError) or not found[0]:
+        raise HttpError(f"{name} cannot be resolved")
+    return list(dict.fromkeys(found[0]))[:_MOST_ADDRESSES]
+
+
+def dial(addresses: Sequence[str], port: int, deadline: CallDeadline) -> socket.socket:
+    """Return a connection to the first address that answers; raises HttpError."""
+    for number, address in enumerate(addresses):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(deadline.left() / (len(addresses) - number))
+            sock.connect((address, port))
+        except OSError:
+            sock.close()
+            continue
+        except BaseException:
+            sock.close()
+            raise
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    deadline.left()
+    raise HttpError("no connection: refused, unreachable, or no answer in time")
+
+
+def secured(
+    sock: socket.socket, name: str, context: ssl.SSLContext, deadline: CallDeadline
+) -> socket.socket:
+    """Return a TLS connection whose certificate is of `name`; raises HttpError and closes `sock`."""
+    try:
+        sock.settimeout(deadline.left())
+        return context.wrap_socket(sock, server_hostname=name)
+    except ssl.SSLCertVerificationError as error:
+        sock.close()
+        raise HttpError(f"{name}: invalid certificate: {error.verify_message}") from None
+    except OSError as error:
+        sock.close()
+        deadline.left()
+        raise HttpError(f"{name}: no TLS connection: {error.strerror or error}") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def send(sock: socket.socket, data: bytes, deadline: CallDeadline) -> None:
+    """Send all of `data`; raises HttpError."""
+    view = memoryview(data)
+    try:
+        while view:
+            sock.settimeout(deadline.left())
+            view = view[sock.send(view[:_CHUNK]) :]
+    except OSError as error:
+        deadline.left()
+        raise HttpError(f"the connection broke: {error.strerror or error}") from None
+
+
+class _Stream(io.RawIOBase):
+    """What http.client reads from: a socket with a deadline and a budget of bytes."""
+
+    def __init__(self, sock: socket.socket, deadline: CallDeadline, budget: int) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self._budget = budget
+        self.received_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(self._deadline.left())
+        count = self._sock.recv_into(buffer)
+        self.received_bytes += count
+        if self.received_bytes > self._budget:
+            raise HttpError("the answer is too large")
+        return count
+
+    def makefile(self, *_: object) -> io.BufferedReader:
+        return io.BufferedReader(self, _CHUNK)
+
+
+def receive(
+    sock: socket.socket, method: str, most_bytes: int, deadline: CallDeadline
+) -> HttpAnswer:
+    """Return the answer to a request; raises HttpError for one that is invalid, late or too large.
+
+    `most_bytes` caps the body as it is sent, and again as it is decompressed.
+    """
+    stream = _Stream(sock, deadline, most_bytes + _HEADER_BYTES)
+    response = http.client.HTTPResponse(cast("socket.socket", stream), method=method)
+    with _told(deadline), contextlib.closing(response):
+        response.begin()
+        if response.status < _FINAL:
+            raise HttpError(f"the server answered {response.status}: no other protocol is spoken")
+        body = response.read(most_bytes + 1)
+        if len(body) > most_bytes:
+            raise HttpError(f"the answer is larger than {most_bytes} bytes")
+        if response.length:
+            raise HttpError("the answer ended early")
+        headers = _headers(response)
+        body = decompressed(body, headers.get("content-encoding", ""), most_bytes)
+    return HttpAnswer(response.status, headers, body, stream.received_bytes)
+
+
+@contextlib.contextmanager
+def _told(deadline: CallDeadline) -> Iterator[None]:
+    try:
+        yield
+    except (http.client.HTTPException, ValueError, zlib.error) as error:
+        raise HttpError(f"the answer is invalid: {type(error).__name__}") from None
+    except OSError as error:
+        deadline.left()
+        raise HttpError(f"the connection broke: {error.strerror or error}") from None
+
+
+def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
+    """Return the headers, repeated ones in one text."""
+    found: dict[str, str] = {}
+    for name, value in response.getheaders():
+        key = name.lower()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
+
+
+def decompressed(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """Return a body without its gzip or deflate encoding; raises HttpError if it is larger than
+    `most_bytes` then, before more than that was decompressed."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity") or not body:
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise HttpError(f"the answer has the unknown encoding {encoding[:40]!a}")
+    found, parts = 0, []
+    for _ in range(_MOST_MEMBERS):
+        decoder = zlib.decompressobj(zlib.MAX_WBITS + 32)  # gzip or zlib, by the header
+        part = decoder.decompress(body, most_bytes - found + 1)
+        found += len(part)
+        if found > most_bytes:
+            raise HttpError(f"the answer is larger than {most_bytes} bytes, decompressed")
+        if not decoder.eof:
+            raise HttpError("the answer ended early, compressed")
+        parts.append(part)
+        body = decoder.unused_data
+        if not body.strip(b"\0"):
+            return b"".join(parts)
+    raise HttpError("the answer has too many compressed parts")
+
+
+def request_bytes(
+    method: str, target: Target, headers: dict[str, str], body: bytes, *, is_absolute: bool = False
+) -> bytes:
+    """Return a request.  `headers` are checked; `is_absolute`: for a proxy."""
+    line = str(target) if is_absolute else f"{target.path}{target.query}"
+    lines = [
+        f"{method} {line} HTTP/1.1",
+        f"Host: {target.authority}",
+        "Connection: close",
+        "Accept-Encoding: gzip",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    if body or method in ("POST", "PUT", "PATCH"):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
