@@ -2,13 +2,14 @@
 
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 16 << 20  # of a lock file
 _MOST_WHEELS = 1000
+_MOST_TAGS = 100_000  # of all wheels that a lock names, selected or not; 9 µs each (measured)
 _MOST_REQUIREMENTS = 200
 # RFC 3986, appendix A.  No blank, line end or "${": pip reads addresses from a requirements file.
 _ADDRESS = re.compile(r"(https?|file)://[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
+_FILENAME = re.compile(r"[\w.+!-]{1,251}\.whl", re.ASCII)  # NAME_MAX, limits.h
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"--hash=sha(256|384|512):[0-9a-fA-F]{64,128}")
 _MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take quadratic time
+# Printable ASCII but "\\", which continues a line, and "${", in which pip puts a variable's value.
+_PLAIN = re.compile(r"(?!.*\$\{)[ -\[\]-~]*")
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
 _FORMAT = "1"
 EXTRA = "pip install 'cellwright[packages]'"
@@ -78,6 +83,9 @@ def wheel_of(url: str, sha256: str) -> Wheel:
             f"{filename} is not a wheel: building a source distribution runs its code",
             "build a wheel where you trust it (pip wheel), and name its folder with find_links",
         )
+    if not _FILENAME.fullmatch(filename):
+        raise PackageError(f"the lock has an invalid file name: {filename[:200]!r}")
+    _check_tags([filename])
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
         raise PackageError(f"{filename} has no sha256 in the lock")
     try:
@@ -85,6 +93,19 @@ def wheel_of(url: str, sha256: str) -> Wheel:
     except InvalidWheelFilename as error:
         raise PackageError(str(error)) from None
     return Wheel(str(name), str(version), filename, url, sha256)
+
+
+def _check_tags(names: Iterable[str]) -> None:
+    """Raise PackageError if wheels have too many tags: a file name of 1,000 characters can stand for
+    millions, "a.b.c-a.b.c-a.b.c" for 27 (PEP 425), and each is made before any is looked at."""
+    left = _MOST_TAGS
+    for name in names:
+        parts = os.path.basename(name).removesuffix(".whl").split("-")[-3:]
+        left -= math.prod(part.count(".") + 1 for part in parts)
+        if left < 0:
+            raise PackageError(
+                f"the lock has wheels with more than {_MOST_TAGS} tags, at {name[:200]!r}"
+            )
 
 
 def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, ...]:
@@ -98,10 +119,9 @@ def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, 
     found = set()
     for each in given:
         try:
-            # pip puts the values of variables in place of "${NAME}".
-            usable = isinstance(each, str) and len(each) <= _MOST_CHARACTERS and "${" not in each
-            requirement = Requirement(str(each) if usable else "")
-        except InvalidRequirement:
+            text = each if isinstance(each, str) and len(each) <= _MOST_CHARACTERS else ""
+            requirement = Requirement(text if _PLAIN.fullmatch(text) else "")
+        except (InvalidRequirement, RecursionError):
             raise PolicyError(
                 f"{name}: must be requirements such as 'pandas==2.3.*', got {repr(each)[:200]}"
             ) from None
@@ -176,8 +196,8 @@ def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
                 f"{path}: {package.name} is not a wheel: building it would run its code",
                 "lock it with --only-binary :all:",
             )
-        beside = Path(path).absolute().parent.as_uri() + "/"
-        url = source.url or urljoin(beside, source.path or source.filename)
+        beside = Path(path).absolute().parent
+        url = source.url or (beside / (source.path or source.filename)).as_uri()
         wheels.append(wheel_of(url, str(source.hashes.get("sha256", "")).lower()))
     return lock_of(python, wheels)
 
@@ -186,9 +206,24 @@ def _pylock(path: Path) -> "Pylock":
     from packaging.pylock import Pylock, PylockValidationError
 
     try:
-        return Pylock.from_dict(tomllib.loads(_text_of(path)))
+        data = tomllib.loads(_text_of(path))
+        _check_tags(_wheels_named(data))
+        return Pylock.from_dict(data)
     except (ValueError, RecursionError, PylockValidationError) as error:
         raise PackageError(f"{path}: {error}") from None
+
+
+def _wheels_named(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a lock that is not checked yet has as file names of wheels."""
+    for package in _tables(data.get("packages")):
+        for wheel in _tables(package.get("wheels")):
+            yield str(wheel.get("name", ""))
+            yield str(wheel.get("path", ""))
+            yield unquote(urlsplit(str(wheel.get("url", ""))).path)
+
+
+def _tables(value: object) -> Iterator[Mapping[str, Any]]:
+    yield from (each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
 def _text_of(path: Path) -> str:

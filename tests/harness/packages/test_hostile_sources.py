@@ -1,5 +1,6 @@
 """Hostile indexes, folders and lock files make the host execute no code and ask nowhere else."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from cellwright import PackageError, PackageStore, PolicyError, Sandbox
 from cellwright.harness.sandbox.packages.lock import (
     Lock,
+    check_requirements,
     read_requirements,
     wheel_of,
 )
@@ -106,6 +108,75 @@ def test_a_requirements_file_names_packages_and_hashes_only(
     path.write_text(f"thing==1.0\n{line}\n")
     with pytest.raises((PackageError, PolicyError), match="requirements.txt: "):
         store.lock(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # escapes in a marker: the lines that pip reads would have what they stand for
+        r"""thing; os_name != 'x"\n--extra-index-url https://h/ #'""",
+        r"""thing; os_name != 'x"\x27 #\n--extra-index-url https://h/'""",
+        r"thing; os_name != '\x24{HOME}'", r"thing; os_name != '\0'",
+        "thing===1\\", "thing; os_name != 'x\n-e .'", "thing; os_name != '\u202e'",
+        f"thing; {'(' * 500}os_name != 'x'{')' * 500}", "-r other.txt", "--index-url=https://h/",
+    ],
+)  # fmt: skip
+def test_a_requirement_is_one_line_that_means_what_it_says(text: str) -> None:
+    with pytest.raises(PolicyError, match="packages: must be requirements such as"):
+        check_requirements("packages", [text])
+
+
+def _lock_of(lock: Path, sha256: str, **wheel: str) -> Path:
+    """Write a lock of `thing` with one wheel."""
+    fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wheel.items())
+    lock.write_text(
+        'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "thing"\n'
+        f'version = "1.0"\n[[packages.wheels]]\n{fields}hashes = {{sha256 = "{sha256}"}}\n'
+    )
+    return lock
+
+
+@pytest.mark.parametrize("dot", [".", "%2e"])
+@pytest.mark.parametrize("end", ["", "?/x-y-z", "#/x-y-z"])
+def test_a_file_name_that_stands_for_millions_of_tags_is_refused(
+    dot: str, end: str, store: PackageStore, tmp_path: Path
+) -> None:
+    """packaging makes each of them: 236 s for 27 million (measured)."""
+
+    def tags(count: int) -> str:
+        return "-".join(dot.join(f"{kind}{each}" for each in range(count)) for kind in "pna")
+
+    lock = tmp_path / "pylock.toml"
+    with pytest.raises(PackageError, match="more than 100000 tags"):
+        store.lock(_lock_of(lock, "0" * 64, url=f"https://h/thing-1.0-{tags(300)}.whl{end}"))
+    with pytest.raises(PackageError, match="No wheel found matching"):
+        store.lock(_lock_of(lock, "0" * 64, url=f"https://h/thing-1.0-{tags(3)}.whl{end}"))
+
+
+@pytest.mark.parametrize("build", ["%00", "%1b[2J", "%ff", "a" * 300])
+def test_a_file_name_that_no_index_serves_is_refused(
+    build: str, store: PackageStore, tmp_path: Path
+) -> None:
+    url = f"https://h/thing-1.0-1{build}-py3-none-any.whl"
+    with pytest.raises(PackageError, match="the lock has an invalid file name"):
+        store.lock(_lock_of(tmp_path / "pylock.toml", "0" * 64, url=url))
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        (FILENAME, f"file:///folder/{FILENAME}"),
+        (f"a b#c/{FILENAME}", f"file:///folder/a%20b%23c/{FILENAME}"),
+        (f"/other/{FILENAME}", f"file:///other/{FILENAME}"),
+        (f"https://h/{FILENAME}", f"file:///folder/https%3A/h/{FILENAME}"),
+        (f"//h/{FILENAME}", f"file:////h/{FILENAME}"),
+    ],
+)
+def test_a_path_in_a_lock_is_never_an_address(
+    path: str, url: str, store: PackageStore, tmp_path: Path
+) -> None:
+    (wheel,) = store.lock(_lock_of(tmp_path / "pylock.toml", "0" * 64, path=path)).wheels
+    assert wheel.url.replace(tmp_path.as_uri(), "file:///folder") == url
 
 
 def test_a_requirements_file_may_have_comments_and_long_lines(
