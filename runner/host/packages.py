@@ -25,6 +25,9 @@ _MOST_WANTED = 400  # names; all are in one variable, which has at most 128 KiB 
 _SITE = re.compile(r"/lib/python3\.\d+/site-packages/?$")  # of an environment
 _UP_TO_LIB = ("..", "..")
 _NONE: Mapping[str, str] = MappingProxyType({})
+FONT_LISTS = "__fonts__"  # in a directory of packages: what each cell sees in its /tmp
+_FONT_LIST = re.compile(r"fontlist-v[\w.]{1,50}\.json", re.ASCII)  # of matplotlib
+_MPLCONFIGDIR = "/tmp"  # noqa: S108 - of cells, as the plan has it
 
 
 class _Needed(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ def with_packages(runtime: Runtime, directories: tuple[str, ...]) -> Runtime:
     files, links = runtime.files, runtime.links
     for directory in directories:
         needed = _needed(directory, runtime)
-        files, links = (*files, *needed.files), (*links, *needed.links)
+        files, links = (*files, *needed.files), (*links, *needed.links, *_font_lists(directory))
     return Runtime(
         executable=runtime.executable,
         files=tuple(dict.fromkeys(files)),
@@ -51,6 +54,21 @@ def with_packages(runtime: Runtime, directories: tuple[str, ...]) -> Runtime:
         hidden=tuple(path for path in runtime.hidden if not lies_in(path, directories)),
         programs=runtime.programs,
     )
+
+
+def is_font_list(name: str) -> bool:
+    """Tell whether a file of that name is matplotlib's list of fonts."""
+    return _FONT_LIST.fullmatch(name) is not None
+
+
+def _font_lists(directory: str) -> tuple[tuple[str, str], ...]:
+    """Return where matplotlib looks for its list of fonts, and where the packages have it."""
+    place = os.path.join(directory, FONT_LISTS)
+    names = os.listdir(place) if os.path.isdir(place) else []
+    return tuple(
+        (os.path.join(_MPLCONFIGDIR, name), os.path.join(place, name))
+        for name in names if is_font_list(name)
+    )  # fmt: skip
 
 
 def _needed(directory: str, runtime: Runtime) -> _Needed:

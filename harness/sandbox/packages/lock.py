@@ -31,7 +31,7 @@ _MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take qua
 # Printable ASCII but "\\", which continues a line, and "${", in which pip puts a variable's value.
 _PLAIN = re.compile(r"(?!.*\$\{)[ -\[\]-~]*")
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
-_FORMAT = "1"
+_FORMAT = "2"
 EXTRA = "pip install 'cellwright[packages]'"
 
 

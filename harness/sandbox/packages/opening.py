@@ -112,15 +112,19 @@ def _copy(workspace: int, target: Path, most_bytes: int) -> Files:
     for path, seen in listing.items():
         copy = target / path
         copy.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-        content = read_file(workspace, path, seen.size_bytes)
-        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(descriptor, _FILE_MODE)  # whatever the umask is
-            os.utime(descriptor, ns=(_SEALED_NS, _SEALED_NS))
-        found[path] = len(content), hashlib.sha256(content).hexdigest()
+        found[path] = write_sealed(copy, read_file(workspace, path, seen.size_bytes))
     return found
+
+
+def write_sealed(path: Path, content: bytes) -> tuple[int, str]:
+    """Write a file that is read-only and of one time; return its size and digest."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(descriptor, _FILE_MODE)  # whatever the umask is
+        os.utime(descriptor, ns=(_SEALED_NS, _SEALED_NS))
+    return len(content), hashlib.sha256(content).hexdigest()
 
 
 def is_sealed(found: os.stat_result, size: int) -> bool:

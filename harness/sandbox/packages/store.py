@@ -27,6 +27,7 @@ from ....policies.policy import MIB, Policy, check_limit, named_layers
 from ...state import state_directory
 from .deadline import NO_DEADLINE, Deadline
 from .directory import StoreDirectory
+from .fonts import add_font_list
 from .lock import (
     Lock,
     Wheel,
@@ -271,6 +272,7 @@ class PackageStore:
                 path.unlink()
             made = _paths(Path(folder, "set"))
             files = self._linked(lock, made.site)
+            files |= add_font_list(made.site, self.optional_layers, deadline)
             made.manifest.write_bytes(msgspec.json.encode(_Manifest(lock, files)))
             self._folder.publish(made.top, self._set(lock.id).top)
 
