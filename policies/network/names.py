@@ -37,8 +37,8 @@ def canonical_name(text: str) -> str:
     """
     if len(text) > _LONGEST + 1:
         raise HostNameError(f"{text[:60]!a}...: is longer than {_LONGEST} characters")
-    for character in text:
-        if reason := _reason(character):
+    for character, reason in _REASONS.items():
+        if character in text:
             raise HostNameError(f"{text!a}: {reason}")
     name = (text if text.isascii() else _encoded(text)).lower().removesuffix(".")
     if not name or len(name) > _LONGEST:
@@ -53,14 +53,6 @@ def canonical_name(text: str) -> str:
     if _NUMBER.fullmatch(labels[-1]):
         raise HostNameError(f"{text!a}: is an address, not a name")
     return name
-
-
-def _reason(character: str) -> str:
-    if character in _REASONS:
-        return _REASONS[character]
-    if character <= " " or character == "\x7f":
-        return "has a control character or a space"
-    return ""
 
 
 def _encoded(text: str) -> str:

@@ -43,6 +43,7 @@ from .headers import (
     for_another_origin,
     with_credential,
 )
+from .proxy import open_tunnel, proxy_of
 from .targets import Target, TargetError, redirected, target_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -108,7 +109,8 @@ class HttpClient:
 
     `allow`, `deny` and `addresses` are those of a policy's network; methods and paths hold for https
     too, and the caps of a rule for all callers together.  `resolve` returns the addresses of a name.
-    Raises PolicyError for invalid rules, credentials or caps.
+    With `proxy`, a URL or "environment" for HTTPS_PROXY, requests go through that proxy, which resolves
+    the names: addresses are not checked then.  Raises PolicyError for invalid arguments.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class HttpClient:
         *,
         credentials: Sequence[HttpCredential] = (),
         ca_file: str | None = None,
+        proxy: str | None = None,
         caps: HttpCaps = HttpCaps(),  # noqa: B008 - a constant
         resolve: Resolve = system_addresses,
     ) -> None:
@@ -132,6 +135,7 @@ class HttpClient:
         self._caps = caps
         self._resolve = resolve
         self._context = _tls(ca_file)
+        self._proxy = proxy_of(proxy)
         self._made_at = time.monotonic()
         self._uses: dict[NetworkRule, RuleMeter] = {}
         self._lock = threading.Lock()
@@ -198,9 +202,15 @@ class HttpClient:
         progress.verdict = verdict = self._decide(hop)
         headers = self._with_credentials(hop, secrets)
         with self._counted(verdict, progress):
-            addresses = self._vetted(target, verdict, deadline)
-            with contextlib.closing(self._connected(target, addresses, deadline, progress)) as sock:
-                data = request_bytes(hop.method, target, headers, hop.body)
+            sock = self._connected(target, verdict, deadline, progress)
+            with contextlib.closing(sock):
+                is_plain = target.scheme == "http"
+                if self._proxy and is_plain:
+                    headers = headers | self._proxy.headers
+                data = request_bytes(
+                    hop.method, target, headers, hop.body,
+                    is_absolute=is_plain and self._proxy is not None,
+                )  # fmt: skip
                 progress.sent_bytes = len(data)
                 send(sock, data, deadline)
                 answer = receive(sock, hop.method, self._caps.response_bytes, deadline)
@@ -240,13 +250,24 @@ class HttpClient:
         return found
 
     def _connected(
-        self, target: Target, addresses: Sequence[str], deadline: CallDeadline, progress: _Progress
+        self, target: Target, verdict: NetworkVerdict, deadline: CallDeadline, progress: _Progress
     ) -> socket.socket:
-        sock = dial(addresses, target.port, deadline)
-        progress.address = str(sock.getpeername()[0])
-        if target.scheme == "http":
-            return sock
-        return secured(sock, target.host, self._context, deadline)
+        """Return a connection to a checked address of the target, or through the proxy."""
+        if self._proxy:
+            host, port, _ = self._proxy
+            sock = dial(addresses_of(host, port, self._resolve, deadline), port, deadline)
+        else:
+            sock = dial(self._vetted(target, verdict, deadline), target.port, deadline)
+        try:
+            progress.address = str(sock.getpeername()[0])
+            if target.scheme == "http":
+                return sock
+            if self._proxy:
+                open_tunnel(sock, self._proxy, target, deadline)
+            return secured(sock, target.host, self._context, deadline)
+        except BaseException:
+            sock.close()
+            raise
 
     @contextlib.contextmanager
     def _counted(self, verdict: NetworkVerdict, progress: _Progress) -> Iterator[None]:

@@ -116,20 +116,15 @@ def dial(addresses: Sequence[str], port: int, deadline: CallDeadline) -> socket.
 def secured(
     sock: socket.socket, name: str, context: ssl.SSLContext, deadline: CallDeadline
 ) -> socket.socket:
-    """Return a TLS connection whose certificate is of `name`; raises HttpError and closes `sock`."""
+    """Return a TLS connection whose certificate is of `name`; raises HttpError."""
     try:
         sock.settimeout(deadline.left())
         return context.wrap_socket(sock, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
-        sock.close()
         raise HttpError(f"{name}: invalid certificate: {error.verify_message}") from None
     except OSError as error:
-        sock.close()
         deadline.left()
         raise HttpError(f"{name}: no TLS connection: {error.strerror or error}") from None
-    except BaseException:
-        sock.close()
-        raise
 
 
 def send(sock: socket.socket, data: bytes, deadline: CallDeadline) -> None:

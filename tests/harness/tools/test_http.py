@@ -1,6 +1,7 @@
 """`http.request` against real servers: what the rules allow happens, and nothing else leaves the host."""
 
 import base64
+import contextlib
 import gzip
 import json
 import shutil
@@ -22,6 +23,7 @@ from cellwright import (
     HttpCredential,
     NetworkDenial,
     NetworkRule,
+    PolicyError,
     Sandbox,
     ToolArgumentsInvalid,
     ToolDenied,
@@ -669,6 +671,140 @@ def test_decompression_stops_at_the_cap() -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
+
+
+# an upstream proxy
+
+
+class TunnelProxy:
+    """A proxy that leads every CONNECT to one port of 127.0.0.1, and answers other requests itself."""
+
+    def __init__(self, port: int, reply: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> None:
+        self.requests: list[bytes] = []
+        self._target, self._reply = port, reply
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        sock, _ = self._listener.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(10)
+            self.requests.append(Server._read(sock))
+            if not self.requests[0].startswith(b"CONNECT"):
+                sock.sendall(JSON)
+                return
+            sock.sendall(self._reply)
+            with socket.create_connection(("127.0.0.1", self._target), 10) as target:
+                back = threading.Thread(target=_pump, args=(target, sock))
+                back.start()
+                _pump(sock, target)
+                back.join()
+
+    def close(self) -> None:
+        self._thread.join(10)
+        self._listener.close()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def test_requests_go_through_the_proxy_that_the_host_names(
+    serve: Serve, keys: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS stays end to end, names are decided before, and the proxy resolves them."""
+    server = serve(JSON, keys[1])
+    names = Names()
+    proxy = TunnelProxy(server.port)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:pass%20word@proxy.example:{proxy.port}")
+    tools = broker(
+        rule(NAMES[0], 443, "https", addresses=()),
+        names=names,
+        ca_file=keys[0],
+        proxy="environment",
+    )
+    try:
+        with pytest.raises(ToolDenied):
+            call(tools, "https://evil.example/")
+        assert proxy.requests == []
+        assert call(tools, f"https://{NAMES[0]}/")["response_json"] == {"a": 1}
+    finally:
+        proxy.close()
+    assert names.asked == ["proxy.example"]
+    authorization = base64.b64encode(b"me:pass word").decode()
+    assert proxy.requests[0].decode().split("\r\n")[:3] == [
+        f"CONNECT {NAMES[0]}:443 HTTP/1.1", f"Host: {NAMES[0]}:443", f"Proxy-Authorization: Basic {authorization}",
+    ]  # fmt: skip
+    assert b"Proxy-Authorization" not in server.requests[0]
+
+
+def test_plain_http_goes_to_the_proxy_whole(serve: Serve) -> None:
+    proxy = TunnelProxy(0)
+    tools = broker(rule(NAMES[0], 80, addresses=()), proxy=f"http://127.0.0.1:{proxy.port}")
+    try:
+        assert call(tools, f"http://{NAMES[0]}/a?b")["status_code"] == 200
+    finally:
+        proxy.close()
+    assert proxy.requests[0].startswith(
+        f"GET http://{NAMES[0]}/a?b HTTP/1.1\r\nHost: {NAMES[0]}\r\n".encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "the proxy refused: 407"),
+        (b"nonsense\r\n\r\n", "the proxy refused: not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\r\nand more", "invalid"),
+        (b"x" * 20_000, "invalid"),
+    ],
+)  # fmt: skip
+def test_a_proxy_that_does_not_connect_is_an_error(serve: Serve, reply: bytes, said: str) -> None:
+    server = serve()
+    proxy = TunnelProxy(server.port, reply)
+    tools = broker(
+        rule(NAMES[0], 443, "https", addresses=()), proxy=f"http://127.0.0.1:{proxy.port}"
+    )
+    try:
+        with pytest.raises(ToolFailed, match=said):
+            call(tools, f"https://{NAMES[0]}/")
+    finally:
+        proxy.close()
+
+
+def test_a_proxy_of_the_environment_is_not_used_unasked_and_an_invalid_one_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    server = serve()
+    assert (
+        call(broker(rule(NAMES[0], server.port)), f"http://{NAMES[0]}:{server.port}/")[
+            "status_code"
+        ]
+        == 200
+    )
+    for url in (
+        "https://p.example:1",
+        "p.example:1",
+        "http://p.example",
+        "http://p.example:x",
+        "http://u:secret@[::1",
+        "socks5://p:1",
+        "http://p:1/x",
+    ):
+        with pytest.raises(PolicyError, match="^proxy: must be") as caught:
+            HttpClient([], proxy=url)
+        assert "secret" not in str(caught.value)
+    monkeypatch.delenv("HTTPS_PROXY")
+    monkeypatch.delenv("https_proxy", raising=False)
+    with pytest.raises(PolicyError, match="HTTPS_PROXY is not set"):
+        HttpClient([], proxy="environment")
 
 
 # caps of rules, and the trail
