@@ -21,7 +21,7 @@ _BOOTSTRAP = (
     "gc.disable();"
     "paths=os.read(3,65536).decode().split('\\0');"
     "sys.path[:0]=paths;"
-    "sys.modules['typing_extensions']=None;"
+    "sys.modules['typing_extensions']=sys.modules['_uuid']=None;"
     "from {} import main;"
     "gc.enable();"
     "main(len(paths))"

@@ -15,9 +15,9 @@ import struct
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
-from ..kernel import landlock, memory, mounts, processes
+from ..kernel import landlock, mounts, processes
 from ..kernel import privileges as kernel
-from ..kernel.steps import MAY_FAIL, Result, Steps
+from ..kernel.steps import Result, Steps
 from ..messages import Ready, WaysOut, encode
 from . import privileges
 
@@ -45,10 +45,10 @@ class LauncherFacts(NamedTuple):
     joins: int  # how many cgroups are joined by a write to their `tasks` (v1)
 
 
-def confinement(facts: LauncherFacts, pages: tuple[memory.Range, ...] = ()) -> Steps:
+def confinement(facts: LauncherFacts) -> Steps:
     """Return what confines a process behind every layer, and hands over what the supervisor keeps.
 
-    If the kernel refuses a step there is no cell.  `pages` are those that any program writes.
+    If the kernel refuses a step there is no cell.
     """
     plan, do = facts.plan, Steps()
     do.layer("descriptor sweep")
@@ -85,7 +85,7 @@ def confinement(facts: LauncherFacts, pages: tuple[memory.Range, ...] = ()) -> S
     if plan.landlock_abi:
         _fence_paths(do, plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
     do.layer("pages")
-    _own_pages(do, pages)
+    do.own_pages()
     do.layer("seccomp")
     _filter_system_calls(
         do, plan, [do.input(INIT), guest, workspace]
@@ -221,13 +221,6 @@ def _limit_resources(do: Steps, rlimits: tuple[tuple[str, int], ...]) -> None:
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         new = do.structure(struct.pack("=2Q", limit, limit))
         do.call("prlimit64", 0, number, new, None, about=f"{name} {limit}")
-
-
-def _own_pages(do: Steps, pages: tuple[memory.Range, ...]) -> None:
-    """Copy now what any program writes: on the first touch each page would be a fault of its own."""
-    about = "pages that any program writes"
-    for address, length in pages:
-        do.call("madvise", address, length, memory.MADV_POPULATE_WRITE, about=about, flags=MAY_FAIL)
 
 
 def _fence_paths(do: Steps, abi: int, rules: tuple[PathRule, ...], *, deny_tcp: bool) -> None:

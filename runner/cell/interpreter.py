@@ -41,6 +41,7 @@ _REHEARSALS = (
 )
 
 
+_guest: "Guest"
 GUEST_ID = 2  # of each guest's process in its pid namespace, after init
 
 _other: Interpreter | None = None  # where the plan is for another language
@@ -53,13 +54,14 @@ def has_hooks() -> bool:
     return bool(_hooks)
 
 
-def prepare(plan: Plan) -> None:
+def prepare(plan: Plan, control: int) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
-    need not copy.  Afterwards nothing can be imported from cellwright any more.
+    need not copy.  Afterwards nothing can be imported from cellwright any more.  `control` is where
+    a guest has its control channel.
 
     Raises ImportError if a module that the plan preloads cannot be.
     """
-    global _other, _reseeding  # noqa: PLW0603 - set once, before any fork
+    global _other, _reseeding, _guest  # noqa: PLW0603 - set once, before any fork
     _other = Interpreter(plan) if plan.program else None
     sys.path_importer_cache.clear()
     sys.argv = [PROGRAM]
@@ -77,9 +79,8 @@ def prepare(plan: Plan) -> None:
     _forget_nodes()
     _add_what_people_expect()
     threading.main_thread()._native_id = GUEST_ID  # type: ignore[attr-defined]  # set at start only
+    _guest = Guest(control)
     gc.collect()
-    gc.disable()  # a collection would touch, and so copy, every page (bpo-31558)
-    gc.freeze()
 
 
 def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
@@ -161,7 +162,7 @@ class Guest:
 
     def __init__(self, control: int) -> None:
         """`control` is where the control channel will be, as the launcher has a socket too."""
-        self._control = control
+        self.control = control
         # The C class: the enumerations of its Python face cost 70 pages (measured).
         self._sock = _socket.socket(fileno=control)
         self._receiver = receiver_of(self._sock)
@@ -189,26 +190,39 @@ class Guest:
                 )
             return _run(run, self._sock, self._main, self._toolbox() if run.tools else None)
         if isinstance(run, Become):
-            become_program(run, self._control)
+            become_program(run, self.control)
         if run and _other:
-            _other.become(run, self._control)
+            _other.become(run, self.control)
         return 1
 
     def _toolbox(self) -> Toolbox:
-        return Toolbox(self._sock, self._control, self._receiver)
+        return Toolbox(self._sock, self.control, self._receiver)
 
 
 def rehearsal() -> Callable[[], object]:
     """Return what any program has a cell do, for a child of the launcher to do it once."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     there.send(b"\0" + encode(_REHEARSALS[0]))
-    guest = Guest(here.detach())
+    freeze()
 
     def rehearse_in_child() -> None:
         there.fileno()  # holds the other end open
-        guest.run()
+        os.dup2(here.fileno(), _guest.control)
+        _guest.run()
 
     return rehearse_in_child
+
+
+def freeze() -> None:
+    """Keep what was made until now out of the collections in guests, which would look at it, and so
+    copy it (bpo-31558)."""
+    gc.enable()
+    gc.freeze()
+
+
+def serve() -> NoReturn:
+    """Run, in a guest's process, the program that arrives."""
+    _guest.serve()
 
 
 class _RandomOnImport:

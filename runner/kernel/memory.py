@@ -10,30 +10,27 @@ from collections.abc import Callable
 
 from . import _steps, libc
 
-_MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+_MADV_POPULATE_READ = 22
 _RANGE = struct.Struct("=2Q")
 _SMALLEST = 64 * 1024  # of a mapping whose page table is worth copying
 
 Range = tuple[int, int]  # address and length
 
 
-def pages_written_by(work: Callable[[], object]) -> tuple[Range, ...]:
-    """Return which writable memory of this process a child writes that does `work`."""
+def pages_written_by(work: Callable[[], object]) -> bytes:
+    """Return which writable memory of this process a child writes that does `work`, as pairs of address
+    and length."""
     regions = b"".join(_RANGE.pack(start, end) for start, end in _mappings("rw-p"))
-    read, write = os.pipe()
-    pid = _steps.fork()
-    if pid == 0:
-        try:
-            pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
-            work()
-            _steps.written(pagemap, regions, write)
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as pipe:
-        found = pipe.read()
-    os.waitpid(pid, 0)
-    return tuple((address, length) for address, length in _RANGE.iter_unpack(found))
+    with open(os.memfd_create("written", os.MFD_CLOEXEC), "rb") as found:
+        # A page that either of the two writes is from then on each one's own: so the parent waits.
+        if _steps.fork(0, -1, True) == 0:
+            try:
+                work()
+                _steps.written(regions, found.fileno())
+            finally:
+                os._exit(0)
+        found.seek(0)
+        return found.read()
 
 
 def share_page_tables() -> None:

@@ -18,7 +18,7 @@ _MAGIC = 0x50455453
 _INPUTS = 16
 _ARGUMENTS = 6
 _LITERAL, _DATA, _RESULT = range(3)
-_CALL, _STORE, _KEEP_ONLY, _TELL = range(4)
+_CALL, _STORE, _KEEP_ONLY, _TELL, _OWN_PAGES = range(5)
 MAY_FAIL = 1
 
 
@@ -76,6 +76,7 @@ class Steps:
         self._data = bytearray()
         self._places: dict[bytes, int] = {}
         self._pointers: list[tuple[int, int]] = []
+        self.pages = b""  # those that any program writes (memory.pages_written_by)
 
     def layer(self, name: str) -> None:
         """Name the layer that the steps after this belong to."""
@@ -103,6 +104,10 @@ class Steps:
         """Close every descriptor but 0 to 3, the status channel, the inputs after them that were given,
         and `descriptors`."""
         self._add("close_range", "every other descriptor", _KEEP_ONLY, 0, descriptors)
+
+    def own_pages(self) -> None:
+        """Copy `pages` now: on the first touch each would be a fault of its own."""
+        self._add("madvise", "pages that any program writes", _OWN_PAGES, 0, ())
 
     def tell(self, frame: bytes, *descriptors: Result, about: str) -> None:
         """Send `frame`, with `descriptors`, on the status channel."""
@@ -147,7 +152,10 @@ class Steps:
 
     def _lay(self, step: Step) -> tuple[int, ...]:
         kinds, values = 0, [0] * _ARGUMENTS
-        for at, argument in enumerate(step.arguments):
+        arguments = step.arguments
+        if step.operation == _OWN_PAGES:
+            arguments = (self.pages, len(self.pages))
+        for at, argument in enumerate(arguments):
             kind, values[at] = self._argument(argument)
             kinds |= kind << (4 * at)
         number = _steps.NUMBERS[step.name] if step.operation == _CALL else 0

@@ -8,7 +8,6 @@ that its end, for whatever reason, is the end of everything; and the launcher pr
 """
 
 import contextlib
-import gc
 import os
 import resource
 import select
@@ -43,12 +42,10 @@ def serve(
 ) -> None:
     """Fork cells until the supervisor closes `sock` or the process behind `keeper` is gone."""
     program = steps.layout(facts.plan.open_files, TASKS + facts.joins)
-    guest = interpreter.Guest(CONTROL)
-    gc.enable()
-    gc.freeze()  # a collection in a guest would look at, and so copy, what was made since the last
     hooks, opens_sockets = interpreter.has_hooks(), facts.plan.loopback
+    interpreter.freeze()
     if _steps.serve(program, sock, nursery, keeper, tuple(home), hooks, opens_sockets):
-        guest.serve()
+        interpreter.serve()
 
 
 def main(
@@ -75,7 +72,7 @@ def main(
         facts = _settle(boot, sock)
         nursery = _part_from_nursery(facts)
         with _writable_workspace(boot.plan.preload):
-            interpreter.prepare(boot.plan)
+            interpreter.prepare(boot.plan, CONTROL)
         steps = list_of_steps(facts)
         home = open_namespaces("self", NAMES, facts.host_proc)
         channel.send(sock, encode(Booted()))
@@ -86,12 +83,16 @@ def main(
 
 
 def list_of_steps(facts: LauncherFacts) -> Steps:
-    """Return the steps of each guest's process, with the pages that a rehearsed child has written."""
+    """Return the steps of each guest's process, with the pages that a rehearsed child has written.
+
+    Which those are depends on where the next objects will lie: the rehearsal comes last.
+    """
+    steps = confinement(facts)
     privileges.make_dumpable(Now())  # or /proc/self is not ours to read
     memory.share_page_tables()
-    pages = memory.pages_written_by(interpreter.rehearsal())
+    steps.pages = memory.pages_written_by(interpreter.rehearsal())
     privileges.make_undumpable(Now())
-    return confinement(facts, pages)
+    return steps
 
 
 def _explain(sock: socket.socket, error: BaseException) -> None:
@@ -198,10 +199,8 @@ def _skip_the_number_of_guests() -> None:
     OpenSSL and tempfile notice a fork by another getpid() alone.  With the same number, every cell
     would draw the same random bytes from a generator that a preloaded module has used.
     """
-    pid = _steps.fork()
-    if pid == 0:
+    if _steps.fork(0, -1, True) == 0:
         os._exit(0)
-    os.waitpid(pid, 0)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ _INSTEAD = """
 from cellwright.runner.kernel import _steps
 from cellwright.runner.launcher import main as launcher
 _steps.NUMBERS["kill"] = {kill}
-def confinement(site, pages, before=launcher.confinement):
-    do = before(site, pages)
+def confinement(site, before=launcher.confinement):
+    do = before(site)
     steps = do.steps
     at = next(n for n, step in enumerate(steps) if step.name == "sendmsg")
     sent = steps[at].arguments
@@ -115,8 +115,8 @@ def test_a_guest_whose_listener_is_closed_under_it_is_refused_everything_and_han
 _OTHER = """
 from cellwright.runner.kernel.steps import Result
 from cellwright.runner.launcher import main as launcher
-def confinement(site, pages, before=launcher.confinement):
-    do = before(site, pages)
+def confinement(site, before=launcher.confinement):
+    do = before(site)
     steps = do.steps
     chdir, sent = (next(n for n, step in enumerate(steps) if step.name == name) for name in ("chdir", "sendmsg"))
     steps[chdir] = steps[chdir]._replace(name="openat", arguments=(-100, {path!r}, {flags}))

@@ -1,7 +1,9 @@
 """Lists of system calls: how they are laid out, executed and refused, and the loop that forks cells."""
 
 import array
+import ctypes
 import errno
+import mmap
 import os
 import random
 import socket
@@ -9,6 +11,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +160,27 @@ def test_what_has_no_place_in_a_list_is_refused() -> None:
         do.call("write", 1, 2, 3, 4, 5, 6, 7)
 
 
+def test_pages_are_copied_in_one_step_and_those_that_are_not_there_are_passed_over() -> None:
+    size = mmap.PAGESIZE
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, 4 * size, private) as fresh, tempfile.TemporaryFile() as found:
+        held = ctypes.c_char.from_buffer(fresh)
+        start = ctypes.addressof(held)
+        del held
+        nowhere, some, region = ((0, size), (start, 3 * size), (start, start + 4 * size))
+        do = Steps()
+        do.pages = struct.pack("=4Q", *nowhere, *some)
+        do.own_pages()
+        _steps.written(struct.pack("=2Q", *region), found.fileno())
+        assert os.fstat(found.fileno()).st_size == 0
+        assert execute(do) == ()
+        _steps.written(struct.pack("=2Q", *region), found.fileno())
+        assert os.pread(found.fileno(), 99, 0) == struct.pack("=2Q", *some)
+
+
+SAMPLE_STEPS = 6
+
+
 def sample() -> bytes:
     do = Steps()
     opened = do.call("openat", -100, b"/dev/null", os.O_CLOEXEC, about="null")
@@ -164,6 +188,8 @@ def sample() -> bytes:
     do.tell(b"frame", opened, about="it")
     do.keep_only(7)
     do.call("close", opened, flags=MAY_FAIL)
+    do.pages = bytes(32)
+    do.own_pages()
     return do.layout(STATUS, 5)
 
 
@@ -188,14 +214,18 @@ def malformed() -> list[bytes]:
     too_long = Steps()
     too_long.tell(bytes(513), about="more than a packet of the launcher")
     found.append(too_long.layout(STATUS, 5))
-    relocation = 24 + 5 * 64
+    pages = step + (SAMPLE_STEPS - 1) * 64 + 16
+    for at, value in ((0, size - 8), (0, 1 << 62), (8, size + 1), (8, (1 << 64) - 1)):
+        where = pages + at
+        found.append(whole[:where] + value.to_bytes(8, "little") + whole[where + 8 :])
+    relocation = 24 + SAMPLE_STEPS * 64
     for value in (1 << 30, 0xFFFFFFFF):
         found.append(whole[:relocation] + value.to_bytes(4, "little") + whole[relocation + 4 :])
     return found
 
 
 def test_a_list_that_is_malformed_is_refused_before_its_first_step() -> None:
-    assert _steps.count(sample()) == 5
+    assert _steps.count(sample()) == SAMPLE_STEPS
     for program in malformed():
         with pytest.raises(ValueError, match="a list of steps cannot be loaded"):
             _steps.count(program)
@@ -209,7 +239,7 @@ def test_a_list_with_other_bytes_has_its_steps_or_is_refused(at: int, data: byte
     program = sample()
     program = program[:at] + data + program[at + len(data) :]
     try:
-        assert _steps.count(program) <= 5
+        assert _steps.count(program) <= SAMPLE_STEPS
     except ValueError as error:
         assert "cannot be loaded" in str(error)
 
@@ -224,7 +254,7 @@ spec.loader.exec_module(checked)
 sys.path[:0] = sys.argv[2:]
 from tests.runner import test_steps as tests
 whole = tests.sample()
-assert checked.count(whole) == 5
+assert checked.count(whole) == tests.SAMPLE_STEPS
 for program in tests.malformed():
     for take in (checked.count, lambda each: checked.execute(each, ())):
         try:
