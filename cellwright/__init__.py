@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from .policies.errors import PackageError as PackageError
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import RegistryError as RegistryError
+    from .policies.errors import SessionExpired as SessionExpired
     from .policies.errors import SessionLost as SessionLost
     from .policies.errors import ToolArgumentsInvalid as ToolArgumentsInvalid
     from .policies.errors import ToolBudgetExceeded as ToolBudgetExceeded

@@ -10,6 +10,7 @@
     ├── BusyError            no free slot for another execution now
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session ended, and its state is lost
+    │   └── SessionExpired       it was idle, or lived, for as long as it may
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
     ├── PackageError         packages cannot be resolved, fetched, opened or kept
     ├── ToolError            an error of a tool or of a call of it
@@ -108,6 +109,14 @@ class ClosedError(CellwrightError):
 
 class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
     """The cell of a session ended, and its state is lost; the message says why."""
+
+
+class SessionExpired(SessionLost):
+    """A session was ended by a setting; `limit` is its name: idle_seconds or lifetime_seconds."""
+
+    def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
+        super().__init__(message, hint)
+        self.limit = limit
 
 
 class WorkspaceError(CellwrightError):

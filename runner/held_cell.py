@@ -168,6 +168,7 @@ class HeldCell:
     def retire(self) -> None:
         """Kill what is left of the cell and wait until nothing of it runs."""
         self.cell.kill_init()
+        self.cell.cgroup.thaw()  # on v1 the killed die only then
         if self.cell.pidfd >= 0 and channel.has_news(self.cell.pidfd, _KILL_SECONDS):
             return  # init ends after all others in its namespace (pid_namespaces(7))
         self.cell.kill()

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from ..policies.errors import CellwrightError, ClosedError, LauncherLost, SessionLost
+from ..policies.errors import (
+    CellwrightError,
+    ClosedError,
+    LauncherLost,
+    SessionExpired,
+    SessionLost,
+)
 from ..policies.languages import LANGUAGES, PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
@@ -38,6 +44,10 @@ _WAIT_SECONDS = 30.0  # for the running request to end
 # At least so long between two looks at a session's CPU time: threads and children can exceed the
 # limit by what they use in this time while no request runs.
 _CPU_LOOK_SECONDS = 0.1
+_EXPIRED = {
+    "idle_seconds": "it was idle for too long (idle_seconds)",
+    "lifetime_seconds": "it lived for too long (lifetime_seconds)",
+}
 _MEMORY_LOOK_SECONDS = 0.25  # and at its memory, where the kernel may give more than the cap
 
 
@@ -47,6 +57,7 @@ class SessionCell:
     def __init__(
         self, held: HeldCell, layers: tuple[str, ...], limits: Limits, settings: SessionSettings,
         give_back: Callable[[HeldCell], None], language: str = PYTHON,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._held = held
         self._layers = layers
@@ -61,10 +72,18 @@ class SessionCell:
         self._owner = os.getpid()
         self._lock = threading.Lock()  # guards the next two
         self._holders = 0
-        self._born_at = self.used_at = time.monotonic()
+        self._clock = clock
+        self._born_at = self.used_at = clock()
+        self._kept_until = 0.0  # by `extend`
+        self._freezing = threading.Lock()  # guards the next three
+        self.is_frozen = False
+        self._users = 0  # such as connections to exposed ports: it is not idle while there are any
+        self._freeze_at = self._born_at + settings.freeze_seconds
         self._cpu_look_at = self._born_at + limits.cpu_seconds / limits.cpus
         self._memory_look_at = self._born_at
         self.lost = ""  # why it is gone
+        self.expired = ""  # the setting that has ended it, if one has
+        self.on_thaw: Callable[[], None] = lambda: None
         self._between: BetweenRequests | None = None  # None without a listener
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
@@ -118,10 +137,11 @@ class SessionCell:
                         f"{path}, which the policy hides, was replaced or made after the start"
                     )
                 self._require_life()
+                self._thaw()
                 self.on_begin(request.execution_id)
                 return self._execute_to_the_end(request, asked_at, on_output, cancel)
         finally:
-            self.used_at = time.monotonic()
+            self._note_use()
             self._concurrency.release()
 
     @contextlib.contextmanager
@@ -210,7 +230,7 @@ class SessionCell:
 
     def _require_life(self) -> None:
         if self.lost:
-            raise SessionLost(f"the session is gone: {self.lost}", "open another one")
+            raise gone(self.lost, self.expired)
 
     def at_rest(self, look: Callable[[int], None]) -> None:
         """Call `look` with a descriptor of /workspace while no request runs; raises SessionLost,
@@ -230,7 +250,10 @@ class SessionCell:
     def due_at(self) -> float:
         """Return the moment, by time.monotonic, at which `look` may find a reason to end the
         session."""
-        return min(self._expires_at(), self._cpu_look_at, self._memory_look_at)
+        expires_at = self._expiry()[0]
+        if self.is_frozen:  # it uses no CPU time and no more memory
+            return expires_at
+        return min(expires_at, self._freeze_at, self._cpu_look_at, self._memory_look_at)
 
     def attend_by(self, epoll: select.epoll) -> int:
         """Have `epoll` report when `attend` is to be called; return the descriptor, -1 for none."""
@@ -264,10 +287,17 @@ class SessionCell:
         Supervision checks these while a request runs; threads and children that a request left go
         on between requests, when only this method looks.
         """
-        now = time.monotonic()
-        if self._expires_at() <= now:
-            self.try_to_evict("it was idle, or alive, for too long")
+        now = self._clock()
+        if self._users:
+            self._note_use()
+        expires_at, limit = self._expiry()
+        if expires_at <= now:
+            self.try_to_evict(_EXPIRED[limit], expired=limit)
             return
+        if self.is_frozen:
+            return
+        if self._freeze_at <= now:
+            self._freeze(now)
         if self._cpu_look_at <= now:
             self._look_at_cpu_time(now)
         if self._memory_look_at <= now:
@@ -294,21 +324,70 @@ class SessionCell:
             if cell.has_exceeded():
                 self.try_to_evict("it needed more memory than it may, between two requests", "lost")
 
-    def _expires_at(self) -> float:
+    def _expiry(self) -> tuple[float, str]:
+        """Return when the session expires, and the setting that ends it then."""
         settings = self._settings
-        return min(self.used_at + settings.idle_seconds, self._born_at + settings.lifetime_seconds)
+        by_age = self._born_at + settings.lifetime_seconds, "lifetime_seconds"
+        by_idleness = self.used_at + settings.idle_seconds, "idle_seconds"
+        when, limit = min(by_age, by_idleness)
+        return max(when, self._kept_until), limit
 
-    def try_to_evict(self, why: str, action: str = "evicted") -> bool:
-        """End the session unless a request runs; return whether it is gone."""
+    def extend(self, seconds: float) -> None:
+        """Let the session live for `seconds` from now at least, however idle or old; raises
+        SessionLost."""
+        with self.held():
+            self._kept_until = max(self._kept_until, self._clock() + seconds)
+
+    def _freeze(self, now: float) -> None:
+        """Stop its processes, unless a request runs or something else uses it."""
+        self._freeze_at = now + self._settings.freeze_seconds  # the next attempt
+        if not self._concurrency.try_acquire():
+            return
+        try:
+            with contextlib.suppress(SessionLost), self.held(), self._freezing:
+                if not self._users:
+                    self.is_frozen = self._held.cell.cgroup.freeze()
+        finally:
+            self._concurrency.release()
+
+    def _thaw(self) -> None:
+        with self._freezing:
+            was_frozen, self.is_frozen = self.is_frozen, False
+            self._held.cell.cgroup.thaw()
+        if was_frozen:
+            self._note_use()
+            self.on_thaw()
+
+    def _note_use(self) -> None:
+        self.used_at = self._clock()
+        self._freeze_at = self.used_at + self._settings.freeze_seconds
+
+    def begin_use(self) -> None:
+        """Thaw the session, and keep it from being idle until `end_use`; raises SessionLost."""
+        with self.held():
+            with self._freezing:
+                self._users += 1
+            self._thaw()
+
+    def end_use(self) -> None:
+        self._note_use()
+        with self._freezing:
+            self._users -= 1
+
+    def try_to_evict(self, why: str, action: str = "evicted", expired: str = "") -> bool:
+        """End the session unless a request runs; return whether it is gone.
+
+        `expired` is the setting that ends it, if one does.
+        """
         if not self._concurrency.try_acquire():
             return bool(self.lost)
         try:
-            self.end(why, action)
+            self.end(why, action, expired)
         finally:
             self._concurrency.release()
         return True
 
-    def end(self, why: str, action: str = "lost") -> None:
+    def end(self, why: str, action: str = "lost", expired: str = "") -> None:
         """End the session, once; the trail calls it `action`.
 
         Its processes are killed; the cell is taken down now, or by the last thread that uses it.
@@ -319,7 +398,7 @@ class SessionCell:
         with self._lock:
             if self.lost:
                 return
-            self.lost = why
+            self.lost, self.expired = why, expired
             if self._between:
                 self._between.close()
             last = not self._holders
@@ -336,6 +415,15 @@ class SessionCell:
                     self.on_last_look(self._held.workspace_at_rest)
             finally:
                 self._give_back(self._held)
+
+
+def gone(why: str, expired: str = "") -> SessionLost:
+    """Return the error for a session that has ended; `expired` is the setting that ended it, if any."""
+    message = f"the session is gone: {why}"
+    if expired:
+        hint = f"open another one; more {expired}, or extend(), lets it live longer"
+        return SessionExpired(message, hint, limit=expired)
+    return SessionLost(message, "open another one")
 
 
 def _difference(now: CgroupUsage, before: CgroupUsage) -> CgroupUsage:

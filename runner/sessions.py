@@ -25,8 +25,11 @@ class Sessions:
     """Counts the sessions of one sandbox, ends those that were idle or lived too long, or have used up
     their CPU time, and answers what threads and children of idle ones attempt."""
 
-    def __init__(self, settings: SessionSettings) -> None:
+    def __init__(
+        self, settings: SessionSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
+        self._clock = clock
         self._lock = threading.Lock()
         self._alive: list[SessionCell] = []
         self._by_listener: dict[int, SessionCell] = {}
@@ -60,7 +63,10 @@ class Sessions:
         give_back: Callable[[HeldCell], None], language: str = PYTHON,
     ) -> SessionCell:  # fmt: skip
         try:
-            session = SessionCell(held, layers, limits, self._settings, give_back, language)
+            session = SessionCell(
+                held, layers, limits, self._settings, give_back, language, self._clock
+            )
+            session.on_thaw = self.look_again
         except BaseException:  # no caller would end the cell
             give_back(held)
             raise
@@ -92,6 +98,12 @@ class Sessions:
         self._epoll.close()
         os.close(self._wake)
 
+    def look_again(self) -> None:
+        """Have the thread look when each session is due: one may be due earlier than it was."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
     def _forget_the_lost(self) -> None:
         self._alive = [each for each in self._alive if not each.lost]
         self._by_listener = {n: each for n, each in self._by_listener.items() if not each.lost}
@@ -109,7 +121,7 @@ class Sessions:
         """End the sessions that are due, attend to those that asked for it, and return how many seconds
         later the next is due."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             for session in self._alive:
                 if session.due_at() <= now:
                     # The session is gone in any case; this thread has to go on for the others.

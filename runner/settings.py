@@ -27,6 +27,7 @@ class SessionSettings(NamedTuple):
     over all its requests together, wall time for each request."""
 
     alive: int = 32  # one more evicts the session that was idle longest
+    freeze_seconds: float = 300.0  # without a request, until one comes, the cell stands still
     idle_seconds: float = 1800.0
     lifetime_seconds: float = 86_400.0
     requests: int = 1_000_000

@@ -1,6 +1,7 @@
 """`Supervisors`: one supervisor for each language in use, with a launcher and a pool of its own."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from ..policies.errors import ClosedError
@@ -16,12 +17,13 @@ class Supervisors:
 
     def __init__(
         self, language: str, first: Supervisor, make: Callable[[str], Supervisor],
-        settings: SessionSettings,
+        settings: SessionSettings, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._language = language
         self.first = first
         self._make = make
         self._settings = settings
+        self._clock = clock
         self._sessions: Sessions | None = None
         self._lock = threading.Lock()
         self._others: dict[str, Supervisor] = {}
@@ -47,7 +49,7 @@ class Supervisors:
             if self._closed:
                 raise ClosedError("the sandbox was closed")
             if self._sessions is None:
-                self._sessions = Sessions(self._settings)
+                self._sessions = Sessions(self._settings, self._clock)
         return supervisor.open_session(self._sessions)
 
     def settle(self) -> None:

@@ -14,6 +14,7 @@ from ...policies.errors import CellwrightError, PolicyError, Unenforceable
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
 from ...runner.result import SandboxResult
 from ...runner.spawn import interpreter
+from ..sandbox import inspection
 from ..sandbox.sandbox import Sandbox
 from ..text.terminal import coloured
 from .options import (
@@ -153,6 +154,7 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B00
             checks.append(Check("launcher", "PASS", "it builds the root and forks cells", ""))
             lacking = _why_lacking() if set(OPTIONAL_LAYERS) - set(sandbox.layers) else {}
             checks += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
+            checks.append(_freezer(sandbox))
         checks.append(_sockets())
         checks += [_language(name) for name in _HELLO]
         checks.append(_daemon())
@@ -223,6 +225,14 @@ def _kernel() -> Check:
     if numbers < (5, 19):
         return Check("kernel", "FAIL", release, "Linux 5.19 or newer is needed (Landlock ABI 2)")
     return Check("kernel", "PASS", f"Linux {release}", "")
+
+
+def _freezer(sandbox: Sandbox) -> Check:
+    """Check whether idle sessions can be stopped, which is no layer: they can do no more without."""
+    if why := inspection.Inspection(sandbox).no_freezer:
+        repair = "idle sessions go on running; use cgroup v2, or mount the freezer of cgroup v1"
+        return Check("freezer", "WARN", f"idle sessions are not frozen: {why}", repair)
+    return Check("freezer", "PASS", "idle sessions are frozen", "")
 
 
 def _sockets() -> Check:

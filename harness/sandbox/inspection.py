@@ -1,4 +1,4 @@
-"""Inspection of the processes and cgroups behind a sandbox, for tests and benchmarks only.
+"""Inspection of the processes and cgroups behind a sandbox, for tests, benchmarks and the doctor.
 
 Everything here may change with any version.
 """
@@ -56,6 +56,11 @@ class Inspection:
     def generation(self) -> Generation:
         """The current launcher with its cells; another object once the launcher was replaced."""
         return self.supervisor.generation
+
+    @property
+    def no_freezer(self) -> str:
+        """Why idle sessions cannot be frozen; empty if they can."""
+        return self.generation.tree.no_freezer
 
     @property
     def forks(self) -> int:

@@ -38,6 +38,11 @@ class Session(Executing):
     def lost(self) -> str:
         """Why the session has ended; empty while it lives."""
 
+    @property
+    @abstractmethod
+    def expired(self) -> str:
+        """The setting that has ended the session, `idle_seconds` or `lifetime_seconds`; else empty."""
+
     def upload(self, path: str, data: FileContent) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
         self._write({path: data})
@@ -157,6 +162,15 @@ class Session(Executing):
         """
         raise PolicyError(
             "expose: not available with connect=", "expose ports in the process of the daemon"
+        )
+
+    def extend(self, seconds: float) -> None:
+        """Let the session live for `seconds` from now at least, however idle or old it is by then.
+
+        Raises SessionLost.
+        """
+        raise PolicyError(
+            "extend: not available with connect=", "the daemon decides how long sessions live"
         )
 
     @abstractmethod

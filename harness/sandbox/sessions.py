@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
-from ...policies.policy import Limits
+from ...policies.policy import Limits, check_limit
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
 from ...runner.request import Request
@@ -68,6 +68,10 @@ class CellSession(Session):
         return self._cell.lost
 
     @property
+    def expired(self) -> str:
+        return self._cell.expired
+
+    @property
     def workspace(self) -> KeptWorkspace | None:
         return self._kept_in.kept if self._kept_in else None
 
@@ -118,6 +122,10 @@ class CellSession(Session):
         self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
     ) -> ExposedPort:
         return self._ports.expose(self._cell.network(), port, path, host_port)
+
+    def extend(self, seconds: float) -> None:
+        check_limit("seconds", seconds)
+        self._cell.extend(seconds)
 
     def _end(self, action: str, why: str) -> None:
         self._ports.close()
@@ -242,7 +250,7 @@ class OpenSessions:
         another = partial(
             self.open, SessionArguments(language=given.language, packages=given.packages)
         )
-        ports, packages = self._ports.of_cell(), tuple(given.packages)
+        ports, packages = self._ports.of_cell(cell), tuple(given.packages)
         session = CellSession(id, cell, self._pipeline, another, ports, lease, packages, kept_in)
         self._by_id[id] = session
         return session

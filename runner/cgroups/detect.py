@@ -89,8 +89,21 @@ def _namesakes(root: Path) -> dict[str, Path]:
 
 
 def _v1(directories: dict[str, Path]) -> CgroupTree:
-    sweep(directories.values())
-    return CgroupTreeV1(directories, _name())
+    freezer = _freezer_beside(directories)
+    sweep([*directories.values(), *([freezer] if freezer else [])])
+    return CgroupTreeV1(directories, _name(), freezer)
+
+
+def _freezer_beside(directories: dict[str, Path]) -> Path | None:
+    """Return the freezer's directory at the same place in its hierarchy, if it is ours to write."""
+    mounts = mountinfo()
+    tops, freezers = hierarchies(mounts), hierarchies(mounts, ("freezer",))
+    for name, directory in directories.items():
+        for freezer in freezers.values():
+            if name in tops and directory.is_relative_to(tops[name]):
+                found = freezer / directory.relative_to(tops[name])
+                return found if found.is_dir() and os.access(found, os.W_OK) else None
+    return None
 
 
 def _v2(keeper: int) -> CgroupTree:
@@ -139,7 +152,7 @@ def sweep(parents: Iterable[Path]) -> None:
                 remove_with_cells(left)
 
 
-def hierarchies(mounts: str) -> dict[str, Path]:
+def hierarchies(mounts: str, wanted: tuple[str, ...] = _WANTED) -> dict[str, Path]:
     """Return controller -> v1 mount point, from the text of /proc/self/mountinfo."""
     found: dict[str, Path] = {}
     for line in mounts.splitlines():
@@ -147,7 +160,7 @@ def hierarchies(mounts: str) -> dict[str, Path]:
         kind, _, options = right.split(" ", 2)
         if kind == "cgroup":
             for option in options.split(" ")[0].split(","):
-                if option in _WANTED:
+                if option in wanted:
                     found.setdefault(option, _mount_point(left))
     return found
 

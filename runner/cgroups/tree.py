@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 CONTROLLERS = ("memory", "cpu", "pids")
+FREEZER_STATE = "freezer.state"  # cgroup v1 (cgroup-v1/freezer-subsystem.rst)
 
 
 class Caps(NamedTuple):
@@ -54,8 +55,14 @@ class Cgroup(Protocol):
     def has_exceeded(self) -> bool:
         """Return whether the cell exceeds its caps by far and has to be killed."""
 
+    def freeze(self) -> bool:
+        """Stop every process in it until `thaw`; False if that cannot be done: then all go on."""
+
+    def thaw(self) -> None:
+        """Let its processes go on, if they were stopped."""
+
     def kill(self) -> None:
-        """Kill every process in it, and processes forked meanwhile."""
+        """Kill every process in it, and processes forked meanwhile; frozen ones too."""
 
     def remove(self) -> bool:
         """Remove it; False while something still runs in it."""
@@ -65,6 +72,7 @@ class CgroupTree(Protocol):
     """Makes cgroups for the cells of one supervisor."""
 
     missing: dict[str, str]  # controller -> why the host lacks it; "" if it has it
+    no_freezer: str  # why cells cannot be frozen; "" if they can
 
     @property
     def joined_by_write(self) -> int:
@@ -105,6 +113,12 @@ class NoCgroup:
     def has_exceeded(self) -> bool:
         return False
 
+    def freeze(self) -> bool:
+        return False
+
+    def thaw(self) -> None:
+        return
+
     def kill(self) -> None:
         return
 
@@ -119,6 +133,7 @@ class NoCgroups:
 
     def __init__(self, reason: str) -> None:
         self.missing = dict.fromkeys(CONTROLLERS, reason)
+        self.no_freezer = reason
 
     def create(self, name: str, caps: Caps) -> Cgroup:
         return NoCgroup()
@@ -231,6 +246,9 @@ def remove_with_cells(directory: Path) -> bool:
 
     Other processes may do the same at the same time.
     """
+    for cell in _below(directory):  # on v1 a killed process dies only once it is thawed
+        with contextlib.suppress(OSError):
+            write(cell / FREEZER_STATE, "THAWED")
     return remove([*_below(directory), directory])
 
 

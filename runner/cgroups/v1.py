@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .tree import (
     CONTROLLERS,
+    FREEZER_STATE,
     Caps,
     Cgroup,
     CgroupUsage,
@@ -22,6 +23,7 @@ from .tree import (
 _SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 # The kernel's default, so that it need not be written; shorter ones overshoot more (measured).
 _PERIOD_MICROSECONDS = 100_000
+_PASSES = 16  # over the processes of a cell that is to be frozen, which may fork meanwhile
 _COUNTERS = {
     "cpu_user": ("cpuacct", "cpuacct.usage_user"),
     "cpu_system": ("cpuacct", "cpuacct.usage_sys"),
@@ -36,9 +38,15 @@ class CgroupV1:
 
     into_cgroup = False
 
-    def __init__(self, directories: dict[str, str], caps: Caps) -> None:
-        """`directories`: controller -> the directory to make; several may share one."""
+    def __init__(self, directories: dict[str, str], caps: Caps, freezer: str = "") -> None:
+        """`directories`: controller -> the directory to make; several may share one.
+
+        `freezer` is a directory that is made when the cell is first frozen, which few are; empty if
+        there is no hierarchy for it.
+        """
         self._directories = directories
+        self._freezer = freezer
+        self._is_frozen = False
         self._unique = tuple(dict.fromkeys(directories.values()))
         self.descriptors: tuple[int, ...] = ()
         self._socket_bytes = caps.socket_bytes if "memory" in directories else 0
@@ -112,8 +120,46 @@ class CgroupV1:
         used = self._counters.number("sockets") if self._socket_bytes else None
         return used is not None and used > 2 * self._socket_bytes
 
+    def freeze(self) -> bool:
+        """Move the processes into a cgroup that is frozen already: each stops as it enters, and what it
+        has forked until then is moved next."""
+        if not self._freezer:
+            return False
+        self._is_frozen = True
+        try:
+            os.makedirs(self._freezer, exist_ok=True)
+            write(f"{self._freezer}/{FREEZER_STATE}", "FROZEN")
+            for _ in range(_PASSES):
+                if self._move_into_freezer():
+                    return True
+        except OSError:  # not ours to write
+            pass
+        self.thaw()
+        return False
+
+    def _move_into_freezer(self) -> bool:
+        """Return whether all processes were there already."""
+        there = processes_in(self._freezer)
+        here = processes_in(self._unique[0])
+        # A number may be another process's by the time that it is moved: that one goes back.
+        moves = [(self._freezer, pid) for pid in here if pid not in there]
+        moves += [(os.path.dirname(self._freezer), pid) for pid in there if pid not in here]
+        for directory, pid in moves:
+            with contextlib.suppress(ProcessLookupError):
+                write(f"{directory}/cgroup.procs", str(pid))
+        return not moves
+
+    def thaw(self) -> None:
+        if self._is_frozen:
+            self._is_frozen = False
+            with contextlib.suppress(OSError):
+                write(f"{self._freezer}/{FREEZER_STATE}", "THAWED")
+
     def kill(self) -> None:
-        """v1 has no cgroup.kill: forbid new processes, then kill the existing ones."""
+        """v1 has no cgroup.kill: forbid new processes, then kill the existing ones.
+
+        A frozen process dies once it is thawed, before it executes anything of its own.
+        """
         if pids := self._directories.get("pids"):
             with contextlib.suppress(OSError):
                 write(f"{pids}/pids.max", "0")
@@ -121,17 +167,23 @@ class CgroupV1:
         for pid in processes_in(directory):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 _kill_in(directory, pid)
+        self.thaw()
 
     def remove(self) -> bool:
         self._counters.close()
-        return remove(self._unique)
+        return remove((*self._unique, self._freezer) if self._freezer else self._unique)
 
 
 class CgroupTreeV1:
     """A directory of this supervisor in each controller's hierarchy."""
 
-    def __init__(self, hierarchies: dict[str, Path], name: str) -> None:
-        """`hierarchies`: controller -> the directory under which to make ours."""
+    def __init__(
+        self, hierarchies: dict[str, Path], name: str, freezer: Path | None = None
+    ) -> None:
+        """`hierarchies`: controller -> the directory under which to make ours; `freezer` is that of
+        the freezer, if there is one."""
+        self._freezer = freezer and freezer / name
+        self.no_freezer = "" if freezer else "no writable cgroup v1 hierarchy has the freezer"
         self._directories = {key: path / name for key, path in hierarchies.items()}
         self._places = {key: str(path) for key, path in self._directories.items()}
         self.missing = dict.fromkeys(CONTROLLERS, "")
@@ -149,7 +201,8 @@ class CgroupTreeV1:
         return list(dict.fromkeys(self._directories.values()))
 
     def create(self, name: str, caps: Caps) -> Cgroup:
-        return CgroupV1({key: f"{path}/{name}" for key, path in self._places.items()}, caps)
+        places = {key: f"{path}/{name}" for key, path in self._places.items()}
+        return CgroupV1(places, caps, f"{self._freezer}/{name}" if self._freezer else "")
 
     def admit(self, pids: tuple[int, ...], uid: int) -> None:
         """Move the processes that make cells into groups beside them: /proc/1/cgroup in a cell
@@ -165,6 +218,8 @@ class CgroupTreeV1:
     def close(self) -> None:
         for directory in self._unique():
             give_up(directory)
+        if self._freezer:
+            give_up(self._freezer)
 
 
 def _kill_in(directory: str, pid: int) -> None:

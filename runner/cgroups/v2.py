@@ -34,6 +34,7 @@ class CgroupV2:
 
     def __init__(self, directory: str, caps: Caps, controllers: frozenset[str], owner: int) -> None:
         self._directory = directory
+        self._is_frozen = False
         self.descriptors: tuple[int, ...] = ()
         os.mkdir(directory)
         try:
@@ -74,7 +75,21 @@ class CgroupV2:
     def has_exceeded(self) -> bool:
         return False
 
-    def kill(self) -> None:
+    def freeze(self) -> bool:
+        try:
+            write(f"{self._directory}/cgroup.freeze", "1")
+        except OSError:  # before Linux 5.2, or the cell has ended
+            return False
+        self._is_frozen = True
+        return True
+
+    def thaw(self) -> None:
+        if self._is_frozen:
+            self._is_frozen = False
+            with contextlib.suppress(OSError):  # the cell has ended
+                write(f"{self._directory}/cgroup.freeze", "0")
+
+    def kill(self) -> None:  # works on frozen processes (cgroup-v2.rst, cgroup.freeze)
         with contextlib.suppress(OSError):  # before Linux 5.14; init's end does it alone there
             write(f"{self._directory}/cgroup.kill", "1")
 
@@ -120,6 +135,7 @@ class CgroupTreeV2:
         self._created = create
         self._owner = os.geteuid()
         self._launcher_directory = directory / "launcher"
+        self.no_freezer = "" if (directory / "cgroup.freeze").exists() else "needs Linux 5.2"
         available = frozenset((directory / "cgroup.controllers").read_text().split())
         self._controllers = available & frozenset(CONTROLLERS)
         self.missing = {

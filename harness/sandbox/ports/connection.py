@@ -98,6 +98,7 @@ class Connection:
 
     def __init__(self, client: socket.socket, limits: PortLimits, now: float) -> None:
         self.client = Side(client)
+        self.uses_cell = False
         self.guest: Side | None = None  # None until the launcher has made its socket
         self._limits = limits
         self._flows: tuple[_Flow, ...] = ()  # none until the cell has accepted

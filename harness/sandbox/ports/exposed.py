@@ -13,7 +13,7 @@ from ....runner.cell_network import CellNetwork
 from ..checks import check_host_path
 
 if TYPE_CHECKING:
-    from .relay import PortRelay, RelayedPort
+    from .relay import CellUse, PortRelay, RelayedPort
 
 _HOST = "127.0.0.1"
 _QUEUE = 16  # connections that the kernel keeps while as many are open as may be
@@ -60,8 +60,9 @@ class ExposedPort:
 class ExposedPorts:
     """The exposed ports of one cell; safe from many threads."""
 
-    def __init__(self, of_sandbox: "SandboxPorts") -> None:
+    def __init__(self, of_sandbox: "SandboxPorts", use: "CellUse | None" = None) -> None:
         self._of_sandbox = of_sandbox
+        self._use = use
         self._lock = threading.Lock()
         self._open: list[ExposedPort] = []
         self._closed = False
@@ -76,7 +77,7 @@ class ExposedPorts:
                 "expose: this policy has no network in the cell", "set network.loopback = true"
             )
         try:
-            exposed = self._of_sandbox.expose(network, port, path, host_port)
+            exposed = self._of_sandbox.expose(network, self._use, port, path, host_port)
         except BaseException:
             network.close()
             raise
@@ -105,12 +106,13 @@ class SandboxPorts:
         self._relay: PortRelay | None = None
         self._closed = False
 
-    def of_cell(self) -> ExposedPorts:
-        return ExposedPorts(self)
+    def of_cell(self, use: "CellUse | None" = None) -> ExposedPorts:
+        """Return those of a cell, which a connection uses as long as it is open."""
+        return ExposedPorts(self, use)
 
     def expose(
-        self, network: CellNetwork, port: int, path: str | os.PathLike[str] | None,
-        host_port: int | None,
+        self, network: CellNetwork, use: "CellUse | None", port: int,
+        path: str | os.PathLike[str] | None, host_port: int | None,
     ) -> ExposedPort:  # fmt: skip
         from .connection import PortLimits  # seldom needed
         from .relay import RelayedPort
@@ -118,7 +120,7 @@ class SandboxPorts:
         _check_port("port", port, least=1)
         relay = self._serving()
         place = _listen(path, host_port, port)
-        relayed = RelayedPort(place.listener, port, network, PortLimits())
+        relayed = RelayedPort(place.listener, port, network, PortLimits(), use)
         try:
             relay.open_port(relayed)
         except BaseException:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from ....policies.errors import CellwrightError, ClosedError
 from ....runner.cell_network import CellNetwork, answered
@@ -19,16 +20,28 @@ _TURNS_A_SECOND = 10_000
 _REST_SECONDS = 0.02
 
 
+class CellUse(Protocol):
+    """A cell that stands still while it is not used."""
+
+    def begin_use(self) -> None:
+        """Let it go on until `end_use`; raises CellwrightError if it has ended."""
+
+    def end_use(self) -> None: ...
+
+
 class RelayedPort:
     """A listening socket of the host, and the port of a cell that its connections lead to."""
 
     def __init__(
-        self, listener: socket.socket, port: int, network: CellNetwork, limits: PortLimits
-    ) -> None:
+        self, listener: socket.socket, port: int, network: CellNetwork, limits: PortLimits,
+        use: CellUse | None = None,
+    ) -> None:  # fmt: skip
+        """Each connection uses the cell, if `use` is given, as long as it is open."""
         self.listener = listener
         self.port = port
         self.network = network
         self.limits = limits
+        self.use = use
         self.connections: set[Connection] = set()
         self.is_accepting = False
 
@@ -153,14 +166,19 @@ class PortRelay:
     def _ask(self, port: RelayedPort, connection: Connection) -> None:
         """Ask for a socket in the cell; without the lock, since a launcher may take its time."""
         try:
+            if port.use:
+                port.use.begin_use()
+                connection.uses_cell = True
             answer = port.network.ask()
         except (CellwrightError, OSError):
             with self._lock:
                 self._drop(port, connection)
+                _end_use(port, connection)
             return
         with self._lock:
             if connection not in port.connections:  # it was closed meanwhile
                 answer.close()
+                _end_use(port, connection)
                 return
             self._waiting[answer.fileno()] = port, connection, answer
             self._epoll.register(answer, select.EPOLLIN)
@@ -219,6 +237,7 @@ class PortRelay:
         for side in connection.sides():
             self._unwatch(side)
         connection.close()
+        _end_use(port, connection)
         self._accept_while_there_is_room(port)
 
     def _forget_answer(self, number: int) -> None:
@@ -250,3 +269,10 @@ class PortRelay:
             port.is_accepting = False
             with contextlib.suppress(OSError):
                 self._epoll.unregister(port.listener.fileno())
+
+
+def _end_use(port: RelayedPort, connection: Connection) -> None:
+    """Note, once, that the connection does not use the cell any more."""
+    if port.use and connection.uses_cell:
+        connection.uses_cell = False
+        port.use.end_use()

@@ -17,7 +17,7 @@ from ....runner.messages import InputFile
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 
-VERSION = 2
+VERSION = 3
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
@@ -170,9 +170,10 @@ class Opened(_DaemonFrame, frozen=True):
 
 
 class LostReason(_DaemonFrame, frozen=True):
-    """Why a session is lost; empty while it lives."""
+    """Why a session is lost, empty while it lives, and the setting that ended it, if one did."""
 
     lost: str
+    expired: str = ""
 
 
 class Files(_DaemonFrame, frozen=True):
@@ -195,6 +196,7 @@ class Failure(_DaemonFrame, frozen=True):
     hint: str = ""
     gaps: tuple[tuple[str, str], ...] = ()
     cell_began: bool = False
+    limit: str = ""  # of a SessionExpired
 
 
 Reply = (

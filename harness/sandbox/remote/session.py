@@ -33,7 +33,7 @@ class AttachedSession(Session):
         self._key = opened.session
         self._language = opened.language
         self._limits = limits
-        self._lost = ""
+        self._lost = LostReason("")
 
     @property
     def language(self) -> str:
@@ -41,10 +41,18 @@ class AttachedSession(Session):
 
     @property
     def lost(self) -> str:
+        return self._ask_whether_lost().lost
+
+    @property
+    def expired(self) -> str:
+        return self._ask_whether_lost().expired
+
+    def _ask_whether_lost(self) -> LostReason:
         try:
-            self._lost = self._lost or self._requests.ask(CheckSession(self._key), LostReason).lost
+            if not self._lost.lost:
+                self._lost = self._requests.ask(CheckSession(self._key), LostReason)
         except (ClosedError, LaunchError) as error:  # the session has ended, or cannot be reached
-            return error.what
+            return LostReason(error.what)
         return self._lost
 
     def has_tool(self, name: str) -> bool:

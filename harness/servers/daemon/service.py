@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ....policies.errors import SessionLost
+from ....runner.session import gone
 from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
     AwaitSettled,
@@ -34,6 +34,7 @@ from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
 
 _REMEMBERED = 1000  # lost sessions whose reason is kept
+_UNKNOWN = LostReason("unknown to the daemon")
 _COPIES = 3  # of content while it is sent: itself, its frame, and the packets
 
 
@@ -64,7 +65,7 @@ class Service:
             Validate: self._validate,
             AwaitSettled: self._settle,
             OpenSession: self._open,
-            CheckSession: lambda frame, requester: LostReason(self._opened.why_lost(frame.session)),
+            CheckSession: lambda frame, requester: self._opened.why_lost(frame.session),
             ListSessionFiles: lambda frame, requester: Files(self._session(frame).files()),
             Download: self._download,
             TakeSnapshot: self._snapshot,
@@ -121,7 +122,7 @@ class Service:
         return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
 
     def _close(self, frame: CloseSession, requester: Requester) -> Done:
-        if not self._opened.why_lost(frame.session):
+        if not self._opened.why_lost(frame.session).lost:
             self._session(frame).close()
         return Done()
 
@@ -132,7 +133,7 @@ class _Opened:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_key: dict[str, Session] = {}
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, LostReason] = {}
 
     def key_of(self, session: Session) -> str:
         with self._lock:
@@ -148,17 +149,21 @@ class _Opened:
         with self._lock:
             if session := self._by_key.get(key):
                 return session
-            why = self._lost.get(key, "unknown to the daemon")
-        raise SessionLost(f"the session is gone: {why}", "open a new one")
+            why = self._lost.get(key, _UNKNOWN)
+        raise gone(why.lost, why.expired)
 
-    def why_lost(self, key: str) -> str:
+    def why_lost(self, key: str) -> LostReason:
         with self._lock:
             session = self._by_key.get(key)
-            return session.lost if session else self._lost.get(key, "unknown to the daemon")
+            return _reason(session) if session else self._lost.get(key, _UNKNOWN)
 
     def _forget_the_lost(self) -> None:
         """Keep only the reason of each lost session: its history may be large."""
         for key in [key for key, each in self._by_key.items() if each.lost]:
-            self._lost[key] = self._by_key.pop(key).lost
+            self._lost[key] = _reason(self._by_key.pop(key))
         while len(self._lost) > _REMEMBERED:
             del self._lost[next(iter(self._lost))]
+
+
+def _reason(session: Session) -> LostReason:
+    return LostReason(session.lost, session.expired)

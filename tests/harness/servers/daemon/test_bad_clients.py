@@ -180,6 +180,8 @@ session.execute("x = 1")
 print("ready", flush=True)
 session.execute("import time; time.sleep(300)")
 """
+    with tight.sandbox() as sandbox:
+        sandbox.session().close()  # the first one starts a thread, which has descriptors of its own
     with unchanged(tight):
         victim = subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE)
         said = victim.stdout.readline() if victim.stdout else b""

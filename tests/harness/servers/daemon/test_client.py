@@ -355,7 +355,7 @@ def test_a_session_that_is_in_the_way_is_ended_and_told_why(tmp_path: Path) -> N
 def test_an_idle_session_is_ended_and_told_why(tmp_path: Path) -> None:
     with serving(tmp_path / "s", idle=0.05) as daemon, daemon.sandbox() as sandbox:
         session = sandbox.session()
-        assert soon(lambda: session.lost == "it was idle, or alive, for too long")
+        assert soon(lambda: session.lost == "it was idle for too long (idle_seconds)")
 
 
 def test_a_forked_process_does_not_use_its_parents_connections(connected: Sandbox) -> None:
