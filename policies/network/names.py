@@ -14,9 +14,9 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 # Characters that IDNA 2003, which Python has, and IDNA 2008 encode differently: sharp s, final sigma.
 _DISPUTED = "\u00df\u1e9e\u03c2"
 _REASONS = {
-    ":": "is an IPv6 address or has a port",
     "[": "has brackets",
     "]": "has brackets",
+    ":": "is an IPv6 address or has a port",
     "%": "has a zone id or percent-encoding",
     "/": "has a slash",
     "\\": "has a backslash",

@@ -19,7 +19,10 @@ REFUSED = {
     "172.31.255.255": "private",
     "192.0.0.8": "protocols",
     "192.0.2.1": "documentation",
+    "192.31.196.1": "AS112",
+    "192.52.193.1": "AMT",
     "192.88.99.1": "6to4 relay",
+    "192.175.48.1": "AS112",
     "192.168.1.1": "private",
     "198.18.0.1": "benchmarks",
     "198.19.255.255": "benchmarks",
@@ -47,6 +50,7 @@ REFUSED = {
     "2606:4700::5efe:127.0.0.1": "ISATAP",
     "2606:4700::200:5efe:10.0.0.1": "ISATAP",
     "4000::1": "not public",
+    "5f00::1": "segment routing",
     "fc00::1": "private",
     "fd12:3456::1": "private",
     "fe80::1": "link-local",
@@ -104,6 +108,14 @@ def test_a_named_network_may_be_dialled_and_its_neighbours_may_not() -> None:
         assert refusal_of(address)
     for address in ("10.2.0.1", "fd13::1", "::1", "192.168.0.1", "::10.1.2.3"):
         assert refusal_of(address, named)
+
+
+def test_a_public_address_of_this_host_must_be_named() -> None:
+    for address in ("8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"):
+        own = refusal_of(address, is_own=lambda each: str(each) == "8.8.8.8")
+        assert "an address of this host" in str(own)
+        assert refusal_of(address, networks_of(("8.8.8.0/24",)), is_own=lambda _: True) is None
+    assert refusal_of("8.8.4.4", is_own=lambda each: str(each) == "8.8.8.8") is None
 
 
 @given(st.ip_addresses())
