@@ -12,7 +12,7 @@ from .errors import PolicyError
 from .host import Host
 from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
 from .layers import layers_in_force
-from .plan import Bind, NetworkPlan, PathRule, Plan, Tmpfs
+from .plan import CERTIFICATES, Bind, NetworkPlan, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, has_sockets, shown_paths
 from .seccomp import Listened, compile_filter, number_of
 from .syscalls import ADDED_BY, Condition, Rule, SyscallTable, syscall_table
@@ -29,6 +29,12 @@ _ENVIRONMENT = {
     "TMPDIR": "/tmp",  # noqa: S108 - the cell's own tmpfs
     "TZ": "UTC",
 }
+# Variables by which clients find the authorities that they trust, at whatever place they were built to
+# look: OpenSSL (SSL_CTX_set_default_verify_paths(3)), curl(1), git-config(1), requests, pip, node(1).
+_TRUSTING = (
+    "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
 
 
 class CellLanguage(NamedTuple):
@@ -84,11 +90,11 @@ def compile_policy(
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
-        environment=_environment(policy, runs),
+        environment=_environment(policy, host, runs),
         python_path=policy.python.path,
         preload=policy.python.preload,
         loopback=has_sockets(policy),
-        network=_network(policy, table),
+        network=_network(policy, host, table),
         memory_bytes=limits.memory_bytes,
         socket_bytes=limits.memory_bytes // 4 if has_sockets(policy) else 0,
         cpus=limits.cpus,
@@ -108,8 +114,10 @@ def _binds(policy: Policy) -> tuple[Bind, ...]:
     )
 
 
-def _environment(policy: Policy, runs: CellLanguage) -> dict[str, str]:
+def _environment(policy: Policy, host: Host, runs: CellLanguage) -> dict[str, str]:
     variables = _ENVIRONMENT | _for_libraries(policy)
+    if policy.network.allow and host.certificates:
+        variables |= dict.fromkeys(_TRUSTING, CERTIFICATES)
     if runs.language in LANGUAGES and LANGUAGES[runs.language].is_shell:
         variables["PATH"] += ":" + os.path.dirname(TOOL_CLIENT)
     return variables | policy.environment
@@ -197,7 +205,7 @@ def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 
-def _network(policy: Policy, table: SyscallTable) -> NetworkPlan | None:
+def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | None:
     section = policy.network
     if not section.allow:
         return None
@@ -220,6 +228,7 @@ def _network(policy: Policy, table: SyscallTable) -> NetworkPlan | None:
         words=words,
         ports=ports,
         egress_filter=_egress_filter(table),
+        certificates=host.certificates,
     )
 
 

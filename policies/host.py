@@ -5,7 +5,8 @@ import msgspec
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The capabilities of the kernel and the user.  A text field is empty if the capability is there,
-    else it tells the person who repairs the host why it is missing."""
+    else it tells the person who repairs the host why it is missing; only `machine` and `certificates`
+    are what they say."""
 
     machine: str = "x86_64"
     user_namespaces: str = ""
@@ -13,4 +14,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     listener: str = ""
     open_files: int = 1_048_576  # the hard RLIMIT_NOFILE
     landlock_abi: int = 0
+    certificates: str = (
+        ""  # the file of the authorities that the host trusts, empty if there is none
+    )
     cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or the reason why it is missing

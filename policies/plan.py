@@ -32,6 +32,9 @@ class PathRule(_Data, frozen=True):
     execute: bool = False
 
 
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # in cells that reach names of the network
+
+
 class NetworkPlan(_Data, frozen=True):
     """The way out of cells: their rules, and the confinement of the process that applies them."""
 
@@ -39,6 +42,9 @@ class NetworkPlan(_Data, frozen=True):
     words: tuple[str, ...]  # a line for each rule
     ports: tuple[int, ...]  # of every rule; a cell has a listening socket for each
     egress_filter: bytes
+    certificates: (
+        str  # the host's file that cells are shown at CERTIFICATES, empty if there is none
+    )
 
 
 class Plan(_Data, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
-from ..policies.plan import PathRule, Plan
+from ..policies.plan import CERTIFICATES, PathRule, Plan
 from ..policies.policy import Policy, lies_in
 from .cell_network import CellNetwork
 from .cells import Cell
@@ -22,7 +22,7 @@ from .covers import Covers
 from .egress_process import CellEgress, EgressProcess
 from .held_cell import HeldCell
 from .host.ids import id_for
-from .host.paths import lead_elsewhere, sources_of
+from .host.paths import lead_elsewhere, leads, sources_of
 from .host.plans import plan_for
 from .host.probe import probe_host
 from .host.runtime import Runtime, find_runtime
@@ -121,6 +121,8 @@ class Generation:
             files = (*files, *runtime.programs)
         if self._interpreter:
             files, links = (*files, *self._interpreter.files), (*links, *self._interpreter.links)
+        certificates = self._certificates()
+        files = (*files, *certificates)
         if own := [path for path in files if lies_in(path, ("/workspace",))]:
             raise LaunchError(
                 f"cannot show {own[0]}: /workspace is the cell's own",
@@ -128,7 +130,7 @@ class Generation:
             )
         if any(lies_in(path, (_SHARED_MEMORY,)) for path in (*files, *self._sources)):
             self.plan = _with_shared_memory(self.plan)
-        elsewhere = lead_elsewhere(files)
+        elsewhere = lead_elsewhere(files) | certificates
         elsewhere |= {path: real for path, real in self._sources.items() if path != real}
         uid = os.geteuid() or id_for(self._user)
         if self._shared_files and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
@@ -145,6 +147,15 @@ class Generation:
             tuple(elsewhere.items()),
             self._shared_files is not None,
         )
+
+    def _certificates(self) -> dict[str, str]:
+        """Return where cells are shown the host's certificate authorities, and what is shown there."""
+        plan = self.plan
+        if not (plan.network and plan.network.certificates):
+            return {}
+        if lies_in(CERTIFICATES, tuple(bind.path for bind in plan.binds)):
+            return {}  # the policy shows its own
+        return {CERTIFICATES: leads(plan.network.certificates)}
 
     def make(self, count: int = 1) -> Iterator[HeldCell]:
         """Yield `count` cells as each begins to wait for its program, or fewer if there is no room.

@@ -17,6 +17,7 @@ def probe_host(cgroups: dict[str, str]) -> Host:
         listener=_why_no_listener(),
         open_files=_open_files(),
         landlock_abi=landlock.abi(),
+        certificates=_certificates(),
         cgroups=cgroups,
     )
 
@@ -48,6 +49,19 @@ def _seccomp_actions() -> set[str]:
 def _open_files() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 2**30 if hard == resource.RLIM_INFINITY else hard
+
+
+# Where distributions have them: Debian, Fedora, openSUSE, Alpine (Go's crypto/x509/root_linux.go).
+_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
+
+def _certificates() -> str:
+    return next((path for path in _CERTIFICATES if os.access(path, os.R_OK)), "")
 
 
 def _read(path: str) -> str:
