@@ -14,6 +14,7 @@ import pytest
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.network.rules import NetworkDenial, NetworkRule
 from cellwright.policies.policy import Network, Processes
+from cellwright.runner import channel
 from cellwright.testing import inspect
 from tests.network import (
     LOOPBACK,
@@ -130,6 +131,21 @@ def test_an_address_of_the_range_without_a_name_leads_nowhere(box: Sandbox, serv
 def test_a_port_that_no_rule_names_is_refused_by_the_kernel(box: Sandbox, server: Server) -> None:
     code = "attempt(lambda: socket.create_connection((NAME, port - 1 if port > 9999 else port + 1), 10))"
     assert value(box, server, code)[0] == "ECONNREFUSED"
+
+
+def test_each_name_has_its_own_ports(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, {NAME: [["127.0.0.1"]], "other.example.org": [["127.0.0.1"]]})
+    with serving(count_bytes) as second:
+        rules = tcp(server.port), tcp(second.port, "other.example.org")
+        with Sandbox(policy=policy(*rules), pool=0) as box:
+            code = "[reach(NAME), attempt(lambda: reach('other.example.org'))]"
+            found, result = value(box, server, code)
+        assert second.connections == 0
+    assert found == ["5", "ECONNRESET"]
+    assert server.connections == 1
+    (violation,) = result.violations
+    assert violation.arguments == ("other.example.org", str(server.port))
+    assert "no rule allows port" in violation.rule
 
 
 def test_a_name_that_no_rule_allows_does_not_exist(box: Sandbox, server: Server) -> None:
@@ -469,6 +485,22 @@ def test_a_crash_of_the_egress_process_opens_nothing(box: Sandbox, server: Serve
     found, result = value(box, server, "reach(NAME)")  # of another cell, by another process
     assert (found, result.violations) == ("5", ())
     assert inspect(box).egress_pid() != pid
+
+
+def test_a_parked_cell_without_its_egress_process_is_not_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolving(monkeypatch, {NAME: [["127.0.0.1"]]})
+    with Sandbox(policy=policy(tcp(server.port)), pool=2) as box:
+        box.settle()
+        pid = inspect(box).egress_pid()
+        assert pid
+        ended = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert channel.has_news(ended, 10)
+        os.close(ended)
+        found, result = value(box, server, "reach(NAME)")
+        assert (found, result.violations) == ("5", ())
 
 
 def test_connections_end_with_their_cell(box: Sandbox, server: Server) -> None:

@@ -342,3 +342,31 @@ tell(inside=inside, after=children(os.getpid()))
 """,
     )
     assert told == {"inside": [0, True, 0], "after": 0}
+
+
+def test_a_name_of_the_network_is_reached(readable: Path) -> None:
+    """The egress process runs as the user, and is confined without having been root."""
+    told = as_user(
+        readable,
+        """
+from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.policy import Network, Policy
+from cellwright.runner import spawn
+import socket, threading
+spawn._BOOTSTRAP = spawn._BOOTSTRAP.replace("main(len(paths))",
+    "import socket as s;e=sys.modules.get('cellwright.runner.egress.main');g=s.getaddrinfo;"
+    "s.getaddrinfo=(lambda h,*a,**k:g('127.0.0.1',*a,**k)) if e else g;main(len(paths))")
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=lambda: server.accept()[0].sendall(b"hello"), daemon=True).start()
+port = server.getsockname()[1]
+rule = NetworkRule(host="api.example.org", ports=(port,), schemes=("tcp",))
+network = Network(allow=(rule,), addresses=("127.0.0.0/8",))
+with Sandbox(policy=Policy(network=network, optional_layers=tuple(LOST)), pool=0) as sandbox:
+    result = sandbox.execute(
+        "import socket; socket.create_connection(('api.example.org', port)).recv(5).decode()",
+        inputs={"port": port})
+    status = open(f"/proc/{inspect(sandbox).egress_pid()}/status").read()
+tell(value=result.value, error=result.error, seccomp="Seccomp:\\t2" in status)
+""",
+    )
+    assert told == {"value": "hello", "error": None, "seccomp": True}

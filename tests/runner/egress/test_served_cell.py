@@ -1,0 +1,111 @@
+"""Parts of the egress process without a cell: first bytes, rates, caps, records."""
+
+import asyncio
+import socket
+
+import pytest
+
+from cellwright.policies.network.rules import NetworkRule, NetworkRules
+from cellwright.runner.egress import relay, served_cell
+from cellwright.runner.egress.relay import RefusedError, first_bytes
+from cellwright.runner.egress.served_cell import CellPolicy, RuleUse
+from tests.runner.egress.test_client_hello import extension, hello, names, real, record
+
+NAME = "api.example.org"
+
+
+def first(data: bytes, *schemes: str, ends: bool = False) -> bytes:
+    """Return what `first_bytes` says of a client that sends `data`."""
+
+    async def run() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(data)
+            if ends:
+                theirs.shutdown(socket.SHUT_WR)
+            return await first_bytes(ours, NAME, schemes)
+
+    return asyncio.run(run())
+
+
+def test_tls_for_the_name_passes_unchanged() -> None:
+    sent = real(NAME)
+    assert first(sent, "https") == sent
+    assert first(sent + b"more", "https", "http") == sent + b"more"
+
+
+@pytest.mark.parametrize(
+    ("sent", "schemes", "why"),
+    [
+        (real("other.example.org"), ("https",), "SNI"),
+        (real(f"x.{NAME}"), ("https",), "SNI"),
+        (real(None), ("https",), "no server name"),
+        (record(hello(extension(0, names(NAME.encode())) + extension(0xFE0D, b"\0"))), ("https",), "ECH"),
+        (record(hello(extension(0, names(b"api.example.org\0.evil.org")))), ("https",), "SNI"),
+        (b"GET / HTTP/1.1\r\n", ("https",), "not TLS"),
+        (real(NAME), ("http",), "TLS, which no rule allows"),
+        (b"\x80\x2e\1\0\2", ("https", "http"), "invalid"),
+        (b"\x16\x03", ("https",), "incomplete"),
+        (b"", ("https",), "first byte"),
+    ],
+)  # fmt: skip
+def test_other_first_bytes_are_refused(sent: bytes, schemes: tuple[str, ...], why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        first(sent, *schemes, ends=True)
+
+
+def test_a_client_hello_in_very_many_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece has all of it parsed again."""
+    monkeypatch.setattr(relay, "_CHUNK_BYTES", 1)
+    with pytest.raises(RefusedError, match="pieces"):
+        first(real(NAME), "https")
+
+
+def test_a_client_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_HELLO_SECONDS", 0.01)
+    with pytest.raises(RefusedError, match="within"):
+        first(b"", "https")
+
+
+def test_an_allowance_is_used_up_and_refills(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(served_cell.time, "monotonic", lambda: now)
+    allowance = served_cell._Allowance(2.0, 4.0)
+    assert [allowance.take() for _ in range(5)] == [True] * 4 + [False]
+    now += 1.0
+    assert [allowance.take() for _ in range(3)] == [True, True, False]
+    now += 1000.0
+    assert [allowance.take() for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_a_use_counts_connections_and_bytes() -> None:
+    rule = NetworkRule(host=NAME, connections=2, connections_per_second=100, sent_bytes=10)
+    use = RuleUse(rule)
+    assert [bool(use.begin()) for _ in range(3)] == [False, False, True]
+    use.end()
+    assert not use.begin()
+    use.count(10, 1000)
+    with pytest.raises(RefusedError, match="more than 10 bytes sent"):
+        use.count(1, 0)
+
+
+def test_a_rule_ends_with_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = NetworkRules([NetworkRule(host=NAME, lifetime_seconds=60)])
+    policy = CellPolicy(rules, (443,), 100.0)
+    monkeypatch.setattr(served_cell.time, "monotonic", lambda: 159.0)
+    assert policy.why_not(NAME.upper()) == ("", NAME)
+    monkeypatch.setattr(served_cell.time, "monotonic", lambda: 161.0)
+    why, name = policy.why_not(NAME)
+    assert (bool(why), name) == (True, NAME)
+
+
+def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_cell, "_MOST_RECORDS", 3)
+    records = served_cell._Records()
+    for n in range(10):
+        records.refuse("resolve", f"n{n}.example", 0, "no rule")
+        records.refuse("resolve", "n0.example", 0, "no rule")
+    told = [(each.name, each.count) for each in records.take()]  # type: ignore[attr-defined]
+    assert told == [("n0.example", 11), ("n1.example", 1), ("n2.example", 1), ("", 7)]
+    assert records.take() == []
