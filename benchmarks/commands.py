@@ -58,6 +58,7 @@ BENCHMARKS = {
     "validation": "cost of a source check",
     "search": "recall of the search over tools, and cost of a query",
     "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",
+    "packages": "packages: to lock, to build, and calls with them, beside uv and pip",
     "workflows": "tokens that pass through a model, by tool calls and by programs",
     "stream": "output in bytes a second",
 }

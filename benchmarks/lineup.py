@@ -117,6 +117,13 @@ def _containers() -> list[Peer]:
     ]
 
 
+def shown_to_peers() -> tuple[str, ...]:
+    """Return the paths of the host that the interpreter needs."""
+    runtime = find_runtime(interpreter())
+    merged = (path for path, _ in commandlines.top_links(runtime))  # their loader is in /lib64
+    return (*merged, *commandlines.shown_paths(runtime))
+
+
 def _elsewhere(peers: Path | None) -> list[Peer]:
     """Return what peers-setup installs."""
     where = (
@@ -129,9 +136,7 @@ def _elsewhere(peers: Path | None) -> list[Peer]:
         "globals", "none", "none", "its own, in memory", "as node has it", "none",
         "the host's, behind WebAssembly", _CPYTHON,
     )  # fmt: skip
-    runtime = find_runtime(interpreter())
-    merged = (path for path, _ in commandlines.top_links(runtime))  # their loader is in /lib64
-    given = (runtime.executable, *merged, *commandlines.shown_paths(runtime))
+    given = (find_runtime(interpreter()).executable, *shown_to_peers())
     through_bwrap, through_nsjail = ("bubblewrap", *given), ("nsjail", *given)
     local = _CONTAINER._replace(
         namespaces="pid, mount, net, ipc, uts, user, cgroup", filter="what is refused", caps="none"
