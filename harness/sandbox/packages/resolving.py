@@ -20,12 +20,13 @@ import msgspec
 
 from ....policies.errors import PackageError
 from .deadline import NO_DEADLINE, Deadline
-from .lock import EXTRA, Lock, Wheel, lock_of, wheel_of
+from .lock import EXTRA, Lock, Wheel, lock_of, normalised, wheel_of
 
 _SECONDS = 600
 _PIECE = 1 << 20
 _MOST_READ = 1 << 20  # bytes of what pip said
 _MOST_TOLD = 2000  # characters of what pip said
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)  # of a requirement that was checked
 _MOST_REPORT = 256 << 20  # bytes; it has the metadata of every wheel
 _MEMORY = 4 << 30  # of pip, which reads what an index sends
 # Runs pip in a process that cannot start another one, and has no network if the first argument is "0".
@@ -49,11 +50,14 @@ sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
 
-# Variables that would place wheels elsewhere, or start another Python.
-_MISPLACING = frozenset(
+# Variables that would require more, place wheels elsewhere, or start another Python.
+_MISLEADING = frozenset(
     f"PIP_{name}"
-    for name in ("NO_BINARY", "PREFIX", "PYTHON", "REQUIRE_VIRTUALENV", "ROOT", "TARGET", "USER")
-)
+    for name in (
+        "EDITABLE", "GROUP", "NO_BINARY", "PREFIX", "PYTHON", "REQUIREMENT",
+        "REQUIREMENTS_FROM_SCRIPT", "REQUIRE_VIRTUALENV", "ROOT", "TARGET", "USER",
+    )
+)  # fmt: skip
 
 
 class WheelSource(msgspec.Struct, frozen=True):
@@ -83,7 +87,8 @@ class WheelSource(msgspec.Struct, frozen=True):
         if not self.index:
             found = {key: value for key, value in inherited.items() if not key.startswith("PIP_")}
             return found | {"PIP_CONFIG_FILE": os.devnull}
-        found = {key: value for key, value in inherited.items() if key not in _MISPLACING}
+        found = {key: value for key, value in inherited.items() if key not in _MISLEADING}
+        found["PIP_NO_DEPS"] = "0"  # a variable counts more than a file of settings
         return found | ({} if self.index_url is None else {"PIP_EXTRA_INDEX_URL": self.index_url})
 
     def address_of(self, wheel: Wheel) -> str:
@@ -112,6 +117,7 @@ class _Download(msgspec.Struct):
 class _Install(msgspec.Struct):
     download_info: _Download
     is_direct: bool = False
+    requested: bool = False
 
 
 class _Report(msgspec.Struct):
@@ -145,8 +151,16 @@ def resolve(
         raise PackageError(
             f"a package requires an address: {direct[0]}", "packages may require only names"
         )
-    downloads = [each.download_info for each in found.install]
-    wheels = [wheel_of(each.url, each.archive_info.hashes.get("sha256", "")) for each in downloads]
+    names = {normalised(each[0]) for each in map(_NAME.match, lines) if each}
+    wheels = []
+    for each in found.install:
+        hashes = each.download_info.archive_info.hashes
+        wheels.append(wheel := wheel_of(each.download_info.url, hashes.get("sha256", "")))
+        if each.requested and wheel.name not in names:
+            raise PackageError(
+                f"pip's settings require {wheel.name} as well",
+                "remove `requirement` from the settings of pip (pip config debug)",
+            )
     return lock_of(python, wheels)
 
 

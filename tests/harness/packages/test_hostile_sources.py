@@ -254,6 +254,31 @@ def test_a_named_index_is_the_only_one(tmp_path: Path, monkeypatch: pytest.Monke
         resolve(["thing"], WheelSource(index_url=mine), "cpython-311")
 
 
+def test_settings_of_pip_neither_add_packages_nor_leave_out_any(
+    tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good_wheel(wheels, {}, name="other", requires="thing")
+    good_wheel(wheels, {}, name="more")
+    for name in ("other", "thing", "more"):
+        place = tmp_path / "index" / name
+        place.mkdir(parents=True)
+        (wheels / f"{name}-1.0-py3-none-any.whl").rename(place / f"{name}-1.0-py3-none-any.whl")
+        (place / "index.html").write_text(f"<a href='{name}-1.0-py3-none-any.whl'>{name}</a>")
+    more = tmp_path / "more.txt"
+    more.write_text("more\n")
+    source = WheelSource(index_url=(tmp_path / "index").as_uri())
+    monkeypatch.setenv("PIP_REQUIREMENT", str(more))
+    monkeypatch.setenv("PIP_EDITABLE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_DEPS", "1")
+    settings = tmp_path / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    settings.write_text("[install]\nno-deps = true\n")
+    assert str(resolve(["other"], source, "cpython-311")) == "other 1.0, thing 1.0"
+    settings.write_text(f"[install]\nrequirement = {more}\n")
+    with pytest.raises(PackageError, match="pip's settings require more as well"):
+        resolve(["Other>=1"], source, "cpython-311")
+
+
 def test_a_lock_that_gives_bytes_another_name_is_refused(store: PackageStore, wheels: Path) -> None:
     good_wheel(wheels, {"other.py": b""}, name="other")
     evil = store.lock(["other"]).wheels[0]
