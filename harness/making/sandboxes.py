@@ -33,6 +33,7 @@ def _rules(grants: Grants, policy: Policy) -> Rules:
         rules_of(policy.validation, None, None),
         files=any(each.level is not PermissionLevel.NONE for each in grants.files),
         programs=any(each.allow_subprocess for each in grants.processes),
+        hosts=any(each.allowed_hosts for each in grants.network),
     )
 
 

@@ -92,8 +92,8 @@ class SandboxConfig:
             raise PolicyError(f"environment: must be a mapping, got {self.environment!r}")
         if self.allow_network:
             raise PolicyError(
-                "allow_network: must be False: cells have no network",
-                "do the request on the host and pass its result in with inputs= or files=",
+                "allow_network: must be False: programs reach hosts by name alone",
+                "name them in network.allow of a policy, or in NetworkPermission(allowed_hosts=[...])",
             )
 
     def _shows_paths(self) -> bool:

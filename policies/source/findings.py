@@ -34,9 +34,10 @@ _BUILTIN_REASONS = {
     "locals": "reaches names by text",
     "breakpoint": "starts a debugger",
 }
-# Names that tools with a permission for files, or for programs, may use.
+# Names that tools with a permission for files, for programs, or for hosts may use.
 _OF_FILES = ("os", "pathlib", "shutil", "open")
 _OF_PROGRAMS = ("os", "subprocess", "multiprocessing", "pty", "signal")
+_OF_HOSTS = tuple(name for name, reason in _IMPORT_REASONS.items() if reason == _NETWORK)
 # Modules that equal a blocked one or do the same: `posix.system` is `os.system`.
 _TWINS = {
     "posix": "os",
@@ -169,12 +170,16 @@ class Rules(msgspec.Struct, frozen=True):
         return _IMPORT_REASONS.get(_TWINS.get(top, top), _BLOCKED)
 
 
-def rules_with(rules: Rules, *, files: bool, programs: bool) -> Rules:
-    """Return rules without the names that permissions for files, or for programs, allow.
+def rules_with(rules: Rules, *, files: bool, programs: bool, hosts: bool) -> Rules:
+    """Return rules without the names that permissions for files, programs or hosts allow.
 
     Only default lists are changed: an operator wrote the others.
     """
-    allowed = {*(_OF_FILES if files else ()), *(_OF_PROGRAMS if programs else ())}
+    allowed = {
+        *(_OF_FILES if files else ()),
+        *(_OF_PROGRAMS if programs else ()),
+        *(_OF_HOSTS if hosts else ()),
+    }
 
     def left(names: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in names if name not in allowed) if names == usual else names
@@ -194,8 +199,11 @@ def way_out(what: str) -> str:
         return "a tool that has a FilePermission may use it; pass data as arguments otherwise"
     if name in _OF_PROGRAMS:
         return "a tool that has a ProcessPermission may use it"
-    if _IMPORT_REASONS.get(name) == _NETWORK:
-        return "cells have no network: let it call a tool of the host, named in calls"
+    if name in _OF_HOSTS:
+        return (
+            "a tool that has a NetworkPermission with allowed_hosts may use it; "
+            "it can also call a tool of the host, named in calls"
+        )
     return ""
 
 

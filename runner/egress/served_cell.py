@@ -18,6 +18,7 @@ from ...policies.network.addresses import refusal_of
 from ...policies.network.names import canonical_name
 from ...policies.network.rules import NetworkRule, NetworkRules, NetworkVerdict
 from .. import channel
+from ..kernel.own_addresses import is_own_address
 from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
 from . import dns
 from .addresses import NoFreeAddressError, SyntheticAddresses
@@ -345,7 +346,9 @@ class ServedCell:
             # Where any bytes may be sent, the server may speak first.
             first = b"" if "tcp" in schemes else await first_bytes(connection.guest, name, schemes)
             addresses = await self._resolver.resolve(
-                name, port, lambda address: refusal_of(address, networks)
+                name,
+                port,
+                lambda address: refusal_of(address, networks, is_own=is_own_address),
             )
             outside, address = await dial(addresses, port, _CONNECT_SECONDS)
             connection.relay = Relay(connection.guest, outside, first, connection.count)

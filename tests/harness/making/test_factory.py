@@ -10,6 +10,7 @@ import pytest
 from cellwright import (
     AuditLog,
     FilePermission,
+    NetworkPermission,
     PermissionLevel,
     PermissionSet,
     Policy,
@@ -336,7 +337,7 @@ def test_what_its_permissions_allow_the_source_of_a_tool_may_import(tmp_path: Pa
     with ToolFactory(pool=0, optional_layers=OPTIONAL) as factory:
         with pytest.raises(ToolInvalid, match="Blocked import: pathlib\nhint: .*FilePermission"):
             factory.create_tool("read_it", "Read a file", READ_IT)
-        with pytest.raises(ToolInvalid, match="Blocked import: socket\nhint: .*no network"):
+        with pytest.raises(ToolInvalid, match="Blocked import: socket\nhint: .*NetworkPermission"):
             factory.create_tool("dial", "Dial", "import socket\ndef dial(): ...")
         factory.create_tool("read_it", "Read a file", READ_IT, permissions=granted)
         path = str(tmp_path / "note.txt")
@@ -345,6 +346,8 @@ def test_what_its_permissions_allow_the_source_of_a_tool_may_import(tmp_path: Pa
             factory.call("read_it", {"path": "/etc/hostname"})
         with pytest.raises(ToolInvalid, match="import: subprocess\nhint: .*ProcessPermission"):
             factory.create_tool("go", "Go", "import subprocess\ndef go(): ...", permissions=granted)
+        hosts = PermissionSet([NetworkPermission(allowed_hosts=["api.example.org"])])
+        factory.create_tool("dial", "Dial", "import socket\ndef dial(): ...", permissions=hosts)
 
 
 def test_an_operators_own_list_holds_for_a_tool_whatever_its_permissions(tmp_path: Path) -> None:
@@ -545,6 +548,7 @@ def test_a_permission_is_what_the_kernel_lets_through(tmp_path: Path) -> None:
         FilePermission(allowed_paths=["/usr/share"]),
         FilePermission(level=PermissionLevel.WRITE, allowed_paths=["/usr/share"]),
         ProcessPermission(allow_subprocess=True, allowed_commands=["true"]),
+        NetworkPermission(allowed_hosts=["api.example.org"]),
     ],
 )
 def test_no_tool_may_do_what_its_sandbox_may_not(factory: ToolFactory, permission: Any) -> None:

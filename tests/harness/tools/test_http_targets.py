@@ -23,6 +23,7 @@ REFUSED = (
     "https://api.example.org:65536/", "https://api.example.org:4a3/", "https://api.example.org:443:80/", "https://api.example.org/%zz",
     "https://api.example.org/%2", "https://api.example.org/\u00e9", "https://api.example.org/?\"", "https://api.example.org/<a>",
     "https://api.example.org/" + "a" * 9000, "https://api%2eexample.org/", "https://*.example.org/", "https://a,b/",
+    "https://b\u00fccher.example/",
 )  # fmt: skip
 
 
