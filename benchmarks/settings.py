@@ -44,7 +44,13 @@ def sandbox(
             log = stack.enter_context(AuditLog(path=path, max_entries=1000))
         ready = PoolSettings() if pool is None else pool
         made = stack.enter_context(
-            Sandbox(policy=settings.policy, pool=ready, audit=log, sessions=sessions, tools=tools)
+            Sandbox(
+                policy=settings.policy,
+                pool=ready,
+                audit=log,
+                sessions=sessions,
+                tools=tools or None,  # even without a tool a broker is 120 pages a cell
+            )
         )
         made.settle()
         yield made
