@@ -17,6 +17,7 @@ import msgspec
 from ...policies.network.addresses import refusal_of
 from ...policies.network.names import canonical_name
 from ...policies.network.rules import NetworkRule, NetworkRules, NetworkVerdict
+from ...policies.network.usage import Allowance, RuleUse
 from .. import channel
 from ..kernel.own_addresses import is_own_address
 from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
@@ -63,56 +64,6 @@ class CellPolicy(NamedTuple):
         return (
             ("", name) if any(each.is_allowed for each in verdicts) else (verdicts[0].reason, name)
         )
-
-
-class _Allowance:
-    """A number of events a second, and how many at once."""
-
-    def __init__(self, a_second: float, at_once: float) -> None:
-        self._a_second = a_second
-        self._at_once = self._left = max(1.0, at_once)
-        self._at = time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._left = min(self._at_once, self._left + (now - self._at) * self._a_second)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
-class RuleUse:
-    """What one cell has used of the caps of one rule."""
-
-    def __init__(self, rule: NetworkRule) -> None:
-        self._rule = rule
-        self._allowance = _Allowance(rule.connections_per_second, rule.connections_per_second)
-        self._connections = self._sent_bytes = self._received_bytes = 0
-
-    def begin(self) -> str:
-        """Count a connection; return why there must not be one more."""
-        rule = self._rule
-        if self._connections >= rule.connections:
-            return f"{rule}: more than {rule.connections} connections at a time"
-        if not self._allowance.take():
-            return f"{rule}: more than {rule.connections_per_second:g} connections a second"
-        self._connections += 1
-        return ""
-
-    def end(self) -> None:
-        self._connections -= 1
-
-    def count(self, sent_bytes: int, received_bytes: int) -> None:
-        """Count bytes before they are passed on; raises RefusedError if they are too many."""
-        rule = self._rule
-        self._sent_bytes += sent_bytes
-        self._received_bytes += received_bytes
-        if rule.sent_bytes is not None and self._sent_bytes > rule.sent_bytes:
-            raise RefusedError(f"{rule}: more than {rule.sent_bytes} bytes sent")
-        if rule.received_bytes is not None and self._received_bytes > rule.received_bytes:
-            raise RefusedError(f"{rule}: more than {rule.received_bytes} bytes received")
 
 
 class _Records:
@@ -165,7 +116,8 @@ class _CellConnection:
     def count(self, sent_bytes: int, received_bytes: int) -> None:
         """Count bytes before they are passed on; raises RefusedError."""
         for use in self.uses:
-            use.count(sent_bytes, received_bytes)
+            if why := use.count(sent_bytes, received_bytes):
+                raise RefusedError(why)
 
     def is_overdue(self, now: float) -> str:
         """Return why it has to end, if it has to."""
@@ -195,8 +147,8 @@ class ServedCell:
         self._connections: set[_CellConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries_over_tcp = 0
-        self._queries = _Allowance(*_QUERIES)
-        self._accepts = _Allowance(*_CONNECTIONS)
+        self._queries = Allowance(*_QUERIES)
+        self._accepts = Allowance(*_CONNECTIONS)
         self._uses: dict[NetworkRule, RuleUse] = {}  # of the rules that have caps, by this cell
         self._is_open = True
         for each in (reports, *sockets):

@@ -21,7 +21,7 @@ from ....policies.network.rules import (
     NetworkVerdict,
     check_rules,
 )
-from ....policies.network.usage import RuleMeter
+from ....policies.network.usage import RuleUse
 from ....runner.kernel.own_addresses import is_own_address
 from .exchange import (
     CallDeadline,
@@ -137,7 +137,7 @@ class HttpClient:
         self._context = _tls(ca_file)
         self._proxy = proxy_of(proxy)
         self._made_at = time.monotonic()
-        self._uses: dict[NetworkRule, RuleMeter] = {}
+        self._uses: dict[NetworkRule, RuleUse] = {}
         self._lock = threading.Lock()
 
     def request(
@@ -272,11 +272,11 @@ class HttpClient:
     @contextlib.contextmanager
     def _counted(self, verdict: NetworkVerdict, progress: _Progress) -> Iterator[None]:
         """Count a request against the caps of every rule that allows it; raises ToolDenied."""
-        begun: list[RuleMeter] = []
+        begun: list[RuleUse] = []
         try:
             with self._lock:
                 for rule in verdict.matching:
-                    use = self._uses.setdefault(rule, RuleMeter(rule))
+                    use = self._uses.setdefault(rule, RuleUse(rule))
                     if why := use.begin():
                         raise ToolDenied(why)
                     begun.append(use)
