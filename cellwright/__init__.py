@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .harness.sandbox.sandbox import Sandbox as Sandbox
     from .harness.sandbox.sandbox import create_sandbox as create_sandbox
     from .harness.sandbox.session import Session as Session
+    from .harness.sandbox.terminal import Terminal as Terminal
     from .harness.sandbox.workspaces.changes import FileChange as FileChange
     from .harness.sandbox.workspaces.changes import FileVersion as FileVersion
     from .harness.sandbox.workspaces.changes import WorkspaceDiff as WorkspaceDiff

@@ -95,6 +95,7 @@ def compile_policy(
         preload=policy.python.preload,
         loopback=has_sockets(policy),
         network=_network(policy, host, table),
+        terminal=policy.processes.terminal,
         memory_bytes=limits.memory_bytes,
         socket_bytes=limits.memory_bytes // 4 if has_sockets(policy) else 0,
         cpus=limits.cpus,
@@ -190,6 +191,10 @@ def _path_rules(policy: Policy) -> tuple[PathRule, ...]:
     ]
     rules += [PathRule(path=path, write=True) for path in policy.filesystem.write]
     rules += [PathRule(path=f"/dev/{name}", write=True) for name in ("null", "zero", "full")]
+    if policy.processes.terminal:
+        rules += [
+            PathRule(path=f"/dev/{name}", write=True, control=True) for name in ("tty", "pts")
+        ]
     return tuple(rules)
 
 

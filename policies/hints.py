@@ -44,6 +44,10 @@ _SUBPROCESSES = (
 )
 _SHELL = f"a shell without subprocesses has its builtins only; {_SUBPROCESSES}"
 _THREADS = "to start threads set processes.threads = true in your policy"
+_TERMINAL = (
+    "to open a terminal use session.terminal() with the profile workshop, or set "
+    "processes.terminal = true in your policy"
+)
 _NETWORK = "a cell has no network and cannot resolve host names"
 _LOOPBACK = (
     f"{_NETWORK}; only programs in the same cell can connect to each other, with "
@@ -104,6 +108,8 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
         yield _SHELL if refused.process.partition(" ")[0] in _SHELLS else _SUBPROCESSES
     if "processes.threads" in refused.rule:
         yield _THREADS
+    if "processes.terminal" in refused.rule:
+        yield _TERMINAL
     if "network.loopback" in refused.rule:
         yield _LOOPBACK
     if refused.rule.startswith("network: ") and "no rule allows" in refused.rule:

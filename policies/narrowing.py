@@ -50,6 +50,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             subprocesses=subprocesses,
             execute=execute if subprocesses else (),
             execute_own=policy.processes.execute_own and by.processes.execute_own,
+            terminal=policy.processes.terminal and by.processes.terminal,
         ),
         network=_common_network(policy.network, by.network),
         python=Python(
@@ -246,6 +247,7 @@ def _switches(policy: Policy, limit: Policy) -> list[str]:
             policy.processes.subprocesses and policy.processes.execute_own,
             limit.processes.subprocesses and limit.processes.execute_own,
         ),
+        "processes.terminal: a terminal": (policy.processes.terminal, limit.processes.terminal),
         "network.loopback: sockets on its loopback": (policy.network.loopback, limit.network.loopback),
         "filesystem.watch: opening files unnoticed": (
             not policy.filesystem.watch, not limit.filesystem.watch,

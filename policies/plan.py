@@ -30,6 +30,7 @@ class PathRule(_Data, frozen=True):
     path: str
     write: bool = False
     execute: bool = False
+    control: bool = False  # ioctl(2) on devices, as far as the filter allows it
 
 
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # in cells that reach names of the network
@@ -72,6 +73,7 @@ class Plan(_Data, frozen=True):
     preload: tuple[str, ...]
     loopback: bool
     network: NetworkPlan | None  # None: cells reach nothing outside
+    terminal: bool  # a devpts of the cell's own, and /dev/tty
     memory_bytes: int
     socket_bytes: int  # cap of TCP and UDP, which no cgroup counts, or v1 apart; 0 without them
     cpus: float

@@ -47,12 +47,14 @@ class Processes(_Section, frozen=True):
     subprocesses: the program may fork, and execute other programs
     execute: host paths whose files may be executed; needs `subprocesses`
     execute_own: the program may execute files that it writes itself; needs `subprocesses`
+    terminal: the host may give the program a terminal of the cell's own; needs `subprocesses`
     """
 
     threads: bool = True
     subprocesses: bool = False
     execute: tuple[str, ...] = ()
     execute_own: bool = True
+    terminal: bool = False
 
 
 class Network(_Section, frozen=True):
@@ -225,6 +227,8 @@ def check_policy(policy: Policy) -> Policy:
             "processes.execute: must be empty without processes.subprocesses = true, "
             f"got {list(policy.processes.execute)!r}"
         )
+    if policy.processes.terminal and not policy.processes.subprocesses:
+        raise PolicyError("processes.terminal: needs processes.subprocesses = true")
     for name, value in policy.environment.items():
         check_variable(name, value)
     for group in policy.syscalls.groups:

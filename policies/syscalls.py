@@ -15,6 +15,7 @@ NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to ev
 ADDED_BY = {
     "processes.threads": ("threads",),
     "processes.subprocesses": ("processes", "exec", "local_sockets"),
+    "processes.terminal": ("terminal",),
     "network.loopback": ("loopback_sockets", "local_sockets"),
 }
 _NO_FORM = "not with these arguments"

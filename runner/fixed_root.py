@@ -4,6 +4,8 @@ The launcher makes them; the listener uses the same names to recognise an open t
 """
 
 DEVICES = ("null", "zero", "full", "random", "urandom")  # below /dev
+TERMINAL = "/dev/tty"  # where a policy allows terminals: that of the process that opens it (tty(4))
+TERMINALS = "/dev/pts"  # then each cell mounts a devpts of its own there (pts(4))
 DIRECTORIES = ("/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr")  # noqa: S108 - in the cell
 TEXTS = {
     "/etc/passwd": "cell:x:1000:1000:cell:/workspace:/usr/sbin/nologin\n",

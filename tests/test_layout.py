@@ -88,7 +88,7 @@ ARROWS = {
     "benchmarks": ("benchmarks", "harness", "runner", "policies"),
     "runner/kernel": ("runner/kernel",),
     "runner/cell": (
-        "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
+        "runner/cell", "runner/fixed_root", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
     "runner/cgroups": ("runner/cgroups",),
     "runner/egress": (

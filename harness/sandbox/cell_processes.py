@@ -20,9 +20,14 @@ _STARTED = [0]
 
 
 class KeptProcess:
-    """One process with its output: the last bytes of it that nobody has read."""
+    """One process with its output: the last bytes of it that nobody has read.
 
-    def __init__(self, argv: list[str], cwd: str | None, env: dict[str, str], kept: int) -> None:
+    A process with a terminal has its input and output there.
+    """
+
+    def __init__(
+        self, argv: list[str], cwd: str | None, env: dict[str, str], kept: int, terminal: str = ""
+    ) -> None:
         self.argv = argv
         self.pid = 0
         self.dropped = 0
@@ -32,23 +37,36 @@ class KeptProcess:
         self._has_ended = False  # its output
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        start = _start_at_terminal if terminal else _start_with_pipes
         try:
-            self._process = process = subprocess.Popen(
-                argv, cwd=cwd, env={**os.environ, **env}, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
-            )  # fmt: skip
+            self._process = process = start(argv, cwd, {**os.environ, **env}, terminal)
         except OSError as error:
             missing = cwd if cwd and error.filename == cwd else argv[0]
-            self._unread += f"{missing}: {error.strerror}\n".encode(errors="replace")
+            self._tell(f"{missing}: {error.strerror}\n", terminal)
             self._has_ended, self._code = True, 127 if error.errno == 2 else 126
             return
         self.pid = process.pid
+        if terminal:
+            self._has_ended = True
+            return
         os.set_blocking(process.stdin.fileno(), False)  # type: ignore[union-attr]
         try:
             threading.Thread(target=self._keep_output, daemon=True).start()
         except BaseException:
             self.kill(signal.SIGKILL)
             raise
+
+    def _tell(self, message: str, terminal: str) -> None:
+        """Have the reader of the output read `message`."""
+        data = message.encode(errors="replace")
+        if terminal:
+            with (
+                contextlib.suppress(OSError),
+                open(terminal, "wb", opener=_without_control) as file,
+            ):
+                file.write(data)
+        else:
+            self._unread += data
 
     def _keep_output(self) -> None:
         """Take what it writes, so that it never waits for a reader, and keep the end of it."""
@@ -106,14 +124,45 @@ class KeptProcess:
                 os.killpg(self.pid, number)
 
 
-def start(argv: list[str], cwd: str | None, env: dict[str, str], kept: int) -> list[Any]:
+def _start_with_pipes(
+    argv: list[str], cwd: str | None, env: dict[str, str], _: str
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
+    )  # fmt: skip
+
+
+def _without_control(path: str, flags: int) -> int:
+    """Open a terminal, but not as the controlling one of this process."""
+    return os.open(path, flags | os.O_NOCTTY)
+
+
+def _start_at_terminal(
+    argv: list[str], cwd: str | None, env: dict[str, str], terminal: str
+) -> subprocess.Popen[bytes]:
+    """Start a process whose controlling terminal is `terminal`: the first that a new session opens."""
+    opened = _without_control(terminal, os.O_RDWR)
+    try:
+        return subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=opened, stdout=opened, stderr=opened,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(terminal, os.O_RDWR)),  # noqa: PLW1509 - takes no lock
+        )  # fmt: skip
+    finally:
+        os.close(opened)
+
+
+def start(
+    argv: list[str], cwd: str | None, env: dict[str, str], kept: int, terminal: str = ""
+) -> list[Any]:
     """Start a process and return what `report` does."""
     while len(_KNOWN) >= _MOST_KNOWN:
         ended = next((n for n, each in _KNOWN.items() if each.code() is not None), 0)
         if not ended:
             raise RuntimeError(f"{_MOST_KNOWN} background processes run")
         del _KNOWN[ended]
-    process = KeptProcess(argv, cwd, env, kept)
+    process = KeptProcess(argv, cwd, env, kept, terminal)
     _STARTED[0] += 1
     _KNOWN[_STARTED[0]] = process
     return report(_STARTED[0])

@@ -31,7 +31,7 @@ class RequestPipeline:
         self, policy: Policy, layers: tuple[str, ...], rules: Rules, trail: "ExecutionTrail | None",
         sandbox_tools: "SandboxTools | None" = None,
     ) -> None:  # fmt: skip
-        self._policy = policy
+        self.policy = policy
         self._layers = layers
         self._rules = rules
         self._trail = trail
@@ -43,16 +43,16 @@ class RequestPipeline:
         """Check a request, execute it by `perform`, and record both."""
         try:
             language = check_language(given.language)
-            request, notices = _unwrapped(make_request(given, self._policy.limits), language)
+            request, notices = _unwrapped(make_request(given, self.policy.limits), language)
         except Rejected as refusal:
             return self._rejected(str(refusal), given.trace_id)
         findings = self._findings(request.code, language)
-        if findings and self._policy.validation.mode == "enforce":
+        if findings and self.policy.validation.mode == "enforce":
             result = self._rejected(str(findings[0]), request.trace_id, findings)
         else:
             result = self._recorded(request, language, perform, session_id)
         if language == PYTHON and _is_no_python(result):
-            notices += notices_of(request.code, self._policy)
+            notices += notices_of(request.code, self.policy)
         if findings or session_id or notices:
             return replace(result, findings=findings, session_id=session_id, notices=notices)
         return result
@@ -62,7 +62,7 @@ class RequestPipeline:
         on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],
     ) -> SandboxResult:  # fmt: skip
         """Check the request of `Sandbox.program`, execute it by `perform`, and record both."""
-        request = make_program(given, self._policy, environment, on_streams)
+        request = make_program(given, self.policy, environment, on_streams)
         return self._recorded(request, "program", lambda _, request: perform(request), None)
 
     def has_tool(self, name: str) -> bool:
@@ -86,7 +86,7 @@ class RequestPipeline:
         return check(code, language, self._rules)
 
     def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
-        return () if self._policy.validation.mode == "off" else self.check(code, language)
+        return () if self.policy.validation.mode == "off" else self.check(code, language)
 
     def _recorded(
         self, request: Request, language: str, perform: Perform, session_id: str | None

@@ -133,10 +133,13 @@ class ProcessesOfCell:
         self._limits = limits
         self.most_read = max(1, min(_READ_BYTES, limits.value_bytes // 2))  # by one call
 
-    def start(self, given: CommandArguments) -> BackgroundProcess:
-        """Start a command; raises PolicyError for invalid arguments, or without subprocesses."""
+    def start(self, given: CommandArguments, terminal: str = "") -> BackgroundProcess:
+        """Start a command; raises PolicyError for invalid arguments, or without subprocesses.
+
+        `terminal`: the path of the terminal that it is to have in place of pipes.
+        """
         env = check_environment(given.env)
-        arguments = list(argv_of(given)), given.cwd, env, self._limits.output_bytes
+        arguments = list(argv_of(given)), given.cwd, env, self._limits.output_bytes, terminal
         told = self._call(_ProcessReport, "start", *arguments, trace_id=given.trace_id)
         return BackgroundProcess(self, told)
 

@@ -17,6 +17,7 @@ from .parameters import CallArguments, CommandArguments, FileContent
 if TYPE_CHECKING:
     from .ports.exposed import ExposedPort
     from .processes import BackgroundProcess, ProcessesOfCell
+    from .terminal import Terminal
 
 
 class Session(Executing):
@@ -124,6 +125,29 @@ class Session(Executing):
     def processes(self) -> "tuple[BackgroundProcess, ...]":
         """Return the commands that `start_command` started: those that run, and the last that ended."""
         return self._processes().all()
+
+    def terminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        trace_id: str | None = None,
+    ) -> "Terminal":
+        """Start a command, by default a shell, at a terminal of the cell's own, and return its master.
+
+        `cwd`, `env`: as of `run`; TERM is xterm by default.  The command goes on between calls and
+        ends with the session, which is in use until the terminal is closed.  Its output is passed on
+        unchanged, escape sequences too: do not write it to the terminal of a person.
+
+        Raises PolicyError if the policy allows no terminals, or the cells are a daemon's; LaunchError
+        if no terminal could be opened.
+        """
+        raise PolicyError(
+            "terminal: not available with connect=", "make a Sandbox without connect="
+        )
 
     def _processes(self) -> "ProcessesOfCell":
         from .processes import ProcessesOfCell  # seldom needed

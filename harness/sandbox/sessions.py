@@ -1,8 +1,9 @@
 """`CellSession`, a session in a cell of this process, and `OpenSessions`, those of one sandbox."""
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,17 +17,19 @@ from ...runner.request import Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors
+from ...runner.terminal import open_terminal, resize
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
 from .history import History, outcome_of
 from .packaged import Lease, PackagedCells
-from .parameters import CallArguments, SessionArguments
+from .parameters import CallArguments, CommandArguments, SessionArguments
 from .pipeline import RequestPipeline
 from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
-from .request import Rejected, check_language
+from .request import Rejected, check_environment, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
+    from .terminal import Terminal
     from .workspaces.calls import NamedWorkspace, SessionWorkspace
 
 
@@ -126,6 +129,39 @@ class CellSession(Session):
     def extend(self, seconds: float) -> None:
         check_limit("seconds", seconds)
         self._cell.extend(seconds)
+
+    def terminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        trace_id: str | None = None,
+    ) -> "Terminal":
+        if not self._pipeline.policy.processes.terminal:
+            raise PolicyError(
+                "terminal: the policy allows none",
+                "use policy='workshop', or set processes.terminal in yours",
+            )
+        from .terminal import SHELL, Terminal, check_size
+
+        size = check_size(rows, columns)
+        variables = {"TERM": "xterm", **check_environment(env)}
+        given = CommandArguments(
+            command=SHELL if command is None else command, cwd=cwd, env=variables, trace_id=trace_id
+        )
+        with contextlib.ExitStack() as undone:
+            self._cell.begin_use()
+            undone.callback(self._cell.end_use)
+            with self._cell.held() as workspace:
+                opened = open_terminal(workspace)
+            undone.callback(os.close, opened.master)
+            resize(opened.master, *size)
+            process = self._processes().start(given, opened.path)
+            undone.pop_all()
+        return Terminal(opened.master, process, self._cell.end_use)
 
     def _end(self, action: str, why: str) -> None:
         self._ports.close()

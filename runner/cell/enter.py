@@ -15,6 +15,7 @@ import struct
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
+from ..fixed_root import TERMINALS
 from ..kernel import landlock, mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.steps import Result, Steps
@@ -30,6 +31,7 @@ _INTERFACE, _NETMASK = "198.18.0.1", "255.254.0.0"  # egress/addresses.py gives 
 DNS_ADDRESS = "127.0.0.53"
 _SOCKET_ADDRESS_BYTES, _BACKLOG = 16, 64
 _MOST_TOLD = 4  # descriptors of one step
+_MOST_TERMINALS = 16  # the host has a few thousand for all (kernel.pty.max)
 _HARD = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_CLOEXEC
 
@@ -63,6 +65,8 @@ def confinement(facts: LauncherFacts) -> Steps:
     do.call("setsid")  # no terminal, and signals of no foreign process group
     _ignore_interrupts(do)
     workspace = _mount_own_filesystems(do, plan, facts.beneath_memory)
+    if plan.terminal:
+        _mount_terminals(do, facts.launcher_id)
     if plan.loopback:
         _bring_loopback_up(do)
     if plan.network:
@@ -142,6 +146,17 @@ def _mount_own_filesystems(do: Steps, plan: Plan, beneath: dict[str, tuple[str, 
     mounts.put(do, proc, "/proc")
     flags = os.O_DIRECTORY | _OPEN
     return do.call("openat", mounts.AT_FDCWD, b"/workspace", flags, about="/workspace")
+
+
+def _mount_terminals(do: Steps, owner: int) -> None:
+    """Mount a devpts that has no terminal yet: each mount is an instance of its own (Linux 4.7).
+
+    The supervisor opens masters in it, by way of /workspace, as long as the cell lives; their terminals
+    belong to the cell's id.  A guest may open masters too, but not unlock their terminals.
+    """
+    attributes = mounts.NOSUID | mounts.NOEXEC  # not NODEV: terminals are devices
+    limits = {"uid": str(owner), "gid": str(owner), "ptmxmode": "0666", "max": str(_MOST_TERMINALS)}
+    mounts.put(do, mounts.new(do, "devpts", attributes, **limits), TERMINALS)
 
 
 def _mount_tmpfs(do: Steps, tmpfs: Tmpfs, covered: list[str]) -> None:
@@ -231,5 +246,6 @@ def _rights(rule: PathRule) -> int:
     rights = landlock.READ
     rights |= landlock.WRITE if rule.write else 0
     rights |= landlock.EXECUTE if rule.execute else 0
+    rights |= landlock.IOCTL_DEV if rule.control else 0
     is_directory = stat.S_ISDIR(os.stat(rule.path).st_mode)  # isdir would take any error for a no
     return rights if is_directory else rights & landlock.FILE_RIGHTS

@@ -31,6 +31,11 @@ def open_plain(path: bytes, flags: int) -> int:
     return _open(_AT_FDCWD, path, flags, _NO_LINKS)
 
 
+def open_from(directory: int, path: bytes, flags: int) -> int:
+    """Open `path`, which may lead out of `directory`, through no link; raises OSError."""
+    return _open(directory, path, flags, _NO_LINKS)
+
+
 def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
     how = libc.buffer(_OPEN_HOW.pack(flags, 0, resolve))
     return libc.syscall("openat2", directory, path, how, _OPEN_HOW.size)

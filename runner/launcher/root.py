@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from ...policies.denied import Denied, denied_by
 from ...policies.languages import LANGUAGES, TOOL_CLIENT
 from ...policies.plan import Bind, Plan
-from ..fixed_root import DEVICES, DIRECTORIES, LINKS, NETWORK_TEXTS, TEXTS
+from ..fixed_root import (
+    DEVICES,
+    DIRECTORIES,
+    LINKS,
+    NETWORK_TEXTS,
+    TERMINAL,
+    TERMINALS,
+    TEXTS,
+)
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
@@ -48,6 +56,8 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
         opened.callback(os.close, root)
         for place in DIRECTORIES:
             os.makedirs(_STAGING + place, exist_ok=True)
+        if boot.plan.terminal:
+            os.makedirs(_STAGING + TERMINALS)
         views = _show(root, sources, boot)
     shared_files = _mount_shared_files(do) if boot.tools else None
     _write_texts(TEXTS | NETWORK_TEXTS if boot.plan.network else TEXTS)
@@ -73,7 +83,8 @@ def _open_sources(boot: Boot) -> list[ShownPath]:
         for path in boot.files
         if not path.startswith(covered) and not denied.denies(path)
     ]
-    wanted += [(f"/dev/{name}", mounts.NOSUID | mounts.NOEXEC) for name in DEVICES]
+    devices = [f"/dev/{name}" for name in DEVICES] + ([TERMINAL] if plan.terminal else [])
+    wanted += [(path, mounts.NOSUID | mounts.NOEXEC) for path in devices]
     opened = []
     for path, attributes in wanted:
         source = where.get(path, path)

@@ -7,7 +7,15 @@ from ...policies.denied import denied_by
 from ...policies.languages import TOOL_CLIENT
 from ...policies.policy import lies_in
 from ...policies.probes import FILES, TREES
-from ..fixed_root import DEVICES, DIRECTORIES, LINKS, NETWORK_TEXTS, TEXTS
+from ..fixed_root import (
+    DEVICES,
+    DIRECTORIES,
+    LINKS,
+    NETWORK_TEXTS,
+    TERMINAL,
+    TERMINALS,
+    TEXTS,
+)
 from ..messages import Boot
 from ..shared_files import PLACE
 
@@ -38,6 +46,7 @@ class Shown:
     def __init__(self, boot: Boot) -> None:
         shown = [bind.path for bind in boot.plan.binds] + list(boot.files)
         shown += [link for link, _ in boot.links] + ([PLACE] if boot.tools else [])
+        shown += [TERMINAL, TERMINALS] if boot.plan.terminal else []
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents
         self._trees = (*_OWN, *(f"{path}/" for path in shown))

@@ -217,7 +217,9 @@ def shown() -> Iterator[Filesystem]:
         yield Filesystem(read=read, write=(str(other),))
 
 
-@pytest.mark.parametrize("name", ["standard", "server", "tool", "trusted-read", "shown paths"])
+@pytest.mark.parametrize(
+    "name", ["standard", "server", "tool", "trusted-read", "workshop", "shown paths"]
+)
 def test_each_step_that_another_policy_has_is_missed(
     name: str, steps_of_strict: list[tuple[str, str]], shown: Filesystem
 ) -> None:

@@ -35,6 +35,7 @@ seen = [
     [errno_of(lambda: open("/dev/" + name, mode).close()) for name in ("null", "zero", "full") for mode in ("rb", "wb")],
     [errno_of(lambda: own_file(directory)) for directory in ("/workspace", "/tmp", *globals().get("writable", ()))], errno_of(to_itself),
     ctypes.CDLL(None).prctl(27, 0, 0, 0, 0),  # PR_GET_SECUREBITS
+    [errno_of(lambda: open("/dev/" + name, "r+b", buffering=0).close()) for name in ("tty", "pts/ptmx")],
     os.umask(0o22), os.uname().nodename, dict(os.environ), os.getcwd(), bool(os.listdir("/workspace")),
 ]
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

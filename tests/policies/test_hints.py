@@ -45,12 +45,12 @@ def test_other_errors_have_none(error: str | None) -> None:
 
 
 @pytest.mark.parametrize("setting", ADDED_BY)
-def test_each_setting_that_a_refusal_names_has_a_hint_and_standard_has_the_setting(
+def test_each_setting_that_a_refusal_names_has_a_hint_and_workshop_has_the_setting(
     setting: str,
 ) -> None:
     (hint,) = hints("exit code 1", [refusal(f"seccomp: {needs(ADDED_BY[setting][0])}")])
     assert f"{setting} = true" in hint
-    assert attrgetter(setting)(load_policy("standard"))
+    assert attrgetter(setting)(load_policy("workshop"))
 
 
 def test_a_shell_is_told_about_its_builtins() -> None:

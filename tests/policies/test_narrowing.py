@@ -55,7 +55,7 @@ def policies(draw: st.DrawFn) -> Policy:
         name=draw(st.sampled_from(["a", "b"])),
         filesystem=Filesystem(read=read, write=write, hidden=hidden, watch=draw(st.booleans())),
         processes=Processes(
-            threads=draw(st.booleans()), subprocesses=subprocesses, execute_own=draw(st.booleans()), execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
+            threads=draw(st.booleans()), subprocesses=subprocesses, execute_own=draw(st.booleans()), terminal=subprocesses and draw(st.booleans()), execute=tuple(path for path in draw(PATHS) if path not in hidden) if subprocesses else ()
         ),
         network=Network(loopback=draw(st.booleans())),
         packages=Packages(
@@ -142,6 +142,7 @@ MORE = {
     "processes.execute_own: executing what it writes": Policy(
         processes=Processes(subprocesses=True)
     ),
+    "processes.terminal: a terminal": Policy(processes=Processes(subprocesses=True, terminal=True)),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
     "python.path: importing from /srv": Policy(python=Python(path=("/srv",))),
     "python.preload: importing json ahead": Policy(python=Python(preload=("json",))),
@@ -214,5 +215,5 @@ def test_the_profiles_stand_in_their_order() -> None:
     for name in ("server", "workshop"):
         beyond = exceeds(load_policy(name), load_policy("standard"))
         assert {each.partition(".")[0] for each in beyond} <= {
-            "limits", "environment: EMAIL=cell@localhost",
+            "limits", "processes", "environment: EMAIL=cell@localhost",
         }  # fmt: skip

@@ -245,6 +245,7 @@ def test_refusals_name_every_call_that_a_listener_may_hear_of() -> None:
 SETTING = {
     "processes.threads = true": Policy(processes=Processes(threads=True)),
     "processes.subprocesses = true": Policy(processes=Processes(subprocesses=True)),
+    "processes.terminal = true": Policy(processes=Processes(subprocesses=True, terminal=True)),
     "network.loopback = true": Policy(network=Network(loopback=True)),
     'syscalls.groups = ["file_watching"]': Policy(syscalls=Syscalls(groups=("file_watching",))),
 }
