@@ -51,7 +51,7 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
         is_wrong_file = is_opening and getattr(failure.__cause__, "errno", None) in _WRONG_FILE
         is_usage = isinstance(failure, errors.PolicyError) or is_wrong_file
         status = USAGE_ERROR if is_usage else SANDBOX_FAILED
-        return status, f"cellwright: {failure}\n"
+        return status, f"cellwright: {_harmless(str(failure))}\n"
     if isinstance(failure, OSError):
         what = f"{failure.filename}: " if failure.filename else ""
         status = USAGE_ERROR if what and failure.errno in _WRONG_FILE else SANDBOX_FAILED
@@ -66,6 +66,13 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
     return SANDBOX_FAILED, "".join(
         traceback.format_exception(failure)
     ) + "cellwright: this is a bug in cellwright, please report it\n"
+
+
+def _harmless(text: str) -> str:
+    """Return a message that may quote an index, a server or a file, for a terminal, line by line."""
+    from ..text.terminal import harmless  # only for failures
+
+    return "\n".join(map(harmless, text.split("\n")))
 
 
 def _interrupted(*, is_command: bool) -> int:

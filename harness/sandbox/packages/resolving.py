@@ -212,7 +212,8 @@ def _pip(arguments: Sequence[str], source: WheelSource, folder: str, deadline: D
         return
     if "No module named pip" in said:
         raise PackageError(f"{sys.executable} has no pip", f"install it: {EXTRA}")
-    errors = re.findall(r"^(?:ERROR|OSError): (.+)$", said, re.MULTILINE) or [said.strip()]
+    errors = re.findall(r"^(?:ERROR|OSError): (?!Exception:$)(.+)$", said, re.MULTILINE)
+    errors = errors or said.strip().splitlines()[-1:] or ["failed without a word"]
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))
 
 

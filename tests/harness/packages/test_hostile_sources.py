@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PackageError, PackageStore, PolicyError, Sandbox
+from cellwright.harness.cli.exit_status import _message_of
 from cellwright.harness.sandbox.packages.lock import (
     Lock,
     check_requirements,
@@ -20,7 +21,13 @@ from cellwright.harness.sandbox.packages.opening import _copy
 from cellwright.harness.sandbox.packages.resolving import WheelSource, resolve
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL
-from tests.harness.packages.wheels import FILENAME, good_wheel, store_at
+from tests.harness.packages.wheels import (
+    FILENAME,
+    good_wheel,
+    parts_of,
+    store_at,
+    write_wheel,
+)
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -252,6 +259,35 @@ def test_a_named_index_is_the_only_one(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve(["thing"], WheelSource(), "cpython-311").wheels
     with pytest.raises(PackageError, match="No matching distribution"):
         resolve(["thing"], WheelSource(index_url=mine), "cpython-311")
+
+
+def test_what_pip_tells_of_a_wheel_does_not_reach_the_terminal_raw(
+    tmp_path: Path, wheels: Path
+) -> None:
+    """pip names the directories of a wheel that has two, as they are."""
+    info = "x\x1b]0;title\x07.dist-info"
+    good_wheel(wheels, {f"{info}/METADATA": b""}, name="other")
+    store = store_at(tmp_path / "raw", wheels)
+    with pytest.raises(PackageError, match="multiple .dist-info directories found") as refused:
+        store.lock(["other"])
+    assert "x\x1b]0;title" in str(refused.value)
+    _, text = _message_of(refused.value)
+    assert "\x1b" not in text
+    assert r"x\x1b]0;title" in text
+
+
+def test_a_bug_of_pip_is_told_by_its_last_line(tmp_path: Path, wheels: Path) -> None:
+    metadata = f"Metadata-Version: 2.1\nName: other\nVersion: 1.0\nRequires-Dist: x; {'(' * 3000}\n"
+    write_wheel(
+        wheels / "other-1.0-py3-none-any.whl",
+        [
+            part._replace(data=metadata.encode()) if part.name.endswith(b"METADATA") else part
+            for part in parts_of({}, name="other")
+        ],
+        info="other-1.0.dist-info",
+    )
+    with pytest.raises(PackageError, match="^pip: .*(recursion|No matching|nvalid)"):
+        store_at(tmp_path / "bug", wheels).lock(["other"])
 
 
 def test_settings_of_pip_neither_add_packages_nor_leave_out_any(
