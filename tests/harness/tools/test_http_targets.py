@@ -93,3 +93,17 @@ def test_other_headers_are_kept() -> None:
 def test_an_invalid_credential_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(PolicyError, match="credentials: 'K'"):
         check_credentials([HttpCredential(**({"key": "K", "host": "api.example.org"} | fields))])
+
+
+def test_a_credential_belongs_to_its_host_port_method_and_path_over_https() -> None:
+    credential = HttpCredential(
+        key="K", host="*.example.org", methods=("GET",), paths=("/v1/*", "/me")
+    )
+    for url in ("https://api.example.org/v1/x?y", "https://a.b.example.org/me"):
+        assert credential.belongs_to(target_of(url), "GET")
+        assert not credential.belongs_to(target_of(url), "POST")
+    for url in (
+        "http://api.example.org:443/v1/x", "https://api.example.org:8443/v1/x", "https://example.org/v1/x", "https://evilexample.org/v1/x",
+        "https://api.example.org.evil.example/v1/x", "https://api.example.org/v2", "https://api.example.org/v1/../v2", "https://api.example.org/v1/%2e%2e/v2",
+    ):  # fmt: skip
+        assert not credential.belongs_to(target_of(url), "GET")
