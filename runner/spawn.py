@@ -11,6 +11,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..policies.errors import LaunchError
 
 # -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
@@ -33,10 +35,16 @@ _PACKAGES = ("cellwright", "msgspec", "prctl")
 class Spawned:
     """A launcher process that imports, and then waits for its Boot frame."""
 
-    def __init__(self, executable: str, module: str = _LAUNCHER) -> None:
+    def __init__(
+        self, executable: str, module: str = _LAUNCHER, packages: "Sequence[str]" = ()
+    ) -> None:
         """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed or a
-        package of it is missing."""
+        package of it is missing.
+
+        `packages`: the directories that an interpreter of another version has for msgspec and prctl.
+        """
         self.executable = executable
+        self._packages = tuple(packages)
         try:
             self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
         except OSError as error:
@@ -56,12 +64,16 @@ class Spawned:
             theirs.close()
         self.socket = ours.detach()
         try:
-            os.write(self.socket, "\0".join(_import_paths()).encode())
+            os.write(self.socket, "\0".join(_import_paths(self._packages)).encode())
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended; Launcher.boot says why
         except BaseException:
             self.close()
             raise
+
+    def again(self) -> "Spawned":
+        """Start another launcher in the same way."""
+        return Spawned(self.executable, packages=self._packages)
 
     def take_socket(self) -> int:
         """Return the socket for a Launcher, which owns the process from then on."""
@@ -92,12 +104,13 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def _import_paths() -> list[str]:
-    """Return the directories that hold the launcher's three packages, and no others."""
+def _import_paths(others: tuple[str, ...]) -> list[str]:
+    """Return the directories that hold the launcher's three packages, and no others; those of `others`
+    come first, so that extension modules of another version are found there."""
     import importlib.util  # here, and not above: the interpreter that was spawned starts meanwhile
 
-    found = []
-    for package in _PACKAGES:
+    found = list(others)
+    for package in _PACKAGES[:1] if others else _PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
             from ..policies.errors import LaunchError

@@ -49,7 +49,7 @@ class Supervisor:
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy
-        self._executable = spawned.executable
+        self._spawned = spawned
         self._cgroup_root = cgroup_root
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class Supervisor:
         python = self._policy.python
         names = tuple(dict.fromkeys((*python.preload, *modules)))
         policy = replace(self._policy, python=replace(python, preload=names))
-        spawned = Spawned(self._executable)
+        spawned = self._spawned.again()
         try:
             made = Generation(policy, spawned, self._cgroup_root, self._lessons, *self._runs)
         except BaseException:
@@ -214,7 +214,7 @@ class Supervisor:
             old = self._generation
             if not old.is_current() or old.forks >= self._cells_per_launcher:
                 old.retire()
-                spawned = Spawned(self._executable)
+                spawned = self._spawned.again()
                 self._generation = Generation(
                     self._policy, spawned, self._cgroup_root, self._lessons, *self._runs
                 )

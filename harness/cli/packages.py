@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,10 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--venv", metavar="DIR", help="import from this virtual environment, of the same Python"
     )
+    parser.add_argument(
+        "--python", metavar="VERSION",
+        help="run Python programs by this Python of the host: a version such as 3.12, or a path",
+    )  # fmt: skip
     add_sources(parser)
 
 
@@ -58,6 +61,7 @@ def store_of(options: argparse.Namespace, directory: str | None = None) -> "Pack
         index=not getattr(options, "no_index", False),
         index_url=getattr(options, "index_url", None),
         optional_layers=getattr(options, "optional", ()),
+        python=getattr(options, "python", None),
     )
 
 
@@ -74,5 +78,7 @@ def with_environment(policy: Policy, options: argparse.Namespace) -> Policy:
     if options.venv is None:
         return policy
     from ..sandbox.packages.required import importing_from, site_of_environment
+    from ..sandbox.pythons import find_python
 
-    return importing_from(policy, site_of_environment(options.venv, sys.version_info[:2]))
+    version = find_python(options.python).version[:2]
+    return importing_from(policy, site_of_environment(options.venv, version))

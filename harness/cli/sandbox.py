@@ -92,6 +92,7 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
             audit=audit or False,
             tools=tools,
             language=language,  # starts no launcher for another language
+            python=options.python,
             workspaces=_workspaces(options),
             **packages_of(options),
         ) as sandbox,
@@ -109,7 +110,7 @@ def print_staged(kept: "KeptWorkspace | None") -> None:
 
 
 def _refuse_with_connect(options: argparse.Namespace) -> None:
-    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "review"):
+    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "review", "python"):
         if getattr(options, name, None):
             raise PolicyError(
                 f"--{name} cannot be combined with --connect: the daemon decides it",

@@ -54,10 +54,6 @@ _MAGICS = {
 _SUBPROCESSES = " under a policy that allows subprocesses, such as standard (--policy standard)"
 
 
-def begins_with_fence(code: str) -> bool:
-    return code.lstrip().startswith(_FENCE)
-
-
 def without_fence(code: str) -> tuple[str, str]:
     """Return a program without the code fence around it, and a notice about that; both unchanged and
     empty if there is no complete fence, or it names another language."""
@@ -85,7 +81,7 @@ def _is_python(word: str) -> bool:
 def notices_of(code: str, policy: Policy) -> tuple[str, ...]:
     """Return what to use instead of the idioms in a program that is not Python; for people and models,
     made from the words of the program."""
-    if begins_with_fence(code):
+    if code.lstrip().startswith(_FENCE):
         return (_about_fence(code),)
     found = []
     for line in _LINE.finditer(code[:_MOST_READ]):

@@ -1,9 +1,13 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, interpreter_of, language_called
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
     from .packages.store import OpenSet
+    from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
     from .sandbox_tools import Offered, SandboxTools
     from .workspaces.calls import NamedWorkspace
@@ -59,14 +64,16 @@ class LocalCells:
 
     def __init__(self, given: SandboxArguments) -> None:
         own = _policy(given.config, given.policy)
+        python = _python(given)
+        given = _with_store_of(python, given)
         self.policy, self._packages = _packaged(own, given)
         try:
-            self._start(given, own)
+            self._start(given, own, python)
         except BaseException:
             self._release_packages()
             raise
 
-    def _start(self, given: SandboxArguments, own: Policy) -> None:
+    def _start(self, given: SandboxArguments, own: Policy, python: "HostPython | None") -> None:
         """Start the launcher; `own` is the policy without the packages of the sandbox."""
         self._given_workspaces = _checked_workspaces(given.workspaces)
         rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
@@ -74,16 +81,15 @@ class LocalCells:
         sessions, language = check_sessions(given.sessions), _language(given.language)
         known = check_interpreters(given.interpreters)
         user = _checked_user(given.user)
-        python, root = given.python, given.cgroup_root
-        executable = check_host_path("python", python) if python else interpreter()
+        root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
         if not isinstance(given.spawned, Spawned | None):
             raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
         self.audit = _audit_log(given)
         sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit)
         shared_files = sandbox_tools.shared_files if sandbox_tools else _no_shared_files
-        spawned = given.spawned or Spawned(executable)
-        self._egress = _egress_process(self.policy, executable, user)
+        spawned = given.spawned or (python.spawn() if python else Spawned(interpreter()))
+        self._egress = _egress_process(self.policy, interpreter(), user)
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
@@ -98,7 +104,7 @@ class LocalCells:
             raise
         another = partial(
             _another,
-            spawned.executable,
+            spawned.again,
             cgroup_root,
             settings,
             known,
@@ -217,6 +223,35 @@ class LocalCells:
             self._packages.close()
 
 
+def _python(given: SandboxArguments) -> "HostPython | None":
+    """Return the Python that the arguments name; None for the one that runs this process."""
+    if given.python is None and given.runtime is None:
+        return None
+    from .pythons import find_python  # seldom needed
+
+    return find_python(given.python, given.runtime)
+
+
+def _with_store_of(python: "HostPython | None", given: SandboxArguments) -> SandboxArguments:
+    """Return `given` with a store of packages for `python` if that is of another version than this
+    process; raises PolicyError if the given store is for another one."""
+    store = given.package_store
+    wanted = python.tag if python else sys.implementation.cache_tag
+    if store is not None and store.python != wanted:
+        raise PolicyError(
+            f"package_store: must be for {wanted}, got one for {store.python}",
+            "PackageStore(python=...)",
+        )
+    if store is not None or python is None or python.is_ours:
+        return given
+    from ...policies.errors import PackageError
+    from .packages.store import PackageStore
+
+    with contextlib.suppress(PackageError):  # the extra is not installed: the first use says so
+        given = replace(given, package_store=PackageStore(python=python.path))
+    return given
+
+
 def _packaged(policy: Policy, given: SandboxArguments) -> "tuple[Policy, OpenSet | None]":
     """Return `policy` with the packages that it and the arguments ask for, and the set of these."""
     if given.packages is None and not policy.packages.require:
@@ -231,14 +266,14 @@ def _once_at_rest(_: int) -> None:
 
 
 def _another(
-    executable: str, cgroup_root: str | None, settings: PoolSettings,
+    spawn: Callable[[], Spawned], cgroup_root: str | None, settings: PoolSettings,
     interpreters: Mapping[str, str], shared_files: Callable[[str], SharedFiles | None],
     user: int | str | None, egress: EgressProcess | None, policy: Policy, language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language or set of packages, with a smaller pool."""
     settings = settings._replace(size=min(settings.size, OTHERS_CELLS))
     return Supervisor(
-        policy, Spawned(executable), cgroup_root, settings,
+        policy, spawn(), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language),
         shared_files=shared_files(language), user=user, egress=egress,
     )  # fmt: skip

@@ -12,7 +12,6 @@ from ...runner.request import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
 from ..tools.caller import CALLING
-from .idioms import begins_with_fence, notices_of, without_fence
 from .parameters import CallArguments, ProgramArguments
 from .request import Rejected, check_language, make_program, make_request
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ...runner.audit.spans import Span
     from .sandbox_tools import SandboxTools
 
+_FENCE = "```"
 Perform = Callable[[str, Request], SandboxResult]  # called with the language
 
 
@@ -52,6 +52,8 @@ class RequestPipeline:
         else:
             result = self._recorded(request, language, perform, session_id)
         if language == PYTHON and _is_no_python(result):
+            from .idioms import notices_of  # seldom needed
+
             notices += notices_of(request.code, self.policy)
         if findings or session_id or notices:
             return replace(result, findings=findings, session_id=session_id, notices=notices)
@@ -137,8 +139,10 @@ class RequestPipeline:
 
 def _unwrapped(request: Request, language: str) -> tuple[Request, tuple[str, ...]]:
     """Return a request without the code fence around its program, and the notice about that."""
-    if language != PYTHON or not begins_with_fence(request.code):
+    if language != PYTHON or not request.code.lstrip().startswith(_FENCE):
         return request, ()
+    from .idioms import without_fence  # seldom needed
+
     code, notice = without_fence(request.code)
     return (replace(request, code=code), (notice,)) if notice else (request, ())
 

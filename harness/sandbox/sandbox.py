@@ -75,7 +75,8 @@ class Sandbox(Executing):
     `config`: named permissions and limits; or anything that `policy` takes.
     `policy`: the name of a shipped profile, the path of a TOML file, a mapping as TOML has it, a
     Policy or a PermissionSet; instead of `config`.
-    `python`: another interpreter of the same version.
+    `python`: another interpreter of the host: a version, such as "3.12", or a path.
+    `runtime`: the same as "python:3.12".
     `cgroup_root`: a directory in which to make cgroups; by default $CELLWRIGHT_CGROUP_ROOT, else one
     that is found.
     `spawned`: a launcher process that was started ahead.
@@ -111,6 +112,7 @@ class Sandbox(Executing):
         *,
         policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
@@ -140,6 +142,7 @@ class Sandbox(Executing):
         *,
         policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
@@ -261,7 +264,7 @@ class Sandbox(Executing):
             builtins = rules.blocked_builtins if builtins is None else builtins
         return Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
-            python=given.python, cgroup_root=given.cgroup_root, user=given.user,
+            python=given.python, runtime=given.runtime, cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
         )  # fmt: skip
 

@@ -30,6 +30,7 @@ class SandboxArguments(Parameters, frozen=True, kw_only=True):
     config: "SandboxConfig | PolicyLike | None" = None
     policy: "PolicyLike | None" = None
     python: str | os.PathLike[str] | None = None
+    runtime: str | None = None
     cgroup_root: str | os.PathLike[str] | None = None
     spawned: Spawned | None = None
     pool: int | PoolSettings = PoolSettings()

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from ....policies.errors import PackageError, PolicyError
+from ..pythons import HostPython
 
 if TYPE_CHECKING:
     from packaging.pylock import Pylock
@@ -177,7 +178,7 @@ def read_requirements(path: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
+def read_pylock(path: str | os.PathLike[str], python: HostPython) -> Lock:
     """Return the wheels that a pylock.toml selects for this Python and machine.
 
     Raises PackageError if it cannot be read, or needs something other than wheels with a sha256.
@@ -186,7 +187,7 @@ def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
 
     selected = _pylock(Path(path))
     try:
-        chosen = list(selected.select())
+        chosen = list(selected.select(**_target(python)))
     except PylockSelectError as error:
         raise PackageError(f"{path}: {error}") from None
     wheels = []
@@ -199,7 +200,29 @@ def read_pylock(path: str | os.PathLike[str], python: str) -> Lock:
         beside = Path(path).absolute().parent
         url = source.url or (beside / (source.path or source.filename)).as_uri()
         wheels.append(wheel_of(url, str(source.hashes.get("sha256", "")).lower()))
-    return lock_of(python, wheels)
+    return lock_of(python.tag, wheels)
+
+
+def _target(python: HostPython) -> dict[str, Any]:
+    """Return the environment and tags of a Python of another version, for `Pylock.select`."""
+    if python.is_ours:
+        return {}
+    from packaging.markers import default_environment
+    from packaging.tags import compatible_tags, cpython_tags, platform_tags
+
+    major, minor, _ = python.version
+    short, full = f"{major}.{minor}", ".".join(map(str, python.version))
+    versions = {
+        "python_version": short,
+        "python_full_version": full,
+        "implementation_version": full,
+    }
+    platforms, interpreter = list(platform_tags()), f"cp{major}{minor}"
+    tags = [
+        *cpython_tags((major, minor), [interpreter], platforms),
+        *compatible_tags((major, minor), interpreter, platforms),
+    ]
+    return {"environment": default_environment() | versions, "tags": tags}
 
 
 def _pylock(path: Path) -> "Pylock":

@@ -17,9 +17,9 @@ from ....policies.policy import MIB, Filesystem, Limits, Policy, Processes
 from ....runner.request import Request
 from ....runner.result import SandboxResult
 from ....runner.settings import PoolSettings
-from ....runner.spawn import Spawned, interpreter
 from ....runner.supervisor import Supervisor
 from ....runner.workspace import list_all_files, read_file
+from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
 from .lock import Wheel
 
@@ -35,6 +35,7 @@ Files = dict[str, tuple[int, str]]  # path: size, sha256
 def open_wheel(
     wheel: Wheel, path: Path, target: Path, most_bytes: int,
     optional_layers: tuple[str, ...] = (), deadline: Deadline = NO_DEADLINE,
+    python: HostPython | None = None,
 ) -> Files:  # fmt: skip
     """Unpack the wheel at `path` into the new directory `target`, and return its files.
 
@@ -54,7 +55,7 @@ def open_wheel(
     )
     supervisor = Supervisor(
         _policy(path, request.limits, optional_layers),
-        Spawned(interpreter()),
+        (python or this_python()).spawn(),
         settings=PoolSettings(size=0),
     )
     try:

@@ -6,6 +6,7 @@ every build needs one.
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import select
@@ -19,6 +20,7 @@ from typing import IO
 import msgspec
 
 from ....policies.errors import PackageError
+from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
 from .lock import EXTRA, Lock, Wheel, lock_of, normalised, wheel_of
 
@@ -46,6 +48,7 @@ def refuse(event, arguments):
 memory, hard = int(sys.argv.pop(1)), resource.getrlimit(resource.RLIMIT_AS)[1]
 if hard == resource.RLIM_INFINITY or hard > memory:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+sys.path += filter(None, [sys.argv.pop(1)])  # of a Python that may have no pip
 sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
@@ -128,7 +131,7 @@ class _Report(msgspec.Struct):
 
 
 def resolve(
-    lines: Sequence[str], source: WheelSource, python: str, deadline: Deadline = NO_DEADLINE
+    lines: Sequence[str], source: WheelSource, python: HostPython, deadline: Deadline = NO_DEADLINE
 ) -> Lock:
     """Return the wheels that meet the lines of a requirements file.
 
@@ -139,7 +142,7 @@ def resolve(
         wanted.write_text("".join(f"{line}\n" for line in lines))
         _pip(
             ["install", "--dry-run", "--ignore-installed", "--report", str(report), "-r", str(wanted)],
-            source, folder, deadline,
+            source, folder, deadline, python,
         )  # fmt: skip
         try:
             if report.stat().st_size > _MOST_REPORT:
@@ -161,11 +164,15 @@ def resolve(
                 f"pip's settings require {wheel.name} as well",
                 "remove `requirement` from the settings of pip (pip config debug)",
             )
-    return lock_of(python, wheels)
+    return lock_of(python.tag, wheels)
 
 
 def fetch(
-    wheels: Sequence[Wheel], source: WheelSource, folder: str, deadline: Deadline = NO_DEADLINE
+    wheels: Sequence[Wheel],
+    source: WheelSource,
+    folder: str,
+    deadline: Deadline = NO_DEADLINE,
+    python: HostPython | None = None,
 ) -> dict[Wheel, Path]:
     """Download `wheels` into `folder` and return their files, whose digests are those of the lock.
 
@@ -175,7 +182,8 @@ def fetch(
     wanted.write_text(
         "".join(f"{source.address_of(each)} --hash=sha256:{each.sha256}\n" for each in wheels)
     )
-    _pip(["download", "--no-deps", "--dest", folder, "-r", str(wanted)], source, folder, deadline)
+    command = ["download", "--no-deps", "--dest", folder, "-r", str(wanted)]
+    _pip(command, source, folder, deadline, python or this_python())
     found = {}
     for each in wheels:
         path = Path(folder, each.filename)
@@ -198,9 +206,16 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _pip(arguments: Sequence[str], source: WheelSource, folder: str, deadline: Deadline) -> None:
+def _pip(
+    arguments: Sequence[str], source: WheelSource, folder: str, deadline: Deadline,
+    python: HostPython,
+) -> None:  # fmt: skip
+    """Run pip in `python`, so that it chooses wheels for that version: its own pip, else ours."""
+    executable, ours = sys.executable, ""
+    if not python.is_ours and (spec := importlib.util.find_spec("pip")) and spec.origin:
+        executable, ours = python.path, os.path.dirname(os.path.dirname(spec.origin))
     command = [
-        sys.executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(_MEMORY),
+        executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(_MEMORY), ours,
         arguments[0], "--quiet", "--no-input", "--no-color",
         "--disable-pip-version-check", *source.options(), *arguments[1:],
     ]  # fmt: skip
@@ -211,7 +226,7 @@ def _pip(arguments: Sequence[str], source: WheelSource, folder: str, deadline: D
     if code == 0:
         return
     if "No module named pip" in said:
-        raise PackageError(f"{sys.executable} has no pip", f"install it: {EXTRA}")
+        raise PackageError(f"{executable} has no pip", f"install it: {EXTRA}")
     errors = re.findall(r"^(?:ERROR|OSError): (?!Exception:$)(.+)$", said, re.MULTILINE)
     errors = errors or said.strip().splitlines()[-1:] or ["failed without a word"]
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from ....policies.closing import Closing
 from ....policies.errors import PackageError, PolicyError
 from ....policies.policy import MIB, Policy, check_limit, named_layers
 from ...state import state_directory
+from ..pythons import find_python
 from .deadline import NO_DEADLINE, Deadline
 from .directory import StoreDirectory
 from .fonts import add_font_list
@@ -86,6 +86,7 @@ class PackageStore:
     `max_bytes`: of the files of one set, default 1 GiB.
     `allow`: the packages that a set may have, dependencies included; default any.
     `optional_layers`: what the cells in which wheels are opened may lack, as in a policy.
+    `python`: the Python that sets are for, as for Sandbox; default the one that runs this process.
 
     Safe from many threads and processes.  Raises PolicyError for invalid arguments.
     """
@@ -95,6 +96,7 @@ class PackageStore:
         find_links: str | os.PathLike[str] | None = None, index: bool = True,
         index_url: str | None = None, max_bytes: int = MOST_BYTES,
         allow: Iterable[str] | None = None, optional_layers: Sequence[str] = (),
+        python: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         check_limit("packages.max_bytes", max_bytes, whole=True)
         if find_links is not None and not os.path.isdir(find_links):
@@ -109,7 +111,8 @@ class PackageStore:
         self.max_bytes = max_bytes
         self.allow = None if allow is None else frozenset(map(normalised, allow))
         self.optional_layers = named_layers("optional_layers", optional_layers)
-        self.python = sys.implementation.cache_tag
+        self.interpreter = find_python(python)
+        self.python = self.interpreter.tag
 
     @property
     def directory(self) -> Path:
@@ -126,6 +129,7 @@ class PackageStore:
             self.directory, find_links=self.source.find_links, index=self.source.index,
             index_url=self.source.index_url, max_bytes=most, allow=allow,
             optional_layers=(*self.optional_layers, *policy.optional_layers),
+            python=None if self.interpreter.is_ours else self.interpreter.path,
         )  # fmt: skip
 
     def lock(
@@ -143,13 +147,15 @@ class PackageStore:
         self._folder.make()
         kept = self.directory / "locks" / f"{self._key(wanted)}.toml"
         if not again and kept.exists():
-            return self._allowed(read_pylock(kept, self.python))
-        lock = self._allowed(resolve(wanted, self.source, self.python, deadline))
+            return self._allowed(read_pylock(kept, self.interpreter))
+        lock = self._allowed(resolve(wanted, self.source, self.interpreter, deadline))
         self._folder.write(kept, pylock_text(lock))
         return lock
 
     def build(self, lock: Lock, *, deadline: Deadline = NO_DEADLINE) -> PackageSet:
         """Return the set of `lock`, made if it is missing; raises PackageError."""
+        if lock.python != self.python:
+            raise PackageError(f"the lock is for {lock.python}, the store for {self.python}")
         self._allowed(lock)
         self._folder.make()
         # Not the lock of the set: sandboxes that have it open hold that.
@@ -242,8 +248,8 @@ class PackageStore:
 
     def _locked_by_file(self, path: Path, deadline: Deadline) -> Lock:
         if path.suffix == ".toml":
-            return read_pylock(path, self.python)
-        return resolve(read_requirements(path), self.source, self.python, deadline)
+            return read_pylock(path, self.interpreter)
+        return resolve(read_requirements(path), self.source, self.interpreter, deadline)
 
     def _key(self, wanted: tuple[str, ...]) -> str:
         said = msgspec.json.encode((self.python, wanted, self.source))
@@ -266,7 +272,9 @@ class PackageStore:
         """Make the set of `lock`: open the wheels that were not, then link all files into one tree."""
         with self._folder.locked("wheels", fcntl.LOCK_SH), self._folder.new() as folder:
             missing = [each for each in lock.wheels if not self._wheel(each).manifest.exists()]
-            fetched = fetch(missing, self.source, folder, deadline) if missing else {}
+            fetched = (
+                fetch(missing, self.source, folder, deadline, self.interpreter) if missing else {}
+            )
             for wheel, path in fetched.items():
                 self._open(wheel, path, folder, deadline)
                 path.unlink()
@@ -279,7 +287,9 @@ class PackageStore:
     def _open(self, wheel: Wheel, path: Path, folder: str, deadline: Deadline) -> None:
         made = _paths(Path(folder, wheel.sha256))
         made.site.mkdir(0o755, parents=True)
-        files = open_wheel(wheel, path, made.site, self.max_bytes, self.optional_layers, deadline)
+        files = open_wheel(
+            wheel, path, made.site, self.max_bytes, self.optional_layers, deadline, self.interpreter
+        )
         manifest = _Manifest(Lock(self.python, (wheel,)), files)
         made.manifest.write_bytes(msgspec.json.encode(manifest))
         self._folder.publish(made.top, self._wheel(wheel).top)

@@ -19,6 +19,7 @@ from cellwright.harness.sandbox.packages.lock import (
 )
 from cellwright.harness.sandbox.packages.opening import _copy
 from cellwright.harness.sandbox.packages.resolving import WheelSource, resolve
+from cellwright.harness.sandbox.pythons import this_python
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL
 from tests.harness.packages.wheels import (
@@ -83,7 +84,7 @@ def test_pip_builds_nothing_whatever_it_is_asked(
 ) -> None:
     asked = line.format(tree=source.parent / "evil-1.0", source=source)
     with pytest.raises(PackageError, match="only wheels"):
-        resolve([asked], WheelSource(str(source.parent), index=False), "cpython-311")
+        resolve([asked], WheelSource(str(source.parent), index=False), this_python())
     assert not (tmp_path / "ran").exists()
 
 
@@ -256,9 +257,9 @@ def test_a_named_index_is_the_only_one(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "mine" / "thing" / FILENAME).rename(tmp_path / FILENAME)
     (tmp_path / "mine" / "thing" / "index.html").write_text("")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", (tmp_path / "extra").as_uri())
-    assert resolve(["thing"], WheelSource(), "cpython-311").wheels
+    assert resolve(["thing"], WheelSource(), this_python()).wheels
     with pytest.raises(PackageError, match="No matching distribution"):
-        resolve(["thing"], WheelSource(index_url=mine), "cpython-311")
+        resolve(["thing"], WheelSource(index_url=mine), this_python())
 
 
 def test_what_pip_tells_of_a_wheel_does_not_reach_the_terminal_raw(
