@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cellwright import (
     PackageError,
@@ -22,15 +23,16 @@ from cellwright import (
 from cellwright.harness.sandbox.local import LocalCells
 from cellwright.harness.sandbox.packages.hot import HotSets
 from cellwright.harness.sandbox.packages.modules import has_module, imports_of
-from cellwright.policies.policy import Packages
+from cellwright.policies.policy import Limits, Packages
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.packages.wheels import good_wheel, store_at
 
 pytestmark = pytest.mark.needs("userns")
 BORN = b"import os\nborn = os.readlink('/proc/self/ns/net')\n"
 IS_PRELOADED = "import os, {0}\n{0}.born != os.readlink('/proc/self/ns/net')"
-POLICY = Policy(optional_layers=OPTIONAL)
-LEARNING = Policy(packages=Packages(learn_preload=True), optional_layers=OPTIONAL)
+PATIENT = Limits(wall_seconds=300.0)  # a set is built within the time of the call
+POLICY = Policy(limits=PATIENT, optional_layers=OPTIONAL)
+LEARNING = replace(POLICY, packages=Packages(learn_preload=True))
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_the_packages_of_the_sandbox_are_in_every_set(store: PackageStore) -> No
 
 
 def test_commands_and_sessions_have_packages(store: PackageStore) -> None:
-    standard = policy_named("standard")
+    standard = replace(policy_named("standard"), limits=PATIENT)
     with Sandbox(policy=standard, package_store=store, pool=0) as sandbox:
         with sandbox.session(packages=["thing"]) as session:
             assert session.execute("import thing\nthing.born != ''").value is True
@@ -208,7 +210,7 @@ def test_a_call_adds_nothing_to_a_lock_file(store: PackageStore, tmp_path: Path)
 
 
 def test_the_policys_list_of_packages_holds_for_calls(store: PackageStore) -> None:
-    policy = Policy(packages=Packages(allow=("thing",)), optional_layers=OPTIONAL)
+    policy = replace(POLICY, packages=Packages(allow=("thing",)))
     with Sandbox(policy=policy, package_store=store, pool=0) as sandbox:
         assert sandbox.execute("import thing", packages=["thing"]).ok
         with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
@@ -218,7 +220,7 @@ def test_the_policys_list_of_packages_holds_for_calls(store: PackageStore) -> No
 def test_a_module_that_the_policy_names_is_preloaded_where_a_set_has_it(
     store: PackageStore,
 ) -> None:
-    policy = Policy(packages=Packages(preload=("thing",)), optional_layers=OPTIONAL)
+    policy = replace(POLICY, packages=Packages(preload=("thing",)))
     with Sandbox(policy=policy, package_store=store, pool=0) as sandbox:
         assert sandbox.execute(IS_PRELOADED.format("thing"), packages=["thing"]).value is True
         assert sandbox.execute(IS_PRELOADED.format("other"), packages=["other"]).value is False
