@@ -17,6 +17,7 @@ import msgspec
 from ..policies.errors import InternalError, LaunchError
 from ..policies.plan import Plan
 from . import channel
+from .fixed_root import ANY_ADDRESS, DNS_ADDRESS
 from .messages import (
     AddCell,
     Booted,
@@ -130,7 +131,14 @@ class EgressProcess:
         return self._spawned.keeper if self._spawned else None
 
     def add(self, plan: Plan, sockets: list[int]) -> CellEgress:
-        """Have the process serve a cell through its `sockets`; raises LaunchError."""
+        """Have the process serve a cell through its `sockets`.
+
+        Raises LaunchError, and InternalError for sockets that are not those of a cell.
+        """
+        if plan.network is None or _wrong(sockets, plan.network.ports):
+            raise InternalError(
+                "a cell is ready without its sockets for the network, or with others"
+            )
         with self._lock:
             ours, theirs = channel.pair()
             try:
@@ -156,8 +164,7 @@ class EgressProcess:
 
     def _start(self, plan: Plan) -> socket.socket:
         """Start the process, and return the channel to it once it is confined; raises LaunchError."""
-        if plan.network is None:
-            raise InternalError("a cell without rules for the network has sockets for it")
+        assert plan.network  # noqa: S101 - `add` has looked
         self._spawned = spawned = Spawned(self._executable, _MODULE)
         sock = socket.socket(fileno=spawned.take_socket())
         boot = EgressBoot(plan.network, self._uid, plan.landlock_abi, self._made_at)
@@ -189,6 +196,23 @@ class EgressProcess:
         with self._lock:
             self._is_closed = True
             self._end()
+
+
+def _wrong(descriptors: list[int], ports: tuple[int, ...]) -> bool:
+    """Tell whether sockets are not bound, or do not listen, as the steps of a cell have them."""
+    queries = [(socket.SOCK_DGRAM, (DNS_ADDRESS, 53)), (socket.SOCK_STREAM, (DNS_ADDRESS, 53))]
+    wanted = queries + [(socket.SOCK_STREAM, (ANY_ADDRESS, port)) for port in ports]
+    found = []
+    for descriptor in descriptors:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            if sock.type == socket.SOCK_STREAM and not _listens(sock):
+                return True
+            found.append((sock.type, sock.getsockname()))
+    return found != wanted
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _why_not_booted(sock: socket.socket) -> str:

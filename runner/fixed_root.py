@@ -13,8 +13,9 @@ TEXTS = {
     "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+DNS_ADDRESS, ANY_ADDRESS = "127.0.0.53", "0.0.0.0"  # noqa: S104 - of sockets in the cell
 NETWORK_TEXTS = {  # where the policy allows names of the network
-    "/etc/resolv.conf": "nameserver 127.0.0.53\n",
+    "/etc/resolv.conf": f"nameserver {DNS_ADDRESS}\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 LINKS = (

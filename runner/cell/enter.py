@@ -15,7 +15,7 @@ import struct
 from typing import NamedTuple
 
 from ...policies.plan import PathRule, Plan, Tmpfs
-from ..fixed_root import TERMINALS
+from ..fixed_root import ANY_ADDRESS, DNS_ADDRESS, TERMINALS
 from ..kernel import landlock, mounts, processes
 from ..kernel import privileges as kernel
 from ..kernel.steps import Result, Steps
@@ -28,7 +28,6 @@ STATUS, _CONTROL, _STDIN, _STDOUT, _STDERR, TASKS = range(6)  # what a Fork fram
 INIT = 15  # the pidfd of the cell's init
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 0x1
 _INTERFACE, _NETMASK = "198.18.0.1", "255.254.0.0"  # egress/addresses.py gives names the others
-DNS_ADDRESS = "127.0.0.53"
 _SOCKET_ADDRESS_BYTES, _BACKLOG = 16, 64
 _MOST_TOLD = 4  # descriptors of one step
 _MOST_TERMINALS = 16  # the host has a few thousand for all (kernel.pty.max)
@@ -194,7 +193,7 @@ def _open_ways_out(do: Steps, ports: tuple[int, ...]) -> None:
         do.call("ioctl", with_address, request, do.structure(words), about=f"lo {address}")
     do.call("close", with_address)
     wanted = [(socket.SOCK_DGRAM, DNS_ADDRESS, 53), (socket.SOCK_STREAM, DNS_ADDRESS, 53)]
-    wanted += [(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - of the cell
+    wanted += [(socket.SOCK_STREAM, ANY_ADDRESS, port) for port in ports]
     made = [_listening(do, *each) for each in wanted]
     for start in range(0, len(made), _MOST_TOLD):
         frame = b"\0" + encode(WaysOut())

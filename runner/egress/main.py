@@ -105,8 +105,6 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
             return
         decode(frame, AddCell)
         reports, *sockets = (socket.socket(fileno=each) for each in descriptors)
-        if any(each.family != socket.AF_INET for each in sockets):
-            return  # closes them: the launcher has less power than the supervisor, and sent others
         cells.add(ServedCell(policy, resolver, reports, sockets, cells.discard))
 
     def check() -> None:

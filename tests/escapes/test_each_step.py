@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
+from cellwright.policies.network.rules import NetworkRule
 from cellwright.policies.policy import Filesystem, Policy, Validation
 from cellwright.runner import channel, held_cell
 from cellwright.testing import inspect
@@ -26,6 +27,7 @@ from tests.conftest import policy_named, with_limits
 from tests.escapes.live_cell import LiveCell, children
 from tests.faults.injection import shim
 from tests.faults.posture import PROGRAM, posture
+from tests.network import policy as network_policy
 from tests.runner.test_leftovers import cgroups_of, descriptors
 
 pytestmark = pytest.mark.needs("root", "cgroup", "landlock", "real_cpu")
@@ -232,6 +234,15 @@ def test_each_step_that_another_policy_has_is_missed(
         chosen = [step for step in chosen if step[0] != QUICKER]
         assert chosen or name == "trusted-read"
         assert proof.unnoticed(chosen) == []
+
+
+def test_each_step_that_the_network_needs_is_missed(steps_of_strict: list[tuple[str, str]]) -> None:
+    with proving(network_policy(NetworkRule(host="api.example.org"))) as proof:
+        chosen = [step for step in proof.order() if step not in steps_of_strict]
+        chosen = [step for step in chosen if step[0] != QUICKER]
+        assert len(chosen) > 10
+        # Without it the range has 256 addresses, and names beyond them are out of reach.
+        assert proof.unnoticed(chosen) == ["own mounts: ioctl: lo 255.254.0.0"]
 
 
 @pytest.mark.parametrize("given", [{"fresh_exec": True}], ids=str)
