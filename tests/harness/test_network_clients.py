@@ -203,7 +203,7 @@ def test_git_over_https(outside: Outside, tmp_path: Path) -> None:
     with commands("git", port=outside.port) as box, box.session() as session:
         session.upload("ca.pem", outside.trusted.encode())
         done = session.run(
-            "git -c http.sslCAInfo=$PWD/ca.pem clone -q $URL/project.git"
+            "GIT_SSL_CAINFO=$PWD/ca.pem git clone -q $URL/project.git"
             " && git -C project log --format=%s",
             shell=True, env={"URL": outside.url},
         )  # fmt: skip

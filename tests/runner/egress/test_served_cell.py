@@ -8,7 +8,7 @@ import pytest
 from cellwright.policies.network.rules import NetworkRule, NetworkRules
 from cellwright.runner.egress import relay, served_cell
 from cellwright.runner.egress.relay import RefusedError, first_bytes
-from cellwright.runner.egress.served_cell import CellPolicy, RuleUse
+from cellwright.runner.egress.served_cell import CellPolicy
 from tests.runner.egress.test_client_hello import extension, hello, names, real, record
 
 NAME = "api.example.org"
@@ -66,28 +66,6 @@ def test_a_client_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(relay, "_HELLO_SECONDS", 0.01)
     with pytest.raises(RefusedError, match="within"):
         first(b"", "https")
-
-
-def test_an_allowance_is_used_up_and_refills(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(served_cell.time, "monotonic", lambda: now)
-    allowance = served_cell._Allowance(2.0, 4.0)
-    assert [allowance.take() for _ in range(5)] == [True] * 4 + [False]
-    now += 1.0
-    assert [allowance.take() for _ in range(3)] == [True, True, False]
-    now += 1000.0
-    assert [allowance.take() for _ in range(5)] == [True] * 4 + [False]
-
-
-def test_a_use_counts_connections_and_bytes() -> None:
-    rule = NetworkRule(host=NAME, connections=2, connections_per_second=100, sent_bytes=10)
-    use = RuleUse(rule)
-    assert [bool(use.begin()) for _ in range(3)] == [False, False, True]
-    use.end()
-    assert not use.begin()
-    use.count(10, 1000)
-    with pytest.raises(RefusedError, match="more than 10 bytes sent"):
-        use.count(1, 0)
 
 
 def test_a_rule_ends_with_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
