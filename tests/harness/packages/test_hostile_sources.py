@@ -310,10 +310,10 @@ def test_settings_of_pip_neither_add_packages_nor_leave_out_any(
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     settings.write_text("[install]\nno-deps = true\n")
-    assert str(resolve(["other"], source, "cpython-311")) == "other 1.0, thing 1.0"
+    assert str(resolve(["other"], source, this_python())) == "other 1.0, thing 1.0"
     settings.write_text(f"[install]\nrequirement = {more}\n")
     with pytest.raises(PackageError, match="pip's settings require more as well"):
-        resolve(["Other>=1"], source, "cpython-311")
+        resolve(["Other>=1"], source, this_python())
 
 
 def test_a_lock_that_gives_bytes_another_name_is_refused(store: PackageStore, wheels: Path) -> None:
