@@ -73,6 +73,8 @@ def check_language(name: str) -> str:
 @contextlib.contextmanager
 def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
     """Open a local sandbox for `language`, or with --connect one of a daemon."""
+    if options.review and options.workspace is None:
+        raise PolicyError("--review: there is no workspace", "name one with --workspace")
     if options.connect is not None:
         _refuse_with_connect(options)
         with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
@@ -110,7 +112,7 @@ def print_staged(kept: "KeptWorkspace | None") -> None:
 
 
 def _refuse_with_connect(options: argparse.Namespace) -> None:
-    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "review", "python"):
+    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "python"):
         if getattr(options, name, None):
             raise PolicyError(
                 f"--{name} cannot be combined with --connect: the daemon decides it",
@@ -121,8 +123,6 @@ def _refuse_with_connect(options: argparse.Namespace) -> None:
 def _workspaces(options: argparse.Namespace) -> "Workspaces | None":
     """Return the store of named workspaces if --workspace names one."""
     if options.workspace is None:
-        if options.review:
-            raise PolicyError("--review: there is no workspace", "name one with --workspace")
         return None
     from .workspace import workspaces_at
 

@@ -441,5 +441,6 @@ def test_the_commands_show_a_change_and_decide_on_it(tmp_path: Path) -> None:
     assert call("workspace", "prune", "--days", "1").stdout == ""
     os.utime(tmp_path / "cellwright/workspaces/mine.tar", (1, 1))
     assert call("workspace", "prune", "--days", "1").stdout == "mine\n"
-    alone = call("run", *OPTIONS, "--review", "-c", "1")
-    assert (alone.returncode, "--review: there is no workspace" in alone.stderr) == (2, True)
+    for where in (OPTIONS, ("--connect", str(tmp_path / "socket"))):
+        alone = call("run", *where, "--review", "-c", "1")
+        assert (alone.returncode, "--review: there is no workspace" in alone.stderr) == (2, True)
