@@ -84,7 +84,7 @@ class Cell:
         with self._looking:
             if self._backlogs is None:
                 try:
-                    self._backlogs = Backlogs(_pid_of(self.pidfd), 2 * self._socket_bytes)
+                    self._backlogs = Backlogs(pid_of(self.pidfd), 2 * self._socket_bytes)
                 except ProcessLookupError:  # the cell has ended
                     return False
         return self._backlogs.are_too_long()
@@ -135,10 +135,10 @@ def _signal_group(pidfd: int, number: int) -> None:
         # Before Linux 6.9.  The number is nobody else's while a process of the group is left, and here
         # its leader lived a moment ago: numbers would have to go round in that moment.
         signal.pidfd_send_signal(pidfd, 0)
-        os.killpg(_pid_of(pidfd), number)
+        os.killpg(pid_of(pidfd), number)
 
 
-def _pid_of(pidfd: int) -> int:
+def pid_of(pidfd: int) -> int:
     """Return the number behind a pidfd; raises ProcessLookupError."""
     return _numbers_of(pidfd)[0]
 

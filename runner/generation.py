@@ -14,7 +14,6 @@ from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
 from ..policies.plan import CERTIFICATES, PathRule, Plan
 from ..policies.policy import Policy, lies_in
-from .cell_network import CellNetwork
 from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import Caps
@@ -27,6 +26,7 @@ from .host.plans import plan_for
 from .host.probe import probe_host
 from .host.runtime import Runtime, find_runtime
 from .launching import Launcher
+from .living import KeptRecord, keep_record
 from .messages import Boot
 from .shared_files import PLACE, SharedFiles
 from .spawn import Spawned
@@ -34,6 +34,7 @@ from .watching.listener import Listener
 from .watching.shown import Shown
 
 if TYPE_CHECKING:
+    from .cell_network import CellNetwork
     from .host.interpreters import HostInterpreter
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
@@ -72,6 +73,7 @@ class Generation:
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._living = 0
         self._retired = self._lost = self._replaced = False
+        self._record: KeptRecord | None = None
         self.forks = 0  # how many cells were asked of it
         self.launcher = Launcher(spawned)  # imports while we work out what to tell it
         self.tree: CgroupTree = NoCgroups("not looked for yet")
@@ -96,6 +98,9 @@ class Generation:
             if shared_files and self._shared_directory is not None:
                 shared_files.attach(self._shared_directory)
             self._admit()
+            self._record = keep_record(
+                "sandbox", self.launcher.keeper, policy.name, language, self.tree.places
+            )
         except BaseException as error:
             self._take_down()
             if isinstance(error, OSError):
@@ -237,9 +242,13 @@ class Generation:
         )
         return Learner(descriptor, self.plan, Shown(least), self._lessons)
 
-    def network_of(self, guest: int) -> CellNetwork | None:
+    def network_of(self, guest: int) -> "CellNetwork | None":
         """Return the network of the cell of `guest`, a pidfd; None if the policy has no loopback."""
-        return CellNetwork(self.launcher, guest) if self.plan.loopback else None
+        if not self.plan.loopback:
+            return None
+        from .cell_network import CellNetwork  # seldom needed
+
+        return CellNetwork(self.launcher, guest)
 
     def connect(self, sockets: list[int]) -> CellEgress | None:
         """Have the egress process serve a cell that has `sockets`; None if cells have no way out."""
@@ -314,6 +323,8 @@ class Generation:
         with self._lock:
             self._remove_leftovers()  # where the launcher died first, what was in them did so now
         self.tree.close()
+        if self._record:
+            self._record.remove()
         if self._shared_files and self._shared_directory is not None:
             self._shared_files.detach(self._shared_directory)
 

@@ -8,18 +8,20 @@ import os
 import signal
 import stat
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
-from .cell_network import CellNetwork
 from .cells import Cell
 from .egress_process import CellEgress, NetworkRecord
 from .kernel import notifications
 from .messages import Ended, Failed, Ready, Status, WaysOut, decode
 from .watching.listener import Listener
+
+if TYPE_CHECKING:
+    from .cell_network import CellNetwork
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
@@ -52,7 +54,7 @@ class Origin(Protocol):
 
     def listen(self, descriptor: int) -> Listener: ...
 
-    def network_of(self, guest: int) -> CellNetwork | None:
+    def network_of(self, guest: int) -> "CellNetwork | None":
         """Return the network of the cell of `guest`, a pidfd; None if its policy has no loopback."""
 
     def connect(self, sockets: list[int]) -> CellEgress | None:
@@ -118,7 +120,7 @@ class HeldCell:
         """Return what the cell holds by its cgroup's count, 0 where nobody counts."""
         return self.cell.cgroup.memory_peak_bytes() or 0
 
-    def network(self) -> CellNetwork | None:
+    def network(self) -> "CellNetwork | None":
         """Return the cell's network, which the caller closes; None if its policy has no loopback."""
         return self._origin.network_of(self.cell.guest)
 

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from ..policies.errors import (
 from ..policies.languages import LANGUAGES, PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
-from .cell_network import CellNetwork
+from .cells import pid_of
 from .cgroups import CgroupUsage
 from .concurrency import ConcurrencyLimit
 from .execution import (
@@ -33,12 +34,16 @@ from .execution import (
     phases,
 )
 from .held_cell import HeldCell
+from .living import KeptRecord, keep_record
 from .outcome import Count, conclude
 from .request import Request
 from .result import SandboxResult
 from .settings import SessionSettings
 from .watching.between_requests import BetweenRequests
 from .workspace import Listing
+
+if TYPE_CHECKING:
+    from .cell_network import CellNetwork
 
 _WAIT_SECONDS = 30.0  # for the running request to end
 # At least so long between two looks at a session's CPU time: threads and children can exceed the
@@ -73,6 +78,7 @@ class SessionCell:
         self._lock = threading.Lock()  # guards the next two
         self._holders = 0
         self._clock = clock
+        self._record: KeptRecord | None = None
         self._born_at = self.used_at = clock()
         self._kept_until = 0.0  # by `extend`
         self._freezing = threading.Lock()  # guards the next three
@@ -110,7 +116,7 @@ class SessionCell:
             if last:
                 self._dispose()
 
-    def network(self) -> CellNetwork | None:
+    def network(self) -> "CellNetwork | None":
         """Return the cell's network, which the caller closes; None if its policy has no loopback.
 
         Raises SessionLost.
@@ -358,8 +364,21 @@ class SessionCell:
             self._note_use()
             self.on_thaw()
 
+    def keep_record(self, id: str, policy: str) -> None:
+        """Have the session listed as `id` (living.py) while it lives."""
+        with contextlib.suppress(SessionLost, ProcessLookupError), self.held():
+            cell = self._held.cell
+            init = pid_of(cell.pidfd)
+            self._record = keep_record(
+                "session", init, policy, self.language, cell.cgroup.places, id
+            )
+        if self.lost and self._record:  # it ended meanwhile
+            self._record.remove()
+
     def _note_use(self) -> None:
         self.used_at = self._clock()
+        if self._record:
+            self._record.touch()
         self._freeze_at = self.used_at + self._settings.freeze_seconds
 
     def begin_use(self) -> None:
@@ -406,6 +425,8 @@ class SessionCell:
                 self._held.cell.kill()
         if last:
             self._dispose()
+        if self._record:
+            self._record.remove()
         self.on_end(action, why)
 
     def _dispose(self) -> None:

@@ -281,6 +281,7 @@ class OpenSessions:
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
         cell = self._supervisors.open_session(lease.supervisor)
         self._pipeline.record_session(id, "opened")
+        cell.keep_record(id, self._pipeline.policy.name)
         if kept_in:
             kept_in.attach(cell)
         another = partial(

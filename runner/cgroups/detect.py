@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .systemd import delegated_scope
-from .tree import CgroupTree, NoCgroups, remove_given_up, remove_with_cells, write
+from .tree import CgroupTree, NoCgroups, remove_given_up, remove_with_cells, start_time, write
 from .v1 import CgroupTreeV1
 from .v2 import CgroupTreeV2
 
@@ -132,24 +132,34 @@ def _enable_at(top: Path) -> None:
 
 
 def _name() -> str:
-    return f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}-{next(_counter)}"
+    return f"{_PREFIX}-{os.getpid()}-{start_time(os.getpid())}-{next(_counter)}"
 
 
-def _start_time(pid: int) -> str:
-    """Return the start time of a process in clock ticks: with its pid, an identity (proc(5))."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
+def sweep_host() -> list[Path]:
+    """Remove what killed supervisors left in the directories that `open_tree` would use; return what
+    was removed."""
+    root = os.environ.get("CELLWRIGHT_CGROUP_ROOT")
+    if root is not None:
+        found = _namesakes(Path(root)) or {"": Path(root)}
+    else:
+        top = _mount_point_of_v2(mountinfo())
+        found = hierarchies(mountinfo()) or ({"": top} if top else {})
+    freezer = _freezer_beside(found)
+    return sweep([*found.values(), *([freezer] if freezer else [])])
 
 
-def sweep(parents: Iterable[Path]) -> None:
-    """Remove what a killed supervisor left behind; never a living supervisor's cgroups."""
+def sweep(parents: Iterable[Path]) -> list[Path]:
+    """Remove what a killed supervisor left behind, never a living supervisor's cgroups; return what
+    was removed."""
+    removed: list[Path] = []
     remove_given_up()
     for parent in parents:
         for left in parent.glob(f"{_PREFIX}-*-*-*"):
             _, pid, start, *_ = left.name.split("-")
-            if pid.isdecimal() and _start_time(int(pid)) != start:
-                remove_with_cells(left)
+            dead = pid.isdecimal() and start_time(int(pid)) != start
+            if dead and remove_with_cells(left):
+                removed.append(left)
+    return removed
 
 
 def hierarchies(mounts: str, wanted: tuple[str, ...] = _WANTED) -> dict[str, Path]:

@@ -30,6 +30,7 @@ class CgroupUsage(NamedTuple):
 class Cgroup(Protocol):
     """The cgroup of one cell."""
 
+    places: dict[str, str]  # controller -> its directory, or "v2"
     descriptors: tuple[int, ...]
     into_cgroup: bool  # the last descriptor is a v2 directory to be born in
 
@@ -72,6 +73,7 @@ class CgroupTree(Protocol):
     """Makes cgroups for the cells of one supervisor."""
 
     missing: dict[str, str]  # controller -> why the host lacks it; "" if it has it
+    places: dict[str, str]  # controller -> the directory of this supervisor, or "v2"
     no_freezer: str  # why cells cannot be frozen; "" if they can
 
     @property
@@ -88,9 +90,18 @@ class CgroupTree(Protocol):
         """Remove what is left of the tree."""
 
 
+class CgroupUse(NamedTuple):
+    """What a cgroup uses now; None where nothing counts."""
+
+    memory_bytes: int | None
+    cpu_seconds: float | None
+    is_frozen: bool
+
+
 class NoCgroup:
     """The cgroup of a cell without one."""
 
+    places: dict[str, str] = {}  # noqa: RUF012 - stays empty
     descriptors: tuple[int, ...] = ()
     into_cgroup = False
     can_exceed = False
@@ -134,6 +145,7 @@ class NoCgroups:
     def __init__(self, reason: str) -> None:
         self.missing = dict.fromkeys(CONTROLLERS, reason)
         self.no_freezer = reason
+        self.places: dict[str, str] = {}
 
     def create(self, name: str, caps: Caps) -> Cgroup:
         return NoCgroup()
@@ -220,6 +232,48 @@ def read_field(path: Path | str, field: str) -> int | None:
             if name == field:
                 return int(value)
     return None
+
+
+def start_time(pid: int) -> str:
+    """Return the start time of a process in clock ticks: with its pid, an identity (proc(5))."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def usage_at(places: dict[str, str]) -> CgroupUse:
+    """Return what the cgroup in these directories uses."""
+    if place := places.get("v2"):
+        cpu = read_field(f"{place}/cpu.stat", "usage_usec")
+        seconds = None if cpu is None else cpu / 1e6
+        frozen = _text(f"{place}/cgroup.freeze") == "1"
+        return CgroupUse(_number(f"{place}/memory.current"), seconds, frozen)
+    memory, account = places.get("memory", ""), places.get("cpuacct", "")
+    nanoseconds = _number(f"{account}/cpuacct.usage")
+    return CgroupUse(
+        _number(f"{memory}/memory.usage_in_bytes"),
+        None if nanoseconds is None else nanoseconds / 1e9,
+        _text(f"{places.get('freezer', '')}/{FREEZER_STATE}") in ("FROZEN", "FREEZING"),
+    )
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+def _number(path: str) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdecimal() else None
+
+
+def thaw(places: dict[str, str]) -> None:
+    """Let what is frozen on v1 in these directories, and those of cells below, go on."""
+    if freezer := places.get("freezer"):
+        for directory in (Path(freezer), *_below(Path(freezer))):
+            with contextlib.suppress(OSError):
+                write(directory / FREEZER_STATE, "THAWED")
 
 
 def processes_in(directory: Path | str) -> list[int]:

@@ -46,6 +46,7 @@ class CgroupV1:
         """
         self._directories = directories
         self._freezer = freezer
+        self.places = {**directories, "freezer": freezer} if freezer else directories
         self._is_frozen = False
         self._unique = tuple(dict.fromkeys(directories.values()))
         self.descriptors: tuple[int, ...] = ()
@@ -186,6 +187,7 @@ class CgroupTreeV1:
         self.no_freezer = "" if freezer else "no writable cgroup v1 hierarchy has the freezer"
         self._directories = {key: path / name for key, path in hierarchies.items()}
         self._places = {key: str(path) for key, path in self._directories.items()}
+        self.places = {**self._places, "freezer": str(self._freezer)} if freezer else self._places
         self.missing = dict.fromkeys(CONTROLLERS, "")
         for controller in CONTROLLERS:
             if controller not in hierarchies:

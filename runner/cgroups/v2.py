@@ -35,6 +35,7 @@ class CgroupV2:
     def __init__(self, directory: str, caps: Caps, controllers: frozenset[str], owner: int) -> None:
         self._directory = directory
         self._is_frozen = False
+        self.places = {"v2": directory}
         self.descriptors: tuple[int, ...] = ()
         os.mkdir(directory)
         try:
@@ -135,6 +136,7 @@ class CgroupTreeV2:
         self._created = create
         self._owner = os.geteuid()
         self._launcher_directory = directory / "launcher"
+        self.places = {"v2": str(directory)}
         self.no_freezer = "" if (directory / "cgroup.freeze").exists() else "needs Linux 5.2"
         available = frozenset((directory / "cgroup.controllers").read_text().split())
         self._controllers = available & frozenset(CONTROLLERS)

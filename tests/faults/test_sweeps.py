@@ -85,7 +85,7 @@ def left_by(who: str, root: Path) -> list[Path]:
 @pytest.mark.parametrize("name", ["getdents64", "rmdir", "mkdir"])
 def test_a_sweep_that_is_killed_is_finished_by_the_next_one(name: str, root: Path) -> None:
     me = os.getpid()
-    living = left_by(f"{me}-{detect._start_time(me)}-7", root)
+    living = left_by(f"{me}-{detect.start_time(me)}-7", root)
     number = 0
     while True:
         dead = left_by(f"{me}-1-0", root)  # our number, but of one that began at another time

@@ -306,7 +306,7 @@ def test_two_hundred_sessions_are_frozen_and_thawed(clock: Clock) -> None:
         inspect(box).supervisors._clock = clock
         sessions = [box.session() for _ in range(200)]
         for number, session in enumerate(sessions):
-            session.execute(f"{BUSY}\nmine = {number}")
+            session.execute(f"{'' if number % 50 else BUSY}\nmine = {number}")
         clock.now += IDLE.freeze_seconds
         for session in sessions:
             cell_of(session).look()

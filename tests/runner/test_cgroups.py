@@ -310,7 +310,7 @@ def test_a_root_that_is_no_cgroup_directory_gives_none(tmp_path: Path) -> None:
 
 
 def test_a_sweep_removes_only_what_dead_supervisors_left(tmp_path: Path) -> None:
-    me = f"cellwright-{os.getpid()}-{detect._start_time(os.getpid())}-0"
+    me = f"cellwright-{os.getpid()}-{detect.start_time(os.getpid())}-0"
     reused = f"cellwright-{os.getpid()}-1-0"  # our pid, but another start time
     dead = "cellwright-4194305-123-0"  # above the largest pid there is
     for name in (me, reused, dead, "other", "cellwright-notes", "cellwright--", "cellwright-x-1-0"):

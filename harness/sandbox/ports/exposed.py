@@ -3,16 +3,15 @@
 import contextlib
 import os
 import socket
-import tempfile
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Self
-from urllib.parse import quote
 
 from ....policies.errors import ClosedError, PolicyError
-from ....runner.cell_network import CellNetwork
+from ....runner.living import directory_prefix
 from ..checks import check_host_path
 
 if TYPE_CHECKING:
+    from ....runner.cell_network import CellNetwork
     from .relay import CellUse, PortRelay, RelayedPort
 
 _HOST = "127.0.0.1"
@@ -68,7 +67,7 @@ class ExposedPorts:
         self._closed = False
 
     def expose(
-        self, network: CellNetwork | None, port: int, path: str | os.PathLike[str] | None,
+        self, network: "CellNetwork | None", port: int, path: str | os.PathLike[str] | None,
         host_port: int | None,
     ) -> ExposedPort:  # fmt: skip
         """Return the exposed `port` of the cell whose `network` is given, and is closed with it."""
@@ -111,7 +110,7 @@ class SandboxPorts:
         return ExposedPorts(self, use)
 
     def expose(
-        self, network: CellNetwork, use: "CellUse | None", port: int,
+        self, network: "CellNetwork", use: "CellUse | None", port: int,
         path: str | os.PathLike[str] | None, host_port: int | None,
     ) -> ExposedPort:  # fmt: skip
         from .connection import PortLimits  # seldom needed
@@ -175,7 +174,9 @@ def _listen(path: str | os.PathLike[str] | None, host_port: int | None, port: in
         if "\0" in place:  # it would be a name in the abstract namespace, which has no permissions
             raise PolicyError(f"path: must be a path without NUL, got {place!r}")
         return _listen_at(place)
-    directory = tempfile.mkdtemp(prefix="cellwright-")  # of mode 0700
+    import tempfile  # seldom needed, and imports twenty modules
+
+    directory = tempfile.mkdtemp(prefix=directory_prefix())  # of mode 0700
     try:
         return _listen_at(os.path.join(directory, str(port)), directory)
     except BaseException:
@@ -222,6 +223,8 @@ def _identity(path: str) -> tuple[int, int]:
 def _url(address: str | tuple[str, int]) -> str:
     """Return the URL of an HTTP server at `address`; clients know `http+unix` for Unix sockets."""
     if isinstance(address, str):
+        from urllib.parse import quote
+
         return f"http+unix://{quote(address, safe='')}"
     return f"http://{address[0]}:{address[1]}"
 

@@ -1,0 +1,20 @@
+"""`cellwright gc`: removes what killed processes of this user left: cgroups, frozen cells, sockets."""
+
+import argparse
+
+from ...runner.living import remove_leftovers
+from ..text.terminal import harmless
+from .options import SUCCEEDED, add_json, print_json
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    removed = remove_leftovers()
+    if options.json:
+        print_json(removed)
+    else:
+        print("".join(f"removed {harmless(path)}\n" for path in removed), end="")
+    return SUCCEEDED

@@ -1,0 +1,257 @@
+"""Records of what lives: a small file for each launcher and each session of this user's processes.
+
+A record names processes by number and start time, which together no other process ever has (proc(5)).
+It is removed when what it is about ends; `remove_leftovers` is for what a killed process left.
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from .cgroups.detect import sweep_host
+from .cgroups.tree import remove_with_cells, start_time, thaw, usage_at
+
+_LONGEST = 64 * 1024
+_END_SECONDS = 5.0
+_PREFIX = "cellwright"  # of directories of exposed ports
+_NAMES = {"sandbox": "cell-keeper", "session": "cell-init"}  # of the processes that are killed
+_counter = itertools.count()
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process: its number, and its start time in clock ticks."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    start: _Text
+
+    def is_alive(self) -> bool:
+        return start_time(self.pid) == self.start
+
+
+class LivingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A launcher with its cells, or a session."""
+
+    kind: Literal["sandbox", "session"]
+    supervisor: ProcessIdentity
+    process: ProcessIdentity  # the keeper of the launcher, or the init of the session's cell
+    policy: _Text
+    language: _Text
+    places: dict[str, _Text]  # its cgroup: controller -> directory, or "v2"
+    session: _Text = ""  # the id
+
+
+class Living(NamedTuple):
+    """A record that was read: its file, and what it says."""
+
+    path: Path
+    record: LivingRecord
+
+    @property
+    def id(self) -> str:
+        """`PID.N`, where PID is the process that made it."""
+        return f"{self.record.supervisor.pid}.{self.path.stem.rpartition('-')[2]}"
+
+
+class KeptRecord:
+    """The record of something that this process made."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._owner = os.getpid()
+
+    def touch(self) -> None:
+        """Note that it was used now."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def remove(self) -> None:
+        """Remove it; in a forked child this does nothing."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+def keep_record(
+    kind: Literal["sandbox", "session"], pid: int, policy: str, language: str,
+    places: dict[str, str], session: str = "",
+) -> KeptRecord | None:  # fmt: skip
+    """Write a record; None where there is no directory for it, or no room: then it is not listed."""
+    directory = _directory()
+    if directory is None:
+        return None
+    own = _identity(os.getpid())
+    record = LivingRecord(kind, own, _identity(pid), policy, language, places, session[:4096])
+    path = f"{directory}/{own.pid}-{own.start}-{next(_counter)}.json"
+    try:
+        with open(f"{path}.new", "xb") as file:
+            file.write(msgspec.json.encode(record))
+        os.rename(f"{path}.new", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.new")
+        return None
+    return KeptRecord(path)
+
+
+def _identity(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, start_time(pid))
+
+
+def _directory() -> Path | None:
+    """Return the directory of the records, which only this user can write; None if there is none."""
+    place = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isabs(place):
+        place = os.environ.get("XDG_CACHE_HOME") or os.path.join(
+            os.environ.get("HOME", ""), ".cache"
+        )
+    if not os.path.isabs(place):
+        return None
+    directory = Path(place, "cellwright", "living")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return directory if ours and not found.st_mode & 0o022 else None
+
+
+def list_living() -> list[Living]:
+    """Return the records of this user, in order of their ids, with those that dead processes left."""
+    directory = _directory()
+    if directory is None:
+        return []
+    found = (_read(path) for path in directory.glob("*-*-*.json"))
+    return sorted((each for each in found if each), key=lambda each: _sort_key(each.id))
+
+
+def _sort_key(id: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in id.split("."))
+
+
+def _read(path: Path) -> Living | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            text = file.read(_LONGEST)
+        return Living(path, msgspec.json.decode(text, type=LivingRecord))
+    except (OSError, msgspec.DecodeError):  # it ended meanwhile, or is of another version
+        return None
+
+
+class LivingUse(NamedTuple):
+    """What something uses; None where nothing counts."""
+
+    memory_bytes: int | None
+    cpu_seconds: float | None
+    age_seconds: float
+    idle_seconds: float | None  # of a session: since its last call
+    is_frozen: bool
+
+
+def use_of(living: Living) -> LivingUse:
+    """Return what it uses now."""
+    record = living.record
+    usage = usage_at(record.places)
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    age = uptime - int(record.process.start or 0) / os.sysconf("SC_CLK_TCK")
+    idle = None
+    if record.kind == "session":
+        with contextlib.suppress(OSError):
+            idle = max(0.0, time.time() - living.path.stat().st_mtime)
+    return LivingUse(usage.memory_bytes, usage.cpu_seconds, max(0.0, age), idle, usage.is_frozen)
+
+
+def kill(living: Living) -> bool:
+    """Kill a launcher with all its cells, or a session; return whether it lived.
+
+    The process is held by a pidfd before it is looked at, so no other process with its number is hit.
+    """
+    record = living.record
+    with _held(record.process, _NAMES[record.kind]) as pidfd:
+        if pidfd < 0:
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        thaw(record.places)  # on v1 the killed die only then
+        _wait_for(pidfd)
+    return True
+
+
+@contextlib.contextmanager
+def _held(process: ProcessIdentity, name: str) -> Iterator[int]:
+    """Give a pidfd of `process`, -1 if it has ended or is called otherwise than `name`."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        yield -1
+        return
+    try:
+        with contextlib.suppress(OSError):
+            if process.is_alive() and Path(f"/proc/{process.pid}/comm").read_text() == f"{name}\n":
+                yield pidfd
+                return
+        yield -1
+    finally:
+        os.close(pidfd)
+
+
+def _wait_for(pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(_END_SECONDS * 1000)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove what dead processes left: frozen cells, cgroups, records, sockets; return the paths."""
+    removed: list[str] = []
+    for living in list_living():
+        record = living.record
+        if record.supervisor.is_alive():
+            continue
+        kill(living)
+        thaw(record.places)
+        owner = f"{_PREFIX}-{record.supervisor.pid}-{record.supervisor.start}-"
+        places = [place for place in record.places.values() if owner in place]
+        removed += [
+            each for each in places if os.path.isdir(each) and remove_with_cells(Path(each))
+        ]
+        with contextlib.suppress(OSError):
+            living.path.unlink()
+            removed.append(str(living.path))
+    removed += [str(place) for place in sweep_host()]
+    return removed + list(_remove_sockets())
+
+
+def directory_prefix() -> str:
+    """Return how the names of directories begin that this process makes for exposed ports."""
+    own = _identity(os.getpid())
+    return f"{_PREFIX}-{own.pid}-{own.start}-"
+
+
+def _remove_sockets() -> Iterator[str]:
+    """Remove the directories of exposed ports whose process has ended."""
+    import tempfile  # imports twenty modules, which no sandbox needs
+
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*-*-*"):
+        _, pid, start, *_ = directory.name.split("-")
+        with contextlib.suppress(OSError):
+            found = directory.lstat()
+            ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
+            if not (ours and stat.S_ISDIR(found.st_mode) and pid.isdecimal()):
+                continue
+            if start_time(int(pid)) == start:
+                continue
+            for each in directory.iterdir():
+                if stat.S_ISSOCK(each.lstat().st_mode):
+                    each.unlink()
+            directory.rmdir()
+            yield str(directory)
