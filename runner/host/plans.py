@@ -50,7 +50,7 @@ def _compiler_identity() -> bytes:
     """Return a hash that changes with any module of policies, since each may be part of the
     compiler."""
     folder = Path(__file__).parents[2] / "policies"
-    files = sorted(str(file) for file in folder.iterdir() if file.suffix in (".py", ".toml"))
+    files = sorted(str(file) for kind in ("*.py", "*.toml") for file in folder.rglob(kind))
     spec = importlib.util.find_spec("pyseccomp")
     if spec and spec.origin:
         files.append(spec.origin)
