@@ -31,6 +31,8 @@ _MOST_TOLD = 2000  # characters of what pip said
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)  # of a requirement that was checked
 _MOST_REPORT = 256 << 20  # bytes; it has the metadata of every wheel
 _MEMORY = 4 << 30  # of pip, which reads what an index sends
+# What pip prints of an error: one line, or a form with the reason in the line that an arrow begins.
+_ERRORS = re.compile(r"^(?:ERROR: |OSError: |╰─> )(?!Exception:$)(.+)$", re.MULTILINE)
 # Runs pip in a process that cannot start another one, and has no network if the first argument is "0".
 _CONFINED_PIP = """
 import resource, runpy, sys
@@ -227,7 +229,7 @@ def _pip(
         return
     if "No module named pip" in said:
         raise PackageError(f"{executable} has no pip", f"install it: {EXTRA}")
-    errors = re.findall(r"^(?:ERROR|OSError): (?!Exception:$)(.+)$", said, re.MULTILINE)
+    errors = _ERRORS.findall(said)
     errors = errors or said.strip().splitlines()[-1:] or ["failed without a word"]
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))
 
