@@ -160,9 +160,8 @@ class HttpClient:
         deadline = CallDeadline(self._caps.seconds)
         hop, is_away = _Hop(first, method, checked_headers(headers), body), False
         for _ in range(self._caps.redirects + 1):
-            given = (
-                {} if is_away else secrets
-            )  # back at the first origin too: a redirect chose the URL
+            # None at the first origin either, once a redirect of another one has chosen the URL.
+            given = {} if is_away else secrets
             answer = self._perform(hop, given, deadline, record)
             following = _following(hop, answer)
             if following is None:

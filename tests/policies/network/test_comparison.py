@@ -149,3 +149,12 @@ def test_less_is_not_listed() -> None:
     assert exceeds(Policy(network=within), Policy(network=LIMIT)) == ()
     assert exceeds(Policy(), Policy(network=LIMIT)) == ()
     assert exceeds(Policy(network=within), Policy()) != ()
+
+
+def test_a_cap_that_expires_earlier_is_more() -> None:
+    """Once the rule with the smaller cap has ended, only the larger one is left."""
+    small, large = ({"host": "a.example", "connections": number} for number in (1, 2))
+    limit = Network(allow=(NetworkRule(**small), NetworkRule(**large)))
+    shorter = Network(allow=(NetworkRule(**small, lifetime_seconds=5), NetworkRule(**large)))
+    found = exceeds(Policy(network=shorter), Policy(network=limit))
+    assert found == ("network.allow: a.example: beyond the caps of allow a.example:443",)
