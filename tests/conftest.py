@@ -136,6 +136,7 @@ _NEEDS = {
     "testcapi": lambda: importlib.util.find_spec("_testcapi") is not None,
     "model": lambda: MODEL is not None,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
+    "tmux": lambda: shutil.which("tmux") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": ("run", "run a program in a fresh cell"),
     "repl": ("repl", "type programs into a session"),
+    "shell": ("shell", "open a shell at a terminal in a cell"),
     "explain": ("explain", "show what a policy enforces on this host"),
     "learn": ("learn", "run a program and write the policy it needs"),
     "doctor": ("doctor", "test every layer and print how to repair those that fail"),

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: Sequence[str]) -> int:
     spawned = None
-    if arguments and arguments[0] in ("run", "repl"):
+    if arguments and arguments[0] in ("run", "repl", "shell"):
         # Start the launcher first: its imports take as long as those of this process.
         # argparse accepts beginnings.  A daemon, or another Python, has other launchers.
         if not any(each.startswith(("--con", "--py")) for each in arguments):

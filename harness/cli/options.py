@@ -21,9 +21,11 @@ SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
 AUDIT_HELP = "append a record of each event to this audit trail"
 
 
-def add_policy(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+def add_policy(
+    parser: argparse.ArgumentParser, *, several: bool = False, default: str = "strict"
+) -> None:
     """Add --policy, with `several` repeatable, and --optional."""
-    text = f"a TOML file, or a profile: {', '.join(PROFILES)}; default strict"
+    text = f"a TOML file, or a profile: {', '.join(PROFILES)}; default {default}"
     if several:
         text += "; may be repeated: clients choose by name, and the first is their default"
         parser.add_argument("--policy", action="append", metavar="P", help=text)

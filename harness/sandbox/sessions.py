@@ -17,7 +17,6 @@ from ...runner.request import Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors
-from ...runner.terminal import open_terminal, resize
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
 from .history import History, outcome_of
@@ -145,6 +144,7 @@ class CellSession(Session):
                 "terminal: the policy allows none",
                 "use policy='workshop', or set processes.terminal in yours",
             )
+        from ...runner.terminal import open_terminal, resize  # seldom needed
         from .terminal import SHELL, Terminal, check_size
 
         size = check_size(rows, columns)

@@ -1,0 +1,144 @@
+"""`cellwright shell` at a pty: what it shows, how it ends, and that the terminal is as it was."""
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import soon
+
+pytestmark = pytest.mark.needs("userns")
+_PATIENCE = 60.0
+COMMAND = (sys.executable, "-m", "cellwright", "shell", "--optional", "cgroup")
+
+
+class Person:
+    """The master of a terminal at which `cellwright shell` runs."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, self._own = pty.openpty()
+        termios.tcsetwinsize(self.master, (30, 100))
+        self.modes = termios.tcgetattr(self._own)
+        self.process = subprocess.Popen(
+            (*COMMAND, *arguments), stdin=self._own, stdout=self._own, stderr=self._own,
+            start_new_session=True, env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+        self.seen = b""
+
+    def until(self, wanted: bytes) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while wanted not in self.seen:
+            assert select.select([self.master], [], [], deadline - time.monotonic())[0], self.seen
+            self.seen += os.read(self.master, 65536)
+        self.seen = self.seen.partition(wanted)[2]
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def end(self) -> int:
+        """Return the exit status; reads on, so that nothing waits for us."""
+        while self.process.poll() is None:
+            if select.select([self.master], [], [], 0.05)[0]:
+                self.seen += os.read(self.master, 65536)
+        return self.process.returncode
+
+    def is_restored(self) -> bool:
+        return termios.tcgetattr(self._own) == self.modes
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for each in (self.master, self._own):
+            with contextlib.suppress(OSError):
+                os.close(each)
+
+
+@contextlib.contextmanager
+def person(*arguments: str) -> Iterator[Person]:
+    made = Person(*arguments)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_command_ends_with_its_status_and_the_size_of_the_terminal() -> None:
+    with person("--", "sh", "-c", "stty size; tty; exit 3") as typing:
+        typing.until(b"30 100\r\n/dev/pts/0\r\n")
+        assert typing.end() == 3
+        assert typing.is_restored()
+
+
+def test_a_shell_is_typed_into_and_resized() -> None:
+    with person() as typing:
+        typing.type(b"echo $((6 * 7)) $TERM\n")
+        typing.until(b"42 xterm")
+        assert not typing.is_restored()
+        termios.tcsetwinsize(typing.master, (50, 132))
+        os.kill(typing.process.pid, signal.SIGWINCH)
+        typing.type(b"until [ \"$(stty size)\" = '50 132' ]; do :; done; echo re''sized\n")
+        typing.until(b"resized")
+        typing.type(b"exit 4\n")
+        assert typing.end() == 4
+        assert typing.is_restored()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_and_the_terminal_is_as_it_was(number: signal.Signals) -> None:
+    with person("--", "sh", "-c", "printf '\\033[?25lready'; exec cat") as typing:
+        typing.until(b"ready")
+        os.kill(typing.process.pid, number)
+        assert typing.end() == 128 + number
+        assert typing.is_restored()
+        assert typing.seen.endswith(b"\x1b[?25h")
+
+
+def test_the_death_of_the_cell_ends_it_and_the_terminal_is_as_it_was() -> None:
+    with person("--", "sh", "-c", "echo ready; exec cat") as typing:
+        typing.until(b"ready")
+        keeper = subprocess.run(
+            ("pgrep", "-P", str(typing.process.pid)), capture_output=True, check=True, text=True
+        ).stdout.split()[0]
+        os.kill(int(keeper), signal.SIGKILL)
+        assert typing.end() not in (0, None)
+        assert typing.is_restored()
+        assert b"cellwright: " in typing.seen
+
+
+def test_escape_sequences_that_are_answered_do_not_arrive() -> None:
+    line = r"printf 'a\033[6n\033]52;c;eA==\007b\033[31mc'"
+    with person("--", "sh", "-c", line) as typing:
+        typing.until(b"ab\x1b[31mc")
+        assert typing.end() == 0
+
+
+def test_without_a_terminal_it_refuses() -> None:
+    done = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"standard input and output must be a terminal" in done.stderr
+    assert done.stdout == b""
+
+
+@pytest.mark.needs("tmux")
+def test_tmux_drives_it() -> None:
+    socket = f"cellwright-{os.getpid()}"
+
+    def tmux(*arguments: str) -> str:
+        command = ("tmux", "-L", socket, "-f", "/dev/null", *arguments)
+        return subprocess.run(command, capture_output=True, check=False, text=True).stdout
+
+    tmux("new-session", "-d", "-x", "90", "-y", "20", *COMMAND)
+    try:
+        tmux("send-keys", "stty size; echo do''ne", "Enter")
+        assert soon(lambda: "done" in tmux("capture-pane", "-p"))
+        assert " 90\n" in tmux("capture-pane", "-p")
+    finally:
+        tmux("kill-server")
