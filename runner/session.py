@@ -39,11 +39,11 @@ from .outcome import Count, conclude
 from .request import Request
 from .result import SandboxResult
 from .settings import SessionSettings
-from .watching.between_requests import BetweenRequests
 from .workspace import Listing
 
 if TYPE_CHECKING:
     from .cell_network import CellNetwork
+    from .watching.between_requests import BetweenRequests
 
 _WAIT_SECONDS = 30.0  # for the running request to end
 # At least so long between two looks at a session's CPU time: threads and children can exceed the
@@ -264,6 +264,8 @@ class SessionCell:
     def attend_by(self, epoll: select.epoll) -> int:
         """Have `epoll` report when `attend` is to be called; return the descriptor, -1 for none."""
         if self._held.listener:
+            from .watching.between_requests import BetweenRequests  # not for single-use cells
+
             self._between = BetweenRequests(epoll, self._held.cell.listener, self._held.listener)
         return self._between.descriptor if self._between else -1
 
