@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from .policies.loading import profile_names as profile_names
     from .policies.narrowing import exceeds as exceeds
     from .policies.narrowing import narrow as narrow
-    from .policies.network.rules import NetworkDenial as NetworkDenial
-    from .policies.network.rules import NetworkRule as NetworkRule
+    from .policies.network.rule import NetworkDenial as NetworkDenial
+    from .policies.network.rule import NetworkRule as NetworkRule
     from .policies.permissions import FilePermission as FilePermission
     from .policies.permissions import NetworkPermission as NetworkPermission
     from .policies.permissions import PermissionLevel as PermissionLevel

@@ -8,7 +8,7 @@ import msgspec
 
 from .denied import denied_by
 from .errors import PolicyError
-from .network.rules import NetworkDenial, NetworkRule, check_rules
+from .network.rule import NetworkDenial, NetworkRule
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
 from .tools import Tools, check_tools
 
@@ -213,6 +213,8 @@ def check_policy(policy: Policy) -> Policy:
     check_tools(policy.tools)
     network = policy.network
     if network.allow or network.deny or network.addresses:
+        from .network.checks import check_rules  # most policies have none
+
         check_rules(network.allow, network.deny, network.addresses)
     _check_modules("python.preload", policy.python.preload)
     _check_modules("packages.preload", policy.packages.preload)

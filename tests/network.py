@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy
 from tests.conftest import OPTIONAL
 from tests.faults.injection import shim

@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import SHEBANG_BYTES, shebang_of
-from ...policies.network.rules import NetworkDenial, NetworkRule
+from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.permissions import (
     FilePermission,
     NetworkPermission,

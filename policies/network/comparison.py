@@ -6,14 +6,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from .addresses import AddressNetwork, networks_of
-from .rules import (
-    NetworkDenial,
-    NetworkRule,
-    Scheme,
-    canonical_pattern,
-    matches_host,
-    matches_path,
-)  # fmt: skip
+from .rule import NetworkDenial, NetworkRule, Scheme
+from .rules import canonical_pattern, matches_host, matches_path
 
 _Number = TypeVar("_Number", int, float)
 _CAPS = ("connections", "connections_per_second", "sent_bytes", "received_bytes")

@@ -2,7 +2,7 @@
 
 import time
 
-from .rules import NetworkRule
+from .rule import NetworkRule
 
 
 class Allowance:

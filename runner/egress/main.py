@@ -16,7 +16,8 @@ import sys
 from concurrent.futures import thread as _threads  # noqa: F401 - before files are out of reach
 from typing import NoReturn
 
-from ...policies.network.rules import NetworkDenial, NetworkRule, NetworkRules
+from ...policies.network.rule import NetworkDenial, NetworkRule
+from ...policies.network.rules import NetworkRules
 from .. import channel
 from ..kernel import landlock, privileges, processes
 from ..kernel.now import Now

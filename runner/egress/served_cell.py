@@ -16,7 +16,8 @@ import msgspec
 
 from ...policies.network.addresses import refusal_of
 from ...policies.network.names import canonical_name
-from ...policies.network.rules import NetworkRule, NetworkRules, NetworkVerdict
+from ...policies.network.rule import NetworkRule
+from ...policies.network.rules import NetworkRules, NetworkVerdict
 from ...policies.network.usage import Allowance, RuleUse
 from .. import channel
 from ..kernel.own_addresses import is_own_address

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Filesystem, Policy, Validation
 from cellwright.runner import channel, held_cell
 from cellwright.testing import inspect

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
-from cellwright.policies.network.rules import NetworkDenial, NetworkRule
+from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.policy import Network, Processes
 from cellwright.runner import channel
 from cellwright.testing import inspect

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 from tests.network import (

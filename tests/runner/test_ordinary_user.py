@@ -349,7 +349,7 @@ def test_a_name_of_the_network_is_reached(readable: Path) -> None:
     told = as_user(
         readable,
         """
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy
 from cellwright.runner import spawn
 import socket, threading

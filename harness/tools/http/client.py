@@ -14,13 +14,9 @@ from typing import NamedTuple
 
 from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolDenied, ToolFailed
 from ....policies.network.addresses import refusal_of
-from ....policies.network.rules import (
-    NetworkDenial,
-    NetworkRule,
-    NetworkRules,
-    NetworkVerdict,
-    check_rules,
-)
+from ....policies.network.checks import check_rules
+from ....policies.network.rule import NetworkDenial, NetworkRule
+from ....policies.network.rules import NetworkRules, NetworkVerdict
 from ....policies.network.usage import RuleUse
 from ....runner.kernel.own_addresses import is_own_address
 from .exchange import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import urljoin
 
 from ....policies.network.names import HostNameError, canonical_name
-from ....policies.network.rules import Scheme
+from ....policies.network.rule import Scheme
 
 _LONGEST = 8192
 _URL = re.compile(r"([A-Za-z]+)://([^/?#]*)([^?#]*)(\?[^#]*)?(?:#.*)?", re.DOTALL)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright import exceeds, narrow
-from cellwright.policies.network.rules import NetworkDenial, NetworkRule, NetworkRules
+from cellwright.policies.network.rule import NetworkDenial, NetworkRule
+from cellwright.policies.network.rules import NetworkRules
 from cellwright.policies.policy import Network, Policy, check_policy
 
 HOSTS = ["a.example.org", "*.example.org", "*.b.example.org", "x.b.example.org", "*"]

@@ -9,7 +9,9 @@ from cellwright.policies.errors import PolicyError
 from cellwright.policies.explain import explain
 from cellwright.policies.host import Host
 from cellwright.policies.loading import load_policy, policy_of_data
-from cellwright.policies.network.rules import NetworkDenial, NetworkRule, NetworkRules, check_rules
+from cellwright.policies.network.checks import check_rules
+from cellwright.policies.network.rule import NetworkDenial, NetworkRule
+from cellwright.policies.network.rules import NetworkRules
 from cellwright.policies.network.suffixes import is_public_suffix
 from cellwright.policies.policy import Limits, Network, Policy, check_policy
 

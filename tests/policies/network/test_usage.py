@@ -3,7 +3,7 @@
 import pytest
 
 from cellwright.policies.network import usage
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.usage import Allowance, RuleUse
 
 

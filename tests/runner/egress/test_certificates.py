@@ -8,7 +8,7 @@ import pytest
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import Host
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Filesystem, Network, Policy
 from cellwright.runner.host import probe
 from tests.network import NAME, answer_http, certificate, needs_openssl, policy, resolving, serving

@@ -11,7 +11,7 @@ import pytest
 
 from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import Host
-from cellwright.policies.network.rules import NetworkRule
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy
 from cellwright.runner.kernel import landlock
 from cellwright.runner.messages import EgressBoot, encode

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from cellwright.policies.network.rules import NetworkRule, NetworkRules
+from cellwright.policies.network.rule import NetworkRule
+from cellwright.policies.network.rules import NetworkRules
 from cellwright.runner.egress import relay, served_cell
 from cellwright.runner.egress.relay import RefusedError, first_bytes
 from cellwright.runner.egress.served_cell import CellPolicy
