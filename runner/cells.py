@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import threading
+import time
 
 from . import channel
 from .backlogs import Backlogs
@@ -14,6 +15,7 @@ _OURS = (
     "status", "control", "stdin", "stdout", "stderr", "pidfd", "guest", "workspace", "listener",
 )  # fmt: skip
 _THEIRS = ("_their_status", "_their_control", "_their_stdin", "_their_stdout", "_their_stderr")
+MEMORY_LOOK_SECONDS = 0.25  # between two looks at its memory, while no request lasts longer
 _PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP (Linux 6.9)
 
 
@@ -25,6 +27,7 @@ class Cell:
         self.cgroup = cgroup
         self._socket_bytes = socket_bytes
         self._backlogs: Backlogs | None = None
+        self._within_cap_at = 0.0  # when `has_exceeded` last found it so, by time.monotonic
         self._looking = threading.Lock()  # a request and the sweep of sessions may look at once
         self.pidfd = -1  # of init
         self.guest = -1  # pidfd of the guest's main process
@@ -75,8 +78,20 @@ class Cell:
         """Tell whether the kernel may give the cell more memory than its cap."""
         return self._socket_bytes > 0 or self.cgroup.can_exceed
 
+    @property
+    def look_is_due(self) -> bool:
+        """Tell whether MEMORY_LOOK_SECONDS have passed since `has_exceeded` last returned False."""
+        return time.monotonic() >= self._within_cap_at + MEMORY_LOOK_SECONDS
+
     def has_exceeded(self) -> bool:
         """Tell whether the cell has far more memory than its cap, and is to be killed."""
+        now = time.monotonic()
+        if self._has_exceeded():
+            return True
+        self._within_cap_at = now
+        return False
+
+    def _has_exceeded(self) -> bool:
         if self.cgroup.has_exceeded():
             return True
         if not self._socket_bytes:

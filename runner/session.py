@@ -21,7 +21,7 @@ from ..policies.errors import (
 from ..policies.languages import LANGUAGES, PYTHON
 from ..policies.policy import Limits
 from .capture import OnOutput
-from .cells import pid_of
+from .cells import MEMORY_LOOK_SECONDS, pid_of
 from .cgroups import CgroupUsage
 from .concurrency import ConcurrencyLimit
 from .execution import (
@@ -53,7 +53,6 @@ _EXPIRED = {
     "idle_seconds": "it was idle for too long (idle_seconds)",
     "lifetime_seconds": "it lived for too long (lifetime_seconds)",
 }
-_MEMORY_LOOK_SECONDS = 0.25  # and at its memory, where the kernel may give more than the cap
 
 
 class SessionCell:
@@ -328,7 +327,7 @@ class SessionCell:
     def _look_at_memory(self, now: float) -> None:
         with contextlib.suppress(SessionLost), self.held():
             cell = self._held.cell
-            self._memory_look_at = now + _MEMORY_LOOK_SECONDS if cell.can_exceed else math.inf
+            self._memory_look_at = now + MEMORY_LOOK_SECONDS if cell.can_exceed else math.inf
             if cell.has_exceeded():
                 self.try_to_evict("it needed more memory than it may, between two requests", "lost")
 

@@ -155,7 +155,7 @@ class Supervision:
         self._sent_at = time.monotonic()
         self._input.begin()
         if self._cell.can_exceed:
-            self._check_memory()
+            self._begin_memory_checks()
         if listener := self._held.listener:  # of an earlier request
             self._have_locks_looked_at(listener)
 
@@ -300,6 +300,14 @@ class Supervision:
         else:
             wait = max(left / self._limits.cpus, _CPU_CHECK_SECONDS)
             self._timers.at(time.monotonic() + wait, self._check_cpu)
+
+    def _begin_memory_checks(self) -> None:
+        """Check now in a session, whose threads and children had time to make sockets, unless the
+        last check was a moment ago.  A new cell has run no program yet."""
+        if self._stays and self._cell.look_is_due:
+            self._check_memory()
+        else:
+            self._timers.at(time.monotonic() + _MEMORY_CHECK_SECONDS, self._check_memory)
 
     def _check_memory(self) -> None:
         """End the cell if it has more memory than its cgroup should grant, else check again later."""

@@ -6,7 +6,8 @@ import fcntl
 import os
 import socket
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,8 @@ import pytest
 
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.policy import MIB, Filesystem, Policy
-from cellwright.runner import backlogs
-from cellwright.runner.watching import locks
+from cellwright.runner import backlogs, cells
+from cellwright.runner.watching import locks, supervision
 from tests.conftest import OPTIONAL, policy_named, soon, with_limits
 from tests.escapes.without import by_number
 
@@ -383,6 +384,65 @@ def test_unaccepted_connections_are_bounded(
     monkeypatch.setattr(backlogs.Backlogs, "are_too_long", lambda self: False)
     without = standard.execute(program.removesuffix("time.sleep(9)") + "len(kept)")
     assert without.value > 10, without.error
+
+
+@pytest.mark.needs("cgroup")
+def test_connections_that_were_reset_count_while_they_wait() -> None:
+    """The kernel's count of sockets in use leaves them out."""
+    program = """
+import socket, struct, time
+listener = socket.create_server(("127.0.0.1", 0), backlog=2000)
+for _ in range(600):
+    one = socket.create_connection(listener.getsockname())
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.close()
+time.sleep(9)
+"""
+    policy = with_limits(policy_named("standard"), memory_bytes=64 * MIB, wall_seconds=20.0)
+    with Sandbox(policy=policy, pool=0) as box:  # 256 may wait
+        result = box.execute(program)
+    assert (result.status, result.reason) == (SandboxStatus.KILLED, "memory"), result
+
+
+def files_of_sockets_read_by(do: Callable[[], object]) -> set[str]:
+    """Return which of the kernel's files about sockets this thread reads in `do`."""
+    itself, pread, found = threading.get_ident(), os.pread, set()
+
+    def note(descriptor: int, *arguments: int) -> bytes:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if threading.get_ident() == itself and path.parent.name == "net":
+            found.add(path.name)
+        return pread(descriptor, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", note)
+        do()
+    return found
+
+
+def test_the_tables_of_sockets_are_read_only_if_there_are_any(standard: Sandbox) -> None:
+    """To read one to its end, the kernel looks at the sockets of the whole host."""
+    with standard.session() as session:
+        session.execute("import socket")
+        cell = session._cell._held.cell
+        counts = {"sockstat", "sockstat6"}
+        assert files_of_sockets_read_by(cell.has_exceeded) == counts
+        session.execute("one = socket.socket(); one.bind(('127.0.0.1', 0)); one.listen()")
+        assert files_of_sockets_read_by(cell.has_exceeded) == {*counts, "tcp"}
+        session.execute("one = socket.create_server(('::1', 0), family=socket.AF_INET6)")
+        assert files_of_sockets_read_by(cell.has_exceeded) == {*counts, "tcp6"}
+
+
+def test_the_memory_of_sockets_is_read_once_in_a_while_however_many_requests_there_are(
+    standard: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "_MEMORY_CHECK_SECONDS", 1000.0)  # in a long request
+    with standard.session() as session:
+        session.execute("1")
+        monkeypatch.setattr(cells, "MEMORY_LOOK_SECONDS", 1000.0)
+        assert not files_of_sockets_read_by(lambda: session.execute("1"))
+        monkeypatch.setattr(cells, "MEMORY_LOOK_SECONDS", 0.0)
+        assert files_of_sockets_read_by(lambda: session.execute("1"))
 
 
 def test_the_buffers_of_such_connections_cannot_be_made_larger(standard: Sandbox) -> None:
