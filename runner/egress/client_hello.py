@@ -11,6 +11,7 @@ MOST_BYTES = 64 * 1024
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _RECORD_HEADER, _MESSAGE_HEADER = 5, 4
 _MOST_RECORD_BYTES = 1 << 14
+_MOST_RECORDS = 128  # each is work; clients send one, or a few
 _MOST_MESSAGE_BYTES = 48 * 1024
 _SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
 _HOST_NAME = 0
@@ -43,8 +44,8 @@ def parse(data: bytes) -> ClientHello | None:
 
 def _message(data: bytes) -> bytes | None:
     """Return the body of the first message, put together from as many records as it takes."""
-    joined, at = b"", 0
-    while True:
+    joined, at = bytearray(), 0
+    for _ in range(_MOST_RECORDS):
         header = data[at : at + _RECORD_HEADER]
         if header[:1] not in (b"", bytes([_HANDSHAKE])) or header[1:2] not in (b"", b"\x03"):
             raise HelloError("not a handshake of TLS")
@@ -65,11 +66,12 @@ def _message(data: bytes) -> bytes | None:
             if len(joined) > _MESSAGE_HEADER + wanted:
                 raise HelloError("a second message in a record of the first")
             if len(joined) == _MESSAGE_HEADER + wanted:
-                return joined[_MESSAGE_HEADER:]
+                return bytes(joined[_MESSAGE_HEADER:])
         if at + length > len(data):
             _refuse_endless(data)
             return None
         at += length
+    raise HelloError("a ClientHello in too many records")
 
 
 def _refuse_endless(data: bytes) -> None:

@@ -22,7 +22,7 @@ from .. import channel
 from ..kernel import landlock, privileges, processes
 from ..kernel.now import Now
 from ..messages import AddCell, Booted, EgressBoot, Failed, decode, encode
-from .resolving import Resolver
+from .resolving import Resolver, resolving_threads
 from .served_cell import CellPolicy, ServedCell
 
 _Rules = tuple[tuple[NetworkRule, ...], tuple[NetworkDenial, ...], tuple[str, ...]]
@@ -95,7 +95,7 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
     gc.enable()
     rules = NetworkRules(*decode(boot.network.rules, _Rules))
     policy = CellPolicy(rules, boot.network.ports, boot.made_at)
-    resolver = Resolver()
+    threads = resolving_threads()
     cells: set[ServedCell] = set()
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
@@ -106,7 +106,7 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
             return
         decode(frame, AddCell)
         reports, *sockets = (socket.socket(fileno=each) for each in descriptors)
-        cells.add(ServedCell(policy, resolver, reports, sockets, cells.discard))
+        cells.add(ServedCell(policy, Resolver(threads), reports, sockets, cells.discard))
 
     def check() -> None:
         for cell in cells:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 Refusal = Callable[[str], str | None]  # why an address must not be dialled
-_THREADS = 8
+_THREADS = 32  # each has 8 MiB of address space for its stack, which RLIMIT_DATA counts
+_THREADS_OF_CELL = 4  # no cell takes all: names that it may ask for can have slow name servers
 _SECONDS = 10.0
 _MOST_ADDRESSES = 32
 
@@ -25,10 +26,11 @@ class NoAddressError(Exception):
 
 
 class Resolver:
-    """Resolves names in threads: getaddrinfo(3) waits."""
+    """Resolves names for one cell, in threads of all cells: getaddrinfo(3) waits."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "resolve")
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._free = asyncio.Semaphore(_THREADS_OF_CELL)
 
     async def resolve(
         self, name: str, port: int, refusal: Refusal
@@ -38,11 +40,9 @@ class Resolver:
         One refused address is enough to refuse the name: an answer that mixes public and private
         addresses is an attack or a mistake.
         """
-        loop = asyncio.get_running_loop()
         try:
-            found = await asyncio.wait_for(
-                loop.run_in_executor(self._threads, _ask, name, port), _SECONDS
-            )
+            async with asyncio.timeout(_SECONDS):
+                found = await self._found(name, port)
         except TimeoutError:
             raise NoAddressError("resolving took too long") from None
         except OSError as error:
@@ -54,6 +54,19 @@ class Resolver:
             if why := refusal(address):
                 raise NoAddressError(why, is_refused=True)
         return addresses
+
+    async def _found(self, name: str, port: int) -> "list[tuple[socket.AddressFamily, str]]":
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        asked = self._threads.submit(_ask, name, port)
+        # A lookup that took too long keeps its thread until it ends, and the cell has one less.
+        asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free.release))
+        return await asyncio.wrap_future(asked)
+
+
+def resolving_threads() -> ThreadPoolExecutor:
+    """Return the threads in which names are resolved for all cells."""
+    return ThreadPoolExecutor(_THREADS, "resolve")
 
 
 def _ask(name: str, port: int) -> list[tuple[socket.AddressFamily, str]]:

@@ -10,6 +10,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -152,23 +153,32 @@ class ServedCell:
         self._accepts = Allowance(*_CONNECTIONS)
         self._uses: dict[NetworkRule, RuleUse] = {}  # of the rules that have caps, by this cell
         self._is_open = True
+        self._readers: dict[socket.socket, Callable[[], None]] = {
+            self._datagrams: self._take_query,
+            self._streams: self._accept_query,
+            **{each: partial(self._accept, each) for each in self._listeners},
+        }
         for each in (reports, *sockets):
             each.setblocking(False)
         self._loop.add_reader(reports, self._hear)
-        self._listen()
+        for each in self._readers:
+            self._read(each)
 
-    def _listen(self) -> None:
-        if self._is_open:
-            self._loop.add_reader(self._datagrams, self._take_query)
-            self._loop.add_reader(self._streams, self._accept_query)
-            for listener in self._listeners:
-                self._loop.add_reader(listener, self._accept, listener)
+    def _read(self, sock: socket.socket) -> None:
+        if reader := self._readers.get(sock):
+            self._loop.add_reader(sock, reader)
 
     def _rest(self, *sockets: socket.socket) -> None:
-        """Stop reading from `sockets` for a moment."""
+        """Stop reading from `sockets` for a moment; does nothing for one that rests."""
         for each in sockets:
+            if self._loop.remove_reader(each):
+                self._loop.call_later(_REST_SECONDS, self._read, each)
+
+    def _stop_reading(self, *sockets: socket.socket) -> None:
+        """Read from `sockets` no more, after a rest either."""
+        for each in sockets:
+            self._readers.pop(each, None)
             self._loop.remove_reader(each)
-        self._loop.call_later(_REST_SECONDS, self._listen)
 
     # names
 
@@ -389,7 +399,7 @@ class ServedCell:
 
     def _accept_the_rest(self) -> None:
         for listener in self._listeners:
-            self._loop.remove_reader(listener)
+            self._stop_reading(listener)
             while len(self._connections) < _MOST_CONNECTIONS:
                 guest = self._accept_from(listener)
                 if guest is None:
@@ -414,8 +424,9 @@ class ServedCell:
         if not self._is_open:
             return
         self._is_open = False
-        for each in (self._reports, self._datagrams, self._streams, *self._listeners):
-            self._loop.remove_reader(each)
+        sockets = self._reports, self._datagrams, self._streams, *self._listeners
+        self._stop_reading(*sockets)
+        for each in sockets:
             each.close()
         for task in self._tasks:
             task.cancel()

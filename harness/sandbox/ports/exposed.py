@@ -200,8 +200,10 @@ def _listen_on_loopback(port: int) -> _Listening:
 def _listen_at(path: str, directory: str = "") -> _Listening:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # The mode of the socket becomes that of the file (unix(7)).  A chmod of the path would follow a
+        # link that took its place, in a directory where others may write.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
-        os.chmod(path, 0o600)  # before any connection is possible
         return _Listening(_listen_to(listener), path, _identity(path), directory)
     except OSError as error:
         listener.close()

@@ -60,8 +60,8 @@ def listening_at(path: "Path") -> Iterator[socket.socket]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
         try:
+            os.fchmod(listener.fileno(), 0o600)  # the mode of the file that bind(2) makes
             listener.bind(check_length(made))
-            os.chmod(made, 0o600)
             listener.listen(_BACKLOG)
             ours = os.stat(made).st_ino
             os.rename(made, path)  # atomic: at each moment a client finds the old or the new socket

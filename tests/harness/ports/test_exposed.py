@@ -1,5 +1,6 @@
 """Ports of cells that the host reaches: what gets through, what does not, and when it ends."""
 
+import _socket
 import base64
 import hashlib
 import os
@@ -105,6 +106,27 @@ def test_a_server_answers_on_a_unix_socket_of_this_user_alone(session: Session) 
         assert stat.S_IMODE(os.stat(os.path.dirname(exposed.address)).st_mode) == 0o700
         assert asked(exposed, "/a") == b"first /a"
         assert exposed.url.startswith("http+unix://%2F")
+
+
+def test_the_mode_of_no_other_file_changes(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a cell that may write to the directory put a link in the place of the socket."""
+    other, place = tmp_path / "other", tmp_path / "port"
+    other.touch(0o644)
+    modes = []
+
+    def bind(sock: socket.socket, address: str) -> None:
+        _socket.socket.bind(sock, address)
+        modes.append(stat.S_IMODE(os.lstat(address).st_mode))
+        os.unlink(address)
+        os.symlink(other, address)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "bind", bind, raising=False)
+        session.expose(8000, path=place).close()
+    assert modes == [0o600]
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 def test_a_server_answers_on_a_port_of_the_host(session: Session) -> None:

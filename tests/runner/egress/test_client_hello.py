@@ -108,6 +108,15 @@ def test_one_that_does_not_end_is_refused() -> None:
         client_hello.parse(endless)
 
 
+def test_one_in_very_many_records_is_refused() -> None:
+    """Each costs the process that serves all cells: 10,900 of one byte cost half a second."""
+    message = b"\1" + (40_000).to_bytes(3, "big") + bytes(10_896)
+    records = [record(bytes([each])) for each in message]
+    assert client_hello.parse(b"".join(records[:100])) is None
+    with pytest.raises(HelloError, match="records"):
+        client_hello.parse(b"".join(records))
+
+
 @given(st.binary(max_size=300) | st.binary(max_size=200).map(lambda data: record(hello(data))))
 def test_any_bytes_are_a_hello_or_incomplete_or_refused(data: bytes) -> None:
     try:

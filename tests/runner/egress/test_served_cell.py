@@ -1,15 +1,18 @@
 """Parts of the egress process without a cell: first bytes, rates, caps, records."""
 
 import asyncio
+import contextlib
 import socket
+import threading
 
 import pytest
 
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
-from cellwright.runner.egress import relay, served_cell
+from cellwright.runner.egress import relay, resolving, served_cell
 from cellwright.runner.egress.relay import RefusedError, first_bytes
-from cellwright.runner.egress.served_cell import CellPolicy
+from cellwright.runner.egress.resolving import NoAddressError, Resolver, resolving_threads
+from cellwright.runner.egress.served_cell import CellPolicy, ServedCell
 from tests.runner.egress.test_client_hello import extension, hello, names, real, record
 
 NAME = "api.example.org"
@@ -88,3 +91,88 @@ def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [(each.name, each.count) for each in records.take()]  # type: ignore[attr-defined]
     assert told == [("n0.example", 11), ("n1.example", 1), ("n2.example", 1), ("", 7)]
     assert records.take() == []
+
+
+def test_a_cell_whose_names_resolve_slowly_leaves_threads_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also once it waits for none of those lookups any more: they go on in their threads."""
+    answered = threading.Event()
+
+    def ask(name: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+        if name.startswith("slow"):
+            answered.wait()
+        return [(socket.AF_INET, "192.0.2.1")]
+
+    async def run() -> object:
+        threads = resolving_threads()
+        slow, other = Resolver(threads), Resolver(threads)
+        for _ in range(2):
+            lookups = [slow.resolve(f"slow{n}.example", 443, lambda _: None) for n in range(100)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await asyncio.gather(*lookups)
+        try:
+            return await other.resolve(NAME, 443, lambda _: None)
+        except NoAddressError as error:
+            return str(error)
+        finally:
+            answered.set()
+            threads.shutdown()
+
+    monkeypatch.setattr(resolving, "_ask", ask)
+    assert asyncio.run(run()) == [(socket.AF_INET, "192.0.2.1")]
+
+
+def test_a_flooded_socket_rests_and_has_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each turn of each socket would wake the others, which would rest in their turn."""
+    timers: list[tuple[object, ...]] = []
+
+    async def run() -> list[bool]:
+        loop = asyncio.get_running_loop()
+        sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+        sockets += [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+        reports, supervisor = socket.socketpair()
+        cell = ServedCell(
+            _NO_RULES, Resolver(resolving_threads()), reports, sockets, lambda _: None
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_later", lambda *timer: timers.append(timer))
+            for _ in range(3):
+                cell._rest(*sockets)
+            _, read, *sock = timers.pop()
+            read(*sock)  # type: ignore[operator]
+            are_read = [bool(loop.remove_reader(each)) for each in sockets]
+        cell.close()
+        supervisor.close()
+        return are_read
+
+    assert asyncio.run(run()) == [False] * 4 + [True]
+    assert len(timers) == 4
+
+
+def test_no_connection_is_taken_after_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that rested when the program ended is not read again."""
+
+    async def run() -> bool:
+        loop = asyncio.get_running_loop()
+        queries = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket()
+        listener = socket.create_server(("127.0.0.1", 0))
+        reports, supervisor = socket.socketpair()
+        cell = ServedCell(
+            _NO_RULES, Resolver(resolving_threads()), reports, [*queries, listener], lambda _: None
+        )
+        monkeypatch.setattr(served_cell, "_REST_SECONDS", 0)
+        cell._rest(listener)
+        cell._accept_the_rest()
+        for _ in range(3):  # the timer of the rest
+            await asyncio.sleep(0)
+        is_read = loop.remove_reader(listener)
+        cell.close()
+        supervisor.close()
+        return is_read
+
+    assert not asyncio.run(run())
+
+
+_NO_RULES = CellPolicy(NetworkRules(), (443,), 0.0)
