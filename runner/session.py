@@ -43,6 +43,7 @@ from .workspace import Listing
 
 if TYPE_CHECKING:
     from .cell_network import CellNetwork
+    from .egress_process import NetworkRecord
     from .watching.between_requests import BetweenRequests
 
 _WAIT_SECONDS = 30.0  # for the running request to end
@@ -92,6 +93,7 @@ class SessionCell:
         self._between: BetweenRequests | None = None  # None without a listener
         self.on_begin: Callable[[str], None] = lambda execution_id: None
         self.on_end: Callable[[str, str], None] = lambda action, why: None
+        self.on_last_network: Callable[[NetworkRecord], None] = lambda record: None
         # Called before the cell is taken down, with what kills it and then gives its /workspace.
         self.on_last_look: Callable[[Callable[[], int]], None] | None = None
 
@@ -436,7 +438,20 @@ class SessionCell:
                 if self.on_last_look:
                     self.on_last_look(self._held.workspace_at_rest)
             finally:
-                self._give_back(self._held)
+                try:
+                    self._settle_network()
+                finally:
+                    self._give_back(self._held)
+
+    def _settle_network(self) -> None:
+        """Have the connections end, and the records reach the trail, that no result will have."""
+        if self._held.egress is None:
+            return
+        cell = self._held.cell
+        cell.kill_init()
+        cell.cgroup.thaw()  # on v1 the killed die only then
+        if any(network := self._held.settle_egress(ends=True)):
+            self.on_last_network(network)
 
 
 def gone(why: str, expired: str = "") -> SessionLost:

@@ -18,6 +18,7 @@ from .request import Rejected, check_language, make_program, make_request
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.spans import Span
+    from ...runner.egress_process import NetworkRecord
     from .sandbox_tools import SandboxTools
 
 _FENCE = "```"
@@ -75,6 +76,11 @@ class RequestPipeline:
         """Record that a session was opened, or ended and why."""
         if self._trail:
             self._trail.note_session(session_id, action, why)
+
+    def record_network(self, session_id: str, network: "NetworkRecord") -> None:
+        """Record what a session did with the network after its last request."""
+        if self._trail:
+            self._trail.note_network(session_id, *network)
 
     def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
         """Record whether a workspace was saved; `about` identifies the call or session."""

@@ -60,6 +60,7 @@ class CellSession(Session):
         self._history = History()
         cell.on_begin = self._history.begin
         cell.on_end = self._end
+        cell.on_last_network = partial(pipeline.record_network, id)
 
     @property
     def language(self) -> str:

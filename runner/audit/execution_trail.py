@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
@@ -64,6 +65,16 @@ class ExecutionTrail:
             owed=action != "opened",
         )  # fmt: skip
 
+    def note_network(
+        self, session_id: str, refused: Iterable[Violation],
+        connections: Iterable[NetworkConnection],
+    ) -> None:  # fmt: skip
+        """Record what a session did with the network since its last request; the records are owed."""
+        for violation in refused:
+            self._note_violation(violation, session_id=session_id, owed=True)
+        for connection in connections:
+            self._note_connection(connection, session_id=session_id, owed=True)
+
     def note_workspace(self, kept: KeptWorkspace, **about: Any) -> None:
         """Record the state of a named workspace after a call or session; the record is owed."""
         refused = kept.state == "refused"
@@ -78,8 +89,15 @@ class ExecutionTrail:
         of its records were kept."""
         kept = [begun.kept]
         try:
-            kept += [self._note_violation(result, begun, each) for each in result.violations]
-            kept += [self._note_connection(result, begun, each) for each in result.connections]
+            about = {"owed": begun.kept, "execution_id": result.execution_id}
+            kept += [
+                self._note_violation(each, span=begun.span.child(), **about)
+                for each in result.violations
+            ]
+            kept += [
+                self._note_connection(each, span=begun.span.child(), **about)
+                for each in result.connections
+            ]
         finally:  # a callback may raise; there is an end for every start
             kept.append(self._note_end(result, begun))
         return all(kept)
@@ -112,24 +130,20 @@ class ExecutionTrail:
             output_bytes=result.usage.output_bytes,
         )  # fmt: skip
 
-    def _note_connection(
-        self, result: SandboxResult, begun: RecordPlace, connection: NetworkConnection
-    ) -> bool:
+    def _note_connection(self, connection: NetworkConnection, **about: Any) -> bool:
         return self.log.record(
             "network", "connection", target=f"{connection.name}:{connection.port}",
-            level=AuditLevel.INFO, sandbox_id=self.sandbox_id, span=begun.span.child(),
-            owed=begun.kept, address=connection.address, rule=connection.rule,
+            level=AuditLevel.INFO, sandbox_id=self.sandbox_id,
+            address=connection.address, rule=connection.rule,
             outcome=connection.outcome, sent_bytes=connection.sent_bytes,
             received_bytes=connection.received_bytes, seconds=round(connection.seconds, 6),
-            execution_id=result.execution_id,
+            **about,
         )  # fmt: skip
 
-    def _note_violation(
-        self, result: SandboxResult, begun: RecordPlace, violation: Violation
-    ) -> bool:
+    def _note_violation(self, violation: Violation, **about: Any) -> bool:
         return self.log.record(
             "violation", violation.syscall, target=" ".join(violation.arguments), allowed=False,
-            level=AuditLevel.WARNING, sandbox_id=self.sandbox_id, span=begun.span.child(),
-            owed=begun.kept, rule=violation.rule, process=violation.process, count=violation.count,
-            execution_id=result.execution_id,
+            level=AuditLevel.WARNING, sandbox_id=self.sandbox_id,
+            rule=violation.rule, process=violation.process, count=violation.count,
+            **about,
         )  # fmt: skip

@@ -465,6 +465,20 @@ def plain():
     ]
 
 
+def test_connections_that_a_closed_session_had_open_are_in_the_trail(
+    box: Sandbox, server: Server
+) -> None:
+    with box.session() as session:
+        code = "sock = socket.create_connection((NAME, port)); sock.sendall(b'12345')"
+        opened = session.execute(_TRY + code, inputs={"port": server.port, "NAME": NAME})
+        assert (opened.reason, opened.connections) == ("exit", ()), opened
+    assert box.audit
+    told = [each for each in box.audit.get_entries() if each.category == "network"]
+    assert [(each.target, each.details["session_id"]) for each in told] == [
+        (f"{NAME}:{server.port}", session.id)
+    ]
+
+
 def test_a_crash_of_the_egress_process_opens_nothing(box: Sandbox, server: Server) -> None:
     with box.session() as session:
         given = {"port": server.port, "NAME": NAME}
