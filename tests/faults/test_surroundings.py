@@ -158,13 +158,14 @@ def test_a_python_that_is_gone_is_told_once_a_launcher_is_needed(tmp_path: Path)
 
     with Sandbox(policy=policy_named("strict"), pool=0) as box:
         assert box.execute("1 + 1").value == 2
-        inspect(box).supervisor._executable = str(tmp_path / "python3")
+        spawned = inspect(box).supervisor._spawned
+        spawned.executable = str(tmp_path / "python3")
         assert box.execute("1 + 1").value == 2
         os.kill(inspect(box).supervisor.generation.launcher.keeper, signal.SIGKILL)
         assert soon(lambda: not inspect(box).supervisor.generation.launcher.is_alive())
         with pytest.raises(LaunchError, match="cannot start .*python3: No such file"):
             box.execute("1 + 1")
-        inspect(box).supervisor._executable = interpreter()
+        spawned.executable = interpreter()
         assert box.execute("1 + 1").value == 2
 
 
