@@ -95,7 +95,7 @@ def _parser(names: Set[str], with_arguments: Set[str], *, skip_missing: bool = F
     for name, (module, summary) in COMMANDS.items():
         if name not in names:
             continue
-        below = commands.add_parser(name, help=summary)
+        below = commands.add_parser(name, help=summary, description=summary)
         if name in with_arguments:
             with contextlib.suppress(*((ImportError,) if skip_missing else ())):
                 command = _imported(module)

@@ -68,11 +68,23 @@ class Parser(argparse.ArgumentParser):
         meant = (
             _like(unknown[1], known, _COMMANDS_LIKE) if unknown and known else self._meant_option()
         )
+        given = self._given_command()
         hint = f"did you mean {meant}? " if meant else ""
-        first = self._given[0] if self._given and self._given[0] in known else ""
-        # argparse reports the unknown option of a command here, to its parent
-        prog = f"{self.prog} {first}".strip()
+        if not hint and message.startswith("unrecognized") and given.takes_arguments:
+            hint = "arguments of the program go behind --. "
+        prog = given.prog
         self.exit(2, f'{prog}: {message}\nhint: {hint}"{prog} --help" lists everything\n')
+
+    def _given_command(self) -> "Parser":
+        """Return the parser of the command that was given: argparse reports its unknown arguments to
+        that of `cellwright`."""
+        found = self
+        for word in self._given:
+            below = dict(commands_of(found)).get(word)
+            if below is None:
+                break
+            found = below
+        return found
 
     def _meant_option(self) -> str:
         """Return the known option that resembles an unknown one of the command line."""

@@ -78,7 +78,9 @@ def test_the_profiles_in_help_are_those_that_are_shipped() -> None:
         (["audit", "tial"], "cellwright audit: unknown command 'tial'\nhint: did you mean tail?"),
         (["run", "--timout=5", "-c", "1"], "cellwright run: unrecognized arguments: --timout=5\nhint: did you mean --timeout?"),
         (["run", "--timout", "5", "-c", "1"], "unrecognized arguments: --timout\nhint: did you mean --timeout?"),
-        (["run", "--zzz", "-c", "1"], 'unrecognized arguments: --zzz\nhint: "cellwright run --help"'),
+        (["run", "report.py", "--year", "5"], "unrecognized arguments: --year 5\nhint: arguments of the program go behind --. "),
+        (["workspace", "list", "--zzz"], 'workspace list: unrecognized arguments: --zzz\nhint: "cellwright workspace list --help"'),
+        (["run", "--zzz", "-c", "1"], '--zzz\nhint: arguments of the program go behind --. "cellwright run --help"'),
     ],
 )  # fmt: skip
 def test_a_typing_error_is_told_with_what_was_meant(arguments: list[str], said: str) -> None:
