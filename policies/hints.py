@@ -115,6 +115,11 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
     if refused.rule.startswith("network: ") and "no rule allows" in refused.rule:
         name = refused.arguments[0] if refused.arguments else "it"
         yield f"{_NAME}{name} name it in network.allow of your policy"
+    if refused.rule.startswith("network: ") and "no rule names its network" in refused.rule:
+        yield (
+            f"to let {refused.arguments[0] if refused.arguments else 'it'} have addresses that are not "
+            "public name their networks in addresses of its rule in network.allow"
+        )
     path = refused.arguments[0].strip("'") if refused.arguments else ""
     if path not in error or not path.startswith("/"):
         return

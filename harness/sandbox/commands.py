@@ -80,7 +80,7 @@ def argv_of(given: CommandArguments) -> tuple[str, ...]:
     elif isinstance(given.command, str):
         raise PolicyError(
             f"command: must be a list of arguments, got {given.command!r}",
-            "run(..., shell=True) gives a line of text to sh",
+            "for a line of sh use shell=True, or ['sh', '-c', line]",
         )
     else:
         argv = check_names("command", given.command)

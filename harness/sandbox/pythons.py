@@ -81,6 +81,8 @@ def find_python(wanted: str | os.PathLike[str] | None, runtime: str | None = Non
         wanted = _version_of_runtime(runtime)
     if wanted is None:
         return this_python()
+    if not isinstance(wanted, str | os.PathLike):
+        raise PolicyError(f"python: must be a version such as '3.12', or a path, got {wanted!r}")
     path = check_host_path("python", wanted)
     version = _VERSION.fullmatch(path)
     if version is None:
@@ -173,7 +175,10 @@ def _asked(path: str) -> HostPython:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"cannot use {path} as interpreter: it does not answer") from None
     except OSError as error:
-        raise LaunchError(f"cannot start {path}: {error.strerror}") from None
+        raise LaunchError(
+            f"python: cannot start {path}: {error.strerror}",
+            "name a version such as 3.12, or the path of an interpreter",
+        ) from None
     try:
         return msgspec.json.decode(done.stdout, type=HostPython)
     except msgspec.DecodeError:

@@ -16,7 +16,7 @@ _DISPUTED = "\u00df\u1e9e\u03c2"
 _REASONS = {
     "[": "has brackets",
     "]": "has brackets",
-    ":": "is an IPv6 address or has a port",
+    ":": "is a URL or an IPv6 address, or has a port",
     "%": "has a zone id or percent-encoding",
     "/": "has a slash",
     "\\": "has a backslash",

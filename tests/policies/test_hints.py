@@ -67,6 +67,14 @@ def test_a_refused_socket_and_a_failed_lookup_give_one_hint() -> None:
     assert "no network" in hint
 
 
+def test_a_refused_name_and_a_refused_address_say_what_to_add_to_the_policy() -> None:
+    (hint,) = hints("", [refusal("network: a.test: no rule allows it", "a.test")])
+    assert hint == "to let programs reach a.test name it in network.allow of your policy"
+    why = "network: 10.1.2.3 is private: no rule names its network"
+    (hint,) = hints("URLError", [refusal(why, "a.test", "443")])
+    assert hint.startswith("to let a.test have addresses that are not public")
+
+
 def test_only_the_path_that_the_error_names_has_a_hint() -> None:
     refused = [
         refusal(NOT_SHOWN, "'/srv/a.csv'", "O_RDONLY"),

@@ -73,7 +73,8 @@ class ExposedPorts:
         """Return the exposed `port` of the cell whose `network` is given, and is closed with it."""
         if network is None:
             raise PolicyError(
-                "expose: this policy has no network in the cell", "set network.loopback = true"
+                "expose: the policy has no loopback in the cell",
+                "use policy='standard', or set network.loopback in yours",
             )
         try:
             exposed = self._of_sandbox.expose(network, self._use, port, path, host_port)

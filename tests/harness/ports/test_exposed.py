@@ -247,7 +247,9 @@ def test_an_address_in_use_is_refused_and_left_alone(session: Session, tmp_path:
 
 
 def test_a_policy_without_loopback_exposes_nothing() -> None:
-    refusal = pytest.raises(PolicyError, match="expose: .*\nhint: set network.loopback = true")
+    refusal = pytest.raises(
+        PolicyError, match="expose: .*\nhint: use policy='standard', or set network.loopback"
+    )
     with Sandbox(pool=0) as box, box.session() as opened, refusal:
         opened.expose(8000)
 
