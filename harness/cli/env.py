@@ -10,7 +10,7 @@ from ..sandbox.packages.lock import Lock, pylock_text
 from ..sandbox.packages.store import PackageSet, PackageStore, Requirements
 from ..text.terminal import print_header
 from .options import SUCCEEDED, add_json, add_optional, add_subcommands, print_json
-from .packages import add_sources, requirements_of, store_of
+from .packages import add_python, add_sources, requirements_of, store_of
 
 _DAY = 24 * 60 * 60
 _MIB = 1024 * 1024
@@ -30,9 +30,12 @@ def add(parser: argparse.ArgumentParser) -> None:
             "packages", nargs="+", metavar="PACKAGE",
             help="a requirement such as 'pandas==2.3.*', or the file pylock.toml or requirements.txt",
         )  # fmt: skip
+        add_python(each, "make the set for this Python of the host")
         add_sources(each)
     add_optional(build)
-    lock.add_argument("--output", metavar="FILE", help="the file to write; default standard output")
+    lock.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write; default standard output"
+    )
     lock.add_argument("--upgrade", action="store_true", help="do not use what was resolved before")
     for each in (show, remove):
         each.add_argument("id", metavar="ID", help=_ID)
@@ -91,10 +94,11 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print_json([_facts(each) for each in found])
         return SUCCEEDED
-    print_header(f"{'ID':<12}  {'MIB':>8}  {'USED':<16}  PACKAGES")
+    print_header(f"{'ID':<12}  {'MIB':>8}  {'USED':<16}  {'PYTHON':<11}  PACKAGES")
     for each in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-        print(f"{each.id[:12]}  {each.size_bytes / _MIB:>8.1f}  {used:<16}  {each.lock}")
+        size, python = each.size_bytes / _MIB, each.lock.python
+        print(f"{each.id[:12]}  {size:>8.1f}  {used:<16}  {python:<11}  {each.lock}")
     return SUCCEEDED
 
 

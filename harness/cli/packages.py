@@ -22,11 +22,14 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--venv", metavar="DIR", help="import from this virtual environment, of the same Python"
     )
-    parser.add_argument(
-        "--python", metavar="VERSION",
-        help="run Python programs by this Python of the host: a version such as 3.12, or a path",
-    )  # fmt: skip
+    add_python(parser, "run Python programs by this Python of the host")
     add_sources(parser)
+
+
+def add_python(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument(
+        "--python", metavar="VERSION", help=f"{meaning}: a version such as 3.12, or a path"
+    )
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from ...runner.result import SandboxResult
 from ..text.terminal import (
     EventPrinter,
     StreamPrinter,
+    connection_lines,
     harmless,
     hint_lines,
     notice_lines,
@@ -88,7 +89,7 @@ def add(parser: Parser) -> None:
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true",
-        help="print refused attempts and a line about the result even after success",
+        help="print refused attempts and a line about the result even after success, and connections",
     )  # fmt: skip
     add_sandbox(parser, "wall-clock limit")
 
@@ -150,8 +151,9 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
     if as_json:
         print_json(result.to_dict())
     elif options.verbose or not result.ok:
-        lines = (*violation_lines(result), result_line(result), *hint_lines(result))
-        print(*lines, sep="\n", file=sys.stderr)
+        connections = connection_lines(result) if options.verbose else ()
+        lines = (*connections, *violation_lines(result), result_line(result))
+        print(*lines, *hint_lines(result), sep="\n", file=sys.stderr)
     elif result.violations:
         count = sum(each.count for each in result.violations)
         attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
+from ...policies.plan import Plan
 from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
 from .options import AUDIT_HELP, add_policy
@@ -54,12 +55,18 @@ def run(options: argparse.Namespace) -> int:
         sandbox_of(options, PYTHON) as sandbox,
         sandbox.session(workspace=options.workspace) as session,
         session.terminal(
-            options.words or None, rows=rows, columns=columns,
-            env={"TERM": os.environ.get("TERM") or "xterm"},
+            options.words or None, rows=rows, columns=columns, env=_environment(sandbox.plan),
         ) as terminal,
     ):  # fmt: skip
         _Relay(terminal).run()
         return terminal.wait()
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    """Return the variables of the program: another Python than that of the session finds packages by
+    PYTHONPATH alone."""
+    packages = {"PYTHONPATH": os.pathsep.join(plan.python_path)} if plan.python_path else {}
+    return {"TERM": os.environ.get("TERM") or "xterm", **packages}
 
 
 def _size() -> tuple[int, int]:

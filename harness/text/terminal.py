@@ -111,6 +111,19 @@ def violation_lines(result: SandboxResult) -> list[str]:
     return lines
 
 
+def connection_lines(result: SandboxResult) -> list[str]:
+    """Return the first ten connections of a program, one a line."""
+    lines = [
+        f"cellwright: connection: {harmless(each.name)} {each.port}"
+        f" ({each.address or 'not dialled'}), sent {each.sent_bytes:,} bytes, received "
+        f"{each.received_bytes:,}, {harmless(each.outcome)}"
+        for each in result.connections[:_SHOWN]
+    ]
+    if left_out := len(result.connections) - len(lines):
+        lines.append(f"cellwright: and {left_out:,} more connections; --json has them all")
+    return lines
+
+
 def _attempt(violation: Violation) -> str:
     words = harmless(" ".join((violation.syscall, *violation.arguments)))[:_LONGEST]
     times = f", {violation.count:,} times" if violation.count > 1 else ""

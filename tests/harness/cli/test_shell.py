@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,20 @@ def test_the_death_of_the_cell_ends_it_and_the_terminal_is_as_it_was() -> None:
         assert typing.end() not in (0, None)
         assert typing.is_restored()
         assert b"cellwright: " in typing.seen
+
+
+def test_programs_find_the_packages_of_the_policy(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'extends = "workshop"\n[python]\npath = ["{packages}"]\n')
+    command = ("sh", "-c", "echo path:$PYTHONPATH:")
+    with person("--policy", str(policy), "--", *command) as typing:
+        typing.until(f"path:{packages}:".encode())
+        assert typing.end() == 0
+    with person("--", *command) as typing:
+        typing.until(b"path::")
+        assert typing.end() == 0
 
 
 def test_escape_sequences_that_are_answered_do_not_arrive() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PackageError, PackageStore, Policy, PolicyError, Sandbox
+from cellwright.harness.cli.main import main
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL
 from tests.harness.packages.wheels import (
@@ -204,6 +205,26 @@ def test_a_set_that_was_changed_is_not_used(
         store.open(["thing"])
     store.remove(made.id)
     store.open(["thing"]).close()  # made again
+
+
+def test_the_command_line_locks_builds_lists_and_removes_a_set(
+    tmp_path: Path, wheels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock, tag = tmp_path / "pylock.toml", sys.implementation.cache_tag
+    place = ("--directory", str(tmp_path / "store"))
+    source = ("--find-links", str(wheels), "--no-index", "--python", sys.executable)
+    assert main(["env", "lock", "other", "-o", str(lock), *place, *source]) == 0
+    assert "thing" in lock.read_text()
+    assert main(["env", "build", str(lock), *place, *source, "--optional", "cgroup"]) == 0
+    made = capsys.readouterr().out.strip()
+    assert main(["env", "list", *place]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(made[:12])
+    assert f"  {tag}  " in line
+    assert "other 1.0, thing 1.0" in line
+    assert main(["env", "remove", made[:12], *place]) == 0
+    assert main(["env", "list", *place]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_a_change_that_hides_its_time_is_found_by_its_digest(store: PackageStore) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from cellwright.harness.search.words import fold
 from cellwright.harness.text.hidden import first_hidden, is_hidden, visible
-from cellwright.harness.text.terminal import harmless
+from cellwright.harness.text.terminal import connection_lines, harmless
+from cellwright.runner.result import NetworkConnection, SandboxResult, SandboxStatus
 
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 # Unicode 16, DerivedCoreProperties.txt: Default_Ignorable_Code_Point.
@@ -73,3 +74,19 @@ def test_a_picture_keeps_its_selector() -> None:
 )
 def test_it_is_written_out_as_an_escape(text: str, shown: str) -> None:
     assert harmless(text) == shown
+
+
+def test_the_first_ten_connections_are_written_and_the_rest_counted() -> None:
+    one = NetworkConnection("a.test", 443, "192.0.2.1", 742, 14_932, 0.1, "ok", "allow a.test:443")
+    refused = NetworkConnection("b\x1b.test", 80, "", 0, 0, 0.0, "refused", "")
+    result = SandboxResult(
+        status=SandboxStatus.COMPLETED, reason="exit", connections=(one, refused, *(one,) * 9)
+    )
+    lines = connection_lines(result)
+    assert lines[0] == (
+        "cellwright: connection: a.test 443 (192.0.2.1), sent 742 bytes, received 14,932, ok"
+    )
+    assert "(not dialled)" in lines[1]
+    assert "\x1b" not in lines[1]
+    assert len(lines) == 11
+    assert lines[-1].startswith("cellwright: and 1 more connections;")
