@@ -49,8 +49,7 @@ class ToolCaller:
         self._sock = sock
         self._control = control
         self._receiver = receiver
-        self._process = os.getpid()
-        self._main = threading.get_ident()
+        self._process = self._main = 0  # known once it is open: it is made in the launcher
         self._changed = threading.Condition()
         self._reading = False
         self._open = False
@@ -63,6 +62,8 @@ class ToolCaller:
         return os.getpid() == self._process
 
     def open(self) -> None:
+        if not self._process:
+            self._process, self._main = os.getpid(), threading.get_ident()
         with self._changed:
             self._closing = os.eventfd(0)
             self._open = True

@@ -167,6 +167,7 @@ class Guest:
         self._sock = _socket.socket(fileno=control)
         self._receiver = receiver_of(self._sock)
         self._main = fresh_main()
+        self._toolbox = Toolbox(self._sock, control, self._receiver)
 
     def serve(self) -> NoReturn:
         """Run the one program that arrives, or all that do if it is the first of a session; never
@@ -185,18 +186,13 @@ class Guest:
             for reseed in _reseeding:
                 reseed()
             if run.request:
-                return _leave(
-                    converse(run, self._receiver, self._sock, self._main, self._toolbox())
-                )
-            return _run(run, self._sock, self._main, self._toolbox() if run.tools else None)
+                return _leave(converse(run, self._receiver, self._sock, self._main, self._toolbox))
+            return _run(run, self._sock, self._main, self._toolbox if run.tools else None)
         if isinstance(run, Become):
             become_program(run, self.control)
         if run and _other:
             _other.become(run, self.control)
         return 1
-
-    def _toolbox(self) -> Toolbox:
-        return Toolbox(self._sock, self.control, self._receiver)
 
 
 def rehearsal() -> Callable[[], object]:

@@ -58,29 +58,35 @@ class GuestTool:
 
 
 class Toolbox:
-    """The module `tools` of one guest, filled anew for every request."""
+    """The module `tools` of one guest: made in the launcher, filled anew for every request."""
 
     def __init__(self, sock: Channel, control: int, receiver: Receiver) -> None:
         self._caller = ToolCaller(sock, control, receiver)
-        self._module: types.ModuleType | None = None
+        self._module = self._made()
+        self._is_importable = False
         self._named: dict[str, tuple[str, ...]] = {}
 
     def open(self, run: RunProgram, main: types.ModuleType) -> None:
         """Let the program of `run` import and call its tools."""
         if not run.tools:
             return
-        if self._module is None:
-            self._module = self._made()
-            sys.modules["tools"] = self._module
-            install()
+        if not self._is_importable:
+            self._make_importable()
         self._name(self._module, run.tools)
         main.__dict__["call_tool"] = self._module.__dict__["call_tool"]
         self._caller.open()
 
     def close(self) -> None:
         """End what still waits; the next word on the control socket is not theirs."""
-        if self._module and self._caller.is_ours():
+        if self._caller.is_ours():
             self._caller.close()
+
+    def _make_importable(self) -> None:
+        self._is_importable = True
+        sys.modules["tools"] = self._module
+        install()
+        for file in FILES:
+            linecache.cache[file] = (0, None, [], file)  # or tracebacks would try to open it
 
     def _made(self) -> types.ModuleType:
         module = Package("tools", __doc__)
@@ -93,8 +99,6 @@ class Toolbox:
         module.__dict__.update(ToolError=GuestToolError, call_tool=call_tool)
         module.__dict__.update(UNSET=UNSET, given=given)
         module.__dict__.update(finding(call_tool))
-        for file in FILES:
-            linecache.cache[file] = (0, None, [], file)  # or tracebacks would try to open it
         return module
 
     def _name(self, module: types.ModuleType, tools: Mapping[str, tuple[str, ...]]) -> None:

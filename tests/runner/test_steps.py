@@ -441,6 +441,21 @@ def test_the_launcher_writes_hardly_any_page_for_a_cell_and_the_guest_few() -> N
     assert after[1] - before[1] <= _MOST_FAULTS_OF_A_GUEST * _CELLS
 
 
+@pytest.mark.needs("userns")
+def test_the_module_of_tools_is_made_in_the_launcher() -> None:
+    """The garbage collector of a guest does not list what the launcher has made (gc.freeze)."""
+    program = "import gc, tools\nhere = []\n[any(each is it for each in gc.get_objects()) for it in (tools, here)]"
+    with Sandbox(policy=policy_named("strict"), pool=0, tools=[add]) as sandbox:
+        assert sandbox.execute(program).value == [False, True]
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        assert "tools" in sandbox.execute("import tools").error
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
 def minor_faults(pid: int) -> tuple[int, int]:
     """Return those of a process, and of the children that it has waited for (proc_pid_stat(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
