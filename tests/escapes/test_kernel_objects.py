@@ -409,9 +409,9 @@ def files_of_sockets_read_by(do: Callable[[], object]) -> set[str]:
     itself, pread, found = threading.get_ident(), os.pread, set()
 
     def note(descriptor: int, *arguments: int) -> bytes:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if threading.get_ident() == itself and path.parent.name == "net":
-            found.add(path.name)
+        if threading.get_ident() == itself:  # not the sweep of sessions
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            found.update({path.name} if path.parent.name == "net" else ())
         return pread(descriptor, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
