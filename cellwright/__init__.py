@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .harness.sandbox.isolation import IsolationBackend as IsolationBackend
     from .harness.sandbox.isolation import IsolationConfig as IsolationConfig
     from .harness.sandbox.isolation import ProcessIsolation as ProcessIsolation
+    from .harness.sandbox.network import PendingName as PendingName
+    from .harness.sandbox.network import SandboxNetwork as SandboxNetwork
     from .harness.sandbox.packages.store import PackageSet as PackageSet
     from .harness.sandbox.packages.store import PackageStore as PackageStore
     from .harness.sandbox.ports.exposed import ExposedPort as ExposedPort

@@ -6,8 +6,6 @@ import socket
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import msgspec
-
 from .errors import PolicyError
 from .host import Host
 from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
@@ -214,22 +212,19 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
     section = policy.network
     if not section.allow:
         return None
-    for rule in section.allow:
-        if rule.methods is not None or rule.paths is not None:
-            raise PolicyError(
-                f"network.allow: {rule.host!a}: methods and paths: requests of programs are not read",
-                "offer the tool http.request, whose rules have methods and paths",
-            )
+    from .network.checks import refuse_request_rules  # most policies have no rules
+    from .network.rules import encode_rules
+
+    refuse_request_rules(section.allow)
     ports = tuple(sorted({port for rule in section.allow for port in rule.each_port()}))
     if len(ports) > _MOST_PORTS or _DNS_PORT in ports:
         raise PolicyError(
             f"network.allow: must have at most {_MOST_PORTS} different ports, and not {_DNS_PORT}, "
             f"got {', '.join(map(str, ports[:20]))}"
         )
-    rules = (section.allow, section.deny, section.addresses)
     words = tuple(map(str, (*section.allow, *section.deny)))
     return NetworkPlan(
-        rules=msgspec.msgpack.encode(rules),
+        rules=encode_rules(section.allow, section.deny, section.addresses),
         words=words,
         ports=ports,
         egress_filter=_egress_filter(table),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..policies.errors import InternalError, LaunchError
+from ..policies.errors import ClosedError, InternalError, LaunchError
 from ..policies.plan import Plan
 from . import channel
 from .fixed_root import ANY_ADDRESS, DNS_ADDRESS
@@ -23,8 +23,11 @@ from .messages import (
     Booted,
     EgressBoot,
     Failed,
+    ListPending,
+    Manage,
     Refusal,
     Relayed,
+    SetRules,
     Settle,
     Settled,
     decode,
@@ -37,6 +40,7 @@ _MODULE = "cellwright.runner.egress.main"
 _BOOT_SECONDS = 30.0
 _SETTLE_SECONDS = 10.0
 _MOST_FRAMES = 10_000  # of one answer
+_NO_ANSWER = OSError, EOFError, msgspec.DecodeError, channel.ProtocolError
 
 
 class NetworkRecord(NamedTuple):
@@ -66,36 +70,38 @@ class CellEgress:
         connections: list[NetworkConnection] = []
         try:
             channel.send(self._reports, encode(Settle(ends)))
-            for record in self._until_settled():
+            for record in _until_settled(self._reports):
                 if isinstance(record, Refusal):
                     refused.append(_violation(record))
                 else:
                     connections.append(NetworkConnection(*msgspec.structs.astuple(record)))
-        except (OSError, EOFError, msgspec.DecodeError, channel.ProtocolError) as error:
+        except _NO_ANSWER as error:
             why = f"network: the egress process ended ({type(error).__name__}); records are missing"
             refused.append(Violation("egress", (), why, "egress"))
             self.close()
         return NetworkRecord(tuple(refused), tuple(connections))
 
-    def _until_settled(self) -> "list[Refusal | Relayed]":
-        records: list[Refusal | Relayed] = []
-        receiver = channel.Receiver(self._reports, channel.PACKET_BYTES)
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while len(records) < _MOST_FRAMES:
-            if not channel.has_news(self._reports.fileno(), max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-            frame = receiver.receive_whole()
-            if not frame:
-                raise EOFError
-            record = decode(frame, Refusal | Relayed | Settled)
-            if isinstance(record, Settled):
-                return records
-            records.append(record)
-        raise channel.ProtocolError("more records than the egress process keeps")
-
     def close(self) -> None:
         """End every connection of the cell; a second call does nothing."""
         self._reports.close()
+
+
+def _until_settled(sock: socket.SocketType) -> "list[Refusal | Relayed]":
+    """Return what the egress process tells until it has told everything; raises one of _NO_ANSWER."""
+    records: list[Refusal | Relayed] = []
+    receiver = channel.Receiver(sock, channel.PACKET_BYTES)
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while len(records) < _MOST_FRAMES:
+        if not channel.has_news(sock.fileno(), max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        frame = receiver.receive_whole()
+        if not frame:
+            raise EOFError
+        record = decode(frame, Refusal | Relayed | Settled)
+        if isinstance(record, Settled):
+            return records
+        records.append(record)
+    raise channel.ProtocolError("more records than the egress process keeps")
 
 
 def _violation(refusal: Refusal) -> Violation:
@@ -123,7 +129,13 @@ class EgressProcess:
         self._lock = threading.Lock()
         self._spawned: Spawned | None = None
         self._sock: socket.socket | None = None
+        self._rules: bytes | None = None  # instead of the plan's
         self._is_closed = False
+
+    @property
+    def age_seconds(self) -> float:
+        """The time since the sandbox was made, from which lifetimes of rules count."""
+        return time.monotonic() - self._made_at
 
     @property
     def pid(self) -> int | None:
@@ -150,6 +162,60 @@ class EgressProcess:
                 theirs.close()
         return CellEgress(ours)
 
+    def replace_rules(self, rules: bytes) -> None:
+        """Have all cells follow `rules`, as in a NetworkPlan, and end what they do not allow.
+
+        A process that does not answer is ended, and with it every connection.  Raises ClosedError.
+        """
+        with self._lock:
+            self._require_open()
+            self._rules = rules
+            if self._sock:
+                try:
+                    self._ask(self._sock, SetRules(rules))
+                except _NO_ANSWER:
+                    self._end()
+
+    def pending(self) -> list[Refusal]:
+        """Return the names that were refused and are neither allowed nor denied by now.
+
+        Those that a process knew which has ended are lost.  Raises ClosedError, and LaunchError if the
+        process does not answer.
+        """
+        with self._lock:
+            self._require_open()
+            if self._sock is None:
+                return []
+            try:
+                return [
+                    each
+                    for each in self._ask(self._sock, ListPending())
+                    if isinstance(each, Refusal)
+                ]
+            except (EOFError, ConnectionError):
+                return []
+            except _NO_ANSWER as error:
+                why = f"the egress process does not answer ({type(error).__name__})"
+                raise LaunchError(why) from None
+
+    def _require_open(self) -> None:
+        if self._is_closed or os.getpid() != self._owner:
+            raise ClosedError("the sandbox was closed")
+
+    def _ask(
+        self, control: socket.socket, question: SetRules | ListPending
+    ) -> "list[Refusal | Relayed]":
+        """Return the answer to a question; raises one of _NO_ANSWER."""
+        ours, theirs = channel.pair()
+        with contextlib.closing(ours):
+            try:
+                channel.send(control, encode(Manage()), (theirs.fileno(),))
+            finally:
+                theirs.close()
+            ours.settimeout(_SETTLE_SECONDS)  # a question can be larger than the socket's buffer
+            channel.send(ours, encode(question))
+            return _until_settled(ours)
+
     def _hand_over(self, plan: Plan, descriptors: tuple[int, ...]) -> None:
         if self._is_closed:
             raise LaunchError("the sandbox was closed")
@@ -164,10 +230,13 @@ class EgressProcess:
 
     def _start(self, plan: Plan) -> socket.socket:
         """Start the process, and return the channel to it once it is confined; raises LaunchError."""
-        assert plan.network  # noqa: S101 - `add` has looked
+        network = plan.network
+        assert network  # noqa: S101 - `add` has looked
+        if self._rules is not None:
+            network = msgspec.structs.replace(network, rules=self._rules)
         self._spawned = spawned = Spawned(self._executable, _MODULE)
         sock = socket.socket(fileno=spawned.take_socket())
-        boot = EgressBoot(plan.network, self._uid, plan.landlock_abi, self._made_at)
+        boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(sock, encode(boot))
         if why := _why_not_booted(sock):

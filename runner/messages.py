@@ -266,6 +266,23 @@ class AddCell(_Frame, frozen=True):
     When the channel hangs up, the cell is gone."""
 
 
+class Manage(_Frame, frozen=True):
+    """Answer one question about the rules of all cells; comes with the channel on which it is asked:
+    SetRules or ListPending."""
+
+
+class SetRules(_Frame, frozen=True):
+    """Follow these rules from now on, and end the connections that they do not allow; Settled says that
+    it is done."""
+
+    rules: bytes  # as in a NetworkPlan
+
+
+class ListPending(_Frame, frozen=True):
+    """Tell the names that were refused and are neither allowed nor denied by now: a Refusal each, then
+    Settled."""
+
+
 class Settle(_Frame, frozen=True):
     """On a cell's channel: tell what happened since the last time.  With `ends`, end its connections
     first."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
+    from .network import SandboxNetwork
     from .packages.store import OpenSet
     from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
@@ -129,6 +130,7 @@ class LocalCells:
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits
             )
+            self._network = _network(self.policy, self._egress, self._pipeline)
         except BaseException:
             self.close()
             raise
@@ -199,6 +201,15 @@ class LocalCells:
         from .workspaces.store import workspaces_of
 
         return workspaces_of(self._given_workspaces)
+
+    @property
+    def network(self) -> "SandboxNetwork":
+        if self._network is None:
+            raise PolicyError(
+                "network: the policy has no network rules, so cells have nothing to reach others by",
+                "name at least one host in [[network.allow]] of the policy",
+            )
+        return self._network
 
     def has_tool(self, name: str) -> bool:
         return self._pipeline.has_tool(name)
@@ -306,6 +317,17 @@ def _egress_process(
     if not policy.network.allow:
         return None
     return EgressProcess(executable, 0 if os.geteuid() else id_for(user))
+
+
+def _network(
+    policy: Policy, egress: EgressProcess | None, pipeline: RequestPipeline
+) -> "SandboxNetwork | None":
+    """Return the rules of a sandbox that has an egress process."""
+    if egress is None:
+        return None
+    from .network import SandboxNetwork
+
+    return SandboxNetwork(policy.network, egress, pipeline.record_rule)
 
 
 def _no_shared_files(_: str) -> None:

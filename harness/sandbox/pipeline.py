@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ...policies.languages import PYTHON
+from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Policy, Validation, check_names
 from ...policies.source.findings import Finding, Rules
 from ...runner.request import Request, Streams, new_execution_id
@@ -81,6 +82,13 @@ class RequestPipeline:
         """Record what a session did with the network after its last request."""
         if self._trail:
             self._trail.note_network(session_id, *network)
+
+    def record_rule(self, rule: NetworkRule | NetworkDenial, has_effect: bool) -> None:
+        """Record a network rule that is added; raises AuditError if it has no effect yet."""
+        if self._trail:
+            action = "allow" if isinstance(rule, NetworkRule) else "deny"
+            about = {name: value for name, value in asdict(rule).items() if value is not None}
+            self._trail.note_rule(action, str(rule), owed=has_effect, **about)
 
     def record_workspace(self, kept: KeptWorkspace | None, **about: str) -> None:
         """Record whether a workspace was saved; `about` identifies the call or session."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
+    from .network import SandboxNetwork
     from .packages.store import PackageStore, Requirements
     from .program import Program
     from .sandbox_arguments import PolicyLike
@@ -48,6 +49,9 @@ class _Cells(Protocol):
 
     @property
     def workspaces(self) -> "Workspaces": ...
+
+    @property
+    def network(self) -> "SandboxNetwork": ...
 
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int, /
@@ -243,6 +247,14 @@ class Sandbox(Executing):
     def workspaces(self) -> "Workspaces":
         """The workspaces that calls and sessions may name."""
         return self._cells.workspaces
+
+    @property
+    def network(self) -> "SandboxNetwork":
+        """The network rules, which can be changed while cells live.
+
+        Raises PolicyError if the policy has no network rules, and for the cells of a daemon.
+        """
+        return self._cells.network
 
     def sibling(
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,

@@ -42,6 +42,16 @@ def check_rules(
         _check_ports(place, denial.ports)
 
 
+def refuse_request_rules(allow: Iterable[NetworkRule]) -> None:
+    """Raise PolicyError for a rule about requests: nothing reads those that programs make."""
+    for rule in allow:
+        if rule.methods is not None or rule.paths is not None:
+            raise PolicyError(
+                f"network.allow: {rule.host!a}: methods and paths: requests of programs are not read",
+                "offer the tool http.request, whose rules have methods and paths",
+            )
+
+
 def _check_rule(place: str, rule: NetworkRule, *, reads_requests: bool) -> None:
     for name in ("ports", "schemes", "methods", "paths", "addresses"):
         value = getattr(rule, name)

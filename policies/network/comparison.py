@@ -7,7 +7,7 @@ import msgspec
 
 from .addresses import AddressNetwork, networks_of
 from .rule import NetworkDenial, NetworkRule, Scheme
-from .rules import canonical_pattern, matches_host, matches_path
+from .rules import canonical_pattern, covers_host, matches_path
 
 _Number = TypeVar("_Number", int, float)
 _CAPS = ("connections", "connections_per_second", "sent_bytes", "received_bytes")
@@ -144,9 +144,7 @@ def _overlap(one: _Region, other: _Region) -> _Region | None:
 
 def _common_host(one: str, other: str) -> str | None:
     for narrow, wide in ((one, other), (other, one)):
-        if narrow == wide or wide == "*":
-            return narrow
-        if wide.startswith("*.") and matches_host(wide, narrow.removeprefix("*.")):
+        if covers_host(wide, narrow):
             return narrow
     return None
 

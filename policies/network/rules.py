@@ -63,9 +63,8 @@ class NetworkRules:
             name = canonical_name(name)
         except HostNameError as error:
             return NetworkVerdict(False, None, str(error))
-        for denial in self.deny:
-            if matches_host(denial.host, name) and (denial.ports is None or port in denial.ports):
-                return NetworkVerdict(False, str(denial), f"{name}: a rule denies it", name)
+        if denial := self.denial_of(name, port):
+            return NetworkVerdict(False, str(denial), f"{name}: a rule denies it", name)
         of_name = [rule for rule in self.allow if matches_host(rule.host, name)]
         if not of_name:
             return NetworkVerdict(False, None, f"{name}: no rule allows it", name)
@@ -96,12 +95,30 @@ class NetworkRules:
             return NetworkVerdict(False, verdict.rule, why, verdict.name)
         return verdict._replace(rule=str(found[0]), matching=found)
 
+    def denial_of(self, name: str, port: int) -> NetworkDenial | None:
+        """Return the first denial of a canonical name on a port, if there is one."""
+        for denial in self.deny:
+            if matches_host(denial.host, name) and (denial.ports is None or port in denial.ports):
+                return denial
+        return None
+
     def networks(self, verdict: NetworkVerdict) -> "tuple[AddressNetwork, ...]":
         """Return the networks that are not public and that the matching rules may reach."""
         from .addresses import networks_of  # imports ipaddress, which few policies need
 
+        return networks_of(self.network_texts(verdict))
+
+    def network_texts(self, verdict: NetworkVerdict) -> tuple[str, ...]:
+        """Return those networks as the rules have them."""
         texts = (*self.addresses, *(each for rule in verdict.matching for each in rule.addresses))
-        return networks_of(dict.fromkeys(texts))
+        return tuple(dict.fromkeys(texts))
+
+
+def encode_rules(
+    allow: Iterable[NetworkRule], deny: Iterable[NetworkDenial], addresses: Iterable[str]
+) -> bytes:
+    """Return rules as the egress process gets them, in msgpack."""
+    return msgspec.msgpack.encode((tuple(allow), tuple(deny), tuple(addresses)))
 
 
 def matches_host(pattern: str, name: str) -> bool:
@@ -109,6 +126,13 @@ def matches_host(pattern: str, name: str) -> bool:
     if pattern == "*":
         return True
     return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern
+
+
+def covers_host(wide: str, narrow: str) -> bool:
+    """Tell whether every name that the pattern `narrow` stands for matches the pattern `wide`."""
+    if wide in (narrow, "*"):
+        return True
+    return wide.startswith("*.") and matches_host(wide, narrow.removeprefix("*."))
 
 
 def _allows(rule: NetworkRule, port: int, scheme: str | None, age_seconds: float) -> bool:

@@ -75,6 +75,12 @@ class ExecutionTrail:
         for connection in connections:
             self._note_connection(connection, session_id=session_id, owed=True)
 
+    def note_rule(self, action: str, rule: str, *, owed: bool, **about: Any) -> None:
+        """Record that a network rule was added to the sandbox; raises AuditError unless it is owed."""
+        self.log.record(
+            "network", action, target=rule, sandbox_id=self.sandbox_id, owed=owed, **about
+        )
+
     def note_workspace(self, kept: KeptWorkspace, **about: Any) -> None:
         """Record the state of a named workspace after a call or session; the record is owed."""
         refused = kept.state == "refused"

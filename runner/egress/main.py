@@ -16,18 +16,16 @@ import sys
 from concurrent.futures import thread as _threads  # noqa: F401 - before files are out of reach
 from typing import NoReturn
 
-from ...policies.network.rule import NetworkDenial, NetworkRule
-from ...policies.network.rules import NetworkRules
 from .. import channel
 from ..kernel import landlock, privileges, processes
 from ..kernel.now import Now
-from ..messages import AddCell, Booted, EgressBoot, Failed, decode, encode
+from ..messages import AddCell, Booted, EgressBoot, Failed, Manage, decode, encode
+from .cell_policy import CellPolicy, decoded_rules
+from .management import MOST_BYTES, Management
 from .resolving import Resolver, resolving_threads
-from .served_cell import CellPolicy, ServedCell
+from .served_cell import ServedCell
 
-_Rules = tuple[tuple[NetworkRule, ...], tuple[NetworkDenial, ...], tuple[str, ...]]
 _CONTROL = 3
-_BOOT_BYTES = 4 * 1024 * 1024
 _OPEN_FILES = 8192
 _MEMORY_BYTES = 1 << 30  # of data; a thread for each name that is being resolved has 8 MiB of stack
 _CHECK_SECONDS = 5.0
@@ -50,7 +48,7 @@ def main(own_paths: int) -> NoReturn:
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
     try:
         del sys.path[:own_paths]  # everything of ours is imported
-        boot = decode(channel.Receiver(sock, _BOOT_BYTES).receive_whole(), EgressBoot)
+        boot = decode(channel.Receiver(sock, MOST_BYTES).receive_whole(), EgressBoot)
         confine(boot)
         channel.send(sock, encode(Booted()))
         asyncio.run(_serve(sock, boot))
@@ -93,10 +91,10 @@ def confine(boot: EgressBoot) -> None:
 
 async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
     gc.enable()
-    rules = NetworkRules(*decode(boot.network.rules, _Rules))
-    policy = CellPolicy(rules, boot.network.ports, boot.made_at)
+    policy = CellPolicy(decoded_rules(boot.network.rules), boot.network.ports, boot.made_at)
     threads = resolving_threads()
     cells: set[ServedCell] = set()
+    management = Management(policy, cells)
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     def hear() -> None:
@@ -104,9 +102,11 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
         if not frame:
             gone.set()
             return
-        decode(frame, AddCell)
-        reports, *sockets = (socket.socket(fileno=each) for each in descriptors)
-        cells.add(ServedCell(policy, Resolver(threads), reports, sockets, cells.discard))
+        first, *sockets = (socket.socket(fileno=each) for each in descriptors)
+        if isinstance(decode(frame, AddCell | Manage), Manage):
+            management.begin(first)
+        else:
+            cells.add(ServedCell(policy, Resolver(threads), first, sockets, cells.discard))
 
     def check() -> None:
         for cell in cells:

@@ -11,20 +11,20 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
 from ...policies.network.addresses import refusal_of
-from ...policies.network.names import canonical_name
 from ...policies.network.rule import NetworkRule
-from ...policies.network.rules import NetworkRules, NetworkVerdict
+from ...policies.network.rules import NetworkVerdict
 from ...policies.network.usage import Allowance, RuleUse
 from .. import channel
 from ..kernel.own_addresses import is_own_address
 from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
 from . import dns
 from .addresses import NoFreeAddressError, SyntheticAddresses
+from .cell_policy import CellPolicy, Grant
 from .relay import RefusedError, Relay, dial, first_bytes, reset
 from .resolving import NoAddressError, Resolver
 
@@ -43,29 +43,6 @@ _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 _Kind = Literal["resolve", "connect", "record"]
-
-
-class CellPolicy(NamedTuple):
-    """The rules of every cell, the ports that they name, and when their time began."""
-
-    rules: NetworkRules
-    ports: tuple[int, ...]
-    made_at: float
-
-    def decide(self, name: str, port: int, scheme: str | None = None) -> NetworkVerdict:
-        age = time.monotonic() - self.made_at
-        return self.rules.decide(name, port, scheme, age_seconds=age)
-
-    def why_not(self, text: str) -> tuple[str, str]:
-        """Return why no port of a name may be reached, empty if one may, and its canonical form."""
-        try:
-            name = canonical_name(text)
-        except ValueError as error:
-            return str(error), text
-        verdicts = [self.decide(name, port) for port in self.ports]
-        return (
-            ("", name) if any(each.is_allowed for each in verdicts) else (verdicts[0].reason, name)
-        )
 
 
 class _Records:
@@ -104,11 +81,14 @@ class _Records:
 class _CellConnection:
     """A connection of the cell, from its acceptance to its end."""
 
-    def __init__(self, guest: socket.socket, name: str, port: int, uses: list[RuleUse]) -> None:
+    def __init__(
+        self, guest: socket.socket, name: str, port: int, grant: Grant, uses: list[RuleUse]
+    ) -> None:
         self.guest = guest
         self.uses = uses
         self.name = name
         self.port = port
+        self.grant = grant
         self.begun_at = time.monotonic()
         self.uploaded = asyncio.Event()
         self.relay: Relay | None = None
@@ -243,6 +223,7 @@ class ServedCell:
         if why:
             if not query.is_reverse:  # libraries ask for the names of addresses unasked
                 self._records.refuse("resolve", name, 0, why)
+                self._policy.note_refused(name, 0, why)
             return dns.answer(query, dns.NO_SUCH_NAME)
         if query.kind != dns.A:
             return dns.answer(query, dns.NO_ERROR)
@@ -282,6 +263,7 @@ class ServedCell:
         verdict = self._policy.decide(name, port)
         if not verdict.is_allowed:
             self._records.refuse("connect", name, port, verdict.reason)
+            self._policy.note_refused(name, port, verdict.reason)
             reset(guest)
             return
         begun: list[RuleUse] = []
@@ -294,7 +276,8 @@ class ServedCell:
                 reset(guest)
                 return
             begun.append(use)
-        connection = _CellConnection(guest, name, port, begun)
+        grant = self._policy.grant(verdict, port)
+        connection = _CellConnection(guest, name, port, grant, begun)
         self._connections.add(connection)
         self._names.hold(name)
         connection.task = self._begin(self._connect(connection, verdict))
@@ -304,7 +287,7 @@ class ServedCell:
         name, port, address = connection.name, connection.port, ""
         outcome, outside = "failed", None  # by an exception that nothing below expects
         networks = self._policy.rules.networks(verdict)
-        schemes = {each for rule in verdict.matching for each in rule.schemes_on(port)}
+        schemes = connection.grant.schemes
         try:
             # Where any bytes may be sent, the server may speak first.
             first = b"" if "tcp" in schemes else await first_bytes(connection.guest, name, schemes)
@@ -356,16 +339,27 @@ class ServedCell:
             )
         )  # fmt: skip
 
-    def end_overdue(self) -> None:
-        """End the connections that were idle, or open, for too long, and those whose rule has ended."""
+    def end_overdue(self) -> list[asyncio.Task[None]]:
+        """End the connections that were idle, or open, for too long, and those that the rules do not
+        allow any more; return what ends them."""
         now = time.monotonic()
+        ending: list[asyncio.Task[None]] = []
         for connection in self._connections:
-            why = connection.is_overdue(now)
-            if not why and not self._policy.decide(connection.name, connection.port).is_allowed:
-                why = "the rule has ended"
+            why = connection.is_overdue(now) or self._policy.why_ended(
+                connection.name, connection.port, connection.grant
+            )
             if connection.task and why:
                 connection.why = why
-                connection.task.cancel()
+                # Not at once: a task that is cancelled before its first step does not clean up.
+                self._loop.call_soon(connection.task.cancel)
+                ending.append(connection.task)
+        return ending
+
+    def follow_rules(self) -> list[asyncio.Task[None]]:
+        """`end_overdue` by the rules as they are now; forget the counts of rules that are gone."""
+        of_rules = set(self._policy.rules.allow)
+        self._uses = {rule: use for rule, use in self._uses.items() if rule in of_rules}
+        return self.end_overdue()
 
     # the supervisor
 

@@ -22,6 +22,7 @@ from .requests import Requests
 
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog
+    from ..network import SandboxNetwork
     from ..program import Program
     from ..sandbox_arguments import PolicyLike
     from ..session import Session
@@ -50,6 +51,13 @@ class DaemonsCells:
     @property
     def workspaces(self) -> "Workspaces":
         raise PolicyError("workspaces: not available with connect=")
+
+    @property
+    def network(self) -> "SandboxNetwork":
+        raise PolicyError(
+            "network: not available with connect=",
+            "the owner of the daemon decides on the network rules of its policies",
+        )
 
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int

@@ -9,10 +9,11 @@ import pytest
 
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
-from cellwright.runner.egress import relay, resolving, served_cell
+from cellwright.runner.egress import cell_policy, relay, resolving, served_cell
+from cellwright.runner.egress.cell_policy import CellPolicy
 from cellwright.runner.egress.relay import RefusedError, first_bytes
 from cellwright.runner.egress.resolving import NoAddressError, Resolver, resolving_threads
-from cellwright.runner.egress.served_cell import CellPolicy, ServedCell
+from cellwright.runner.egress.served_cell import ServedCell
 from tests.runner.egress.test_client_hello import extension, hello, names, real, record
 
 NAME = "api.example.org"
@@ -75,9 +76,9 @@ def test_a_client_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rule_ends_with_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = NetworkRules([NetworkRule(host=NAME, lifetime_seconds=60)])
     policy = CellPolicy(rules, (443,), 100.0)
-    monkeypatch.setattr(served_cell.time, "monotonic", lambda: 159.0)
+    monkeypatch.setattr(cell_policy.time, "monotonic", lambda: 159.0)
     assert policy.why_not(NAME.upper()) == ("", NAME)
-    monkeypatch.setattr(served_cell.time, "monotonic", lambda: 161.0)
+    monkeypatch.setattr(cell_policy.time, "monotonic", lambda: 161.0)
     why, name = policy.why_not(NAME)
     assert (bool(why), name) == (True, NAME)
 

@@ -390,11 +390,14 @@ def test_a_daemon_starts_no_programs_that_live_and_says_so(connected: Sandbox) -
         connected.program(("/usr/bin/cat",))
 
 
-def test_a_daemon_keeps_no_workspaces_and_says_so(connected: Sandbox) -> None:
+def test_a_daemon_keeps_no_workspaces_or_network_rules_for_clients_and_says_so(
+    connected: Sandbox,
+) -> None:
     for attempt in (
         lambda: connected.execute("1", workspace="mine"),
         lambda: connected.session(workspace="mine"),
         lambda: connected.workspaces,
+        lambda: connected.network,
     ):
         with pytest.raises(PolicyError, match="not available with connect="):
             attempt()
