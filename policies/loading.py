@@ -15,6 +15,12 @@ _PROFILES = Path(__file__).parent / "profiles"
 _DEEPEST = 8
 _WHERE = re.compile(r"`\$\.?([\w.]*)(?:\[(\d+)\])?([\w.]*)[^`]*`")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_NOT_A_TABLE = re.compile(r"Expected `object`.*`\$\.([\w.]+)\[")
+_TABLES = {
+    "network.allow": 'write a table for each host: [[network.allow]], then host = "api.example.org"',
+    "network.deny": 'write a table for each host: [[network.deny]], then host = "api.example.org"',
+    "tools.rules": 'write a table for each rule: [[tools.rules]], then tool = "mail.*"',
+}
 
 
 def profile_names() -> tuple[str, ...]:
@@ -50,7 +56,9 @@ def check_named(name: str, data: dict[str, Any]) -> Policy:
 
 
 def _meant(complaint: str) -> str:
-    """Return a hint with the known field that is most similar to an unknown one."""
+    """Return a hint: how a table is written, or the known field most similar to an unknown one."""
+    if table := _NOT_A_TABLE.search(complaint):
+        return _TABLES.get(table[1], "")
     if not (unknown := _UNKNOWN.search(complaint)):
         return ""
     import difflib  # needed after an error only

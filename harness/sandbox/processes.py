@@ -57,6 +57,11 @@ class BackgroundProcess:
         self._cell = cell
         self._report = report
 
+    def __repr__(self) -> str:
+        code = self._report.exit_code
+        state = "runs, as of the last call" if code is None else f"exit code {code}"
+        return f"<BackgroundProcess {self.id}: {' '.join(self.command)[:80]!a}, {state}>"
+
     @property
     def exit_code(self) -> int | None:
         """Its exit code, as `run` has it; None while it runs."""

@@ -54,8 +54,9 @@ def test_its_directory_and_variables_are_its_own(session: Session) -> None:
 
 def test_both_streams_are_read_and_a_missing_program_is_named(session: Session) -> None:
     assert output_of(session.start_command(["sh", "-c", "echo a; echo b >&2"])) == b"a\nb\n"
-    missing = session.start_command(["no-such-program"])
+    missing = session.start_command(["no-such-program", "\x1b"])
     assert missing.exit_code == 127
+    assert repr(missing).endswith(": 'no-such-program \\x1b', exit code 127>")
     assert missing.read() == b"no-such-program: No such file or directory\n"
     assert missing.write("x") == 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError
-from cellwright.policies.loading import load_policy, profile_names
+from cellwright.policies.loading import load_policy, policy_of_data, profile_names
 
 
 def written(directory: Path, text: str, name: str = "p.toml") -> str:
@@ -65,6 +65,14 @@ def test_an_error_names_file_line_and_key(tmp_path: Path, text: str, line: int, 
         load_policy(path)
     assert f"{path}, line {line}:" in str(error.value)
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("network", "allow"), ("network", "deny"), ("tools", "rules")]
+)
+def test_a_rule_that_is_text_is_told_how_rules_are_written(section: str, key: str) -> None:
+    with pytest.raises(PolicyError, match=rf"write a table .*: \[\[{section}\.{key}\]\]"):
+        policy_of_data({section: {key: ["api.example.org"]}})
 
 
 def test_every_profile_carries_reasons() -> None:

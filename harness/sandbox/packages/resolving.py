@@ -270,7 +270,8 @@ def _exit_code(
 def _hint(said: str) -> str:
     if "No matching distribution" in said:
         return (
-            "only wheels are used; if there is but a source distribution, build a wheel where you "
-            "trust it (pip wheel), and name its folder with find_links"
+            "check the name and the version; only wheels are used: if there is only a source "
+            "distribution, build a wheel where you trust it (pip wheel), and name its folder with "
+            "find_links"
         )
     return ""

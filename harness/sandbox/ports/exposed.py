@@ -39,6 +39,9 @@ class ExposedPort:
         self._place = place
         self._owner = os.getpid()
 
+    def __repr__(self) -> str:
+        return f"<ExposedPort {self.port}: {self.url}>"
+
     def close(self) -> None:
         """Close the host's end and every connection; closing twice is fine.
 
