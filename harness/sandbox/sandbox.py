@@ -329,7 +329,7 @@ def _cells_of(given: SandboxArguments) -> _Cells:
     if local:
         raise PolicyError(
             f"connect: cannot be combined with {', '.join(local)}",
-            'give these to the daemon when it is started; see "cellwright serve --help"',
+            'the daemon decides them: by its policies, and by options of "cellwright serve"',
         )
     from .remote.client import DaemonsCells
 
