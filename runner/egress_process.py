@@ -168,7 +168,7 @@ class EgressProcess:
         A process that does not answer is ended, and with it every connection.  Raises ClosedError.
         """
         with self._lock:
-            self._require_open()
+            self.require_open()
             self._rules = rules
             if self._sock:
                 try:
@@ -183,7 +183,7 @@ class EgressProcess:
         process does not answer.
         """
         with self._lock:
-            self._require_open()
+            self.require_open()
             if self._sock is None:
                 return []
             try:
@@ -198,7 +198,8 @@ class EgressProcess:
                 why = f"the egress process does not answer ({type(error).__name__})"
                 raise LaunchError(why) from None
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise ClosedError if the sandbox was closed, and in a forked child of its owner."""
         if self._is_closed or os.getpid() != self._owner:
             raise ClosedError("the sandbox was closed")
 

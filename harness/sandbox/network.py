@@ -59,6 +59,7 @@ class SandboxNetwork:
             rule = NetworkRule(host=rule)
         with self._lock:
             changed = self._rules.with_allowed(rule, self._egress.age_seconds)
+            self._egress.require_open()  # a rule that is recorded holds
             self._on_change(rule, False)
             self._follow(changed)
 

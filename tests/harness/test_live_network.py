@@ -148,6 +148,7 @@ def test_a_process_that_does_not_answer_is_ended_with_its_connections(
         pid = inspect(box).egress_pid()
         assert pid
         os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         with monkeypatch.context() as patch:
             patch.setattr(egress_process, "_SETTLE_SECONDS", 0.01)
             box.network.deny(NAME)
@@ -176,6 +177,8 @@ def test_a_closed_sandbox_changes_nothing(server: Server) -> None:
         network.deny(NAME)
     with pytest.raises(ClosedError):
         network.pending()
+    assert box.audit
+    assert [each for each in box.audit.get_entries() if each.category == "network"] == []
 
 
 def test_the_denials_of_the_policy_always_hold(
