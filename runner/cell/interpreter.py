@@ -237,12 +237,17 @@ class _RandomOnImport:
         return ModuleSpec(name, self) if name == "random" else None  # type: ignore[arg-type]
 
     def create_module(self, _: ModuleSpec) -> types.ModuleType:
-        sys.meta_path.remove(self)
+        """Seed it here: a program that makes the module of a spec need not execute it."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            random.seed()
         return random
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__spec__ = self._spec
-        random.seed()
+
+    def __getattr__(self, name: str) -> object:  # such as get_code, for runpy
+        return getattr(self._spec.loader, name)
 
 
 def _generators() -> Iterator[Callable[[], object]]:

@@ -127,6 +127,25 @@ def test_no_two_children_of_programs_have_the_same_random_state(tmp_path: Path) 
     require_different_states(("primed",), "on demand", tmp_path, "standard", STATES_OF_A_CHILD)
 
 
+# What runs before a program's import of random: other ways to the module.
+OTHER_WAYS = {
+    "from": "from random import random as draw",
+    "spec": "import importlib.util as util; draw = util.module_from_spec(util.find_spec('random')).random",
+    "specs": "import importlib.util as util; one, two = util.find_spec('random'), util.find_spec('random'); "
+    "util.module_from_spec(one); draw = util.module_from_spec(two).random",
+    "finder": "import sys; draw = sys.meta_path[0].create_module(None).random",
+    "runpy": "import runpy; draw = runpy.run_module('random')['random']",
+    "reload": "import importlib, random; draw = importlib.reload(random).random",
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_no_way_to_the_module_has_the_state_of_another_cell(strict: Sandbox, way: str) -> None:
+    results = [strict.execute(f"{OTHER_WAYS[way]}\ndraw()") for _ in range(2)]
+    assert {result.error for result in results} == {None}
+    assert len({result.value for result in results}) == 2
+
+
 def require_different_states(
     preload: tuple[str, ...], kind: str, tmp_path: Path, policy_name: str, states_program: str
 ) -> None:
