@@ -232,6 +232,16 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
     )
 
 
+# A cell may not, but the egress process makes the buffers of its relays small.
+_RECEIVE_BUFFER = Rule(
+    "setsockopt",
+    (
+        Condition(1, 0xFFFFFFFF, socket.SOL_SOCKET),
+        Condition(2, 0xFFFFFFFF, socket.SO_RCVBUF),
+    ),
+)
+
+
 def _egress_filter(table: SyscallTable) -> bytes:
     """Return the filter of the egress process: computation, threads, and TCP and UDP.
 
@@ -240,7 +250,7 @@ def _egress_filter(table: SyscallTable) -> bytes:
     """
     groups = ("base", "threads", "local_sockets", "loopback_sockets")
     rules = (rule for rule in table.rules(groups) if not _makes_unix_sockets(rule))
-    return compile_filter(tuple(rules), table)
+    return compile_filter((*rules, _RECEIVE_BUFFER), table)
 
 
 def _makes_unix_sockets(rule: Rule) -> bool:

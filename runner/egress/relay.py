@@ -13,6 +13,8 @@ from . import client_hello
 _CHUNK_BYTES = 64 * 1024
 _RESET = struct.pack("=ii", 1, 0)  # SO_LINGER with no time: close(2) sends a reset
 _HELLO_SECONDS = 15.0
+_BUFFER_BYTES = 128 * 1024  # the kernel doubles it (socket(7))
+_LEFT_MILLISECONDS = 30_000
 _MOST_PIECES = 64  # of a ClientHello
 
 
@@ -87,6 +89,7 @@ class Relay:
         self._on_bytes = on_bytes
         self._loop = asyncio.get_running_loop()
         self.sent_bytes = self.received_bytes = 0
+        self.is_uploaded = False  # all that the guest sent, and the end of its stream
         self.used_at = time.monotonic()
 
     async def run(self, on_uploaded: Callable[[], None]) -> None:
@@ -107,6 +110,7 @@ class Relay:
             if self._first:
                 await self._pass(self._first, self._outside, self._count_sent)
             await self._copy(self._guest, self._outside, self._count_sent)
+            self.is_uploaded = True
         finally:
             on_uploaded()
 
@@ -138,6 +142,24 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
+
+
+def leave(sock: socket.socket) -> None:
+    """Close a connection; what it was sent still goes out, unless its peer takes nothing for long.
+
+    The kernel would keep megabytes of it for minutes (tcp_orphan_retries, tcp(7)).
+    """
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LEFT_MILLISECONDS)
+    sock.close()
+
+
+def limit_buffers(*sockets: socket.socket) -> None:
+    """Keep the kernel from enlarging buffers, which it does up to tcp_wmem and tcp_rmem (tcp(7)): they
+    are memory of the host that no cgroup of a cell counts."""
+    for sock in sockets:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
 
 
 async def dial(

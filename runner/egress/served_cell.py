@@ -25,13 +25,14 @@ from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
 from . import dns
 from .addresses import NoFreeAddressError, SyntheticAddresses
 from .cell_policy import CellPolicy, Grant
-from .relay import RefusedError, Relay, dial, first_bytes, reset
+from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset
 from .resolving import NoAddressError, Resolver
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 300.0
 _LIFETIME_SECONDS = 3600.0
 _MOST_CONNECTIONS = 256
+_FAST_CONNECTIONS = 16  # at once, with buffers as large as the kernel finds good
 _MOST_QUERIES_OVER_TCP = 4
 _TCP_QUERY_SECONDS = 10.0
 _MOST_RECORDS = 1000  # in full, between two times that the supervisor asks for them
@@ -297,6 +298,8 @@ class ServedCell:
                 lambda address: refusal_of(address, networks, is_own=is_own_address),
             )
             outside, address = await dial(addresses, port, _CONNECT_SECONDS)
+            if len(self._connections) > _FAST_CONNECTIONS:
+                limit_buffers(connection.guest, outside)
             connection.relay = Relay(connection.guest, outside, first, connection.count)
             await connection.relay.run(connection.uploaded.set)
             outcome = "ok"
@@ -322,8 +325,9 @@ class ServedCell:
             connection.guest.close()
         else:
             reset(connection.guest)
-        if outside:
-            outside.close()
+        if outside:  # a peer must not take what was cut off for the whole
+            close = leave if connection.relay and connection.relay.is_uploaded else reset
+            close(outside)
         connection.uploaded.set()
         self._connections.discard(connection)
         self._names.release(connection.name)

@@ -176,4 +176,80 @@ def test_no_connection_is_taken_after_the_last_report(monkeypatch: pytest.Monkey
     assert not asyncio.run(run())
 
 
+class _Connected(contextlib.ExitStack):
+    """A cell, served here, whose connections to one listener are connections to a server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(resolving, "_ask", lambda *_: [(socket.AF_INET, "127.0.0.1")])
+        self.server = self.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.server.settimeout(30)
+        port = self.server.getsockname()[1]
+        # No address of the range is local here, so this one stands for the name.
+        self.listener = socket.create_server(("127.0.0.2", port))
+        rule = NetworkRule(host=NAME, ports=(port,), schemes=("tcp",), addresses=("127.0.0.0/8",))
+        policy = CellPolicy(NetworkRules([rule]), (port,), 0.0)
+        reports, supervisor = socket.socketpair()
+        self.enter_context(supervisor)
+        queries = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket()
+        sockets = [*queries, self.listener]
+        threads = resolving_threads()
+        self.cell = ServedCell(policy, Resolver(threads), reports, sockets, lambda _: None)
+        self.callback(self.cell.close)
+        self.cell._names._names["127.0.0.2"] = NAME
+        self.cell._names._addresses[NAME] = "127.0.0.2"
+
+    async def connect(self) -> tuple[socket.socket, socket.socket]:
+        """Return a connection of the cell and the server's end, after a byte has come through."""
+        place = self.listener.getsockname()
+        guest = self.enter_context(await asyncio.to_thread(socket.create_connection, place))
+        guest.sendall(b"x")
+        accepted, _ = await asyncio.to_thread(self.server.accept)
+        ours = self.enter_context(accepted)
+        assert await asyncio.to_thread(ours.recv, 1) == b"x"
+        return guest, ours
+
+
+def test_many_connections_do_not_get_large_buffers_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(connection: served_cell._CellConnection) -> list[int]:
+        assert connection.relay
+        sockets = connection.guest, connection.relay._outside
+        options = socket.SO_SNDBUF, socket.SO_RCVBUF
+        return [each.getsockopt(socket.SOL_SOCKET, name) for each in sockets for name in options]
+
+    async def run() -> None:
+        with _Connected(monkeypatch) as connected:
+            for _ in range(3):
+                await connected.connect()
+            before = set(connected.cell._connections)
+            await connected.connect()
+            (last,) = connected.cell._connections - before
+            assert sizes(last) == [2 * relay._BUFFER_BYTES] * 4
+            assert all(sizes(each) != sizes(last) for each in before)
+
+    monkeypatch.setattr(served_cell, "_FAST_CONNECTIONS", 3)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_server_can_tell_a_stream_that_was_cut_off(
+    is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> bytes:
+        with _Connected(monkeypatch) as connected:
+            guest, ours = await connected.connect()
+            (connection,) = connected.cell._connections
+            if is_whole:
+                guest.shutdown(socket.SHUT_WR)
+                await connection.uploaded.wait()
+            await connected.cell._end_connections()
+            return await asyncio.to_thread(ours.recv, 1)
+
+    if is_whole:
+        assert asyncio.run(run()) == b""
+    else:
+        with pytest.raises(ConnectionResetError):
+            asyncio.run(run())
+
+
 _NO_RULES = CellPolicy(NetworkRules(), (443,), 0.0)
