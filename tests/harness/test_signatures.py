@@ -190,7 +190,7 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ({"audit": "trail.jsonl"}, "audit: must be an AuditLog, True or False"),
         ({"sessions": {}}, "sessions: must be SessionSettings"),
         ({"interpreters": "node"}, "interpreters: must be a mapping"),
-        ({"python": 5}, "python: must be a path, got 5"),
+        ({"python": 5}, "python: must be a version such as '3.12', or a path, got 5"),
         ({"cgroup_root": 5}, "cgroup_root: must be a path, got 5"),
         ({"connect": 5}, "connect: must be a path, got 5"),
         ({"spawned": 5}, "spawned: must be a Spawned, got 5"),
