@@ -355,7 +355,10 @@ def told_to_go(session: Session) -> Iterator[None]:
 
 def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> None:
     given_back: list[object] = []
-    sessions, held = Sessions(SessionSettings()), SimpleNamespace(workspace_at_rest=None)
+    sessions, held = (
+        Sessions(SessionSettings()),
+        SimpleNamespace(workspace_at_rest=None, egress=None),
+    )
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
         sessions.admit(held, (), Limits(), given_back.append)  # type: ignore[arg-type]
