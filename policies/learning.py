@@ -60,7 +60,7 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
     lines += [
         f"# {call} was refused and stays refused: {why}" for call, why in lessons.impossible.items()
     ]
-    lines += [f"name = {_quoted(name)}"]
+    lines += [f"name = {quoted(name)}"]
     for section, entries in sections.items():
         if entries:
             lines += ["", f"[{section}]", *entries]
@@ -82,11 +82,11 @@ def _switches(section: str, lessons: Lessons) -> list[str]:
 def _paths(key: str, paths: set[str], why: str) -> list[str]:
     if not paths:
         return []
-    entries = [f"    {_quoted(path)},  # {why}" for path in collapse(paths)]
+    entries = [f"    {quoted(path)},  # {why}" for path in collapse(paths)]
     return [f"{key} = [", *entries, "]"]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Return `text` as a basic string of TOML, on one line and without invisible characters."""
     return f'"{"".join(map(_escaped, text))}"'
 

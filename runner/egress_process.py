@@ -120,8 +120,10 @@ def _printable(text: str) -> str:
 class EgressProcess:
     """Starts the process, hands it the sockets of cells, and starts another one when it has died."""
 
-    def __init__(self, executable: str, uid: int) -> None:
-        """`uid` is whom the process becomes if this one is root, else 0."""
+    def __init__(self, executable: str, uid: int, control: str = "") -> None:
+        """`uid` is whom the process becomes if this one is root, else 0.  `control` is the path of the
+        socket by which other processes may change the rules, for the records of living sandboxes."""
+        self.control = control
         self._executable = executable
         self._uid = uid
         self._made_at = time.monotonic()

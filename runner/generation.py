@@ -99,8 +99,9 @@ class Generation:
                 shared_files.attach(self._shared_directory)
             self._admit()
             self._record = keep_record(
-                "sandbox", self.launcher.keeper, policy.name, language, self.tree.places
-            )
+                "sandbox", self.launcher.keeper, policy.name, language, self.tree.places,
+                control=egress.control if egress else "",
+            )  # fmt: skip
         except BaseException as error:
             self._take_down()
             if isinstance(error, OSError):

@@ -48,6 +48,7 @@ class LivingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     language: _Text
     places: dict[str, _Text]  # its cgroup: controller -> directory, or "v2"
     session: _Text = ""  # the id
+    control: _Text = ""  # the name of the socket for network rules, in the directory of the records
 
 
 class Living(NamedTuple):
@@ -60,6 +61,12 @@ class Living(NamedTuple):
     def id(self) -> str:
         """`PID.N`, where PID is the process that made it."""
         return f"{self.record.supervisor.pid}.{self.path.stem.rpartition('-')[2]}"
+
+    @property
+    def control(self) -> str:
+        """The path of the socket for network rules, empty without one; it may have been closed."""
+        name = os.path.basename(self.record.control)
+        return str(self.path.parent / name) if name else ""
 
 
 class KeptRecord:
@@ -83,15 +90,19 @@ class KeptRecord:
 
 def keep_record(
     kind: Literal["sandbox", "session"], pid: int, policy: str, language: str,
-    places: dict[str, str], session: str = "",
+    places: dict[str, str], session: str = "", control: str = "",
 ) -> KeptRecord | None:  # fmt: skip
-    """Write a record; None where there is no directory for it, or no room: then it is not listed."""
-    directory = _directory()
-    if directory is None:
+    """Write a record; None where there is no directory for it, or no room: then it is not listed.
+
+    `control` is a path that `new_socket_path` returned.
+    """
+    path = _new_path("json")
+    if path is None:
         return None
-    own = _identity(os.getpid())
-    record = LivingRecord(kind, own, _identity(pid), policy, language, places, session[:4096])
-    path = f"{directory}/{own.pid}-{own.start}-{next(_counter)}.json"
+    record = LivingRecord(
+        kind, _identity(os.getpid()), _identity(pid), policy, language, places, session[:4096],
+        os.path.basename(control),
+    )  # fmt: skip
     try:
         with open(f"{path}.new", "xb") as file:
             file.write(msgspec.json.encode(record))
@@ -101,6 +112,20 @@ def keep_record(
             os.unlink(f"{path}.new")
         return None
     return KeptRecord(path)
+
+
+def new_socket_path() -> str:
+    """Return a path beside the records for a socket of this process, empty if there is no directory
+    for it; `remove_leftovers` removes it once the process has ended."""
+    return _new_path("sock") or ""
+
+
+def _new_path(kind: str) -> str | None:
+    directory = _directory()
+    if directory is None:
+        return None
+    own = _identity(os.getpid())
+    return f"{directory}/{own.pid}-{own.start}-{next(_counter)}.{kind}"
 
 
 def _identity(pid: int) -> ProcessIdentity:
@@ -228,7 +253,18 @@ def remove_leftovers() -> list[str]:
             living.path.unlink()
             removed.append(str(living.path))
     removed += [str(place) for place in sweep_host()]
-    return removed + list(_remove_sockets())
+    return removed + list(_remove_control_sockets()) + list(_remove_sockets())
+
+
+def _remove_control_sockets() -> Iterator[str]:
+    """Remove the sockets beside the records whose process has ended."""
+    directory = _directory()
+    for path in directory.glob("*-*-*.sock") if directory else ():
+        pid, start, *_ = path.name.split("-")
+        if pid.isdecimal() and start_time(int(pid)) != start:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                yield str(path)
 
 
 def directory_prefix() -> str:

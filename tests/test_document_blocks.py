@@ -64,6 +64,7 @@ NOT_RUN = {
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
+    "harness/README.md: $ cellwright network": "asks a sandbox that lives; tests/harness/test_network_control.py",
     "harness/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
     "harness/README.md: python3.12 -m pip": "installs from an index; tests/harness/test_pythons.py",
     "harness/servers/mcp/README.md: $ npx": "fetches from npm; tests/harness/servers/mcp/test_inspector.py",

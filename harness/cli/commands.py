@@ -47,6 +47,7 @@ COMMANDS = {
     "servers": ("servers", "list MCP servers, and call and pin their tools"),
     "serve": ("serve", "start a daemon that shares one pool of cells among processes"),
     "mcp": ("mcp", "start an MCP server that offers cells and tools to a model"),
+    "network": ("network", "list refused names of running sandboxes, and allow or deny hosts"),
     "ps": ("ps", "list the sandboxes and sessions of this user that live"),
     "kill": ("kill", "end sandboxes and sessions of this user"),
     "gc": ("collect", "remove what killed processes of this user left"),

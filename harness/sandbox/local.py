@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from .config import SandboxConfig
     from .network import SandboxNetwork
+    from .network_control import NetworkControl
     from .packages.store import OpenSet
     from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
@@ -118,6 +119,7 @@ class LocalCells:
         )
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
+        self._control: NetworkControl | None = None
         self._packaged = PackagedCells(
             self._supervisors, own, given, self._packages, settings.packages_bytes,
             lambda policy: another(policy, PYTHON),
@@ -131,6 +133,7 @@ class LocalCells:
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits
             )
             self._network = _network(self.policy, self._egress, self._pipeline)
+            self._control = _control(self.policy, self._egress, self._network)
         except BaseException:
             self.close()
             raise
@@ -225,6 +228,8 @@ class LocalCells:
         self._programs.close()
         self._packaged.close()
         self._ports.close()
+        if self._control:
+            self._control.close()
         if self._egress:
             self._egress.close()
         self._release_packages()
@@ -316,7 +321,9 @@ def _egress_process(
     """Return what serves the cells, if the policy allows them any name."""
     if not policy.network.allow:
         return None
-    return EgressProcess(executable, 0 if os.geteuid() else id_for(user))
+    from ...runner.living import new_socket_path
+
+    return EgressProcess(executable, 0 if os.geteuid() else id_for(user), new_socket_path())
 
 
 def _network(
@@ -328,6 +335,20 @@ def _network(
     from .network import SandboxNetwork
 
     return SandboxNetwork(policy.network, egress, pipeline.record_rule)
+
+
+def _control(
+    policy: Policy, egress: EgressProcess | None, network: "SandboxNetwork | None"
+) -> "NetworkControl | None":
+    """Return the socket through which `cellwright network` reaches the rules, if there are any; None
+    where there is no directory for it, or no room, as for records of living sandboxes."""
+    if egress is None or network is None or not egress.control:
+        return None
+    from .network_control import NetworkControl
+
+    with contextlib.suppress(OSError):
+        return NetworkControl(egress.control, policy.name, network)
+    return None
 
 
 def _no_shared_files(_: str) -> None:

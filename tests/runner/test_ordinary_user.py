@@ -370,3 +370,40 @@ tell(value=result.value, error=result.error, seccomp="Seccomp:\\t2" in status)
 """,
     )
     assert told == {"value": "hello", "error": None, "seccomp": True}
+
+
+def test_a_guest_with_the_users_id_cannot_change_network_rules(readable: Path) -> None:
+    """The policy shows it the socket, and its id on the host is that of the person."""
+    told = as_user(
+        readable,
+        """
+from cellwright.harness.sandbox.network_control import AllowHost, ask
+from cellwright.policies.network.rule import NetworkRule
+from cellwright.policies.policy import Filesystem, Network, Policy
+from cellwright.runner import living
+from cellwright.runner.messages import encode
+os.makedirs(os.environ["HOME"] + "/.cache/cellwright/living", 0o700, exist_ok=True)
+network = Network(loopback=True, allow=(NetworkRule(host="api.example.org"),))
+shown = Filesystem(write=(os.environ["HOME"] + "/.cache/cellwright/living",))
+policy = Policy(network=network, filesystem=shown, optional_layers=tuple(LOST))
+code = '''
+import socket
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(path)
+answer = sock.recv(65536).decode("latin1")
+try: sock.send(bytes([0]) + bytes(wanted))
+except OSError: pass
+answer
+'''
+with Sandbox(policy=policy, pool=0) as sandbox:
+    (path,) = [each.control for each in living.list_living()]
+    rule = AllowHost(NetworkRule(host="b.example.org"))
+    result = sandbox.execute(code, inputs={"path": path, "wanted": list(encode(rule))})
+    after = sandbox.network.rules
+    person = ask(path, rule).rules
+tell(value=result.value, error=result.error, rules=after, person=person)
+""",
+    )
+    assert "in the user namespace of their sandbox's owner" in told["value"], told
+    assert told["rules"] == ["allow api.example.org:443"]
+    assert told["person"] == ["allow api.example.org:443", "allow b.example.org:443"]
