@@ -212,10 +212,8 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
     section = policy.network
     if not section.allow:
         return None
-    from .network.checks import refuse_request_rules  # most policies have no rules
-    from .network.rules import encode_rules
+    from .network.rules import encode_rules  # most policies have no rules
 
-    refuse_request_rules(section.allow)
     ports = tuple(sorted({port for rule in section.allow for port in rule.each_port()}))
     if len(ports) > _MOST_PORTS or _DNS_PORT in ports:
         raise PolicyError(
@@ -227,6 +225,7 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
         rules=encode_rules(section.allow, section.deny, section.addresses),
         words=words,
         ports=ports,
+        reads_requests=any(rule.has_requests for rule in section.allow),
         egress_filter=_egress_filter(table),
         certificates=host.certificates,
     )

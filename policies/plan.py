@@ -42,6 +42,7 @@ class NetworkPlan(_Data, frozen=True):
     rules: bytes  # allow, deny and addresses of the policy, in msgpack
     words: tuple[str, ...]  # a line for each rule
     ports: tuple[int, ...]  # of every rule; a cell has a listening socket for each
+    reads_requests: bool  # a rule has methods or paths
     egress_filter: bytes
     certificates: (
         str  # the host's file that cells are shown at CERTIFICATES, empty if there is none

@@ -5,6 +5,7 @@ ends, and the next cell gets a new process.
 """
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -237,9 +238,10 @@ class EgressProcess:
         assert network  # noqa: S101 - `add` has looked
         if self._rules is not None:
             network = msgspec.structs.replace(network, rules=self._rules)
+        parser = _http_parser() if network.reads_requests else ""
         self._spawned = spawned = Spawned(self._executable, _MODULE)
         sock = socket.socket(fileno=spawned.take_socket())
-        boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at)
+        boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(sock, encode(boot))
         if why := _why_not_booted(sock):
@@ -268,6 +270,17 @@ class EgressProcess:
         with self._lock:
             self._is_closed = True
             self._end()
+
+
+def _http_parser() -> str:
+    """Return the directory of the package that parses requests; raises LaunchError without it."""
+    spec = importlib.util.find_spec("h11")
+    if spec is None or spec.origin is None:
+        raise LaunchError(
+            "network.allow: methods and paths: the package h11 is not installed",
+            "pip install 'cellwright[network]'",
+        )
+    return os.path.dirname(os.path.dirname(spec.origin))
 
 
 def _wrong(descriptors: list[int], ports: tuple[int, ...]) -> bool:

@@ -259,6 +259,7 @@ class EgressBoot(_Frame, frozen=True):
     uid: int  # whom to become; 0: the process is not root
     landlock_abi: int
     made_at: float  # when the sandbox was made, by time.monotonic
+    http_parser: str  # the directory of the package h11, if requests are read
 
 
 class AddCell(_Frame, frozen=True):

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self, TypeVar
 import msgspec
 
 from ..errors import PolicyError
-from .checks import check_rules, refuse_request_rules
+from .checks import check_rules
 from .rule import NetworkDenial, NetworkRule
 from .rules import canonical_pattern, covers_host
 
@@ -43,7 +43,12 @@ class ChangingRules(NamedTuple):
         would have no effect because denials forbid all of it.
         """
         check_rules((*self.allow, rule), self.deny, self.addresses)
-        refuse_request_rules((rule,))
+        if rule.has_requests and not any(each.has_requests for each in self.policy_allow):
+            raise PolicyError(
+                f"network.allow: {rule.host!a}: methods and paths: no rule of the policy has them, so "
+                "requests are not read",
+                "write them in a rule of the policy, and make a new sandbox",
+            )
         rule = msgspec.structs.replace(rule, host=canonical_pattern(rule.host))
         ports = rule.each_port()
         if unknown := sorted(set(ports) - set(self.ports)):

@@ -42,16 +42,6 @@ def check_rules(
         _check_ports(place, denial.ports)
 
 
-def refuse_request_rules(allow: Iterable[NetworkRule]) -> None:
-    """Raise PolicyError for a rule about requests: nothing reads those that programs make."""
-    for rule in allow:
-        if rule.methods is not None or rule.paths is not None:
-            raise PolicyError(
-                f"network.allow: {rule.host!a}: methods and paths: requests of programs are not read",
-                "offer the tool http.request, whose rules have methods and paths",
-            )
-
-
 def _check_rule(place: str, rule: NetworkRule, *, reads_requests: bool) -> None:
     for name in ("ports", "schemes", "methods", "paths", "addresses"):
         value = getattr(rule, name)
@@ -123,6 +113,8 @@ def _check_requests(place: str, rule: NetworkRule, *, reads_requests: bool) -> N
             "offer the tool http.request, whose rules hold for https too",
         )  # fmt: skip
     for method in rule.methods or ():
+        if method == "CONNECT":
+            raise PolicyError(f"{place}: methods: CONNECT opens a tunnel, which no rule allows")
         if not (method.isascii() and method.isalpha() and method.isupper()):
             raise PolicyError(f"{place}: methods: must be in capital letters, got {method!a}")
     for path in rule.paths or ():

@@ -1,4 +1,7 @@
-"""Paths of HTTP requests in one canonical spelling, so that servers cannot read them differently."""
+"""Paths of HTTP requests in one canonical spelling, so that servers cannot read them differently.
+
+Also the headers by which servers are told another request than the one that rules allowed.
+"""
 
 import re
 
@@ -6,10 +9,18 @@ _LONGEST = 8192
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _PLAIN = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/%-]+")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_OVERRIDES = frozenset(
+    ("forwarded", "x-http-method", "x-http-method-override", "x-method-override")
+)
+_OVERRIDE_PREFIXES = ("x-forwarded-", "x-original-", "x-rewrite-")
 
 
 class PathError(ValueError):
     """A path is invalid or ambiguous; the message has the path and the reason."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path[:60]!a}: {reason}")
+        self.reason = reason
 
 
 def canonical_path(path: str) -> str:
@@ -20,24 +31,27 @@ def canonical_path(path: str) -> str:
     and slashes, backslashes, percent signs, semicolons and control characters that are escaped.
     """
     if not path.startswith("/") or len(path) > _LONGEST:
-        raise PathError(f"{path[:60]!a}: must begin with / and have at most {_LONGEST} characters")
+        raise PathError(path, f"must begin with / and have at most {_LONGEST} characters")
     if not _PLAIN.fullmatch(path) or "%" in _ESCAPE.sub("", path):
-        raise PathError(
-            f"{path[:60]!a}: has a character that must be escaped, or an invalid escape"
-        )
+        raise PathError(path, "has a character that must be escaped, or an invalid escape")
     found = _ESCAPE.sub(lambda escape: _decoded(path, escape[1]), path)
     segments = found.split("/")[1:]
     for segment in segments:
         if segment.partition(";")[0] in (".", ".."):
-            raise PathError(f"{path[:60]!a}: has a dot segment")
+            raise PathError(path, "has a dot segment")
     if "" in segments[:-1]:
-        raise PathError(f"{path[:60]!a}: has an empty segment")
+        raise PathError(path, "has an empty segment")
     return found
+
+
+def overrides_request(header: str) -> bool:
+    """Tell whether servers may take another method, path or host from a header, in lower case."""
+    return header in _OVERRIDES or header.startswith(_OVERRIDE_PREFIXES)
 
 
 def _decoded(path: str, digits: str) -> str:
     code = int(digits, 16)
     character = chr(code)
     if code < 0x20 or code == 0x7F or character in "/\\%;":
-        raise PathError(f"{path[:60]!a}: has an escaped {character!a}")
+        raise PathError(path, f"has an escaped {character!a}")
     return character if _UNRESERVED.fullmatch(character) else f"%{digits.upper()}"

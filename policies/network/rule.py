@@ -55,6 +55,11 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         _have_tuples(self, ("ports", "schemes", "methods", "paths", "addresses"))
 
+    @property
+    def has_requests(self) -> bool:
+        """Tell whether the rule allows only some requests."""
+        return self.methods is not None or self.paths is not None
+
     def __str__(self) -> str:
         ports = ",".join(map(str, self.each_port()))
         return f"allow {self.host}:{ports}"

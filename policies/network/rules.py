@@ -88,7 +88,7 @@ class NetworkRules:
         try:
             canonical, why = canonical_path(path), ""
         except PathError as error:  # which only a rule without paths allows
-            canonical, why = None, f": {error}"
+            canonical, why = None, f", which {error.reason}"
         found = tuple(rule for rule in verdict.matching if _allows_request(rule, method, canonical))
         if not found:
             why = f"{verdict.name}: no rule allows {method[:20]} of this path{why}"
@@ -119,6 +119,13 @@ def encode_rules(
 ) -> bytes:
     """Return rules as the egress process gets them, in msgpack."""
     return msgspec.msgpack.encode((tuple(allow), tuple(deny), tuple(addresses)))
+
+
+def reads_requests(rules: Iterable[NetworkRule], port: int) -> bool:
+    """Tell whether a connection by `rules` needs a decision for each request over plain HTTP: it does
+    unless one of them allows every request, or any bytes."""
+    spoken = [rule for rule in rules if not {"http", "tcp"}.isdisjoint(rule.schemes_on(port))]
+    return bool(spoken) and all(rule.has_requests for rule in spoken)
 
 
 def matches_host(pattern: str, name: str) -> bool:

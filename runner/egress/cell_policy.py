@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.network.names import canonical_name
 from ...policies.network.rule import NetworkDenial, NetworkRule
-from ...policies.network.rules import NetworkRules, NetworkVerdict
+from ...policies.network.rules import NetworkRules, NetworkVerdict, reads_requests
 from ..messages import Refusal, decode
 
 _MOST_NAMES = 256  # that are remembered as refused
@@ -21,14 +21,19 @@ def decoded_rules(rules: bytes) -> NetworkRules:
 
 
 class Grant(NamedTuple):
-    """The schemes and the networks of private addresses that rules allow a connection."""
+    """The schemes and the networks of private addresses that rules allow a connection.
+
+    `reads_requests`: over plain HTTP, each request needs a rule for its method and path.
+    """
 
     schemes: frozenset[str]
     networks: frozenset[str]
+    reads_requests: bool
 
     def is_within(self, other: "Grant") -> bool:
         schemes = self.schemes <= other.schemes or "tcp" in other.schemes
-        return schemes and self.networks <= other.networks
+        is_read = self.reads_requests or not (other.reads_requests and "http" in self.schemes)
+        return schemes and is_read and self.networks <= other.networks
 
 
 class CellPolicy:
@@ -57,7 +62,16 @@ class CellPolicy:
 
     def grant(self, verdict: NetworkVerdict, port: int) -> Grant:
         schemes = frozenset(each for rule in verdict.matching for each in rule.schemes_on(port))
-        return Grant(schemes, frozenset(self.rules.network_texts(verdict)))
+        return Grant(
+            schemes,
+            frozenset(self.rules.network_texts(verdict)),
+            reads_requests(verdict.matching, port),
+        )
+
+    def why_not_request(self, name: str, port: int, method: str, path: str) -> str:
+        """Return why a request over plain HTTP is refused, empty if it is allowed."""
+        age = time.monotonic() - self._made_at
+        return self.rules.decide_request(name, port, "http", method, path, age_seconds=age).reason
 
     def why_ended(self, name: str, port: int, grant: Grant) -> str:
         """Return why a connection that was granted must end, empty if it may go on."""

@@ -47,8 +47,13 @@ def main(own_paths: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
     try:
-        del sys.path[:own_paths]  # everything of ours is imported
         boot = decode(channel.Receiver(sock, MOST_BYTES).receive_whole(), EgressBoot)
+        if boot.network.reads_requests:
+            sys.path.append(boot.http_parser)
+            from . import http_relay as _http_relay  # noqa: F401 - before files are out of reach
+
+            sys.path.pop()
+        del sys.path[:own_paths]  # everything of ours is imported
         confine(boot)
         channel.send(sock, encode(Booted()))
         asyncio.run(_serve(sock, boot))

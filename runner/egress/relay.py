@@ -21,6 +21,10 @@ _MOST_PIECES = 64  # of a ClientHello
 class RefusedError(Exception):
     """The connection must not go on; says why."""
 
+    def __init__(self, why: str, *, is_told: bool = False) -> None:
+        super().__init__(why)
+        self.is_told = is_told  # the program got an answer that says so
+
 
 async def first_bytes(guest: socket.socket, name: str, schemes: Collection[str]) -> bytes:
     """Return the first bytes of a client once it is clear that they speak one of `schemes`, "https" or
@@ -92,10 +96,10 @@ class Relay:
         self.is_uploaded = False  # all that the guest sent, and the end of its stream
         self.used_at = time.monotonic()
 
-    async def run(self, on_uploaded: Callable[[], None]) -> None:
+    async def run(self, uploaded: asyncio.Event) -> None:
         """Copy until both directions have ended; raises OSError and what `on_bytes` raises."""
         tasks = [
-            asyncio.create_task(self._upload(on_uploaded)),
+            asyncio.create_task(self._upload(uploaded)),
             asyncio.create_task(self._copy(self._outside, self._guest, self._count_received)),
         ]
         try:
@@ -105,14 +109,14 @@ class Relay:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _upload(self, on_uploaded: Callable[[], None]) -> None:
+    async def _upload(self, uploaded: asyncio.Event) -> None:
         try:
             if self._first:
                 await self._pass(self._first, self._outside, self._count_sent)
             await self._copy(self._guest, self._outside, self._count_sent)
             self.is_uploaded = True
         finally:
-            on_uploaded()
+            uploaded.set()
 
     async def _copy(
         self, source: socket.socket, target: socket.socket, count: Callable[[int], None]
@@ -126,7 +130,12 @@ class Relay:
         self.used_at = time.monotonic()
         count(len(data))
         await self._loop.sock_sendall(target, data)
+        await asyncio.sleep(0)  # for others: neither call waits while both ends are quick
         self.used_at = time.monotonic()
+
+    def why_not_now(self) -> str:
+        """Nothing is read after the first bytes, so what they allowed still holds."""
+        return ""
 
     def _count_sent(self, size: int) -> None:
         self._on_bytes(size, 0)

@@ -11,9 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from ...policies.network.addresses import refusal_of
 from ...policies.network.rule import NetworkRule
@@ -21,94 +19,29 @@ from ...policies.network.rules import NetworkVerdict
 from ...policies.network.usage import Allowance, RuleUse
 from .. import channel
 from ..kernel.own_addresses import is_own_address
-from ..messages import Refusal, Relayed, Settle, Settled, decode, encode
+from ..messages import Relayed, Settle, Settled, decode, encode
 from . import dns
 from .addresses import NoFreeAddressError, SyntheticAddresses
-from .cell_policy import CellPolicy, Grant
+from .cell_policy import CellPolicy
+from .client_hello import begins_tls
+from .connection import CellConnection
+from .records import Records
 from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset
 from .resolving import NoAddressError, Resolver
 
+if TYPE_CHECKING:
+    from .http_relay import RequestRelay
+
 _CONNECT_SECONDS = 10.0
-_IDLE_SECONDS = 300.0
-_LIFETIME_SECONDS = 3600.0
 _MOST_CONNECTIONS = 256
 _FAST_CONNECTIONS = 16  # at once, with buffers as large as the kernel finds good
 _MOST_QUERIES_OVER_TCP = 4
 _TCP_QUERY_SECONDS = 10.0
-_MOST_RECORDS = 1000  # in full, between two times that the supervisor asks for them
 _REST_SECONDS = 0.1  # when descriptors have run out, or a cell asks too much
 _UPLOAD_SECONDS = 1.0  # for what a program that has ended sent last
 _QUERIES = 100.0, 1000.0  # a second, and at once: each is work of the host
 _CONNECTIONS = 100.0, 200.0
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-_Kind = Literal["resolve", "connect", "record"]
-
-
-class _Records:
-    """What is to be told of a cell: a bounded number of records, then counts alone."""
-
-    def __init__(self) -> None:
-        self._refusals: dict[tuple[_Kind, str, int, str], int] = {}
-        self._relayed: list[Relayed] = []
-        self._left_out = 0
-
-    def refuse(self, kind: _Kind, name: str, port: int, reason: str) -> None:
-        key = (kind, name[:253], port, reason[:300])
-        if key not in self._refusals and len(self._refusals) >= _MOST_RECORDS:
-            key = (kind, "", 0, "more names than are recorded")
-        self._refusals[key] = self._refusals.get(key, 0) + 1
-
-    def relay(self, relayed: Relayed) -> None:
-        if len(self._relayed) < _MOST_RECORDS:
-            self._relayed.append(relayed)
-        else:
-            self._left_out += 1
-
-    def take(self) -> list[msgspec.Struct]:
-        taken: list[msgspec.Struct] = [
-            Refusal(*key, count) for key, count in self._refusals.items()
-        ]
-        taken += self._relayed
-        if self._left_out:
-            taken.append(
-                Refusal("record", "", 0, "more connections than are recorded", self._left_out)
-            )
-        self._refusals, self._relayed, self._left_out = {}, [], 0
-        return taken
-
-
-class _CellConnection:
-    """A connection of the cell, from its acceptance to its end."""
-
-    def __init__(
-        self, guest: socket.socket, name: str, port: int, grant: Grant, uses: list[RuleUse]
-    ) -> None:
-        self.guest = guest
-        self.uses = uses
-        self.name = name
-        self.port = port
-        self.grant = grant
-        self.begun_at = time.monotonic()
-        self.uploaded = asyncio.Event()
-        self.relay: Relay | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.why = ""  # it was ended by us
-
-    def count(self, sent_bytes: int, received_bytes: int) -> None:
-        """Count bytes before they are passed on; raises RefusedError."""
-        for use in self.uses:
-            if why := use.count(sent_bytes, received_bytes):
-                raise RefusedError(why)
-
-    def is_overdue(self, now: float) -> str:
-        """Return why it has to end, if it has to."""
-        if now - self.begun_at > _LIFETIME_SECONDS:
-            return f"longer than {_LIFETIME_SECONDS:g} s"
-        if self.relay and now - self.relay.used_at > _IDLE_SECONDS:
-            return f"idle for {_IDLE_SECONDS:g} s"
-        return ""
 
 
 class ServedCell:
@@ -126,8 +59,8 @@ class ServedCell:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._names = SyntheticAddresses()
-        self._records = _Records()
-        self._connections: set[_CellConnection] = set()
+        self._records = Records()
+        self._connections: set[CellConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries_over_tcp = 0
         self._queries = Allowance(*_QUERIES)
@@ -278,12 +211,12 @@ class ServedCell:
                 return
             begun.append(use)
         grant = self._policy.grant(verdict, port)
-        connection = _CellConnection(guest, name, port, grant, begun)
+        connection = CellConnection(guest, name, port, grant, begun)
         self._connections.add(connection)
         self._names.hold(name)
         connection.task = self._begin(self._connect(connection, verdict))
 
-    async def _connect(self, connection: _CellConnection, verdict: NetworkVerdict) -> None:
+    async def _connect(self, connection: CellConnection, verdict: NetworkVerdict) -> None:
         """Relay one connection that the policy allows, and note how it went."""
         name, port, address = connection.name, connection.port, ""
         outcome, outside = "failed", None  # by an exception that nothing below expects
@@ -292,6 +225,7 @@ class ServedCell:
         try:
             # Where any bytes may be sent, the server may speak first.
             first = b"" if "tcp" in schemes else await first_bytes(connection.guest, name, schemes)
+            relay_to = await self._relaying(connection, first)
             addresses = await self._resolver.resolve(
                 name,
                 port,
@@ -300,15 +234,15 @@ class ServedCell:
             outside, address = await dial(addresses, port, _CONNECT_SECONDS)
             if len(self._connections) > _FAST_CONNECTIONS:
                 limit_buffers(connection.guest, outside)
-            connection.relay = Relay(connection.guest, outside, first, connection.count)
-            await connection.relay.run(connection.uploaded.set)
+            connection.relay = relay_to(outside)
+            await connection.relay.run(connection.uploaded)
             outcome = "ok"
         except NoAddressError as error:
             outcome = str(error)
             if error.is_refused:
                 self._records.refuse("connect", name, port, outcome)
         except RefusedError as error:
-            outcome = str(error)
+            outcome, connection.is_told = str(error), error.is_told
             self._records.refuse("connect", name, port, outcome)
         except OSError as error:
             outcome = error.strerror or type(error).__name__
@@ -317,11 +251,29 @@ class ServedCell:
         finally:
             self._finish(connection, outside, outcome, address, verdict.rule or "")
 
+    async def _relaying(
+        self, connection: CellConnection, first: bytes
+    ) -> "Callable[[socket.socket], Relay | RequestRelay]":
+        """Return what relays a connection to a socket outside, once its first request is allowed if
+        requests need that; raises RefusedError and OSError."""
+        guest, count = connection.guest, connection.count
+        if not connection.grant.reads_requests or begins_tls(first):
+            return lambda outside: Relay(guest, outside, first, count)
+        from .http_relay import RequestReader, RequestRelay  # imported if the policy needs it
+
+        name, port = connection.name, connection.port
+        why_not = partial(self._policy.why_not_request, name, port)
+        reader = RequestReader(guest, first, name, port, why_not)
+        request = await reader.next()
+        if request is None:
+            raise RefusedError("ended before its first request")
+        return lambda outside: RequestRelay(reader, request, outside, count)
+
     def _finish(
-        self, connection: _CellConnection, outside: socket.socket | None, outcome: str, address: str,
+        self, connection: CellConnection, outside: socket.socket | None, outcome: str, address: str,
         rule: str,
     ) -> None:  # fmt: skip
-        if outcome == "ok":
+        if outcome == "ok" or connection.is_told:
             connection.guest.close()
         else:
             reset(connection.guest)
@@ -349,7 +301,7 @@ class ServedCell:
         now = time.monotonic()
         ending: list[asyncio.Task[None]] = []
         for connection in self._connections:
-            why = connection.is_overdue(now) or self._policy.why_ended(
+            why = connection.why_ended(now) or self._policy.why_ended(
                 connection.name, connection.port, connection.grant
             )
             if connection.task and why:

@@ -20,6 +20,7 @@ from tests.network import (
     LOOPBACK,
     NAME,
     Server,
+    answer_http,
     certificate,
     count_bytes,
     needs_openssl,
@@ -435,6 +436,53 @@ def encrypted(name, asked):
         return "sent"
 """
 )
+
+
+def test_each_request_over_plain_http_needs_its_method_and_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also a later one of the same connection, in whatever pieces, and with another Host."""
+    resolving(monkeypatch, {NAME: [["127.0.0.1"]]})
+    with serving(answer_http) as server:
+        rule = NetworkRule(
+            host=NAME, ports=(server.port,), schemes=("http",), methods=("GET",), paths=("/a/*",)
+        )
+        with Sandbox(policy=policy(rule), pool=0) as box:
+            result = box.execute(
+                """
+import http.client
+def ask(client, method, path, **headers):
+    try:
+        client.request(method, path, headers=headers)
+        answer = client.getresponse()
+        return answer.status, answer.read().decode().strip()
+    except (OSError, http.client.HTTPException) as error:
+        return type(error).__name__
+def connected():
+    return http.client.HTTPConnection(name, port, timeout=20)
+kept = connected()
+[
+    ask(kept, "GET", "/a/b?c"), ask(kept, "GET", "/a/d"), ask(kept, "GET", "/b"),
+    ask(connected(), "POST", "/a/b"), ask(connected(), "GET", "/a/b", Host="other.example"),
+    ask(connected(), "GET", "/a/../b"),
+]
+""",
+                inputs={"name": NAME, "port": server.port},
+            )
+    assert result.value, result
+    assert list(map(tuple, result.value[:2])) == [(200, "/a/b?c"), (200, "/a/d")]
+    assert [status for status, _ in result.value[2:]] == [403] * 4
+    assert server.connections == 1  # nothing outside is connected to for the others
+    assert sorted(each.rule for each in result.violations) == sorted(
+        f"network: {why}"
+        for why in (
+            f"{NAME}: no rule allows GET of this path",
+            f"{NAME}: no rule allows POST of this path",
+            "the header Host is 'other.example'",
+            f"{NAME}: no rule allows GET of this path, which has a dot segment",
+        )
+    )
+    assert sum(each.received_bytes > 0 for each in result.connections) == 1
 
 
 @needs_openssl

@@ -7,7 +7,7 @@ import msgspec
 
 from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolFailed
 from ....policies.network.names import HostNameError
-from ....policies.network.paths import PathError, canonical_path
+from ....policies.network.paths import PathError, canonical_path, overrides_request
 from ....policies.network.rules import canonical_pattern, matches_host, matches_path
 from .targets import Target
 
@@ -15,16 +15,13 @@ _MOST = 64
 _MOST_BYTES = 16_384
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.6.2
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-# They frame the message, choose another protocol or a proxy, or tell servers to read another method,
-# path, host or client than the one that the rules allowed.
+# They frame the message, choose another protocol, or tell servers another client.
 _RESERVED = frozenset(
     (
-        "accept-encoding", "connection", "content-length", "expect", "forwarded", "host",
-        "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via",
-        "x-http-method", "x-http-method-override", "x-method-override", "x-real-ip",
+        "accept-encoding", "connection", "content-length", "expect", "host", "http2-settings",
+        "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via", "x-real-ip",
     )
 )  # fmt: skip
-_RESERVED_PREFIXES = ("proxy-", "x-forwarded-", "x-original-", "x-rewrite-")
 _KEPT = frozenset(("accept", "accept-language", "content-type", "user-agent"))  # by another origin
 
 
@@ -122,4 +119,4 @@ def for_another_origin(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith(_RESERVED_PREFIXES)
+    return name in _RESERVED or name.startswith("proxy-") or overrides_request(name)

@@ -62,6 +62,14 @@ def test_a_wider_denial_is_not_taken_back_by_a_narrower_rule() -> None:
         denied.with_allowed(NetworkRule(host=OTHER), 0.0)
 
 
+def test_a_rule_about_requests_needs_one_in_the_policy() -> None:
+    """Without, the process outside has no parser."""
+    policy = NetworkRule(host=NAME, schemes=("http",), methods=("GET",))
+    rules = ChangingRules((policy,), (), ())
+    rule = NetworkRule(host=OTHER, schemes=("http",), paths=("/a",))
+    assert rules.with_allowed(rule, 0.0).allowed == (rule,)
+
+
 @pytest.mark.parametrize(
     ("rule", "why"),
     [

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellwright.policies.compile import compile_policy
@@ -290,11 +291,21 @@ def test_a_policy_with_hosts_compiles_to_sockets_for_its_ports() -> None:
     assert compile_policy(Policy(), HOST).network is None
 
 
+def test_requests_are_read_only_where_a_rule_has_methods_or_paths() -> None:
+    plain = NetworkRule(host="a.example", schemes=("http",))
+    for rule, is_read in (
+        (plain, False),
+        (msgspec.structs.replace(plain, methods=("GET",)), True),
+        (msgspec.structs.replace(plain, paths=("/x",)), True),
+    ):
+        plan = compile_policy(Policy(network=Network(allow=(plain, rule))), HOST)
+        assert plan.network
+        assert plan.network.reads_requests is is_read
+
+
 @pytest.mark.parametrize(
     "rule",
     [
-        NetworkRule(host="a.example", schemes=("http",), methods=("GET",)),
-        NetworkRule(host="a.example", schemes=("http",), paths=("/x",)),
         NetworkRule(host="a.example", ports=tuple(range(1000, 1013))),
         NetworkRule(host="a.example", ports=(53,), schemes=("tcp",)),
     ],

@@ -58,7 +58,7 @@ def test_it_can_use_tcp_and_configuration_of_the_resolver_and_nothing_else() -> 
     plan = compile_policy(policy, host)
     assert plan.network
     uid = 0x7000_0001
-    boot = encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0)).hex()
+    boot = encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0, "")).hex()
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o777)
         secret = Path(place, "secret")

@@ -9,8 +9,9 @@ import pytest
 
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
-from cellwright.runner.egress import cell_policy, relay, resolving, served_cell
+from cellwright.runner.egress import cell_policy, records, relay, resolving, served_cell
 from cellwright.runner.egress.cell_policy import CellPolicy
+from cellwright.runner.egress.connection import CellConnection
 from cellwright.runner.egress.relay import RefusedError, first_bytes
 from cellwright.runner.egress.resolving import NoAddressError, Resolver, resolving_threads
 from cellwright.runner.egress.served_cell import ServedCell
@@ -84,14 +85,14 @@ def test_a_rule_ends_with_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_cell, "_MOST_RECORDS", 3)
-    records = served_cell._Records()
+    monkeypatch.setattr(records, "_MOST_RECORDS", 3)
+    told_later = records.Records()
     for n in range(10):
-        records.refuse("resolve", f"n{n}.example", 0, "no rule")
-        records.refuse("resolve", "n0.example", 0, "no rule")
-    told = [(each.name, each.count) for each in records.take()]  # type: ignore[attr-defined]
+        told_later.refuse("resolve", f"n{n}.example", 0, "no rule")
+        told_later.refuse("resolve", "n0.example", 0, "no rule")
+    told = [(each.name, each.count) for each in told_later.take()]  # type: ignore[attr-defined]
     assert told == [("n0.example", 11), ("n1.example", 1), ("n2.example", 1), ("", 7)]
-    assert records.take() == []
+    assert told_later.take() == []
 
 
 def test_a_cell_whose_names_resolve_slowly_leaves_threads_to_others(
@@ -211,7 +212,7 @@ class _Connected(contextlib.ExitStack):
 
 
 def test_many_connections_do_not_get_large_buffers_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sizes(connection: served_cell._CellConnection) -> list[int]:
+    def sizes(connection: CellConnection) -> list[int]:
         assert connection.relay
         sockets = connection.guest, connection.relay._outside
         options = socket.SO_SNDBUF, socket.SO_RCVBUF
