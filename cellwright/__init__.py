@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from .harness.schemas.spec import ToolOwner as ToolOwner
     from .harness.schemas.spec import ToolSpec as ToolSpec
     from .harness.schemas.spec import ToolState as ToolState
+    from .harness.skills.manifest import SkillManifest as SkillManifest
+    from .harness.skills.skill import Skill as Skill
+    from .harness.skills.skill import read_skill as read_skill
+    from .harness.skills.skills import FoundSkill as FoundSkill
+    from .harness.skills.skills import Skills as Skills
+    from .harness.skills.store import KeptSkill as KeptSkill
+    from .harness.skills.store import SkillStore as SkillStore
     from .harness.stubs.tree import python_tree as python_tree
     from .harness.stubs.tree import typescript_tree as typescript_tree
     from .harness.tools.approval import ApprovalRequest as ApprovalRequest
@@ -81,6 +88,10 @@ if TYPE_CHECKING:
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionExpired as SessionExpired
     from .policies.errors import SessionLost as SessionLost
+    from .policies.errors import SkillError as SkillError
+    from .policies.errors import SkillInvalid as SkillInvalid
+    from .policies.errors import SkillNotFound as SkillNotFound
+    from .policies.errors import SkillUntrusted as SkillUntrusted
     from .policies.errors import ToolArgumentsInvalid as ToolArgumentsInvalid
     from .policies.errors import ToolBudgetExceeded as ToolBudgetExceeded
     from .policies.errors import ToolDenied as ToolDenied

@@ -13,6 +13,10 @@
     │   └── SessionExpired       it was idle, or lived, for as long as it may
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
     ├── PackageError         packages cannot be resolved, fetched, opened or kept
+    ├── SkillError           a skill cannot be read, kept or used
+    │   ├── SkillInvalid         its files or its SKILL.md are invalid
+    │   ├── SkillNotFound        no skill has that name
+    │   └── SkillUntrusted       nobody trusted these files
     ├── ToolError            an error of a tool or of a call of it
     │   ├── ToolNotFound         no tool has that name
     │   ├── ToolInvalid          the name, the source or a schema of the tool is invalid
@@ -125,6 +129,30 @@ class WorkspaceError(CellwrightError):
 
 class PackageError(CellwrightError):
     """Packages cannot be resolved, fetched, opened or kept."""
+
+
+class SkillError(CellwrightError):
+    """A skill cannot be read, kept or used."""
+
+
+class SkillInvalid(SkillError):  # noqa: N818 - it reads as a verdict
+    """The files of a skill, or its SKILL.md, are invalid; `result` is that of a failed replay."""
+
+    def __init__(self, message: str, hint: str = "", *, result: Any = None) -> None:
+        super().__init__(message, hint)
+        self.result = result
+
+
+class SkillNotFound(SkillError):  # noqa: N818
+    """No skill has that name."""
+
+    kind = "not_found"
+
+
+class SkillUntrusted(SkillError):  # noqa: N818
+    """Nobody trusted a skill with these files."""
+
+    kind = "denied"
 
 
 class ToolError(CellwrightError):

@@ -48,6 +48,7 @@ TYPED: dict[str, dict[str, str]] = {
         "servers.json": _SERVERS,
         "server.py": _SERVER,
     },
+    "harness/skills/README.md: $ cellwright skills new": {},
     "harness/making/README.md: $ cellwright tools create": {
         "double.py": "def double(n: int) -> int:\n    return n * 2\n",
         "test_double.py": "assert double(2) == 4\n",

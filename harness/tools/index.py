@@ -68,11 +68,12 @@ class ToolSearch:
             for name in self._indexed.keys() - now.keys():
                 self._index.remove(name)
             changed = [spec for name, spec in now.items() if self._indexed.get(name) is not spec]
-            self._index.add(*map(_document, changed))
+            self._index.add(*map(document_of_tool, changed))
             self._indexed, self._revision = now, revision
 
 
-def _document(spec: ToolSpec) -> Document:
+def document_of_tool(spec: ToolSpec) -> Document:
+    """Return a tool as search knows it."""
     server = server_of(spec)
     return document_of(
         spec.name, spec.name.removeprefix(f"{server}."), spec.description, spec.parameters,

@@ -1,0 +1,246 @@
+"""`Skills`: the skills that an agent may use, found in folders, and loaded in three steps.
+
+First names and descriptions, for a prompt; then the instructions of one skill; then its files.  Each
+load reads the files of a skill anew, and compares their digest with the trusted ones.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...policies.errors import PolicyError, SkillError, SkillInvalid, SkillNotFound, SkillUntrusted
+from .manifest import check_name
+from .prompt import body_block, file_block, prompt_list
+from .skill import Skill, read_skill, skeleton
+from .store import SkillStore
+
+if TYPE_CHECKING:
+    from ..search.documents import Document
+
+MOST_LISTED = 500  # folders in one place; a place with more is not one of skills
+PROJECT, OWN = ".agents/skills", "~/.agents/skills"  # of the specification
+_NOBODY = "read it with `cellwright skills show {name}`, then `cellwright skills trust {reference}`"
+
+
+class FoundSkill(msgspec.Struct, frozen=True):
+    """A skill that was found, usable or not.
+
+    problem: why it cannot be used, or what does not follow the specification; empty if nothing
+    version: in the store; 0 in other folders
+    """
+
+    name: str
+    place: str
+    description: str = ""
+    hash: str = ""
+    is_trusted: bool = False
+    problem: str = ""
+    version: int = 0
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.hash}"
+
+
+class Skills:
+    """The skills below some folders and in a store.  Safe from many threads.
+
+    `folders`: default `.agents/skills` in the working directory and in the home directory; of two
+    skills with one name, the first that can be used counts.  The store comes last.
+    `store`: or its directory; default the user's.
+    `names`: the only skills to use; default all.
+    `require_trust`: False also uses skills that nobody has trusted; their code runs in cells as any
+    other, and their text is labelled as untrusted in any case.
+    `permits`: tells whether a tool may be called, for `allowed-tools`; by default none is said to be.
+    """
+
+    def __init__(
+        self, folders: Iterable[str | os.PathLike[str]] | None = None, *,
+        store: SkillStore | str | os.PathLike[str] | None = None,
+        names: Sequence[str] | None = None, require_trust: bool = True,
+        permits: Callable[[str], bool] | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(folders, str | os.PathLike):
+            raise PolicyError(f"folders: must be a list of paths, got {folders!r}")
+        given = (PROJECT, OWN) if folders is None else folders
+        self.folders = tuple(Path(os.path.abspath(os.path.expanduser(each))) for each in given)
+        self.store = store if isinstance(store, SkillStore) else SkillStore(store)
+        self.names = None if names is None else tuple(map(check_name, names))
+        self.require_trust = bool(require_trust)
+        self._permits = permits
+
+    def found(self) -> tuple[FoundSkill, ...]:
+        """Return everything that was found, also what cannot be used, in the order of precedence."""
+        return tuple(about for about, _ in self._read())
+
+    def every(self, name: str) -> tuple[Skill, ...]:
+        """Return all skills of one name, trusted or not, for a person who decides on them.
+
+        Raises SkillInvalid if there are only invalid ones.
+        """
+        read = list(self._read(name))
+        if read and not any(skill for _, skill in read):
+            raise SkillInvalid(read[0][0].problem)
+        return tuple(skill for _, skill in read if skill)
+
+    def usable(self) -> tuple[Skill, ...]:
+        """Return the skills that can be used, by name.
+
+        Without `require_trust`, a skill whose name is easily confused with that of one before it is
+        left out.
+        """
+        return self._usable()
+
+    def _usable(self, name: str = "") -> tuple[Skill, ...]:
+        chosen: dict[str, Skill] = {}
+        looks: set[str] = set()
+        for about, skill in self._read(name if self.require_trust else ""):
+            if skill is None or about.name in chosen or not self._may_use(about):
+                continue
+            if about.is_trusted or skeleton(about.name) not in looks:
+                chosen[about.name] = skill
+                looks.add(skeleton(about.name))
+        return tuple(chosen[each] for each in sorted(chosen) if name in ("", each))
+
+    def get(self, name: str) -> Skill:
+        """Return a skill, read and checked now.
+
+        Raises SkillNotFound, SkillUntrusted if it was found but nobody trusts its files, SkillInvalid.
+        """
+        if skill := next(iter(self._usable(name)), None):
+            self.store.touch(skill)
+            return skill
+        self._explain(name)
+        raise SkillNotFound(f"no skill {ascii(name)[:80]}", "see `cellwright skills list`")
+
+    def prompt(self) -> str:
+        """Return the names and descriptions of the usable skills as a block for a prompt."""
+        return prompt_list(self.usable())
+
+    def load(self, name: str, *, permits: Callable[[str], bool] | None = None) -> str:
+        """Return the instructions of a skill for a model, labelled as untrusted.
+
+        `permits` tells which of the tools that it asks for may be called; asking grants none.
+        Raises what `get` raises.
+        """
+        return loaded(self.get(name), permits or self._permits)
+
+    def read(self, name: str, path: str) -> bytes:
+        """Return a file of a skill; raises SkillNotFound, and what `get` raises."""
+        return file_of(self.get(name), path)
+
+    def read_text(self, name: str, path: str) -> str:
+        """Return a text file of a skill for a model, labelled as untrusted.
+
+        Raises SkillInvalid if it is not text, and what `read` raises.
+        """
+        return text_of(self.get(name), path)
+
+    def search(self, query: str, limit: int = 5, *, among: Iterable[Any] = ()) -> dict[str, Any]:
+        """Return the skills that match a query, the best first, and of `among` the matching tools.
+
+        `among` are specs of tools, such as `registry.list_tools()`.
+        """
+        from ..search.documents import shown
+        from ..search.search import SearchIndex
+        from ..tools.index import document_of_tool
+
+        index = SearchIndex([*documents(self.usable()), *map(document_of_tool, among)])
+        page = index.search(query, limit=limit)
+        told: dict[str, Any] = {"found": [shown(each.document, "summary") for each in page.matches]}
+        return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
+
+    def _may_use(self, about: FoundSkill) -> bool:
+        named = self.names is None or about.name in self.names
+        return named and (about.is_trusted or not self.require_trust)
+
+    def _explain(self, name: str) -> None:
+        """Raise the reason why a skill that was found cannot be used."""
+        for about, skill in self._read(name):
+            if about.name != name or (self.names is not None and name not in self.names):
+                continue
+            if skill is None:
+                raise SkillInvalid(about.problem)
+            if self.require_trust and not about.is_trusted:
+                hint = _NOBODY.format(name=name, reference=about.reference)
+                raise SkillUntrusted(f"{name}: nobody trusted the files in {about.place}", hint)
+            raise SkillInvalid(f"{name}: easily confused with another skill")
+
+    def _read(self, name: str = "") -> Iterator[tuple[FoundSkill, Skill | None]]:
+        """Yield the skills that are there, or those of one name; a folder is called like its skill."""
+        trusted = self.store.trust.all()
+        for folder in self.folders:
+            for each in _names_below(folder):
+                if name in ("", each):
+                    yield _found(folder / each, each, trusted)
+        for kept in self.store.versions(name):
+            yield _about(kept.skill, trusted, kept.version), kept.skill
+
+
+def loaded(skill: Skill, permits: Callable[[str], bool] | None) -> str:
+    """Return the instructions of a skill for a model, with the tools that it asks for, as permitted."""
+    asked = skill.manifest.allowed_tools
+    permitted = [name for name in asked if permits and permits(name)]
+    return body_block(skill, permitted, [name for name in asked if name not in permitted])
+
+
+def file_of(skill: Skill, path: str) -> bytes:
+    """Return the content of a file; raises SkillNotFound.  `path` is looked up, never opened."""
+    file = skill.tree.files.get(path)
+    if file is None:
+        hint = f"there are {', '.join(list(skill.tree.files)[:20])}"
+        raise SkillNotFound(f"{skill.name}: no file {ascii(path)[:200]}", hint)
+    return file.content
+
+
+def text_of(skill: Skill, path: str) -> str:
+    """Return a text file for a model, labelled as untrusted; raises SkillNotFound, SkillInvalid."""
+    try:
+        return file_block(skill, path, file_of(skill, path).decode())
+    except UnicodeDecodeError:
+        raise SkillInvalid(f"{skill.name}: {path} is not text", "open it in a cell") from None
+
+
+def documents(skills: Iterable[Skill]) -> "list[Document]":
+    """Return skills as search knows them."""
+    from ..search.documents import document_of
+
+    return [
+        document_of(f"skill:{each.name}", each.name, each.description, kind="skill")
+        for each in skills
+    ]
+
+
+def _names_below(folder: Path) -> list[str]:
+    """Return the names of the folders in a place of skills, and of links, which reading refuses."""
+    found: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if len(found) >= MOST_LISTED:
+                    raise SkillError(f"{folder}: more than {MOST_LISTED} entries")
+                if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
+                    found.append(entry.name)
+    except OSError:  # most projects have none
+        return []
+    return sorted(found)
+
+
+def _found(
+    place: Path, name: str, trusted: dict[str, list[str]]
+) -> tuple[FoundSkill, Skill | None]:
+    try:
+        skill = read_skill(place)
+    except SkillError as error:
+        return FoundSkill(ascii(name)[1:-1][:80], str(place), problem=error.what), None
+    return _about(skill, trusted), skill
+
+
+def _about(skill: Skill, trusted: dict[str, list[str]], version: int = 0) -> FoundSkill:
+    return FoundSkill(
+        skill.name, skill.place, skill.description, skill.hash,
+        skill.hash in trusted.get(skill.name, ()), "; ".join(skill.manifest.problems), version,
+    )  # fmt: skip

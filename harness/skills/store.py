@@ -1,0 +1,228 @@
+"""`SkillStore`: the skills that were saved or imported, in versions, in the user's state directory.
+
+    kept/NAME@VERSION/     the files of one version, as they are exported
+    new/                   what is being written; renamed when it is whole
+    trust.json             the trusted digests (trust.py)
+
+A version is never changed: a skill with other files is another version.
+"""
+
+import contextlib
+import difflib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ...policies.errors import SkillError, SkillInvalid, SkillNotFound
+from ...policies.policy import MIB, check_limit
+from ..state import make_private_directory
+from .manifest import FILE, check_name
+from .skill import Skill, read_skill, skeleton
+from .tree import write_tree
+from .trust import TrustStore
+
+MOST_SKILLS, MOST_VERSIONS, MOST_BYTES = 200, 10, 200 * MIB
+_NEARLY = 0.9  # of the words of two descriptions, as for tools
+_PLACE = re.compile(r"([a-z0-9-]+)@([1-9][0-9]{0,8})")
+_WORD = re.compile(r"\w+")
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class KeptSkill(NamedTuple):
+    """One version of a skill in a store; `used`: when it was last kept or loaded, since the epoch."""
+
+    skill: Skill
+    version: int
+    used: float
+
+
+class SkillStore:
+    """The kept skills of one user, and the trust in them.  Safe from many threads and processes.
+
+    `directory`: default `cellwright/skills` in $XDG_STATE_HOME, else in ~/.local/state.  `most_skills`,
+    `most_versions` of one skill and `most_bytes` of all are its quota: beyond the versions the oldest
+    is removed, beyond the others nothing is kept.  Raises SkillError if it cannot be written.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *, most_skills: int = MOST_SKILLS,
+        most_versions: int = MOST_VERSIONS, most_bytes: int = MOST_BYTES,
+    ) -> None:  # fmt: skip
+        for name, limit in (("most_skills", most_skills), ("most_versions", most_versions)):
+            check_limit(name, limit, whole=True)
+        check_limit("most_bytes", most_bytes, whole=True)
+        self.trust = TrustStore(directory)
+        self.directory = self.trust.directory
+        self._kept = self.directory / "kept"
+        self._most_skills = most_skills
+        self._most_versions = most_versions
+        self._most_bytes = most_bytes
+
+    def versions(self, name: str = "") -> tuple[KeptSkill, ...]:
+        """Return the versions of one skill, or of all, the newest of each name first.
+
+        Versions whose files became invalid are left out.
+        """
+        found = []
+        for place, named, version in self._places():
+            if name in ("", named):
+                with contextlib.suppress(SkillError, OSError):
+                    used = place.stat().st_mtime
+                    found.append(KeptSkill(read_skill(place, named), version, used))
+        return tuple(sorted(found, key=lambda each: (each.skill.name, -each.version)))
+
+    def add(self, skill: Skill, *, allow_similar: bool = False) -> KeptSkill:
+        """Keep a skill, as the next version if its name is known; return it.
+
+        The same files are kept once.  Raises SkillInvalid for a skill that does not follow the
+        specification, or that is like another one (unless `allow_similar`): the same files, nearly the
+        same description, or a name that is easily confused; SkillError beyond the quota.
+        """
+        if problems := skill.manifest.problems:
+            raise SkillInvalid(f"{skill.name}: {problems[0]}", "see `cellwright skills check`")
+        with self._changing():
+            kept = self.versions()
+            own = [each for each in kept if each.skill.name == skill.name]
+            if same := next((each for each in own if each.skill.hash == skill.hash), None):
+                return same
+            newest = {each.skill.name: each.skill for each in reversed(kept)}
+            if not allow_similar:
+                _check_new(skill, [each for name, each in newest.items() if name != skill.name])
+            surplus = own[self._most_versions - 1 :]
+            self._check_quota(skill, newest, [each for each in kept if each not in surplus])
+            version = max((each.version for each in own), default=0) + 1
+            self._write(skill, version)
+            for each in surplus:
+                self._remove(self._place(skill.name, each.version))
+        place = self._place(skill.name, version)
+        return KeptSkill(read_skill(place, skill.name), version, place.stat().st_mtime)
+
+    def touch(self, skill: Skill) -> None:
+        """Note that a kept skill was used now, which defers its expiry."""
+        place = Path(skill.place)
+        if place.parent == self._kept:
+            with contextlib.suppress(OSError):
+                os.utime(place)
+
+    def remove(self, name: str, version: int = 0) -> int:
+        """Remove a version, or all of a skill, and the trust in them; return their number."""
+        with self._changing():
+            found = [each for each in self._places() if each[1] == name]
+            found = [each for each in found if version in (0, each[2])]
+            for place, _, _ in found:
+                if version:
+                    with contextlib.suppress(SkillError):
+                        self.trust.revoke(name, read_skill(place, name).hash)
+                self._remove(place)
+        if not version:
+            self.trust.revoke(check_name(name))
+        return len(found)
+
+    def prune(self, max_age_seconds: float) -> tuple[str, ...]:
+        """Remove the versions that were not used for that long; return them as NAME@VERSION."""
+        check_limit("max_age_seconds", max_age_seconds)
+        with self._changing():
+            old = [
+                place for place, _, _ in self._places()
+                if time.time() - place.stat().st_mtime >= max_age_seconds
+            ]  # fmt: skip
+            for place in old:
+                self._remove(place)
+        return tuple(place.name for place in old)
+
+    def _places(self) -> list[tuple[Path, str, int]]:
+        names = sorted(os.listdir(self._kept)) if self._kept.is_dir() else []
+        found = [(name, match) for name in names if (match := _PLACE.fullmatch(name))]
+        return [(self._kept / name, match[1], int(match[2])) for name, match in found]
+
+    def _place(self, name: str, version: int) -> Path:
+        return self._kept / f"{name}@{version}"
+
+    def _check_quota(self, skill: Skill, newest: dict[str, Skill], kept: list[KeptSkill]) -> None:
+        if skill.name not in newest and len(newest) >= self._most_skills:
+            raise SkillError(
+                f"{len(newest)} skills are kept, at most {self._most_skills}",
+                "remove some: `cellwright skills remove`, or `cellwright skills prune`",
+            )
+        total = sum(each.skill.tree.size_bytes for each in kept) + skill.tree.size_bytes
+        if total > self._most_bytes:
+            raise SkillError(f"the skills would have {total} bytes, at most {self._most_bytes}")
+
+    def _write(self, skill: Skill, version: int) -> None:
+        new = self.directory / "new"
+        shutil.rmtree(new, ignore_errors=True)  # of a process that died: the caller has the lock
+        try:
+            new.mkdir(0o700)
+            made = Path(tempfile.mkdtemp(dir=new), skill.name)
+            write_tree(skill.tree, made)
+            os.sync()  # so that a name never outlives a power cut without its files
+            os.rename(made, self._place(skill.name, version))
+        except OSError as error:
+            raise SkillError(f"cannot write {new}: {error.strerror}") from None
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+    def _remove(self, place: Path) -> None:
+        aside = self.directory / "new"
+        aside.mkdir(0o700, exist_ok=True)
+        os.rename(place, aside / place.name)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        make_private_directory(self.directory, SkillError)
+        self._kept.mkdir(0o700, exist_ok=True)
+        with open(os.open(self.directory / "store.lock", _LOCK, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def export_skill(skill: Skill, directory: str | os.PathLike[str]) -> Path:
+    """Write a skill into a new folder of its name below `directory`; raises SkillError."""
+    folder = Path(directory) / skill.name
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        write_tree(skill.tree, folder)
+    except OSError as error:
+        raise SkillError(f"cannot write {folder}: {error.strerror}") from None
+    return folder
+
+
+def newest_of(store: SkillStore, name: str) -> KeptSkill:
+    """Return the newest version of a kept skill; raises SkillNotFound."""
+    for each in store.versions(name):
+        return each
+    raise SkillNotFound(f"no skill {name!r} is kept", "see `cellwright skills list`")
+
+
+def _check_new(skill: Skill, others: list[Skill]) -> None:
+    """Raise SkillInvalid if one of the other skills is like this one."""
+    for other in others:
+        if skeleton(other.name) == skeleton(skill.name):
+            raise SkillInvalid(
+                f"{skill.name}: the name is easily confused with {other.name!r}",
+                "choose another name",
+            )
+        if _files(skill) and _files(skill) == _files(other):
+            raise _alike(skill, other, "has the same files")
+        one, two = (_WORD.findall(each.description.lower()) for each in (skill, other))
+        if difflib.SequenceMatcher(None, one, two, autojunk=False).ratio() >= _NEARLY:
+            raise _alike(
+                skill, other, f"has nearly the same description: {other.description[:200]}"
+            )
+
+
+def _alike(skill: Skill, other: Skill, why: str) -> SkillInvalid:
+    hint = f"save it as a version of {other.name}, or pass allow_similar=True (--similar)"
+    return SkillInvalid(f"{skill.name}: {other.name} {why}", hint)
+
+
+def _files(skill: Skill) -> dict[str, bytes]:
+    files = skill.tree.files
+    return {path: each.content for path, each in files.items() if path != FILE}

@@ -1,0 +1,82 @@
+"""`cellwright skills`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cellwright.harness.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+
+
+def said(capture: Capture, *words: str, status: int = 0) -> str:
+    assert main(["skills", *words]) == status
+    out, err = capture.readouterr()
+    return out if not status else err
+
+
+def test_a_skill_from_new_to_removed(capsys: Capture, tmp_path: Path) -> None:
+    said(
+        capsys,
+        "new",
+        "pdf-forms",
+        "--in",
+        ".agents/skills",
+        "--description",
+        "Fills forms of PDFs.",
+    )
+    reference = said(capsys, "check", ".agents/skills/pdf-forms").strip()
+    assert f"{reference} untrusted" in said(capsys, "show", "pdf-forms")
+    assert said(capsys, "search", "forms") == ""
+    assert said(capsys, "trust", reference) == f"{reference} trusted\n"
+    assert "pdf-forms" in said(capsys, "search", "forms")
+    (found,) = json.loads(said(capsys, "list", "--json"))
+    assert (found["hash"], found["is_trusted"]) == (reference[-32:], True)
+    assert "kept as version 1" in said(capsys, "import", ".agents/skills/pdf-forms")
+    out = said(capsys, "export", "pdf-forms", str(tmp_path / "out")).strip()
+    assert said(capsys, "check", out).strip() == reference
+    said(capsys, "remove", "pdf-forms")
+    assert not json.loads(said(capsys, "list", "--json"))[0]["is_trusted"]
+    assert "nor" not in said(capsys, "prune", "--days", "1")
+
+
+def test_trust_is_given_to_a_digest_that_is_there(capsys: Capture) -> None:
+    said(capsys, "new", "demo", "--in", ".agents/skills")
+    assert "NAME@HASH" in said(capsys, "trust", "demo", status=2)
+    assert "there is demo@" in said(capsys, "trust", "demo@" + "0" * 32, status=2)
+    assert "was not trusted" in said(capsys, "trust", "--revoke", "demo@" + "0" * 32, status=2)
+
+
+def test_check_says_what_is_wrong(capsys: Capture, tmp_path: Path) -> None:
+    said(capsys, "new", "demo")
+    text = Path("demo/SKILL.md").read_text()
+    Path("demo/SKILL.md").write_text(text.replace("---\n\n", 'extra: "1"\n---\n\n'))
+    assert "unknown field 'extra'" in said(capsys, "check", "demo", status=1)
+    Path("demo/link").symlink_to("/etc/passwd")
+    assert "a link" in said(capsys, "check", "demo", status=1)
+    assert "a link" in said(capsys, "import", "demo", status=2)
+
+
+def test_show_writes_what_could_deceive_as_escapes(capsys: Capture) -> None:
+    said(capsys, "new", "demo", "--in", ".agents/skills")
+    with open(".agents/skills/demo/SKILL.md", "a") as file:
+        file.write("one" + "\n" * 40 + "two \x1b[2J\u202e")
+    told = said(capsys, "show", "demo")
+    assert "⟨39 blank lines⟩" in told
+    assert "\\x1b[2J\\u202e" in told
+
+
+def test_an_invalid_skill_is_listed_with_its_problem(capsys: Capture) -> None:
+    Path(".agents/skills/evil").mkdir(parents=True)
+    Path(".agents/skills/evil/SKILL.md").symlink_to("/etc/passwd")
+    assert "invalid" in said(capsys, "list")
+    assert "a link" in said(capsys, "show", "evil", status=2)
