@@ -9,8 +9,8 @@ import time
 import msgspec
 
 from ...policies.errors import PolicyError
-from ...runner.audit.log import summary_of_file
 from ...runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
+from ...runner.audit.summary import summary_of_file
 from ...runner.audit.trace import as_html, as_svg, as_text, find_trace, tree_of
 from ...runner.audit.verification import lines_of, parsed, read, verify
 from ..text.terminal import print_header

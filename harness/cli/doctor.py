@@ -1,9 +1,12 @@
 """`cellwright doctor`: tests each layer by trying, in a throwaway cell, what the layer forbids."""
 
 import argparse
+import contextlib
 import os
 import platform
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -11,7 +14,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from ...policies.errors import CellwrightError, PolicyError, Unenforceable
+from ...policies.network.rule import NetworkRule
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
+from ...runner.host.loopback_name import LoopbackName, loopback_name
 from ...runner.result import SandboxResult
 from ...runner.spawn import interpreter
 from ..sandbox import inspection
@@ -114,6 +119,18 @@ for each in kept:
         pass
 held
 """
+_TWO_NAMES = """
+import socket
+other = 0
+try:
+    socket.getaddrinfo("denied.invalid", None)
+except OSError as error:
+    other = error.errno
+with socket.create_connection((name, port), 10) as sock:
+    said = sock.recv(5).decode()
+[said, other]
+"""
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")  # as curl(1) reads them
 _CGROUPS = repair_of_layer("cgroup_memory")
 
 # layer, what is tried, the program, the test of its result
@@ -156,6 +173,7 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B00
             checks += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
             checks.append(_freezer(sandbox))
         checks.append(_sockets())
+        checks.append(_egress())
         checks += [_language(name) for name in _HELLO]
         checks.append(_daemon())
     except CellwrightError as error:
@@ -260,6 +278,51 @@ def _sockets() -> Check:
         return Check("cgroup_sockets", "PASS", proof, "")
     seen = f"a cell with a cap of 64 MiB: {result.reason}, {result.value!r} bytes in UDP sockets"
     return Check("cgroup_sockets", "FAIL", seen, _REPORT)
+
+
+def _egress() -> Check:
+    """Check that a cell reaches a host that its policy names, and no other, by a server of our own."""
+    own = loopback_name()
+    if own is None:
+        why = "not tried: no name but localhost stands for this host's loopback"
+        return Check(
+            "egress", "WARN", why, "have this host's name stand for 127.0.1.1 in /etc/hosts"
+        )
+    family = socket.AF_INET6 if ":" in own.address else socket.AF_INET
+    with socket.create_server((own.address, 0), family=family) as server:
+        port: int = server.getsockname()[1]
+        threading.Thread(target=_greet, args=(server,), daemon=True).start()
+        with Sandbox(policy=_reaching(own, port), pool=0) as sandbox:
+            result = sandbox.execute(_TWO_NAMES, inputs={"name": own.name, "port": port})
+        server.shutdown(socket.SHUT_RDWR)
+    refused = [each.arguments[:1] for each in result.violations]
+    if result.value != ["hello", socket.EAI_NONAME] or ("denied.invalid",) not in refused:
+        seen = f"the name {own.name} in a cell: {result.reason}, {result.value!r}, {result.error}"
+        return Check("egress", "FAIL", seen, _REPORT)
+    proof = "a name that the policy allows is reached, another one is refused"
+    proxies = [name for name in _PROXIES if os.environ.get(name)]
+    if not proxies:
+        return Check("egress", "PASS", f"{proof}; no upstream proxy is configured", "")
+    proof += (
+        f"; {proxies[0]} names an upstream proxy, but the names of a policy are dialled directly"
+    )
+    return Check("egress", "WARN", proof, "name hosts that this host reaches without a proxy")
+
+
+def _greet(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # nobody connected
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(b"hello")
+
+
+def _reaching(own: LoopbackName, port: int) -> Policy:
+    rule = NetworkRule(host=own.name, ports=(port,), schemes=("tcp",))
+    return Policy(
+        name="doctor",
+        optional_layers=OPTIONAL_LAYERS,
+        network=Network(allow=(rule,), addresses=(own.network,)),
+    )
 
 
 def _language(name: str) -> Check:

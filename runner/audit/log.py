@@ -4,7 +4,7 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,8 +16,8 @@ from .file import Durability
 from .level import AuditLevel
 from .record import AuditEntry, are_plain, plain, plain_details
 from .spans import Span
+from .summary import summary_of
 from .trail import Trail
-from .verification import read
 
 OnEntry = Callable[[AuditEntry], None]
 _MIB = 1024 * 1024
@@ -195,31 +195,3 @@ class AuditLog(Closing):
             except IndexError:
                 return
             on_entry(entry)
-
-
-def summary_of(entries: Iterable[AuditEntry]) -> dict[str, Any]:
-    """Return the number of entries, by category and level, and the number of refusals."""
-    counts = collections.Counter(
-        (entry.allowed, entry.level.name, entry.category, f"{entry.category}.{entry.action}")
-        for entry in entries
-    )
-
-    def by(place: int) -> dict[Any, int]:
-        sums: collections.Counter[Any] = collections.Counter()
-        for what, count in counts.items():
-            sums[what[place]] += count
-        return dict(sums)
-
-    return {
-        "total_entries": counts.total(),
-        "allowed": by(0).get(True, 0),
-        "denied": by(0).get(False, 0),
-        "by_level": by(1),
-        "by_category": by(2),
-        "by_action": by(3),
-    }
-
-
-def summary_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the same counts for a trail on disk."""
-    return summary_of(read(path))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox, SandboxConfig, Unenforceable, Workspaces
+from cellwright.harness.cli import doctor
+from cellwright.runner.host.loopback_name import loopback_name
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -339,8 +341,32 @@ def test_doctor_proves_every_layer_that_is_in_force() -> None:
     assert {each["verdict"] for each in findings.values()} <= {"PASS", "WARN"}
     for layer in ("launcher", "mount_ns", "pid_ns", "net_ns", "capabilities", "seccomp"):
         assert findings[layer]["verdict"] == "PASS"
+    assert findings["egress"]["verdict"] == ("PASS" if loopback_name() else "WARN")
     for each in findings.values():
         assert each["verdict"] == "PASS" or each["repair"]
+
+
+def test_doctor_says_that_cells_do_not_use_an_upstream_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.example.org:3128")
+    check = doctor._egress()
+    assert (check.verdict, "HTTPS_PROXY names an upstream proxy" in check.proof) == ("WARN", True)
+    assert "secret" not in check.proof
+
+
+def test_doctor_fails_where_a_refused_name_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_TWO_NAMES", doctor._TWO_NAMES.replace('"denied.invalid"', "name"))
+    check = doctor._egress()
+    assert (check.verdict, bool(check.repair)) == ("FAIL", True)
+
+
+def test_doctor_tries_no_name_where_only_localhost_is_this_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "loopback_name", lambda: None)
+    check = doctor._egress()
+    assert (check.verdict, bool(check.repair)) == ("WARN", True)
 
 
 def test_doctor_ends_with_a_verdict_that_is_what_run_does(tmp_path: Path) -> None:

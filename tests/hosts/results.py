@@ -16,9 +16,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: end -->"
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
-# What doctor tries besides layers: the host, a daemon, and the interpreters of languages.
+# What doctor tries besides layers: the host, a daemon, the way out by name, and the interpreters of languages.
 NOT_LAYERS = (
-    "python", "kernel", "machine", "launcher", "daemon", "verdict",
+    "python", "kernel", "machine", "launcher", "egress", "daemon", "verdict",
     "bash", "javascript", "ruby", "sh", "typescript",
 )  # fmt: skip
 

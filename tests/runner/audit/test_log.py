@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellwright import AuditError, AuditLevel, AuditLog, verify
+from cellwright.runner.audit import summary as audit_summary
 from cellwright.runner.audit.record import GENESIS, parse
 from cellwright.runner.audit.spans import span_of
 from cellwright.runner.audit.verification import read
@@ -370,6 +371,31 @@ def test_entries_are_filtered_counted_and_exported(tmp_path: Path) -> None:
     assert len(heard) == 3
     log.export_to_file(tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_summary_names_hosts_and_how_often_each_was_reached_or_refused() -> None:
+    log = AuditLog()
+    assert "connections" not in log.get_summary()
+    for name in ("a.example", "a.example", "b.example"):
+        log.record("network", "connection", target=f"{name}:443")
+    for target, count in (("x.example", 2), ("y.example 80", 1), ("x.example", 3)):
+        log.record("violation", "resolve", target=target, rule="network: no rule", count=count)
+    log.record("violation", "openat", target="/etc/shadow", rule="mount_ns: not shown", count=9)
+    summary = log.get_summary()
+    assert summary["connections"] == {"a.example:443": 2, "b.example:443": 1}
+    assert summary["refused_hosts"] == {"x.example": 5, "y.example:80": 1}
+
+
+def test_the_summary_is_bounded_though_programs_choose_the_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(audit_summary, "_MOST_COUNTED", 3)
+    log = AuditLog()
+    for number in range(30):
+        log.record("violation", "resolve", target=f"\n{number}", rule="network: x", count=1)
+    hosts = log.get_summary()["refused_hosts"]
+    assert (len(hosts), hosts["others"]) == (4, 27)
+    assert not any("\n" in host for host in hosts)
 
 
 def test_memory_is_bounded() -> None:
