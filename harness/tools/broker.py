@@ -1,6 +1,6 @@
 """`Broker`: the one path on the host that every call of a tool takes, from a cell or from the host.
 
-Its gates are the lines of `Broker._gated` and `Broker._made`, in order; no caller skips one.
+Its gates are the lines of `Broker._call` and `Broker._made`, in order; no caller skips one.
 """
 
 import contextlib
@@ -18,7 +18,15 @@ from ...policies.errors import (
     ToolError,
     ToolResultTooLarge,
 )
-from ...policies.tools import ALLOWED, ToolDecision, Tools, judge, may_allow, strictest
+from ...policies.tools import (
+    ALLOWED,
+    ToolDecision,
+    Tools,
+    judge,
+    may_allow,
+    narrow_tools,
+    strictest,
+)
 from ...runner.audit.spans import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
 from ..search.model import Model, model_of
@@ -37,6 +45,9 @@ from .vault import Redaction, Vault
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
+
+
+_REMEMBERED = 64  # joint rules of the broker and a caller
 
 
 class Broker:
@@ -65,7 +76,7 @@ class Broker:
         model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:
         self.rules = rules
-        self._has_rules = bool(rules.rules or rules.further)
+        self._joint_rules: dict[int, tuple[Tools, Tools]] = {}  # by the id of a caller's rules
         self._tools = catalogue_of(tools)
         self._vault = vault or Vault()
         self._approve = approve
@@ -120,22 +131,18 @@ class Broker:
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
-            return self._gated(name, arguments, caller, span, hits)
+            if caller.meter:  # first, so that refused calls count too: they must not fill the trail
+                caller.meter.count()
+            return self._made(self._find(name, caller), arguments, caller, span, hits)
         except ToolError as error:
             self._trail.record_failure(name, caller, span, error, hits)
             raise
 
-    def _gated(
-        self, name: str, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
-    ) -> SanitizedResult:
-        if caller.meter:  # first, so that refused calls count too: they must not fill the trail
-            caller.meter.count()
-        return self._made(self._find(name, caller), arguments, caller, span, hits)
-
     def _made(
         self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
-        call = BrokerCall(tool, arguments, caller, span, self._trail.of(caller))
+        rules = self._rules_with(caller.rules)
+        call = BrokerCall(tool, arguments, caller, span, self._trail.of(caller), rules)
         self._check_arguments(call)
         verdict = self._judge(call)
         if verdict.effect == "approve" or tool.spec.risky:
@@ -146,8 +153,7 @@ class Broker:
         if caller.intend:
             caller.intend()
         value = self._perform(call, secrets, redaction, hits)
-        rows = min(self.rules.result_rows, caller.rules.result_rows)
-        returned = self._sanitizer.result(tool.spec, value, redaction, rows, hits)
+        returned = self._sanitizer.result(tool.spec, value, redaction, call.rules.result_rows, hits)
         fitted = self._fit(call, returned)
         self._trail.record_result(call, len(returned.data), hits)
         return fitted
@@ -199,18 +205,29 @@ class Broker:
                 found.append(self._tools.get(name).spec)
         return found
 
+    def _rules_with(self, rules: Tools) -> Tools:
+        """Return the broker's rules and a caller's as one."""
+        known = self._joint_rules.get(id(rules))
+        if known and known[0] is rules:
+            return known[1]
+        joint = narrow_tools(self.rules, rules)
+        if len(self._joint_rules) >= _REMEMBERED:
+            self._joint_rules.clear()
+        self._joint_rules[id(rules)] = rules, joint
+        return joint
+
     # the gates
 
     def _tool(self, name: str) -> Tool:
         return self._own[name] if name in self._own else self._tools.get(name)
 
     def _find(self, name: str, caller: Caller) -> Tool:
-        tool = self._tool(name)
         if name in self._own:
-            return tool
+            return self._own[name]
+        tool = self._tools.get(name)
         if caller.tools is not None and tool.spec.name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
-        if caller.depth >= min(self.rules.depth, caller.rules.depth):
+        if caller.depth >= self._rules_with(caller.rules).depth:
             raise ToolDenied(
                 f"{name}: {caller.depth} tools have called each other already; tools.depth of the "
                 "policy allows no more",
@@ -228,12 +245,10 @@ class Broker:
         check_arguments(spec, call.arguments)
 
     def _judge(self, call: BrokerCall) -> ToolDecision:
-        name, rules = call.tool.spec.name, call.caller.rules
-        if name in self._own or not (self._has_rules or rules.rules or rules.further):
+        name, rules = call.tool.spec.name, call.rules
+        if not rules.rules or name in self._own:
             return ALLOWED
-        ours = judge(self.rules, name, call.arguments)
-        theirs = judge(rules, name, call.arguments)
-        verdict = ours if ours is theirs else strictest([ours, theirs])
+        verdict = judge(rules, name, call.arguments)
         if verdict.effect == "deny":
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
@@ -273,7 +288,7 @@ class Broker:
         for the whole result, so it gets ToolResultTooLarge.
         """
         caller, spec = call.caller, call.tool.spec
-        limit, size = self._limit(caller), len(returned.data)
+        limit, size = _limit(call.rules, caller), len(returned.data)
         if size <= limit or spec is READ_ALL:
             return returned
         text = returned.data.decode()
@@ -292,19 +307,20 @@ class Broker:
             tool=spec.name, result_id=name,
         )  # fmt: skip
 
-    def _limit(self, caller: Caller) -> float:
-        """Return the number of bytes of a result that a caller gets at once."""
-        most = min(self.rules.result_bytes, caller.rules.result_bytes)
-        shown = min(self.rules.shown_bytes, caller.rules.shown_bytes)
-        return min(most, shown) if caller.is_model else most
-
     def _read(self, arguments: dict[str, Any], caller: Caller) -> Any:
-        return self._results.read(arguments, caller.id, int(self._limit(caller)))
+        limit = _limit(self._rules_with(caller.rules), caller)
+        return self._results.read(arguments, caller.id, int(limit))
 
     def _read_all(self, arguments: dict[str, Any], caller: Caller) -> Any:
         if caller.is_model:
             raise ToolArgumentsInvalid("a model reads long results in parts", "call results.read")
         return self._results.read_all(arguments, caller.id)
+
+
+def _limit(rules: Tools, caller: Caller) -> float:
+    """Return the number of bytes of a result that a caller gets at once."""
+    most = rules.result_bytes
+    return min(most, rules.shown_bytes) if caller.is_model else most
 
 
 def _within(call: BrokerCall) -> Caller:

@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from ...policies.errors import (
     ToolResultInvalid,
     ToolResultTooLarge,
 )
+from ...policies.tools import Tools
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.spans import Span
 from .caller import Caller, Tool
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
-class BrokerCall(NamedTuple):
+class BrokerCall(msgspec.Struct, frozen=True):
     """A call that the broker found the tool of, and checks or makes."""
 
     tool: Tool
@@ -31,6 +32,7 @@ class BrokerCall(NamedTuple):
     caller: Caller
     span: Span
     trails: "Sequence[AuditLog]"  # that record it
+    rules: Tools  # of the broker and of the caller as one
 
 
 OWN: Final = "own"

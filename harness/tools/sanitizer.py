@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
-from ...runner.cell.values import plain
+from ...runner.cell.values import SCALARS, plain, quick_json
 from ..schemas.spec import ToolSpec
 from .checks import check_result
 from .filters import CapRows, Filtered, Hits, ResultFilter, name_of
@@ -17,7 +17,7 @@ _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 _ERROR_CHARACTERS = 1000
 
 
-class SanitizedResult(NamedTuple):
+class SanitizedResult(msgspec.Struct, frozen=True):
     """A result as a JSON value and as encoded JSON."""
 
     value: Any
@@ -91,8 +91,10 @@ _OURS = f"{__package__.split('.')[0]}."
 
 def _json_of(spec: ToolSpec, value: Any) -> SanitizedResult:
     try:
-        made = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
-        return SanitizedResult(made, _ENCODE(made).encode())
+        made = value
+        if type(value) not in SCALARS:
+            made = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
+        return SanitizedResult(made, quick_json(made) or _ENCODE(made).encode())
     except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
         why = type(error).__name__ if isinstance(error, UnicodeError) else error
         raise ToolResultInvalid(f"the result is not JSON: {why}", tool=spec.name) from None

@@ -14,7 +14,7 @@ from ...policies.closing import Closing
 from ...policies.errors import AuditError, PolicyError
 from .file import Durability
 from .level import AuditLevel
-from .record import AuditEntry, are_plain, plain, plain_details
+from .record import AuditEntry, plain, plain_details
 from .spans import Span
 from .summary import summary_of
 from .trail import Trail
@@ -103,7 +103,8 @@ class AuditLog(Closing):
             return True
         trace_id, span_id, parent_id, _ = span or _NO_SPAN
         names = (category, action, sandbox_id, trace_id, span_id, parent_id)
-        if not are_plain((*names, target), _NAME_LIMIT):
+        words = "".join((*names, target))
+        if len(words) > _NAME_LIMIT or not words.isascii() or not words.isprintable():
             category, action, sandbox_id, trace_id, span_id, parent_id = (
                 plain(name, _NAME_LIMIT) for name in names
             )

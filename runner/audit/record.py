@@ -12,7 +12,6 @@ where hash is SHA-256, or HMAC-SHA-256 under a key, of all that stands before `,
 import hashlib
 import hmac
 import re
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -33,6 +32,9 @@ BEGINS = b'{"prev":"'  # of every line
 WRONG_HASH = "its hash is not that of its words"
 _HASH_AT = -66  # where the hash of a line stands: before `"}`
 _BODY_ENDS = -75  # before `,"hash":"`
+_KNOWN_NAMES: set[str] = set()  # of details, that need no change
+_MOST_KNOWN_NAMES = 256
+_KEPT_KINDS = (type(None), float, bool)
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
 
 
@@ -67,37 +69,37 @@ def _written_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def are_plain(texts: tuple[str, ...], limit: int) -> bool:
-    """Tell whether `plain` would change none of `texts`, which together are shorter than `limit`.
-
-    False proves nothing.
-    """
-    joined = "".join(texts)
-    return len(joined) <= limit and joined.isascii() and joined.isprintable()
-
-
 def plain_details(details: dict[str, Any]) -> dict[str, Any]:
     """Return `details` with plain texts, unchanged numbers, and without nesting."""
-    kept = details.items() if len(details) <= _DETAILS_LIMIT else _first(details)
-    made: dict[str, Any] = {}
-    for name, value in kept:
+    for (
+        value
+    ) in details.values():  # most need no change, and a call for each would take a microsecond
         kind = type(value)
         if kind is str:
-            is_kept = len(value) <= TEXT_LIMIT and value.isascii() and value.isprintable()
-        else:
-            is_kept = kind is int and -_INTEGERS < value < _INTEGERS
-        made[_plain_name(name)] = value if is_kept else _plain_value(value)
-    return made
+            if len(value) > TEXT_LIMIT or not value.isascii() or not value.isprintable():
+                break
+        elif kind is int:
+            if not -_INTEGERS < value < _INTEGERS:
+                break
+        elif kind not in _KEPT_KINDS:
+            break
+    else:
+        if _KNOWN_NAMES.issuperset(details):
+            return details
+    kept = details.items() if len(details) <= _DETAILS_LIMIT else _first(details)
+    return {_plain_name(name): _plain_value(value) for name, value in kept}
 
 
 def _first(details: dict[str, Any]) -> list[tuple[str, Any]]:
     return list(details.items())[:_DETAILS_LIMIT]
 
 
-@lru_cache(maxsize=256)
 def _plain_name(name: str) -> str:
     """Return a detail's name, bounded; normally one of cellwright's own words."""
-    return plain(name, 64)
+    made = plain(name, 64)
+    if made == name and len(_KNOWN_NAMES) < _MOST_KNOWN_NAMES:
+        _KNOWN_NAMES.add(name)
+    return made
 
 
 def _plain_value(value: object) -> object:

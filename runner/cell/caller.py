@@ -15,7 +15,7 @@ from typing import Any
 from ..channel import Channel, Receiver, has_news, packets
 from ..messages import NOT_JSON, Answer, Call, decode, encode
 from .stubs import PLACE
-from .values import NotPlain, plain
+from .values import NotPlain, plain, quick_json
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _DECODE = json.JSONDecoder().raw_decode
@@ -227,6 +227,8 @@ class ToolCaller:
 
 def _encoded(arguments: Mapping[str, Any]) -> bytes:
     """Return JSON of arguments; raises TypeError naming the one that JSON cannot hold."""
+    if quick := quick_json(arguments):
+        return quick
     try:
         return _ENCODE(arguments).encode()
     except (TypeError, ValueError, RecursionError):

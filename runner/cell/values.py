@@ -11,9 +11,34 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import msgspec
+
 MOST_LEVELS = 64  # of lists and objects in each other; what checks results takes no more
 _MOST_ITEMS = 1_000_000  # of one iterator, which may never end
 _SHOWN = 80
+SCALARS = frozenset(
+    (str, int, bool, type(None))
+)  # of JSON, without floats, which may be no numbers
+_TEXT = frozenset((str,))
+_QUICK = msgspec.json.Encoder().encode
+
+
+def quick_json(value: Any) -> bytes | None:
+    """Return JSON of a text, an integer, a truth value or null, or of an object that holds such values
+    only, under keys that are text: in a quarter of the time that `json` needs.
+
+    None for any other value, and for one that is not JSON.
+    """
+    if type(value) is dict:
+        is_quick = SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(
+            map(type, value)
+        )
+    else:
+        is_quick = type(value) in SCALARS
+    try:
+        return _QUICK(value) if is_quick else None
+    except ValueError:  # a lone surrogate
+        return None
 
 
 class NotPlain(TypeError):  # noqa: N818 - what the value is

@@ -3,6 +3,10 @@
 The thread of a tool that has answered waits for the next call itself and executes it, so that a call
 wakes one thread instead of two.  While a tool runs, the poll loop listens: it hears all that comes
 meanwhile.  Only the owner of the turn receives, and it never executes a tool.
+
+To let the poll loop listen and to take that back costs two system calls.  A program with one thread
+sends nothing before it has its answer.  So while calls come quickly, the poll loop listens only once
+a tool has run for `QUICK_SECONDS`: it looks from time to time whether the same tool still runs.
 """
 
 import os
@@ -15,6 +19,8 @@ from ..messages import Call
 from .guest_channel import GuestChannel
 
 _IDLE_MILLISECONDS = 3000.0
+QUICK_SECONDS = 0.005  # between two looks: the poll loop hears nothing for at most twice as long
+_CALLS_UNTIL_ASKED = 8  # a program that calls seldom does not wake the poll loop for looks
 
 
 class ControlTurn:
@@ -34,6 +40,10 @@ class ControlTurn:
         self._owner = 0  # the tool's thread that has the turn
         self.is_waiting = False  # it has
         self.heard: Call | None = None  # by that thread
+        self._is_listening = True  # the poll loop is told of what comes, unless a thread waits
+        self._calls = self._calls_seen = 0  # of programs with one thread, that tools' threads heard
+        self.wants_looks = False  # a tool's thread asks the poll loop to call `look`
+        self._has_looks = False  # the poll loop does
         self._closed = False
         self._loop = select.epoll()  # another thread may change it while the poll loop sleeps
         self._loop.register(control, select.EPOLLIN)
@@ -61,7 +71,9 @@ class ControlTurn:
         if self._lock.acquire(blocking=False):
             self._owner = me
             if self._guest_channel.is_open:
-                self._loop.unregister(self._control)
+                if self._is_listening:
+                    self._loop.unregister(self._control)
+                    self._is_listening = False
                 self.is_waiting = True
 
     def wait(self) -> Call | None:
@@ -69,21 +81,64 @@ class ControlTurn:
         at once in a thread that has not taken the turn."""
         if self._owner != threading.get_ident():
             return None
+        call = None
         try:
-            return self._hear()
+            call = self._hear()
+            return call
         finally:
-            self.give_back()
+            self.give_back(listens=call is None or not self._is_quick(call))
 
-    def give_back(self) -> None:
-        """Let other threads have the turn, if this thread has it."""
+    def give_back(self, *, listens: bool = True) -> None:
+        """Let other threads have the turn, if this thread has it; the poll loop `listens` at once."""
         if self._owner == threading.get_ident():
-            is_waiting, self.is_waiting = self.is_waiting, False
+            self.is_waiting = False
             self._owner = 0
             try:
-                if is_waiting and self._guest_channel.is_open:
-                    self._loop.register(self._control, select.EPOLLIN)
+                if listens:
+                    self._listen()
             finally:
                 self._lock.release()
+
+    def _listen(self) -> None:
+        """Tell the poll loop of what comes; this thread has the turn."""
+        if self._guest_channel.is_open and not self._is_listening:
+            self._loop.register(self._control, select.EPOLLIN)
+            self._is_listening = True
+
+    def _is_quick(self, call: Call) -> bool:
+        """Tell whether nothing need listen until a look finds that the tool of `call` takes long."""
+        if not call.alone:
+            return False
+        self._calls += 1  # before the next line: `look` writes and reads in the opposite order
+        if self._has_looks:
+            return True
+        if self._calls % _CALLS_UNTIL_ASKED == 0:
+            self.wants_looks = True
+            self._alarm()
+        return False
+
+    def look(self) -> bool:
+        """Listen in the poll loop again if no call has begun since the last look.
+
+        Return whether to look again, in QUICK_SECONDS.
+        """
+        self.wants_looks = False
+        self._has_looks = True
+        seen, self._calls_seen = self._calls_seen, self._calls
+        if seen != self._calls_seen:
+            return True
+        self._has_looks = False
+        if (
+            self._calls != seen
+        ):  # a call began at this moment, and its thread may not have seen that
+            self._has_looks = True
+            return True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._listen()
+            finally:
+                self._lock.release()
+        return False
 
     def _hear(self) -> Call | None:
         while self._guest_channel.is_open and not (self._guest_channel.finished or self.breach):

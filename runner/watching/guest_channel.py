@@ -103,7 +103,9 @@ class GuestChannel:
 
     def take_sent(self) -> list[int]:
         """Return the numbers of the answers that were sent since."""
-        sent = []
+        sent: list[int] = []
+        if not self._ends:
+            return sent
         with self._sending:
             while self._ends and self._ends[0][0] <= self._sent_packets:
                 sent.append(self._ends.popleft()[1])

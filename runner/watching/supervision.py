@@ -14,6 +14,7 @@ from ..messages import Call, Finished
 from ..result import Reason, Violation
 from .call_router import CallRouter
 from .calls import OnCall, Orphans
+from .control_turn import QUICK_SECONDS
 from .guest_channel import GuestChannel
 from .listener import REST_SECONDS, Listener
 from .locks import LOOK_SECONDS
@@ -202,10 +203,16 @@ class Supervision:
 
     def _on_answers(self, router: CallRouter, _: int) -> None:
         router.send_kept()
+        if router.turn and router.turn.wants_looks:
+            self._look_at_turn()
         if router.breach:
             self._complain_of_control(router.breach)
         if self._send_some():
             self._watch_control()
+
+    def _look_at_turn(self) -> None:
+        if self._router and self._router.turn and self._router.turn.look():
+            self._timers.at(time.monotonic() + QUICK_SECONDS, self._look_at_turn)
 
     def _send_some(self) -> bool:
         there_is_more = self._guest_channel.send_some()

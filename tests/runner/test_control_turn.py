@@ -13,6 +13,7 @@ from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
 
 CALL = channel.packets(encode(Call(1, "x", b"{}")))[0]
+ALONE = channel.packets(encode(Call(1, "x", b"{}", alone=True)))[0]
 FINISHED = channel.packets(encode(Finished(b"1", None, None, None, ends_well=True)))[0]
 
 
@@ -107,3 +108,52 @@ def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
     assert heard == [None]
     assert peers.wait() is None
     peers.turn.close()
+
+
+def test_calls_in_quick_succession_are_not_told_to_the_loop_until_a_tool_takes_long(
+    peers: Peers,
+) -> None:
+    for _ in range(8):
+        peers.guest.send(ALONE)
+        assert peers.wait()
+    assert peers.alarms == 1
+    assert peers.turn.wants_looks
+    assert peers.turn.look()
+    peers.guest.send(ALONE)
+    assert peers.wait()
+    peers.guest.send(FINISHED)  # while the tool runs
+    assert not peers.loop_is_told()
+    assert peers.turn.look()  # a call began since the last look
+    assert not peers.turn.look()  # the same tool still runs
+    assert peers.loop_is_told()
+    peers.turn.receive()
+    assert peers.guest_channel.finished
+
+
+def test_the_loop_is_not_asked_to_look_while_calls_come_from_more_than_one_thread(
+    peers: Peers,
+) -> None:
+    for _ in range(20):
+        peers.guest.send(CALL)
+        assert peers.wait()
+        peers.guest.send(CALL)
+        assert peers.loop_is_told()
+        peers.turn.receive()
+    assert peers.alarms == 0
+
+
+def test_a_look_leaves_the_turn_to_a_tools_thread_that_waits(peers: Peers) -> None:
+    for _ in range(8):
+        peers.guest.send(ALONE)
+        assert peers.wait()
+    assert peers.turn.look()
+    heard: list[Call | None] = []
+    thread = threading.Thread(target=lambda: heard.append(peers.wait()))
+    thread.start()
+    assert soon(lambda: peers.turn.is_waiting)
+    assert not peers.turn.look()
+    peers.guest.send(ALONE)
+    thread.join(60)
+    assert heard[0]
+    peers.guest.send(ALONE)
+    assert peers.loop_is_told()  # nothing looks any more

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import json
 import pathlib
 import uuid
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.runner.cell.values import NotPlain, plain
+from cellwright.runner.cell.values import NotPlain, plain, quick_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -110,6 +111,26 @@ def test_what_json_cannot_hold_is_named_with_its_place(value: Any, why: str) -> 
     with pytest.raises(NotPlain) as caught:
         plain({"a": [value]})
     assert str(caught.value).endswith(why)
+
+
+FLAT = st.text(st.characters()) | st.integers() | st.booleans() | st.none()
+
+
+@given(FLAT | st.dictionaries(st.text(), FLAT))
+def test_quick_json_is_the_same_value_or_none(value: Any) -> None:
+    made = quick_json(value)
+    if made is not None:
+        assert json.loads(made) == value
+        assert json.dumps(json.loads(made)) == json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, float("nan"), [1], {"a": 1.5}, {"a": [1]}, {1: 1}, {"a": float("nan")}, "\ud800",
+     {"\ud800": 1}, collections.Counter("a"), enum.IntEnum("Colour", "RED").RED],
+)  # fmt: skip
+def test_quick_json_leaves_other_values_to_json(value: Any) -> None:
+    assert quick_json(value) is None
 
 
 def test_a_uuid_and_a_date_are_text() -> None:

@@ -270,6 +270,37 @@ def test_a_tool_that_hangs_does_not_hold_up_the_deadline() -> None:
 
 # sessions
 
+GIVE_UP = """
+import signal, tools
+
+class GivenUp(Exception): pass
+
+def give_up(*_): raise GivenUp
+
+for n in range(20): tools.maths.times(n)
+signal.signal(signal.SIGALRM, give_up)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try: tools.hang(1)
+except GivenUp: print("given up")
+"""
+
+
+def test_a_request_that_gives_up_a_hanging_tool_after_quick_calls_ends_at_once() -> None:
+    release = threading.Event()
+
+    def hang(_: dict[str, Any], __: Caller) -> None:
+        release.wait(60)
+
+    tools = [Tool(spec("hang"), hang), Tool(spec("maths.times"), lambda given, _: given["n"])]
+    with (
+        Sandbox(policy=policy_named("strict"), tools=tools, pool=0) as sandbox,
+        sandbox.session() as session,
+    ):
+        result = session.execute(GIVE_UP)
+        assert not release.is_set()
+        release.set()
+    assert (result.ok, result.stdout) == (True, "given up\n"), result.error
+
 
 def test_a_session_calls_tools_in_every_request_and_in_none_between(sandbox: Sandbox) -> None:
     with sandbox.session() as session:

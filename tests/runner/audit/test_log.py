@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -410,3 +411,18 @@ def test_what_matters_less_than_the_level_is_not_kept() -> None:
     log.record("c", "a")
     log.record("c", "b", level=AuditLevel.ERROR)
     assert [entry.action for entry in log.get_entries()] == ["b"]
+
+
+def test_ids_of_spans_are_random_and_a_child_of_a_fork_draws_its_own() -> None:
+    ids = [span_of(None).span_id for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
+    reading, writing = os.pipe()
+    with open(reading) as read:
+        if not (child := os.fork()):
+            os.write(writing, span_of(None).span_id.encode())
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        others = read.read()
+    assert others not in {span_of(None).span_id for _ in range(1000)}
