@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cellwright import Sandbox
+from cellwright import Sandbox, Session
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy
 from cellwright.runner.host.probe import probe_host
@@ -165,6 +165,19 @@ def strict() -> Iterator[Sandbox]:
     """A sandbox under the default profile, without a pool: a call leaves nothing when it returns."""
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def workshop() -> Iterator[Sandbox]:
+    """A sandbox whose programs may have terminals."""
+    with Sandbox(policy=policy_named("workshop"), pool=0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def session(workshop: Sandbox) -> Iterator[Session]:
+    with workshop.session() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

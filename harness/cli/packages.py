@@ -76,6 +76,20 @@ def packages_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"packages": wanted, "package_store": store_of(options)}
 
 
+def packages_of_calls(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the packages that each call or session names: with --connect those of --packages, else
+    none, since the sandbox has them."""
+    if options.connect is None or not options.packages:
+        return ()
+    wanted = requirements_of("--packages", options.packages)
+    if isinstance(wanted, os.PathLike):
+        raise PolicyError(
+            f"--packages: a daemon takes requirements, not the file {os.fspath(wanted)}",
+            "name it in the policy of the daemon: require in [packages]",
+        )
+    return tuple(wanted)
+
+
 def with_environment(policy: Policy, options: argparse.Namespace) -> Policy:
     """Return `policy` with the packages of --venv; raises PolicyError."""
     if options.venv is None:

@@ -25,6 +25,7 @@ from ..state import state_directory
 from ..text.terminal import StreamPrinter, harmless, notice_lines, result_line, violation_lines
 from .artifacts import without_text_forms, write_artifacts
 from .options import FAILED, SUCCEEDED
+from .packages import packages_of_calls
 from .prompt import ProgramBuffer, PromptReader, reader_of_stdin
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
 
@@ -59,7 +60,10 @@ def run(options: argparse.Namespace) -> int:
     language = check_language(options.language or PYTHON)
     reader = reader_of_stdin(state_directory() / "history")
     with contextlib.closing(reader), sandbox_of(options, language) as sandbox:
-        open_session = partial(sandbox.session, language=language, workspace=options.workspace)
+        open_session = partial(
+            sandbox.session, language=language, workspace=options.workspace,
+            packages=packages_of_calls(options),
+        )  # fmt: skip
         repl = Repl(reader, open_session, language, options.output, options.timeout)
         with contextlib.closing(repl):
             if reader.is_interactive:

@@ -23,6 +23,7 @@ from ..text.terminal import (
     violation_lines,
 )
 from .options import FAILED, SUCCEEDED, print_json
+from .packages import packages_of_calls
 from .parsing import Parser
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
 
@@ -112,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
             collect=options.collect,
             workspace=options.workspace,
             clean=options.clean,
+            packages=packages_of_calls(options),
             on_output=printer,
         )
     if isinstance(printer, EventPrinter):

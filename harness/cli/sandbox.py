@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
+_UNKNOWN_TO_SERVE = ("memory", "servers", "venv")
+_DAEMONS = (
+    "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
+)  # fmt: skip
 OUTPUT = "cellwright-output"  # in the working directory; made for the first file
 
 
@@ -54,12 +58,16 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
         help="save the workspace as a change that waits for `cellwright workspace commit`",
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+    add_connect(parser)
+    add_policy(parser)
+    add_packages(parser)
+
+
+def add_connect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", metavar="PATH",
         help="use the daemon that listens on this socket; --policy then names one of its policies",
     )  # fmt: skip
-    add_policy(parser)
-    add_packages(parser)
 
 
 def check_language(name: str) -> str:
@@ -112,11 +120,12 @@ def print_staged(kept: "KeptWorkspace | None") -> None:
 
 
 def _refuse_with_connect(options: argparse.Namespace) -> None:
-    for name in ("memory", "optional", "audit", "servers", "packages", "venv", "python"):
+    for name in _DAEMONS:
         if getattr(options, name, None):
+            option = "--" + name.replace("_", "-")
             raise PolicyError(
-                f"--{name} cannot be combined with --connect: the daemon decides it",
-                f"give --{name} to cellwright serve" if name in ("optional", "audit") else "",
+                f"{option} cannot be combined with --connect: the daemon decides it",
+                "" if name in _UNKNOWN_TO_SERVE else f"give {option} to cellwright serve",
             )
 
 

@@ -22,10 +22,12 @@ from ..servers.daemon.service import Service
 from ..servers.daemon.units import write_units
 from ..servers.descriptors import allow_descriptors
 from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_named
+from .packages import add_python, add_sources, store_of
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
+_FILES = ("audit", "find_links")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -51,6 +53,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--session-idle", type=float, default=SessionSettings().idle_seconds, metavar="S",
         help="seconds after which an idle session is closed; default %(default)s",
     )  # fmt: skip
+    parser.add_argument(
+        "--session-freeze", type=float, default=SessionSettings().freeze_seconds, metavar="S",
+        help="seconds without a call after which a session is frozen; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session-lifetime", type=float, default=SessionSettings().lifetime_seconds, metavar="S",
+        help="seconds after which any session is closed, and the most by which a client extends its "
+        "life; default %(default)s",
+    )  # fmt: skip
+    add_python(parser, "run Python programs by this Python of the host")
+    add_sources(parser)
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     parser.add_argument(
         "--drain", type=float, default=10.0, metavar="S",
@@ -86,7 +99,8 @@ def serve(
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     allow_descriptors()
     with _listener(options) as (listener, place), audit_of(options) as audit:
-        server = Server(listener, _services(options, policies, audit), limits, options.drain)
+        services = _services(options, policies, audit, limits)
+        server = Server(listener, services, limits, options.drain)
         names = ", ".join(policy.name for policy in policies)
         with _stopping_on_signals(server):
             print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
@@ -108,8 +122,9 @@ def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]
 
 
 def _services(
-    options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None"
-) -> dict[str, Service]:
+    options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None",
+    limits: ServeLimits,
+) -> dict[str, Service]:  # fmt: skip
     """Return a service for each policy; if one fails, close the others."""
     names = tuple(policy.name for policy in policies)
     if len(set(names)) < len(names):
@@ -118,16 +133,20 @@ def _services(
             "change `name` in the TOML files",
         )
     root = take_delegation() if options.delegated else None
-    sessions = SessionSettings(alive=options.sessions, idle_seconds=options.session_idle)
+    sessions = SessionSettings(
+        options.sessions, options.session_freeze, options.session_idle, options.session_lifetime
+    )
+    has_sources = options.find_links or options.no_index or options.index_url
     with contextlib.ExitStack() as made:
         services = {}
         for policy in policies:
             sandbox = Sandbox(
                 policy=policy, pool=options.pool, sessions=sessions, audit=audit or False,
-                cgroup_root=root,
+                cgroup_root=root, python=options.python,
+                package_store=store_of(options) if has_sources else None,
             )  # fmt: skip
             made.callback(sandbox.close)
-            services[policy.name] = Service(sandbox, names)
+            services[policy.name] = Service(sandbox, names, limits, sessions.lifetime_seconds)
         made.pop_all()
         return services
 
@@ -164,7 +183,11 @@ def _repeated(options: argparse.Namespace) -> list[str]:
         value: Any = getattr(options, action.dest, None)
         if action.dest in ("help", "units", "socket", "delegated") or value == action.default:
             continue
+        if value is True:
+            words.append(action.option_strings[-1])
+            continue
         for each in value if isinstance(value, list) else [value]:
-            is_file = action.dest == "audit" or (action.dest == "policy" and os.path.exists(each))
+            may_be_name = action.dest in ("policy", "python")
+            is_file = action.dest in _FILES or (may_be_name and os.path.exists(each))
             words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
     return words

@@ -18,14 +18,14 @@ from ...policies.plan import Plan
 from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
 from .options import AUDIT_HELP, add_policy
-from .packages import add_packages
-from .sandbox import sandbox_of
+from .packages import add_packages, packages_of_calls
+from .sandbox import add_connect, sandbox_of
 
 _PROFILE = "workshop"
 _INPUT, _OUTPUT = 0, 1
 _CHUNK = 65536
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_NO_STATUS = {"timeout": None, "memory": None, "connect": None, "review": False}
+_NO_STATUS = {"timeout": None, "memory": None, "review": False}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="restore /workspace from this workspace, and save it after",
     )
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+    add_connect(parser)
     add_policy(parser, default=_PROFILE)
     add_packages(parser)
     parser.set_defaults(policy=_PROFILE, **_NO_STATUS)
@@ -53,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     rows, columns = _size()
     with (
         sandbox_of(options, PYTHON) as sandbox,
-        sandbox.session(workspace=options.workspace) as session,
-        session.terminal(
+        sandbox.terminal(
             options.words or None, rows=rows, columns=columns, env=_environment(sandbox.plan),
+            workspace=options.workspace, packages=packages_of_calls(options),
         ) as terminal,
     ):  # fmt: skip
         _Relay(terminal).run()

@@ -168,6 +168,12 @@ def start(
     return report(_STARTED[0])
 
 
+def forget_unstarted() -> None:
+    """Forget the last process if it could not be started."""
+    if (last := _KNOWN.get(_STARTED[0])) and not last.pid:
+        del _KNOWN[_STARTED[0]]
+
+
 def report(number: int) -> list[Any]:
     """Return the number of a process, its pid, command, exit code and how much output was dropped."""
     process = _KNOWN[number]

@@ -78,6 +78,17 @@ class CommandArguments(Parameters, frozen=True, kw_only=True):
     packages: Sequence[str] = ()
 
 
+class TerminalArguments(Parameters, frozen=True, kw_only=True):
+    """The arguments of `Session.terminal` and `Session.aterminal`."""
+
+    command: Sequence[str] | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    rows: int = 24
+    columns: int = 80
+    trace_id: str | None = None
+
+
 class SessionArguments(Parameters, frozen=True, kw_only=True):
     """The arguments of `Sandbox.session`."""
 

@@ -1,11 +1,12 @@
 """`BackgroundProcess`: a command of a session that goes on after the call that started it."""
 
 import base64
+import math
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,16 +31,17 @@ _LOADED = (
 )  # fmt: skip
 
 
-class _ProcessReport(NamedTuple):
+class ProcessReport(NamedTuple):
     """The cell's word on a process, which is believed about nothing but the process."""
 
     id: int
     pid: int
     argv: tuple[str, ...]
     exit_code: int | None
-    dropped: int
+    dropped: int = 0
 
 
+_T = TypeVar("_T")
 _Execute = Callable[[CallArguments], SandboxResult]
 
 
@@ -52,27 +54,28 @@ class BackgroundProcess:
     lost the process.
     """
 
-    def __init__(self, cell: "ProcessesOfCell", report: _ProcessReport) -> None:
+    def __init__(self, cell: "ProcessesOfCell", report: ProcessReport) -> None:
         self.id, self.pid, self.command = report.id, report.pid, report.argv
         self._cell = cell
-        self._report = report
+        self.report = report
+        self._returned = b""  # what a cancelled task had read
 
     def __repr__(self) -> str:
-        code = self._report.exit_code
+        code = self.report.exit_code
         state = "runs, as of the last call" if code is None else f"exit code {code}"
         return f"<BackgroundProcess {self.id}: {' '.join(self.command)[:80]!a}, {state}>"
 
     @property
     def exit_code(self) -> int | None:
         """Its exit code, as `run` has it; None while it runs."""
-        if self._report.exit_code is None:
-            self._report = self._cell.report(self.id)
-        return self._report.exit_code
+        if self.report.exit_code is None:
+            self.report = self._cell.report(self.id)
+        return self.report.exit_code
 
     @property
     def dropped_bytes(self) -> int:
         """How much of its output was dropped, as of the last call, because nobody had read it."""
-        return self._report.dropped
+        return self.report.dropped
 
     def read(self, max_bytes: int = 65536, timeout: float = 0.0) -> bytes:
         """Return output that was not read yet, of both streams; b"" if there is none after `timeout`
@@ -80,25 +83,45 @@ class BackgroundProcess:
 
         The cell keeps the last `limits.output_bytes` of what was not read, and the process never waits.
         """
-        deadline = time.monotonic() + _checked_seconds(timeout)
+        return self._read(max_bytes, _Patience(timeout))
+
+    async def aread(self, max_bytes: int = 65536, timeout: float = 0.0) -> bytes:
+        """`read` for asyncio; what a cancelled task had read is returned by the next read."""
+        patience = _Patience(timeout)
+        return await patience.in_thread(lambda: self._read(max_bytes, patience), self._put_back)
+
+    def _read(self, max_bytes: int, patience: "_Patience") -> bytes:
         size = min(_checked_size(max_bytes), self._cell.most_read)
+        if self._returned:
+            returned, self._returned = self._returned[:size], self._returned[size:]
+            return returned
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            data: bytes = self._ask(bytes, "read", size, min(left, _TURN_SECONDS))
-            if data or left <= _TURN_SECONDS or self.exit_code is not None:
+            seconds, is_last = patience.turn()
+            data: bytes = self._ask(bytes, "read", size, seconds)
+            if data or is_last or self.exit_code is not None:
                 return data
+
+    def _put_back(self, data: bytes) -> None:
+        self._returned += data
 
     def write(self, data: str | bytes, timeout: float = 10.0) -> int:
         """Write to its standard input; return how many bytes it took within `timeout` seconds, which is
         less than all if it does not read, and 0 if it has closed it."""
-        content, written = as_bytes("data", data), 0
-        deadline = time.monotonic() + _checked_seconds(timeout)
+        return self._write(as_bytes("data", data), _Patience(timeout))
+
+    async def awrite(self, data: str | bytes, timeout: float = 10.0) -> int:
+        """`write` for asyncio; a task that is cancelled may have written a part."""
+        content, patience = as_bytes("data", data), _Patience(timeout)
+        return await patience.in_thread(lambda: self._write(content, patience))
+
+    def _write(self, content: bytes, patience: "_Patience") -> int:
+        written = 0
         while written < len(content):
-            left = max(0.0, deadline - time.monotonic())
+            seconds, is_last = patience.turn()
             part = base64.b64encode(content[written : written + _WRITE_BYTES]).decode()
-            taken = self._ask(int, "write", part, min(left, _TURN_SECONDS))
+            taken = self._ask(int, "write", part, seconds)
             written += max(0, taken)
-            if taken <= 0 and (left <= _TURN_SECONDS or self.exit_code is not None):
+            if patience.is_over or (taken <= 0 and (is_last or self.exit_code is not None)):
                 break
         return written
 
@@ -106,14 +129,26 @@ class BackgroundProcess:
         """Close its standard input."""
         self._ask(None, "close_stdin")
 
+    async def aclose_stdin(self) -> None:
+        """`close_stdin` for asyncio."""
+        await _Patience(None).in_thread(self.close_stdin)
+
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end and return its exit code; raises TimeoutError after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + _checked_seconds(timeout)
+        return self._wait(_Patience(timeout))
+
+    async def await_end(self, timeout: float | None = None) -> int:
+        """`wait` for asyncio."""
+        patience = _Patience(timeout)
+        return await patience.in_thread(lambda: self._wait(patience))
+
+    def _wait(self, patience: "_Patience") -> int:
+        is_last = False
         while self.exit_code is None:
-            left = _TURN_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"wait: the process still runs after {timeout:g} s")
-            self._ask(None, "wait", min(left, _TURN_SECONDS))
+            if is_last:
+                raise TimeoutError(f"wait: the process still runs after {patience.timeout:g} s")
+            seconds, is_last = patience.turn()
+            self._ask(None, "wait", seconds)
         return self.exit_code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -125,9 +160,40 @@ class BackgroundProcess:
             raise PolicyError(f"number: must be that of a signal, got {number!r}")
         self._ask(None, "kill", int(number))
 
+    async def akill(self, number: int = signal.SIGKILL) -> None:
+        """`kill` for asyncio."""
+        await _Patience(None).in_thread(lambda: self.kill(number))
+
     def _ask(self, kind: Any, method: str, *arguments: object) -> Any:
-        value, self._report = self._cell.ask(kind, self.id, method, *arguments)
+        value, self.report = self._cell.ask(kind, self.id, method, *arguments)
         return value
+
+
+class _Patience:
+    """How long a method waits, in turns: between two of them other calls of the session run."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = math.inf if timeout is None else _checked_seconds(timeout)
+        self.is_over = False  # the task that waits was cancelled
+        self._deadline = time.monotonic() + self.timeout
+
+    def turn(self) -> tuple[float, bool]:
+        """Return the seconds of the next turn, and whether it is the last."""
+        left = 0.0 if self.is_over else max(0.0, self._deadline - time.monotonic())
+        return min(left, _TURN_SECONDS), left <= _TURN_SECONDS
+
+    async def in_thread(
+        self, work: Callable[[], _T], discard: Callable[[_T], None] | None = None
+    ) -> _T:
+        """Call `work` in a thread; if the task is cancelled, it ends after its turn, and `discard` is
+        called with its result."""
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        try:
+            return await in_thread(work, discard)
+        except BaseException:
+            self.is_over = True
+            raise
 
 
 class ProcessesOfCell:
@@ -145,22 +211,26 @@ class ProcessesOfCell:
         """
         env = check_environment(given.env)
         arguments = list(argv_of(given)), given.cwd, env, self._limits.output_bytes, terminal
-        told = self._call(_ProcessReport, "start", *arguments, trace_id=given.trace_id)
+        try:
+            told = self._call(ProcessReport, "start", *arguments, trace_id=given.trace_id)
+        except PolicyError:
+            self._call(None, "forget_unstarted")
+            raise
         return BackgroundProcess(self, told)
 
     def all(self) -> tuple[BackgroundProcess, ...]:
         """Return those that run, and the last that ended."""
-        told = self._call(tuple[_ProcessReport, ...], "reports")
+        told = self._call(tuple[ProcessReport, ...], "reports")
         return tuple(BackgroundProcess(self, each) for each in told)
 
-    def report(self, number: int) -> _ProcessReport:
-        told: _ProcessReport = self._call(_ProcessReport, "report", number)
+    def report(self, number: int) -> ProcessReport:
+        told: ProcessReport = self._call(ProcessReport, "report", number)
         return told
 
     def ask(
         self, kind: Any, number: int, method: str, *arguments: object
-    ) -> tuple[Any, _ProcessReport]:
-        value, report = self._call(tuple[kind, _ProcessReport], "ask", number, method, *arguments)
+    ) -> tuple[Any, ProcessReport]:
+        value, report = self._call(tuple[kind, ProcessReport], "ask", number, method, *arguments)
         return value, report
 
     def _call(self, kind: Any, name: str, *arguments: object, trace_id: str | None = None) -> Any:

@@ -20,7 +20,13 @@ from ...runner.settings import PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
 from .checks import check_host_path
 from .executing import Executing
-from .parameters import CallArguments, FileContent, ProgramArguments, SessionArguments
+from .parameters import (
+    CallArguments,
+    FileContent,
+    ProgramArguments,
+    SessionArguments,
+    TerminalArguments,
+)
 from .sandbox_arguments import SandboxArguments
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from .sandbox_arguments import PolicyLike
     from .sandbox_tools import Offered
     from .session import Session
+    from .terminal import Terminal
     from .workspaces.store import Workspaces
 
 __all__ = ["Sandbox", "create_sandbox"]
@@ -242,6 +249,55 @@ class Sandbox(Executing):
         programs live, ClosedError after `close`, LaunchError if no cell could be built.
         """
         return self._cells.program(ProgramArguments.of(locals()))
+
+    def terminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        trace_id: str | None = None,
+        workspace: str | None = None,
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
+    ) -> "Terminal":
+        """Start a command, by default a shell, at a terminal in a cell of its own.
+
+        As `Session.terminal` of a new session, which is closed with the terminal; `workspace`,
+        `packages` and `requirements` are those of `session`.
+        """
+        given = TerminalArguments.of(locals())
+        session = self.session(workspace=workspace, packages=packages, requirements=requirements)
+        try:
+            terminal = session._terminal(given)
+        except BaseException:
+            session.close()
+            raise
+        terminal.ends_with(session)
+        return terminal
+
+    async def aterminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        trace_id: str | None = None,
+        workspace: str | None = None,
+        packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
+    ) -> "Terminal":
+        """`terminal` for asyncio."""
+        given = {name: value for name, value in locals().items() if name != "self"}
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        return await in_thread(
+            lambda: self.terminal(**given), discard=lambda terminal: terminal.close()
+        )
 
     @property
     def workspaces(self) -> "Workspaces":

@@ -12,7 +12,7 @@ from ...runner.concurrency import NEVER
 from ...runner.workspace import KeptWorkspace, WorkspaceFile
 from .archive import unpack
 from .executing import Executing
-from .parameters import CallArguments, CommandArguments, FileContent
+from .parameters import CallArguments, CommandArguments, FileContent, TerminalArguments
 
 if TYPE_CHECKING:
     from .ports.exposed import ExposedPort
@@ -142,12 +142,27 @@ class Session(Executing):
         ends with the session, which is in use until the terminal is closed.  Its output is passed on
         unchanged, escape sequences too: do not write it to the terminal of a person.
 
-        Raises PolicyError if the policy allows no terminals, or the cells are a daemon's; LaunchError
-        if no terminal could be opened.
+        Raises PolicyError if the policy allows no terminals; LaunchError if none could be opened.
         """
-        raise PolicyError(
-            "terminal: not available with connect=", "make a Sandbox without connect="
-        )
+        return self._terminal(TerminalArguments.of(locals()))
+
+    async def aterminal(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        trace_id: str | None = None,
+    ) -> "Terminal":
+        """`terminal` for asyncio."""
+        given = TerminalArguments.of(locals())
+        return await self._aexecutor().call(lambda: self._terminal(given))
+
+    @abstractmethod
+    def _terminal(self, given: TerminalArguments) -> "Terminal":
+        """Start a command at a terminal of the cell."""
 
     def _processes(self) -> "ProcessesOfCell":
         from .processes import ProcessesOfCell  # seldom needed
@@ -172,6 +187,7 @@ class Session(Executing):
             "open it with sandbox.session(workspace=...)",
         )
 
+    @abstractmethod
     def expose(
         self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
     ) -> "ExposedPort":
@@ -182,20 +198,16 @@ class Session(Executing):
         the host can connect to it.  It is closed with the session.
 
         Raises PolicyError for invalid arguments, an address in use, or a policy without
-        `network.loopback`; SessionLost.
+        `network.loopback`; SessionLost; BusyError if a daemon exposes too many ports for its clients.
         """
-        raise PolicyError(
-            "expose: not available with connect=", "expose ports in the process of the daemon"
-        )
 
+    @abstractmethod
     def extend(self, seconds: float) -> None:
         """Let the session live for `seconds` from now at least, however idle or old it is by then.
 
-        Raises SessionLost.
+        Raises SessionLost; PolicyError if it is a daemon's, and `seconds` more than a session of that
+        daemon may live.
         """
-        raise PolicyError(
-            "extend: not available with connect=", "the daemon decides how long sessions live"
-        )
 
     @abstractmethod
     def fork(self) -> "Session":

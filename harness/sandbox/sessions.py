@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_f
 from .archive import files_of, pack
 from .history import History, outcome_of
 from .packaged import Lease, PackagedCells
-from .parameters import CallArguments, CommandArguments, SessionArguments
+from .parameters import CallArguments, SessionArguments, TerminalArguments
 from .pipeline import RequestPipeline
 from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
-from .request import Rejected, check_environment, check_language
+from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
@@ -130,29 +130,17 @@ class CellSession(Session):
         check_limit("seconds", seconds)
         self._cell.extend(seconds)
 
-    def terminal(
-        self,
-        command: Sequence[str] | None = None,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        rows: int = 24,
-        columns: int = 80,
-        trace_id: str | None = None,
-    ) -> "Terminal":
+    def _terminal(self, given: TerminalArguments) -> "Terminal":
         if not self._pipeline.policy.processes.terminal:
             raise PolicyError(
                 "terminal: the policy allows none",
                 "use policy='workshop', or set processes.terminal in yours",
             )
         from ...runner.terminal import open_terminal, resize  # seldom needed
-        from .terminal import SHELL, Terminal, check_size
+        from .terminal import Terminal, check_size, command_of
 
-        size = check_size(rows, columns)
-        variables = {"TERM": "xterm", **check_environment(env)}
-        given = CommandArguments(
-            command=SHELL if command is None else command, cwd=cwd, env=variables, trace_id=trace_id
-        )
+        size = check_size(given.rows, given.columns)
+        command = command_of(given)
         with contextlib.ExitStack() as undone:
             self._cell.begin_use()
             undone.callback(self._cell.end_use)
@@ -160,7 +148,7 @@ class CellSession(Session):
                 opened = open_terminal(workspace)
             undone.callback(os.close, opened.master)
             resize(opened.master, *size)
-            process = self._processes().start(given, opened.path)
+            process = self._processes().start(command, opened.path)
             undone.pop_all()
         return Terminal(opened.master, process, self._cell.end_use)
 

@@ -7,14 +7,20 @@ import select
 import time
 import weakref
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from ...policies.errors import ClosedError, PolicyError
+from ...policies.closing import Closing
+from ...policies.errors import ClosedError, LaunchError, PolicyError
 from ...runner.terminal import resize
-from .processes import BackgroundProcess
-from .request import as_bytes
+from ...runner.threads import begin
+from .parameters import CommandArguments, TerminalArguments
+from .processes import BackgroundProcess, ProcessReport
+from .request import as_bytes, check_environment
 
-SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+if TYPE_CHECKING:
+    from asyncio import Future
+
+_SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 _MOST = 65535  # rows, and columns: unsigned short in ioctl_tty(2)
 _WRITE_SECONDS = 30.0  # for a program that does not read
 
@@ -31,7 +37,18 @@ class Terminal:
     ) -> None:
         self._master = master
         self._process = process
-        self._finalizer = weakref.finalize(self, _close, master, on_close)
+        self._on_close = [on_close]
+        self._awaited: dict[int, Future[None]] = {}
+        self._finalizer = weakref.finalize(self, _close_forgotten, master, self._on_close)
+
+    def ends_with(self, session: Closing) -> None:
+        """Have closing the terminal close a session, too."""
+        self._on_close.append(session.close)
+
+    @property
+    def report(self) -> ProcessReport:
+        """What the cell told of the program last."""
+        return self._process.report
 
     @property
     def pid(self) -> int:
@@ -49,10 +66,22 @@ class Terminal:
         ended.  Raises TimeoutError after `timeout` seconds."""
         if not self._wait(select.POLLIN, timeout):
             raise TimeoutError(f"read: no output after {timeout:g} s")
+        data = self._read(max_bytes)  # None: another thread was faster
+        return self.read(max_bytes, timeout) if data is None else data
+
+    async def aread(self, max_bytes: int = 65536, timeout: float | None = None) -> bytes:
+        """`read` for asyncio, by one task at a time; cancelling the task loses no output."""
+        while (data := self._read(max_bytes)) is None:
+            if not await self._is_ready(select.POLLIN, timeout):
+                raise TimeoutError(f"read: no output after {timeout:g} s")
+        return data
+
+    def _read(self, max_bytes: int) -> bytes | None:
+        """Return output that is there, b"" at its end, else None."""
         try:
             return os.read(self.fileno(), max_bytes)
-        except BlockingIOError:  # another thread was faster
-            return self.read(max_bytes, timeout)
+        except BlockingIOError:
+            return None
         except OSError as error:
             if error.errno == errno.EIO:  # nobody has the other end open (pty(7))
                 return b""
@@ -62,11 +91,23 @@ class Terminal:
         """Type `data`; raises TimeoutError if the program does not read it in `timeout` seconds."""
         content = as_bytes("data", data)
         deadline = time.monotonic() + timeout
-        while content:
+        while content := self._type(content):
             if not self._wait(select.POLLOUT, max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"write: the program does not read, after {timeout:g} s")
-            with contextlib.suppress(BlockingIOError):
-                content = content[os.write(self.fileno(), content) :]
+
+    async def awrite(self, data: str | bytes, timeout: float = _WRITE_SECONDS) -> None:
+        """`write` for asyncio, by one task at a time; a cancelled one may have typed a part."""
+        content = as_bytes("data", data)
+        deadline = time.monotonic() + timeout
+        while content := self._type(content):
+            if not await self._is_ready(select.POLLOUT, max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"write: the program does not read, after {timeout:g} s")
+
+    def _type(self, content: bytes) -> bytes:
+        """Type as much as the terminal takes; return the rest."""
+        with contextlib.suppress(BlockingIOError):
+            return content[os.write(self.fileno(), content) :]
+        return content
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size; programs in the foreground get SIGWINCH."""
@@ -81,13 +122,38 @@ class Terminal:
         """Wait for the program's end and return its exit code; raises TimeoutError, SessionLost."""
         return self._process.wait(timeout)
 
+    async def await_end(self, timeout: float | None = None) -> int:
+        """`wait` for asyncio."""
+        return await self._process.await_end(timeout)
+
     def kill(self, number: int = 9) -> None:
         """Send a signal to the program and its process group."""
         self._process.kill(number)
 
+    async def akill(self, number: int = 9) -> None:
+        """`kill` for asyncio."""
+        await self._process.akill(number)
+
     def close(self) -> None:
         """Hang up: the programs at the terminal get SIGHUP (pty(7)).  Closing twice is fine."""
-        self._finalizer()
+        if self._finalizer.detach():
+            _close(self._master, self._on_close)
+
+    async def aclose(self) -> None:
+        """`close` for asyncio, in a thread of its own, as leaving an `async with` does."""
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        await in_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = repr(self._process).partition(": ")[2]
+        return f"<Terminal {state}" if self._finalizer.alive else "<Terminal, closed>"
 
     def __enter__(self) -> Self:
         return self
@@ -100,10 +166,50 @@ class Terminal:
         poll.register(self.fileno(), event)
         return bool(poll.poll(None if timeout is None else timeout * 1000))
 
+    async def _is_ready(self, event: int, timeout: float | None) -> bool:
+        import asyncio  # takes 40 ms to import
 
-def _close(master: int, on_close: Callable[[], None]) -> None:
+        loop, descriptor = asyncio.get_running_loop(), self.fileno()
+        ready: Future[None] = loop.create_future()
+        # A cancelled task that has not run since then must not stop this one.
+        self._awaited[event] = ready
+        is_read = event == select.POLLIN
+        watch = loop.add_reader if is_read else loop.add_writer
+        watch(descriptor, _resolve, ready)
+        try:
+            await asyncio.wait_for(ready, timeout)
+        except TimeoutError:
+            return False
+        finally:
+            if self._awaited.get(event) is ready:
+                del self._awaited[event]
+                (loop.remove_reader if is_read else loop.remove_writer)(descriptor)
+        return True
+
+
+def _close(master: int, on_close: list[Callable[[], None]]) -> None:
     os.close(master)
-    on_close()
+    _call(on_close)
+
+
+def _close_forgotten(master: int, on_close: list[Callable[[], None]]) -> None:
+    """Close in another thread: the one that collects garbage may hold a lock of the session."""
+    os.close(master)
+    with contextlib.suppress(LaunchError):  # no thread is left: the session ends when it is old
+        begin("cellwright-terminal", lambda: _call(on_close))
+
+
+def _call(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
+def command_of(given: TerminalArguments) -> CommandArguments:
+    """Return the command that runs at a terminal: by default a shell, with TERM=xterm."""
+    return CommandArguments(
+        command=_SHELL if given.command is None else given.command, cwd=given.cwd,
+        env={"TERM": "xterm", **check_environment(given.env)}, trace_id=given.trace_id,
+    )  # fmt: skip
 
 
 def check_size(rows: object, columns: object) -> tuple[int, int]:
@@ -114,3 +220,8 @@ def check_size(rows: object, columns: object) -> tuple[int, int]:
     assert isinstance(rows, int)  # noqa: S101 - for the type checker
     assert isinstance(columns, int)  # noqa: S101
     return rows, columns
+
+
+def _resolve(future: "Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

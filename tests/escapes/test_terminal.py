@@ -4,7 +4,6 @@ import fcntl
 import os
 import pty
 import termios
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,18 +15,6 @@ from tests.conftest import policy_named
 from tests.harness.test_terminal import to_the_end
 
 pytestmark = pytest.mark.needs("userns")
-
-
-@pytest.fixture(scope="module")
-def workshop() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("workshop"), pool=0) as box:
-        yield box
-
-
-@pytest.fixture
-def session(workshop: Sandbox) -> Iterator[Session]:
-    with workshop.session() as opened:
-        yield opened
 
 
 ATTEMPT = """

@@ -154,13 +154,46 @@ def test_no_name_of_ours_is_left_in_the_session(session: Session) -> None:
 
 
 def test_asyncio_callers_start_them_too(session: Session) -> None:
-    process = asyncio.run(session.astart_command(["echo", "x"]))
-    assert output_of(process) == b"x\n"
+    async def talk() -> tuple[bytes, int]:
+        process = await session.astart_command("while read x; do echo got $x; done", shell=True)
+        assert await process.aread() == b""
+        assert await process.awrite("one\n") == 4
+        heard = await process.aread(timeout=_PATIENCE)
+        with pytest.raises(TimeoutError, match="still runs after 0.01 s"):
+            await process.await_end(0.01)
+        await process.akill()
+        return heard, await process.await_end(_PATIENCE)
+
+    assert asyncio.run(talk()) == (b"got one\n", 137)
+
+    async def end() -> int:
+        process = await session.astart_command(["cat"])
+        await process.aclose_stdin()
+        return await process.await_end(_PATIENCE)
+
+    assert asyncio.run(end()) == 0
+
+
+def test_what_a_cancelled_task_has_read_is_not_lost(session: Session) -> None:
+    process = session.start_command(["cat"])
+
+    async def give_up() -> None:
+        reading = asyncio.create_task(process.aread(timeout=_PATIENCE))
+        await asyncio.sleep(0)  # it has begun
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(give_up())
+    process.write("kept\n")
+    assert process.read(timeout=_PATIENCE) == b"kept\n"
 
 
 def test_what_the_policy_must_allow(strict: Sandbox) -> None:
-    with strict.session() as session, pytest.raises(PolicyError, match="no subprocesses"):
-        session.start_command(["true"])
+    with strict.session() as session:
+        with pytest.raises(PolicyError, match="no subprocesses"):
+            session.start_command(["true"])
+        assert session.processes() == ()
     policy = policy_named("standard")
     single = Processes(threads=False, subprocesses=True, execute=policy.processes.execute)
     with (

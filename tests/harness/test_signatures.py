@@ -30,6 +30,7 @@ from cellwright.harness.sandbox.parameters import (
     CommandArguments,
     ProgramArguments,
     SessionArguments,
+    TerminalArguments,
 )
 from cellwright.harness.sandbox.remote.arguments import given_of, packed
 from cellwright.harness.sandbox.remote.frames import ExecuteArguments
@@ -118,10 +119,14 @@ OF_THE_OBJECT = {"language": (str | None, None)}  # a sandbox or a session has o
         (named_as(Sandbox.program), fields_of(ProgramArguments)),
         (named_as(Sandbox.run, ALIAS), fields_of(CommandArguments)),
         (named_as(Sandbox.arun, ALIAS), fields_of(CommandArguments)),
+        (named_as(Session.terminal), fields_of(TerminalArguments)),
+        (named_as(Session.aterminal), fields_of(TerminalArguments)),
+        (named_as(Sandbox.terminal, ALIAS, "workspace", "packages"), fields_of(TerminalArguments)),
+        (named_as(Sandbox.aterminal, ALIAS, "workspace", "packages"), fields_of(TerminalArguments)),
     ],
     ids=[
         "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program",
-        "run", "arun",
+        "run", "arun", "terminal", "aterminal", "Sandbox.terminal", "Sandbox.aterminal",
     ],
 )  # fmt: skip
 def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
@@ -132,17 +137,17 @@ def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
 
 
 def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
-    """But for workspaces and packages: a daemon keeps none, and makes cells for its own policies."""
+    """But for workspaces, of which a daemon keeps none."""
     given = CallArguments(
         code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
         env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
-        arguments=("a b",),
+        arguments=("a b",), packages=("six",),
     )  # fmt: skip
     changed = {
         each.name for each in msgspec.structs.fields(CallArguments)
         if each.required or getattr(given, each.name) != each.default
     }  # fmt: skip
-    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean", "packages"}
+    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
     assert given_of(packed(given, Limits())) == given
     assert set(ExecuteArguments.__struct_fields__) == changed - {"code", "language"}
 

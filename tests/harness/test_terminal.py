@@ -1,10 +1,12 @@
 """Terminals of sessions: typing, reading, size, jobs and ends."""
 
+import asyncio
+import gc
 import os
 import select
 import signal
+import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,18 +24,6 @@ from tests.conftest import policy_named, soon
 
 pytestmark = pytest.mark.needs("userns")
 _PATIENCE = 30.0
-
-
-@pytest.fixture(scope="module")
-def workshop() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("workshop"), pool=0) as box:
-        yield box
-
-
-@pytest.fixture
-def session(workshop: Sandbox) -> Iterator[Session]:
-    with workshop.session() as opened:
-        yield opened
 
 
 def until(terminal: Terminal, wanted: bytes) -> bytes:
@@ -119,6 +109,62 @@ def test_closing_it_hangs_up(session: Session) -> None:
     for late in (terminal.fileno, terminal.read, lambda: terminal.resize(1, 1)):
         with pytest.raises(ClosedError):
             late()
+
+
+def test_asyncio_callers_type_and_read(session: Session) -> None:
+    async def talk() -> tuple[bytes, int]:
+        async with await session.aterminal(["cat"]) as terminal:
+            with pytest.raises(TimeoutError, match="read: no output after 0.01 s"):
+                await terminal.aread(timeout=0.01)
+            waiting = asyncio.create_task(terminal.aread())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await terminal.awrite("x\n")
+            seen = b""
+            while b"x\r\nx" not in seen:
+                seen += await terminal.aread(timeout=_PATIENCE)
+            await terminal.akill(signal.SIGTERM)
+            while await terminal.aread(timeout=_PATIENCE):
+                pass
+            return seen, await terminal.await_end(_PATIENCE)
+
+    assert asyncio.run(talk()) == (b"x\r\nx\r\n", 128 + signal.SIGTERM)
+
+
+def test_asyncio_callers_wait_for_a_program_that_does_not_read(session: Session) -> None:
+    async def talk() -> None:
+        line = "stty raw -echo; echo ready; exec sleep 600"
+        async with await session.aterminal(["sh", "-c", line]) as terminal:
+            while b"ready" not in await terminal.aread(timeout=_PATIENCE):
+                pass
+            with pytest.raises(TimeoutError, match="does not read"):
+                await terminal.awrite(b"x" * 1_000_000, timeout=0.2)
+
+    asyncio.run(talk())
+
+
+def test_one_of_a_sandbox_closes_its_session(workshop: Sandbox) -> None:
+    with workshop.terminal(["sh", "-c", "echo $A; exit 5"], env={"A": "b"}) as terminal:
+        assert to_the_end(terminal) == b"b\r\n"
+        assert terminal.wait(_PATIENCE) == 5
+        assert repr(terminal).startswith("<Terminal 'sh -c echo $A; exit 5', exit code 5")
+    assert repr(terminal) == "<Terminal, closed>"
+    late = workshop.terminal(["cat"])
+    late.close()
+    with pytest.raises(SessionLost, match="it was closed"):
+        late.wait(_PATIENCE)
+    with pytest.raises(PolicyError, match="command: must name a program"):
+        workshop.terminal([])
+
+
+def test_one_that_is_forgotten_is_closed_with_its_session(workshop: Sandbox) -> None:
+    terminal = workshop.terminal(["cat"])
+    ended, session = threading.Event(), terminal._on_close[1].__self__  # type: ignore[attr-defined]
+    terminal._on_close.append(ended.set)
+    del terminal
+    gc.collect()
+    assert ended.wait(_PATIENCE)
+    assert session.lost == "it was closed"
 
 
 def test_it_ends_with_the_session(workshop: Sandbox) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ....policies.errors import ClosedError, PolicyError
@@ -12,7 +13,7 @@ from ..checks import check_host_path
 
 if TYPE_CHECKING:
     from ....runner.cell_network import CellNetwork
-    from .relay import CellUse, PortRelay, RelayedPort
+    from .relay import CellUse, PortRelay
 
 _HOST = "127.0.0.1"
 _QUEUE = 16  # connections that the kernel keeps while as many are open as may be
@@ -30,13 +31,14 @@ class ExposedPort:
     address: str | tuple[str, int]  # the path of a Unix socket, or a host and port
     url: str
 
-    def __init__(self, relay: "PortRelay", relayed: "RelayedPort", place: "_Listening") -> None:
-        self.port = relayed.port
-        self.address = place.address
-        self.url = _url(place.address)
-        self._relay = relay
-        self._relayed = relayed
-        self._place = place
+    def __init__(
+        self, port: int, address: str | tuple[str, int], close: Callable[[], None]
+    ) -> None:
+        """`close`: may be called twice."""
+        self.port = port
+        self.address = address
+        self.url = _url(address)
+        self._close = close
         self._owner = os.getpid()
 
     def __repr__(self) -> str:
@@ -48,9 +50,7 @@ class ExposedPort:
         In a forked child of the process that made it this does nothing.
         """
         if os.getpid() == self._owner:
-            self._relay.close_port(self._relayed)
-            self._relayed.network.close()
-            self._place.remove()
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +120,7 @@ class SandboxPorts:
         from .connection import PortLimits  # seldom needed
         from .relay import RelayedPort
 
-        _check_port("port", port, least=1)
+        check_port("port", port, least=1)
         relay = self._serving()
         place = _listen(path, host_port, port)
         relayed = RelayedPort(place.listener, port, network, PortLimits(), use)
@@ -130,7 +130,13 @@ class SandboxPorts:
             place.listener.close()
             place.remove()
             raise
-        return ExposedPort(relay, relayed, place)
+
+        def close() -> None:
+            relay.close_port(relayed)
+            network.close()
+            place.remove()
+
+        return ExposedPort(port, place.address, close)
 
     def _serving(self) -> "PortRelay":
         from .relay import PortRelay
@@ -172,7 +178,7 @@ def _listen(path: str | os.PathLike[str] | None, host_port: int | None, port: in
     if path is not None and host_port is not None:
         raise PolicyError("path: cannot be combined with host_port", "give one of the two")
     if host_port is not None:
-        return _listen_on_loopback(_check_port("host_port", host_port, least=0))
+        return _listen_on_loopback(check_port("host_port", host_port, least=0))
     if path is not None:
         place = check_host_path("path", path)
         if "\0" in place:  # it would be a name in the abstract namespace, which has no permissions
@@ -235,7 +241,8 @@ def _url(address: str | tuple[str, int]) -> str:
     return f"http://{address[0]}:{address[1]}"
 
 
-def _check_port(name: str, port: object, *, least: int) -> int:
+def check_port(name: str, port: object, *, least: int) -> int:
+    """Return a port number; raises PolicyError for an invalid one."""
     if not isinstance(port, int) or isinstance(port, bool) or not least <= port <= _LAST_PORT:
         raise PolicyError(
             f"{name}: must be a whole number from {least} to {_LAST_PORT}, got {port!r}"

@@ -1,12 +1,13 @@
 """Arguments and results of `execute` as frames; both sides check the arguments."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from ....policies.errors import PolicyError
-from ....policies.policy import Limits
+from ....policies.policy import Limits, check_names
 from ....runner.messages import decode_json
 from ....runner.result import SandboxResult
 from ....runner.workspace import Executable
@@ -36,10 +37,15 @@ def packed(
     checked = replace(
         given, stdin=request.stdin, inputs=request.inputs, files=request.files,
         env=request.environment, collect=request.collect, plain=request.plain,
-        arguments=request.arguments,
+        arguments=request.arguments, packages=requirements_of(given.packages),
     )  # fmt: skip
     told = ExecuteArguments(**{name: getattr(checked, name) for name in _SENT})
     return Execute(request.code.encode(), True, language, told, session, stream)
+
+
+def requirements_of(packages: Sequence[str]) -> tuple[str, ...]:
+    """Return the packages of a call or session; raises PolicyError for anything but text."""
+    return (packages,) if isinstance(packages, str) else check_names("packages", packages)
 
 
 def text_of(data: bytes) -> str:

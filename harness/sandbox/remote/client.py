@@ -7,6 +7,7 @@ from ....policies.plan import Plan
 from ....runner.capture import OnOutput
 from ....runner.result import SandboxResult
 from ..parameters import CallArguments, ProgramArguments, SessionArguments
+from .arguments import requirements_of
 from .connections import ConnectionPool
 from .frames import (
     AwaitSettled,
@@ -75,7 +76,8 @@ class DaemonsCells:
         from .session import AttachedSession  # a command that runs one program opens none
 
         _refuse_local(given)
-        opened = self._requests.ask(OpenSession(given.id, given.language), Opened)
+        packages = requirements_of(given.packages)
+        opened = self._requests.ask(OpenSession(given.id, given.language, packages), Opened)
         return AttachedSession(self._requests, opened, self.policy.limits)
 
     def has_tool(self, name: str) -> bool:
@@ -97,9 +99,4 @@ def _refuse_local(given: CallArguments | SessionArguments) -> None:
         raise PolicyError(
             "workspace: not available with connect=",
             "move files with snapshot() and restore() of a session",
-        )
-    if given.packages:
-        raise PolicyError(
-            "packages: not available with connect=",
-            "name them below [packages] in a policy of the daemon",
         )

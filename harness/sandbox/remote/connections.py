@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -61,6 +62,20 @@ class ConnectionPool:
         if isinstance(reply, Failure):
             raise error_of(reply)
         return reply
+
+    def hold(self, request: msgspec.Struct) -> tuple[msgspec.Struct, int, Callable[[], None]]:
+        """Send a request that the daemon goes on with until the returned function is called; return
+        its reply, the descriptor beside it, and that function.  Raises what `ask` does."""
+        connection = self._take()
+        try:
+            reply, descriptor = connection.ask_for_descriptor(request)
+        except BaseException:
+            self._drop(connection)
+            raise
+        if isinstance(reply, Failure):
+            self._give_back(connection)
+            raise error_of(reply)
+        return reply, descriptor, lambda: self._drop(connection)
 
     def close(self) -> None:
         """Close every connection; a thread that waits for a reply gets ClosedError."""
@@ -151,6 +166,24 @@ class _Connection:
                 self._used_at = time.monotonic()
                 return reply
 
+    def ask_for_descriptor(self, request: msgspec.Struct) -> tuple[msgspec.Struct, int]:
+        """Send a request; return its reply and the descriptor beside it, or a Failure and -1."""
+        self._send(_encoded(request, self._welcome.request_bytes))
+        try:
+            frame, descriptors = channel.receive_with_descriptors(self._socket)
+        except (channel.ProtocolError, OSError) as error:
+            raise ClosedError(f"invalid frame from the daemon at {self._path}: {error}") from None
+        try:
+            reply = self._decoded(frame)
+            if len(descriptors) != (0 if isinstance(reply, Failure) else 1):
+                raise ClosedError(f"invalid descriptors from the daemon at {self._path}")
+        except BaseException:
+            for each in descriptors:
+                os.close(each)
+            raise
+        self._used_at = time.monotonic()
+        return reply, descriptors[0] if descriptors else -1
+
     def is_good(self) -> bool:
         """Tell whether it can carry another request: the daemon has not closed it and will not soon."""
         recent = time.monotonic() - self._used_at < _IDLE_SECONDS
@@ -189,11 +222,18 @@ class _Connection:
         end."""
         try:
             frame = self._packet()
-            if frame == b"":
-                raise ClosedError(f"the daemon at {self._path} closed the connection")
-            return None if frame is None else decode(frame, Reply)
-        except (channel.ProtocolError, msgspec.DecodeError) as error:
+        except channel.ProtocolError as error:
             raise ClosedError(f"invalid frame from the daemon at {self._path}: {error}") from None
+        return None if frame is None else self._decoded(frame)
+
+    def _decoded(self, frame: bytes) -> msgspec.Struct:
+        if not frame:
+            raise ClosedError(f"the daemon at {self._path} closed the connection")
+        try:
+            reply: msgspec.Struct = decode(frame, Reply)
+        except msgspec.DecodeError as error:
+            raise ClosedError(f"invalid frame from the daemon at {self._path}: {error}") from None
+        return reply
 
     def _packet(self) -> bytes | None:
         for _ in range(

@@ -17,10 +17,11 @@ from ....runner.messages import InputFile
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 
-VERSION = 3
+VERSION = 4
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
+_Packages = Annotated[tuple[_Few, ...], Meta(max_length=1024)]
 
 
 class _DaemonFrame(
@@ -52,6 +53,7 @@ class ExecuteArguments(_DaemonFrame, frozen=True):
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
     plain: bool = False
     arguments: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
+    packages: _Packages = ()
 
 
 class Execute(_DaemonFrame, frozen=True):
@@ -88,6 +90,7 @@ class OpenSession(_DaemonFrame, frozen=True):
 
     id: _Few | None
     language: _Few = PYTHON
+    packages: _Packages = ()
 
 
 class CheckSession(_DaemonFrame, frozen=True):
@@ -113,6 +116,37 @@ class ForkSession(_DaemonFrame, frozen=True):
     session: _Few
 
 
+class ExtendSession(_DaemonFrame, frozen=True):
+    session: _Few
+    seconds: float
+
+
+class ExposePort(_DaemonFrame, frozen=True):
+    """Have the daemon listen for a port of a session; `path` is absolute."""
+
+    session: _Few
+    port: int
+    path: _Name | None = None
+    host_port: int | None = None
+
+
+class ClosePort(_DaemonFrame, frozen=True):
+    port: _Few  # the key from PortExposed
+
+
+class OpenTerminal(_DaemonFrame, frozen=True):
+    """Open a terminal in a session.  The request goes on, and the session is in use, until the client
+    sends anything or no program has the terminal open."""
+
+    session: _Few
+    command: Annotated[tuple[_Name, ...], Meta(max_length=_MANY)] | None = None
+    cwd: _Name | None = None
+    env: Annotated[dict[str, str], Meta(max_length=_MANY)] = {}
+    rows: int = 24
+    columns: int = 80
+    trace_id: _Name | None = None
+
+
 class CloseSession(_DaemonFrame, frozen=True):
     """End a session."""
 
@@ -121,7 +155,8 @@ class CloseSession(_DaemonFrame, frozen=True):
 
 ClientRequest = (
     Execute | Cancel | Describe | Validate | AwaitSettled | OpenSession | CheckSession
-    | ListSessionFiles | Download | TakeSnapshot | ForkSession | CloseSession
+    | ListSessionFiles | Download | TakeSnapshot | ForkSession | ExtendSession | ExposePort | ClosePort
+    | OpenTerminal | CloseSession
 )  # fmt: skip
 
 
@@ -184,6 +219,21 @@ class Content(_DaemonFrame, frozen=True):
     data: bytes
 
 
+class PortExposed(_DaemonFrame, frozen=True):
+    """An exposed port: the key that closes it, and where the daemon listens."""
+
+    port: str
+    address: str | tuple[str, int]
+
+
+class TerminalOpened(_DaemonFrame, frozen=True):
+    """A terminal, whose master comes beside this frame, and its program, as the cell tells of it."""
+
+    id: int
+    pid: int
+    exit_code: int | None
+
+
 class Done(_DaemonFrame, frozen=True):
     """The request succeeded; there is nothing to return."""
 
@@ -201,5 +251,5 @@ class Failure(_DaemonFrame, frozen=True):
 
 Reply = (
     Welcome | OutputChunk | Executed | Description | Validated | Opened | LostReason | Files | Content
-    | Done | Failure
+    | PortExposed | TerminalOpened | Done | Failure
 )  # fmt: skip

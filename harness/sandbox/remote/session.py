@@ -1,26 +1,39 @@
 """`AttachedSession`: a session of a daemon, as a client has it."""
 
-from ....policies.errors import ClosedError, LaunchError, SessionLost
-from ....policies.policy import Limits
+import os
+from typing import TYPE_CHECKING
+
+from ....policies.errors import ClosedError, InternalError, LaunchError, SessionLost
+from ....policies.policy import Limits, check_limit
 from ....runner.capture import OnOutput
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
-from ..parameters import CallArguments
+from ..parameters import CallArguments, TerminalArguments
 from ..session import Session, own
 from .frames import (
     CheckSession,
+    ClosePort,
     CloseSession,
     Content,
     Done,
     Download,
+    ExposePort,
+    ExtendSession,
     Files,
     ForkSession,
     ListSessionFiles,
     LostReason,
     Opened,
+    OpenTerminal,
+    PortExposed,
     TakeSnapshot,
+    TerminalOpened,
 )
 from .requests import Requests
+
+if TYPE_CHECKING:
+    from ..ports.exposed import ExposedPort
+    from ..terminal import Terminal
 
 
 class AttachedSession(Session):
@@ -71,6 +84,48 @@ class AttachedSession(Session):
 
     def snapshot(self) -> bytes:
         return self._requests.ask(TakeSnapshot(self._key), Content).data
+
+    def expose(
+        self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
+    ) -> "ExposedPort":
+        from ..checks import check_host_path  # seldom needed
+        from ..ports.exposed import ExposedPort, check_port
+
+        check_port("port", port, least=1)
+        if host_port is not None:
+            check_port("host_port", host_port, least=0)
+        place = None if path is None else os.path.abspath(check_host_path("path", path))
+        exposed = self._requests.ask(ExposePort(self._key, port, place, host_port), PortExposed)
+        return ExposedPort(port, exposed.address, lambda: self._close_port(exposed.port))
+
+    def _close_port(self, key: str) -> None:
+        try:
+            self._requests.ask(ClosePort(key), Done)
+        except (ClosedError, LaunchError):  # the daemon has ended, and closed it
+            return
+
+    def extend(self, seconds: float) -> None:
+        check_limit("seconds", seconds)
+        self._requests.ask(ExtendSession(self._key, seconds), Done)
+
+    def _terminal(self, given: TerminalArguments) -> "Terminal":
+        from ..commands import argv_of  # seldom needed
+        from ..processes import BackgroundProcess, ProcessReport
+        from ..terminal import Terminal, check_size, command_of
+
+        command = command_of(given)
+        size, argv = check_size(given.rows, given.columns), argv_of(command)
+        asked = OpenTerminal(
+            self._key, argv, command.cwd, dict(command.env or {}), *size, given.trace_id
+        )
+        told, master, release = self._requests.pool.hold(asked)
+        if not isinstance(told, TerminalOpened):
+            release()
+            raise InternalError(f"the daemon answered with {type(told).__name__}")
+        process = BackgroundProcess(
+            self._processes(), ProcessReport(told.id, told.pid, argv, told.exit_code)
+        )
+        return Terminal(master, process, release)
 
     def fork(self) -> Session:
         opened = self._requests.ask(ForkSession(self._key), Opened)

@@ -113,6 +113,23 @@ class ClientConnection:
     def on_output(self, stream: str, data: bytes) -> None:
         self.tell(OutputChunk(stream, data))  # type: ignore[arg-type] # one of the two
 
+    def terminal_quota(self) -> contextlib.AbstractContextManager[None]:
+        """Count a terminal of this client during the block; raises BusyError before it."""
+        return self._quotas.terminals.held(self.client)
+
+    def lend(self, frame: msgspec.Struct, terminal: int) -> None:
+        """Send a short frame with the master of a terminal, and wait until the client sends something
+        or closes, `hang_up` is called, or no program has the terminal open."""
+        try:
+            channel.send(self._socket, encode(frame), (terminal,))
+        except OSError:
+            self.cut()
+            return
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(terminal, 0)  # POLLHUP
+        poll.poll()
+
     def is_gone(self) -> bool:
         """Tell whether the client has sent something or closed, or `hang_up` was called."""
         return channel.has_news(self._socket.fileno())

@@ -2,16 +2,22 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import asdict
 
+from ....policies.errors import PolicyError
 from ....runner.session import gone
+from ....runner.settings import SessionSettings
+from ...sandbox.parameters import TerminalArguments
 from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
     AwaitSettled,
     CheckSession,
+    ClosePort,
     CloseSession,
     Content,
     Describe,
@@ -20,18 +26,25 @@ from ...sandbox.remote.frames import (
     Download,
     Execute,
     Executed,
+    ExposePort,
+    ExtendSession,
     Files,
     ForkSession,
     ListSessionFiles,
     LostReason,
     Opened,
     OpenSession,
+    OpenTerminal,
+    PortExposed,
     TakeSnapshot,
+    TerminalOpened,
     Validate,
     Validated,
 )
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
+from .limits import ServeLimits
+from .ports import DaemonsPorts
 
 _REMEMBERED = 1000  # lost sessions whose reason is kept
 _UNKNOWN = LostReason("unknown to the daemon")
@@ -49,14 +62,25 @@ class Requester(Protocol):
 
     def on_output(self, stream: str, data: bytes) -> None: ...
 
+    def terminal_quota(self) -> AbstractContextManager[None]: ...
+
+    def lend(self, frame: msgspec.Struct, terminal: int) -> None: ...
+
     def is_gone(self) -> bool: ...
 
 
 class Service:
     """Carries out requests; safe from many threads."""
 
-    def __init__(self, sandbox: Sandbox, policies: tuple[str, ...]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, policies: tuple[str, ...],
+        limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
+        lifetime_seconds: float = SessionSettings().lifetime_seconds,
+    ) -> None:  # fmt: skip
+        """`lifetime_seconds`: the most by which a client can extend the life of a session."""
         self._sandbox = sandbox
+        self._lifetime_seconds = lifetime_seconds
+        self._ports = DaemonsPorts(limits.ports_per_session)
         self._policies = policies
         self._opened = _Opened()
         self._answers: dict[type, Callable[[Any, Requester], msgspec.Struct]] = {
@@ -70,6 +94,10 @@ class Service:
             Download: self._download,
             TakeSnapshot: self._snapshot,
             ForkSession: self._fork,
+            ExtendSession: self._extend,
+            ExposePort: self._expose,
+            ClosePort: self._close_port,
+            OpenTerminal: self._terminal,
             CloseSession: self._close,
         }
 
@@ -82,9 +110,20 @@ class Service:
 
     def _execute(self, frame: Execute, requester: Requester) -> Executed:
         requester.weigh(weight_of(frame))
+        self._check_packages(frame.given.packages)
         executing = self._session(frame) if frame.session else self._sandbox
         on_output = requester.on_output if frame.stream else None
         return packed_result(executing._execute(given_of(frame), on_output, requester.fileno()))
+
+    def _check_packages(self, packages: Sequence[str]) -> None:
+        """Refuse packages under a policy that names none: a client chooses only among those that the
+        owner of the daemon allows."""
+        policy = self._sandbox.policy
+        if packages and not policy.packages.allow:
+            raise PolicyError(
+                f"packages: the daemon's policy {policy.name!r} allows clients none",
+                "its owner lists them in packages.allow of the policy",
+            )
 
     def _describe(self, frame: Describe, requester: Requester) -> Description:
         return Description(self._policies, self._sandbox.policy, self._sandbox.plan)
@@ -101,7 +140,8 @@ class Service:
         return self._opened.named(frame.session)
 
     def _open(self, frame: OpenSession, requester: Requester) -> Opened:
-        session = self._sandbox.session(frame.id, frame.language)
+        self._check_packages(frame.packages)
+        session = self._sandbox.session(frame.id, frame.language, packages=frame.packages)
         return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
 
     def _download(self, frame: Download, requester: Requester) -> Content:
@@ -120,6 +160,40 @@ class Service:
         if requester.is_gone():  # no client has its key then
             branch.close()
         return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
+
+    def _extend(self, frame: ExtendSession, requester: Requester) -> Done:
+        if frame.seconds > self._lifetime_seconds:
+            raise PolicyError(
+                f"seconds: a session of this daemon lives at most {self._lifetime_seconds:g} s more, "
+                f"got {frame.seconds:g}",
+                "its owner sets that by cellwright serve --session-lifetime",
+            )
+        self._session(frame).extend(frame.seconds)
+        return Done()
+
+    def _expose(self, frame: ExposePort, requester: Requester) -> PortExposed:
+        session = self._session(frame)
+        with self._ports.room_for(session):
+            exposed = session.expose(frame.port, path=frame.path, host_port=frame.host_port)
+            if requester.is_gone():  # no client has its key then
+                exposed.close()
+            return PortExposed(self._ports.add(session, exposed), exposed.address)
+
+    def _close_port(self, frame: ClosePort, requester: Requester) -> Done:
+        self._ports.close(frame.port)
+        return Done()
+
+    def _terminal(self, frame: OpenTerminal, requester: Requester) -> Done:
+        arguments = asdict(frame)
+        del arguments["session"]
+        with (
+            requester.terminal_quota(),
+            self._session(frame)._terminal(TerminalArguments(**arguments)) as terminal,
+        ):
+            report = terminal.report
+            opened = TerminalOpened(report.id, report.pid, report.exit_code)
+            requester.lend(opened, terminal.fileno())
+        return Done()
 
     def _close(self, frame: CloseSession, requester: Requester) -> Done:
         if not self._opened.why_lost(frame.session).lost:

@@ -142,18 +142,64 @@ def test_without_a_terminal_it_refuses() -> None:
     assert done.stdout == b""
 
 
-@pytest.mark.needs("tmux")
-def test_tmux_drives_it() -> None:
-    socket = f"cellwright-{os.getpid()}"
+class Tmux:
+    """A server of tmux of our own, whose one window runs `cellwright shell`."""
 
-    def tmux(*arguments: str) -> str:
-        command = ("tmux", "-L", socket, "-f", "/dev/null", *arguments)
+    def __init__(self) -> None:
+        self._socket = f"cellwright-{os.getpid()}"
+        self("new-session", "-d", "-x", "90", "-y", "20", *COMMAND)
+
+    def __call__(self, *arguments: str) -> str:
+        command = ("tmux", "-L", self._socket, "-f", "/dev/null", *arguments)
         return subprocess.run(command, capture_output=True, check=False, text=True).stdout
 
-    tmux("new-session", "-d", "-x", "90", "-y", "20", *COMMAND)
+    def type(self, *keys: str) -> str:
+        return self("send-keys", *keys)
+
+    def until(self, *wanted: str) -> None:
+        """Wait until all of these are on the screen."""
+        assert soon(lambda: all(each in self.screen() for each in wanted)), self.screen()
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p")
+
+
+@pytest.fixture
+def tmux() -> Iterator[Tmux]:
+    made = Tmux()
     try:
-        tmux("send-keys", "stty size; echo do''ne", "Enter")
-        assert soon(lambda: "done" in tmux("capture-pane", "-p"))
-        assert " 90\n" in tmux("capture-pane", "-p")
+        yield made
     finally:
-        tmux("kill-server")
+        made("kill-server")
+
+
+@pytest.mark.needs("tmux")
+def test_tmux_sees_its_size_and_changes_of_it(tmux: Tmux) -> None:
+    tmux.type("stty size; echo do''ne", "Enter")
+    tmux.until(" 90\n", "done\n")
+    tmux("resize-window", "-x", "70", "-y", "15")
+    tmux.type("until stty size | grep ' 70$'; do :; done; echo re''sized", "Enter")
+    tmux.until(" 70\n", "resized\n")
+
+
+@pytest.mark.needs("tmux")
+def test_tmux_interrupts_a_program_and_controls_jobs(tmux: Tmux) -> None:
+    tmux.type("trap 'echo int''errupted' INT; echo re''ady; sleep 600", "Enter")
+    tmux.until("ready\n")
+    tmux.type("C-c")
+    tmux.type("echo status $?", "Enter")
+    tmux.until("^C", "status 130\n")
+    tmux.type("""clear; echo at''sed; sed -u 's/^/got /'""", "Enter")
+    tmux.until("atsed\n")
+    tmux.type("C-z")
+    tmux.until("Stopped")
+    tmux.type("jobs; echo li''sted", "Enter")
+    tmux.until("Stopped", "listed\n")
+    tmux.type("fg", "Enter")
+    # Keys that come while bash hands over the terminal may be lost.
+    assert soon(lambda: tmux.type("key", "Enter") or "got key\n" in tmux.screen())
+    tmux.type("C-d")
+    tmux.type("jobs; echo none''left", "Enter")
+    tmux.until("noneleft\n")
+    tmux.type("exit 3", "Enter")
+    assert soon(lambda: tmux.screen() == "")  # the window ended with the command

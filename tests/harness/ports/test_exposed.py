@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from cellwright import ExposedPort, Network, PolicyError, Sandbox, Session
-from cellwright.harness.sandbox.session import Session as AnySession
 from cellwright.runner.spawn import interpreter
 from tests.conftest import policy_named
 
@@ -252,11 +251,6 @@ def test_a_policy_without_loopback_exposes_nothing() -> None:
     )
     with Sandbox(pool=0) as box, box.session() as opened, refusal:
         opened.expose(8000)
-
-
-def test_a_session_of_a_daemon_refuses() -> None:
-    with pytest.raises(PolicyError, match="expose: not available with connect="):
-        AnySession.expose(None, 8000)  # type: ignore[arg-type] # what AttachedSession inherits
 
 
 # When it ends

@@ -35,7 +35,8 @@ if {descriptors}:
     resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
 options = argparse.Namespace(
     socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
-    session_idle={idle},
+    session_idle={idle}, session_freeze=300.0, session_lifetime={lifetime}, python=None,
+    find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(),
 )
 serve(options, {policies}, ServeLimits(**{limits!r}))
 """
@@ -101,13 +102,15 @@ with Sandbox(connect={str(self.path)!r}) as sandbox:
 @contextlib.contextmanager
 def serving(
     path: Path, *, drain: float = 10.0, audit: str | None = None, descriptors: int = 0,
-    sessions: int = 32, idle: float = 1800.0, policies: str = PROFILES, imports: str = "",
+    sessions: int = 32, idle: float = 1800.0, lifetime: float = 86_400.0,
+    find_links: str | None = None, policies: str = PROFILES, imports: str = "",
     **limits: Any,
 ) -> Iterator[Daemon]:  # fmt: skip
     """Start one; `policies` is an expression in Python, for which `imports` are statements."""
     script = SCRIPT.format(
         paths=[str(ROOT), *sys.path], path=str(path), drain=drain, audit=audit, limits=limits,
         descriptors=descriptors, sessions=sessions, idle=idle, policies=policies, imports=imports,
+        lifetime=lifetime, find_links=find_links,
     )  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

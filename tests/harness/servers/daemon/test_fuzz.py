@@ -23,6 +23,8 @@ VALID: tuple[msgspec.Struct, ...] = (
     Hello(VERSION), frames.Cancel(), frames.Describe(), frames.Validate(b"import os"), frames.AwaitSettled(),
     frames.OpenSession("fuzz"), frames.CheckSession("k"), frames.ListSessionFiles("k"),
     frames.Download("k", "p"), frames.TakeSnapshot("k"), frames.ForkSession("k"), frames.CloseSession("k"),
+    frames.ExtendSession("k", 1.0), frames.ExposePort("k", 8000), frames.ExposePort("k", 8000, None, 0), frames.ClosePort("k"),
+    frames.OpenTerminal("k", ("sh",), "/tmp", {"A": "b"}), frames.OpenSession("fuzz", packages=("six",)),
     program("1"), program("print(x)", stream=True, stdin="a", inputs={"x": 1}, files={"f": b"x"}, env={"A": "b"}, timeout=0.2, trace_id="t", collect=["*"]),
 )  # fmt: skip
 
