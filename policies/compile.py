@@ -92,6 +92,7 @@ def compile_policy(
         python_path=policy.python.path,
         preload=policy.python.preload,
         loopback=has_sockets(policy),
+        reuses_network=_makes_only_unix_sockets(rules) and not learning,
         network=_network(policy, host, table),
         terminal=policy.processes.terminal,
         memory_bytes=limits.memory_bytes,
@@ -231,6 +232,7 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
     )
 
 
+_UNIX = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)  # the family, of socket(2) and socketpair(2)
 # A cell may not, but the egress process makes the buffers of its relays small.
 _RECEIVE_BUFFER = Rule(
     "setsockopt",
@@ -253,8 +255,12 @@ def _egress_filter(table: SyscallTable) -> bytes:
 
 
 def _makes_unix_sockets(rule: Rule) -> bool:
-    family = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)
-    return rule.call == "socket" and family in rule.conditions
+    return rule.call == "socket" and _UNIX in rule.conditions
+
+
+def _makes_only_unix_sockets(rules: tuple[Rule, ...]) -> bool:
+    makes = [rule for rule in rules if rule.call in ("socket", "socketpair")]
+    return all(_UNIX in rule.conditions for rule in makes)
 
 
 def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

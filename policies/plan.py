@@ -73,6 +73,7 @@ class Plan(_Data, frozen=True):
     python_path: tuple[str, ...]
     preload: tuple[str, ...]
     loopback: bool
+    reuses_network: bool  # cells make no socket but AF_UNIX: one may have the namespace of another
     network: NetworkPlan | None  # None: cells reach nothing outside
     terminal: bool  # a devpts of the cell's own, and /dev/tty
     memory_bytes: int

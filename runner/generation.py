@@ -48,13 +48,15 @@ class Generation:
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
         shared_files: SharedFiles | None = None, sources: Mapping[str, str] | None = None,
         user: int | str | None = None, egress: EgressProcess | None = None,
+        cells_per_network: int = 1,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
         the `shared_files`.  `sources` are the policy's paths as they were resolved, if they were.
         `user` is whose id cells have on the host where root starts them (host/ids.py).  `egress` serves
-        cells whose policy allows names of the network.
+        cells whose policy allows names of the network.  `cells_per_network` cells have one network
+        namespace, one after the other, if the plan lets them share it.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -64,6 +66,7 @@ class Generation:
         self._shared_files = shared_files
         self._user = user
         self._egress = egress
+        self._cells_per_network = cells_per_network
         self._shared_directory: int | None = None  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
@@ -151,6 +154,7 @@ class Generation:
             self.tree.joined_by_write,
             tuple(elsewhere.items()),
             self._shared_files is not None,
+            self._cells_per_network if self.plan.reuses_network else 1,
         )
 
     def _certificates(self) -> dict[str, str]:

@@ -45,6 +45,7 @@ class Boot(_Frame, frozen=True):
         tuple[str, str], ...
     ] = ()  # shown path -> what it is on the host, if not the same
     tools: bool = False  # there are shared files; a SharedFilesMade frame hands over their mount
+    cells_per_network: int = 1  # how many cells may have a network namespace, one after the other
 
 
 class Fork(_Frame, frozen=True):

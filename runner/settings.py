@@ -18,6 +18,8 @@ class PoolSettings(NamedTuple):
     queue_seconds: float = 30.0  # how long a call waits for its turn
     # The cells of one launcher share address layout and hash seed: after so many a new one starts.
     cells_per_launcher: int = 10_000
+    # Cells that have one network namespace, one after the other, if they make no socket but AF_UNIX.
+    cells_per_network: int = 10_000  # 1, or no pool: each cell has a new one
     # Of the launchers of sets of packages that calls name; beyond it the least recently used one ends.
     packages_bytes: int = 512 * 1024 * 1024
 

@@ -55,14 +55,17 @@ class Supervisor:
         self._lock = threading.Lock()
         self._closed = False
         self._lessons = lessons
+        settings = settings or PoolSettings(size=0)
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
         try:
-            self._runs = language, interpreter, shared_files, sources_of(policy), user, egress
+            self._runs = (
+                language, interpreter, shared_files, sources_of(policy), user, egress,
+                settings.cells_per_network if settings.size else 1,  # without a pool nothing is kept
+            )  # fmt: skip
             self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         except BaseException:
             spawned.close()
             raise
-        settings = settings or PoolSettings(size=0)
         self._cells_per_launcher = settings.cells_per_launcher
         self._concurrency = ConcurrencyLimit(settings.running, settings.queue_seconds)
         # Programs may live for hours, so they do not use up the calls' slots.

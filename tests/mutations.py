@@ -183,6 +183,10 @@ def _shared(kind: str) -> Edit:
     return replace(_INITS, "Nursery._make", '("pid", *NAMES)', repr(("pid", *names)))
 
 
+_USED_NETWORKS = _escapes("used_networks.py")
+_USED_AFTER_ANY_SOCKET = replace(
+    "policies/compile.py", "", "_makes_only_unix_sockets(rules)", "True"
+)
 _PIN = drop(
     "runner/launcher/views.py", "_pin",
     "mounts.attach_opened(mounts.clone_opened(place), place)",
@@ -204,6 +208,10 @@ MUTATIONS = (
         ),
     )),
     Mutation("net_ns", _NAMESPACES_DIFFER, (_shared("net"),)),
+    Mutation("net_ns: used again after AF_UNIX alone", _USED_NETWORKS, (_USED_AFTER_ANY_SOCKET,)),
+    Mutation("net_ns: used again without a socket in it", _USED_NETWORKS, (
+        replace("runner/launcher/networks.py", "NetworkNamespaces._enter", "self._has_no_socket()", "True"), _USED_AFTER_ANY_SOCKET,
+    )),
     Mutation("ipc_ns", _NAMESPACES_DIFFER, (_shared("ipc"),)),
     Mutation("uts_ns", _NAMESPACES_DIFFER, (_shared("uts"),)),
     Mutation("uts_ns: host name", _escapes("namespaces.py"), (drop("runner/launcher/main.py", "_settle", "kernel.sethostname"),)),

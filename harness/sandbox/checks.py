@@ -96,7 +96,7 @@ def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
         settings = settings._replace(cells_per_launcher=1)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
-    for name in ("running", "programs", "cells_per_launcher"):
+    for name in ("running", "programs", "cells_per_launcher", "cells_per_network"):
         if getattr(settings, name) < 1:
             raise PolicyError(f"pool.{name} must be at least 1")
     return settings

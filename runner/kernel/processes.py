@@ -40,10 +40,10 @@ def copy_descriptor(process: int, descriptor: int) -> int:
     return libc.syscall("pidfd_getfd", process, descriptor, 0)
 
 
-def enter(namespace: int) -> None:
-    """Move into the namespace that a descriptor stands for; into a pid namespace it is our children
-    that move (setns(2))."""
-    libc.call("setns", namespace, 0)
+def enter(namespace: int, kind: int = 0) -> None:
+    """Move into the namespace that a descriptor stands for, of a `kind` such as CLONE_NEWNET or of any;
+    into a pid namespace it is our children that move (setns(2))."""
+    libc.call("setns", namespace, kind)
 
 
 def unshare(flags: int) -> None:

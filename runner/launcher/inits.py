@@ -21,10 +21,12 @@ from ..kernel import privileges as kernel
 from ..kernel import processes
 from ..kernel.now import Now
 from ..messages import Failed, InitMade, encode
+from .networks import NetworkNamespaces
 
 _READY = 2  # a new network namespace takes 0.2 to 0.5 ms: not while somebody waits for a cell
 _ANOTHER = b"+"
 NAMES = ("net", "ipc", "uts")
+_NETWORK = 1  # among the descriptors of an init's namespaces
 NAMESPACES = (
     processes.CLONE_NEWPID | processes.CLONE_NEWNET
     | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS
@@ -34,10 +36,13 @@ NAMESPACES = (
 class Nursery:
     """Makes inits as the launcher asks for them."""
 
-    def __init__(self, launcher: socket.SocketType, proc: int) -> None:
+    def __init__(self, launcher: socket.SocketType, proc: int, cells_per_network: int) -> None:
+        """`proc` is /proc of this process's pid namespace."""
         self._launcher = launcher
         self._proc = proc
         self._now = Now()
+        (home,) = open_namespaces("self", ("net",), proc)
+        self._networks = NetworkNamespaces(proc, home, cells_per_network)
 
     def serve(self, last_capability: int, program: bytes) -> NoReturn:
         """Confine this process, and so its inits, and make inits until the launcher is gone.
@@ -47,7 +52,8 @@ class Nursery:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         privileges.set_process_name(self._now, "cell-nursery")
         privileges.make_undumpable(self._now)
-        processes.close_all_but([self._launcher.fileno(), self._proc])
+        kept = [self._launcher.fileno(), self._proc, *self._networks.descriptors()]
+        processes.close_all_but(kept)
         privileges.keep_only_sys_admin(self._now, last_capability)
         kernel.install_seccomp_filter(self._now, program)
         while asked := self._launcher.recv(1 + _READY):
@@ -56,15 +62,16 @@ class Nursery:
         os._exit(0)
 
     def _make(self) -> None:
-        privileges.set_process_name(self._now, "cell-init")
+        cells = self._networks.enter_used()
         try:
-            pid, pidfd = processes.sleeper(NAMESPACES)
+            pid, pidfd = self._clone(NAMESPACES & ~processes.CLONE_NEWNET if cells else NAMESPACES)
         except OSError as error:
             failed = Failed(error.errno or 0, error.filename)
             channel.send(self._launcher, encode(failed))
             return
         finally:
-            privileges.set_process_name(self._now, "cell-nursery")
+            if cells:
+                self._networks.go_home()
         namespaces: list[int] = []
         answer: InitMade | Failed = InitMade()
         try:
@@ -72,8 +79,18 @@ class Nursery:
         except OSError as error:  # it was killed: the launcher asks for another
             answer = Failed(error.errno or 0, "opening the namespaces of an init")
         channel.send(self._launcher, encode(answer), (pidfd, *namespaces))
-        for descriptor in (pidfd, *namespaces):
+        kept: tuple[int, ...] = ()
+        if namespaces:
+            kept = self._networks.lend(pidfd, namespaces[_NETWORK], cells + 1)
+        for descriptor in {pidfd, *namespaces}.difference(kept):
             os.close(descriptor)
+
+    def _clone(self, namespaces: int) -> tuple[int, int]:
+        privileges.set_process_name(self._now, "cell-init")
+        try:
+            return processes.sleeper(namespaces)
+        finally:
+            privileges.set_process_name(self._now, "cell-nursery")
 
 
 def open_namespaces(process: str, names: tuple[str, ...], proc: int) -> list[int]:

@@ -70,7 +70,7 @@ def main(
         if pid:
             _keep(pid, sock, boot.host_uid)
         facts = _settle(boot, sock)
-        nursery = _part_from_nursery(facts)
+        nursery = _part_from_nursery(facts, boot.cells_per_network)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan, CONTROL)
         steps = list_of_steps(facts)
@@ -182,12 +182,13 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
-def _part_from_nursery(facts: LauncherFacts) -> socket.SocketType:
+def _part_from_nursery(facts: LauncherFacts, cells_per_network: int) -> socket.SocketType:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
     _skip_the_number_of_guests()
     if os.fork():
-        Nursery(launcher, facts.host_proc).serve(facts.last_capability, facts.plan.init_filter)
+        makes = Nursery(launcher, facts.host_proc, cells_per_network)
+        makes.serve(facts.last_capability, facts.plan.init_filter)
     privileges.set_process_name(Now(), "cell-launcher")
     launcher.close()
     return nursery

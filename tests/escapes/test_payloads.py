@@ -21,6 +21,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import MIB, Policy
+from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
 from tests.escapes.live_cell import children
@@ -289,6 +290,14 @@ def test_nothing_is_left_for_the_next_cell(sandbox: Sandbox, case: str) -> None:
     for _ in range(2):
         escaped, detail = verdict_of(run(sandbox, payload), case)
         assert not escaped, detail
+
+
+def test_nothing_of_a_payload_is_in_the_network_of_a_later_cell(sandbox: Sandbox) -> None:
+    """More cells than stand ready, so that one would have the network namespace of another."""
+    (payload,) = (path for path in OWN if case_of(path) == "LAY-24")
+    for _ in range(3 * PoolSettings().size):
+        escaped, detail = verdict_of(run(sandbox, payload), "LAY-24")
+        assert escaped is False, detail
 
 
 def test_nothing_of_a_payload_outlives_its_session(sandbox: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cellwright import Sandbox
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.caller import Tool
+from cellwright.runner.launcher import networks
 from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
@@ -126,9 +128,12 @@ def test_the_descriptors_are_these_and_no_others(cell: LiveCell) -> None:
         return {n: os.readlink(f"{directory}/{n}").split(":")[0] for n in os.listdir(directory)}
 
     assert kinds(cell.guest) == {"0": "pipe", "1": "pipe", "2": "pipe", "3": "socket"}
-    assert "socket" in kinds(cell.nursery).values()
-    # The launcher's socket and its /proc; an init's shares the table, and nothing can get at it.
-    assert len(kinds(cell.init)) <= 3
+    # The launcher's socket, /proc, its network namespace and an epoll, and of each cell whose network
+    # namespace may be used again that and a pidfd.  An init shares the table, and nothing can get at it.
+    counts = Counter(kinds(cell.nursery).values())
+    kept = counts["net"] - 1
+    assert counts == Counter({"socket": 1, "/proc": 1, "net": 1 + kept, "anon_inode": 1 + kept})
+    assert kept <= networks._MOST
     assert kinds(cell.init) == kinds(cell.nursery)
 
 

@@ -12,6 +12,7 @@ from cellwright.policies.errors import PolicyError, Unenforceable
 from cellwright.policies.host import Host
 from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.layers import ALWAYS
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.plan import PathRule, Plan
 from cellwright.policies.policy import (
     MIB,
@@ -330,3 +331,20 @@ def test_a_plan_has_every_layer_that_its_policy_requires(policy: Policy, made_up
     required = {*ALWAYS, *OPTIONAL_LAYERS} - set(policy.optional_layers)
     assert required <= set(plan.layers)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan) == plan
+
+
+@pytest.mark.parametrize(
+    ("policy", "learning", "reuses"),
+    [
+        (Policy(), False, True),
+        (Policy(processes=Processes(threads=True, subprocesses=True)), False, True),
+        (Policy(network=Network(loopback=True)), False, False),
+        (Policy(network=Network(allow=(NetworkRule(host="api.example.org"),))), False, False),
+        (Policy(), True, False),  # the listener may let any call go on
+    ],
+    ids=["nothing", "programs", "loopback", "names", "learning"],
+)
+def test_a_network_namespace_is_used_again_if_cells_make_only_unix_sockets(
+    policy: Policy, learning: bool, reuses: bool
+) -> None:
+    assert compile_policy(policy, FULL, learning=learning).reuses_network == reuses

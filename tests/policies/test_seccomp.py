@@ -340,6 +340,26 @@ def test_every_number_gets_what_the_table_says_of_init() -> None:
         assert allowed == (number in plain), CALLS.get(number, number)
 
 
+@pytest.mark.parametrize(
+    ("call", "arguments", "expected"),
+    [
+        ("clone", (0x6C001711,), ALLOW),  # processes.sleeper, with CLONE_NEWNET
+        ("clone", (0x2C001711,), ALLOW),  # without
+        ("clone", (0x7C001711,), EPERM),  # with CLONE_NEWUSER too
+        ("clone", (0x6C001611,), EPERM),  # without CLONE_VM
+        ("setns", (7, 0x40000000), ALLOW),  # CLONE_NEWNET
+        ("setns", (7, 0), EPERM),
+        ("setns", (7, 0x10000000), EPERM),
+        ("setns", (7, 0x20000000), EPERM),
+        ("setns", (7, 0x00020000), EPERM),
+    ],
+)
+def test_the_nursery_makes_inits_and_moves_between_network_namespaces_alone(
+    call: str, arguments: tuple[int, ...], expected: int
+) -> None:
+    assert verdict(INIT, number_of(call), arguments) == expected
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_x32_number_is_allowed(name: str) -> None:
     for number in range(1024):
