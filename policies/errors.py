@@ -17,6 +17,8 @@
     │   ├── SkillInvalid         its files or its SKILL.md are invalid
     │   ├── SkillNotFound        no skill has that name
     │   └── SkillUntrusted       nobody trusted these files
+    ├── ModelError           a model's server refuses a request, or its answer is invalid
+    │   └── ModelUnavailable     it does not answer now: the agent's run can be resumed
     ├── ToolError            an error of a tool or of a call of it
     │   ├── ToolNotFound         no tool has that name
     │   ├── ToolInvalid          the name, the source or a schema of the tool is invalid
@@ -153,6 +155,14 @@ class SkillUntrusted(SkillError):  # noqa: N818
     """Nobody trusted a skill with these files."""
 
     kind = "denied"
+
+
+class ModelError(CellwrightError):
+    """The server of a model refuses a request, or its answer is not of the protocol."""
+
+
+class ModelUnavailable(ModelError):  # noqa: N818 - what happened, not a mistake
+    """The server of a model does not answer now; the run of an agent can be resumed when it does."""
 
 
 class ToolError(CellwrightError):

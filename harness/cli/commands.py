@@ -45,6 +45,7 @@ COMMANDS = {
     "runs": ("runs", "list durable runs, decide on approvals, and resume"),
     "tools": ("tools", "create, call and list tools"),
     "skills": ("skills", "list, check, trust, keep and copy skills"),
+    "agent": ("agent", "give a task to a model that writes programs and tools"),
     "servers": ("servers", "list MCP servers, and call and pin their tools"),
     "serve": ("serve", "start a daemon that shares one pool of cells among processes"),
     "mcp": ("mcp", "start an MCP server that offers cells and tools to a model"),

@@ -9,6 +9,7 @@ import enum
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -146,6 +147,28 @@ class Runs(Closing):
         self._store.take_up(run, abandoned=abandoned)
         return self._attempt(sandbox, self._store.get(run), allow_divergence=allow_divergence)
 
+    def finish(self, sandbox: Executing, run: str, given: CallArguments) -> RunAttempt:
+        """Start the run of that id, or resume it, as abandoned, if it was started already; if it is
+        completed, repeat it.
+
+        So a caller that chooses the id reaches the end of a run once, however often it is killed.
+        """
+        match self._store.state(run):
+            case "":
+                return self._attempt(sandbox, self._store.get(self._store.begin(given, run)))
+            case "completed":
+                return self.repeat(sandbox, run)
+            case _:
+                return self.resume(sandbox, run, abandoned=True)
+
+    def repeat(self, sandbox: Executing, run: str) -> RunAttempt:
+        """Execute a run that is over again, with the recorded answers: it has the same state in a
+        session then, and no call is made.
+
+        A program that makes another call than before is stopped: the reason is `diverged`.
+        """
+        return self._attempt(sandbox, self._store.get(run), is_repeat=True)
+
     def _require_tools(self, sandbox: Executing, run: str) -> None:
         """Raise PolicyError unless `sandbox` has the tools that a run called: without them the program
         would fail, and its pending approvals would be withdrawn."""
@@ -241,42 +264,40 @@ class Runs(Closing):
         self._store.close()
 
     def _attempt(
-        self, sandbox: Executing, stored: StoredRun, *, allow_divergence: bool = False
-    ) -> RunAttempt:
+        self, sandbox: Executing, stored: StoredRun, *, allow_divergence: bool = False,
+        is_repeat: bool = False,
+    ) -> RunAttempt:  # fmt: skip
         recorder = RunRecorder(
-            self._store, stored, self._working, allow_divergence=allow_divergence
-        )
+            self._store, stored, self._working, allow_divergence=allow_divergence,
+            is_repeat=is_repeat,
+        )  # fmt: skip
         above = CALLING.get() or Caller()  # a tool may start a run: its depth and its budget apply
         token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
+        end = partial(self._end, stored, is_repeat)
         try:
             result = sandbox._execute(stored.given, None, recorder.stop)
         except BaseException as error:
-            self._store.end(
-                stored.run,
-                "failed",
-                f"{type(error).__name__}: {error}"[:_ENDING],
-                attempt=stored.attempt,
-            )
+            end("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             CALLING.reset(token)
             recorder.close()
         if recorder.diverged and result.status is SandboxStatus.CANCELLED:
             result = _diverged(result, recorder.diverged)
-            self._store.end(
-                stored.run, "diverged", recorder.diverged[:_ENDING], attempt=stored.attempt
-            )
+            end("diverged", recorder.diverged)
         elif recorder.suspended and result.status in _STOPPED:
-            self._store.end(stored.run, PAUSED, attempt=stored.attempt)
+            end(PAUSED)
             waiting = [each.tool for each in self._store.pending() if each.run == stored.run]
             return RunAttempt(stored.run, _pending(result, waiting))
         else:
             ending = f"{result.status.value}, {result.reason}: {result.error or ''}".rstrip(": ")
-            state = "completed" if result.ok else "failed"
-            self._store.end(
-                stored.run, state, "" if result.ok else ending[:_ENDING], attempt=stored.attempt
-            )
+            end("completed" if result.ok else "failed", "" if result.ok else ending)
         return RunAttempt(stored.run, result, recorder.left())
+
+    def _end(self, stored: StoredRun, is_repeat: bool, state: str, ending: str = "") -> None:
+        """Record how an attempt ended; a repetition changes nothing."""
+        if not is_repeat:
+            self._store.end(stored.run, state, ending[:_ENDING], attempt=stored.attempt)
 
 
 def _pending(result: SandboxResult, tools: list[str]) -> SandboxResult:

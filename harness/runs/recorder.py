@@ -127,7 +127,7 @@ class RunRecorder:
 
     def __init__(
         self, store: RunStore, stored: StoredRun, working: CallsInProgress, *,
-        allow_divergence: bool = False,
+        allow_divergence: bool = False, is_repeat: bool = False,
     ) -> None:  # fmt: skip
         self.run = stored.run
         self._attempt = stored.attempt
@@ -137,6 +137,7 @@ class RunRecorder:
         self._store = store
         self._working = working
         self._allow_divergence = allow_divergence
+        self._is_repeat = is_repeat  # of a run that is over: no call is made
         recorded = store.calls(stored.run)
         self._replay = Replay(recorded)
         self._calls = {each.call for each in recorded}
@@ -172,6 +173,9 @@ class RunRecorder:
             name = known.call if known else self._name(site, key)
             after = self._given
             self._mark_active()
+            if self._is_repeat and (known is None or known.answer is None):
+                self._diverge(site, call, [known] if known else [])
+                return
             if known is None and not self._may_be_new(site, call):
                 return
             if known and known.answer:
@@ -309,7 +313,7 @@ class RunRecorder:
         return not self._is_over
 
     def _diverge(self, site: str, call: Call, missing: list[RecordedCall]) -> None:
-        expected = ", ".join(sorted({each.tool for each in missing}))
+        expected = ", ".join(sorted({each.tool for each in missing})) or "no such call"
         self.diverged = f"{site}: the program calls {call.name}, the record has {expected}"
         self._stop()
 

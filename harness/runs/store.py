@@ -120,15 +120,18 @@ class RunStore:
 
     # runs
 
-    def begin(self, given: CallArguments) -> str:
-        """Store a new run and return its id; raises PolicyError for arguments that cannot be stored."""
+    def begin(self, given: CallArguments, run: str = "") -> str:
+        """Store a new run, with the id `run` if it is given, and return its id.
+
+        Raises PolicyError for arguments that cannot be stored.
+        """
         rest = msgspec.structs.asdict(given)
         code, language = rest.pop("code"), rest.pop("language")
         try:
             packed = msgspec.msgpack.encode(rest, enc_hook=_extension)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PolicyError(f"an argument cannot be stored with a run: {error}") from None
-        run = os.urandom(8).hex()
+        run = run or os.urandom(8).hex()
         with self._database.writing("add to") as db:
             row = (run, "running", time.time(), code, language, packed)
             db.execute(
@@ -146,6 +149,12 @@ class RunStore:
             code, language, given, attempt = found.fetchone() or _no_run(run)
         rest = msgspec.msgpack.decode(given, ext_hook=_executable)
         return StoredRun(run, CallArguments(code=code, language=language, **rest), attempt)
+
+    def state(self, run: str) -> str:
+        """Return the state of a run; empty if there is none of that id."""
+        with self._database.reading() as db:
+            found = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+        return str(found[0]) if found else ""
 
     def kept(self, run: str | None = None) -> tuple[RunSummary, ...]:
         """Return all runs, the oldest first, or one; raises PolicyError for an unknown run."""

@@ -1,0 +1,204 @@
+"""`Agent`: a model that solves tasks by programs in cells, within budgets, and can be resumed."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ...policies.closing import Closing
+from ...policies.errors import ClosedError, PolicyError
+from ...runner.settings import PoolSettings
+from ..making.factory import ToolFactory
+from ..runs.durable_runs import Runs
+from ..runs.store import Approval
+from ..sandbox.run import in_thread
+from ..sandbox.sandbox import Sandbox
+from ..schemas.spec import ToolSpec
+from ..state import make_private_directory
+from ..tools.broker import Broker
+from ..tools.caller import Caller
+from ..tools.catalogue import catalogue_of
+from ..tools.registry import ToolRegistry
+from .actions import AgentTools, actions
+from .limits import AgentLimits
+from .messages import ChatModel, OnText
+from .outcome import AgentEvent, AgentResult
+from .step_session import run_of
+from .task_loop import Events, TaskLoop
+from .toolsmith import Toolsmith
+from .transcript import INTERRUPTED, AgentRun, AgentStep, Transcripts
+
+if TYPE_CHECKING:
+    from ..sandbox.sandbox_tools import Offered
+
+OnEvent = Callable[[AgentEvent], None]
+_Opened = TypeVar("_Opened", bound="Closing | Transcripts")
+
+
+class Agent(Closing):
+    """Runs tasks.  Safe from many threads, each with a task of its own.
+
+    `model`: a ModelClient, or any object with its `ask`; or the URL of a server.
+    `sandbox`: cells get its policy, interpreter, packages and trail; without it those of `policy`,
+    default `strict`.  `registry`, or the path of its file, keeps the tools that are made; default
+    `tools.db` in `directory`.  `tools`: further tools that programs may call, as of Sandbox.
+    `directory` keeps the runs, so that another process can resume them; without it they are in memory.
+    `limits`: the budget of each run.  `maker` names the agent as the maker of its tools.
+
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self, model: "ChatModel | str", *, sandbox: Sandbox | None = None, policy: Any = "strict",
+        registry: ToolRegistry | str | os.PathLike[str] | None = None,
+        tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
+        limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
+        maker: str = "agent",
+    ) -> None:  # fmt: skip
+        self.model = _client(model) if isinstance(model, str) else model
+        self.limits = limits
+        self._opened: list[Closing | Transcripts] = []
+        files = _Files.below(directory)
+        try:
+            self._transcripts = self._own(Transcripts(files.transcripts))
+            self.calls = self._own(Runs(files.calls))
+            base = sandbox or self._own(Sandbox(policy=policy, pool=0))
+            self.factory = self._own(
+                ToolFactory(base, registry or files.tools, maker=maker, pool=1)
+            )
+            offered = AgentTools(
+                catalogue_of(actions(self._build)), catalogue_of(tools), self.factory
+            )
+            broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
+            self._sandbox = self._own(base.sibling(base.policy, PoolSettings(size=1), broker))
+        except BaseException:
+            self.close()
+            raise
+        self._working: dict[str, TaskLoop] = {}
+
+    def _own(self, opened: _Opened) -> _Opened:
+        self._opened.append(opened)
+        return opened
+
+    # working
+
+    def run(
+        self, task: str, *, on_event: OnEvent | None = None, on_text: OnText | None = None
+    ) -> AgentResult:
+        """Work on a new task until it is completed, failed, or waits for a person.
+
+        `on_event` gets each event, `on_text` the model's text as it comes.  Raises ModelError,
+        LaunchError and others that are not the program's fault; the run is `interrupted` then, and can
+        be resumed.
+        """
+        return _outcome(self._events(self._begin(task), on_text), on_event)
+
+    def resume(
+        self, run: str, *, on_event: OnEvent | None = None, on_text: OnText | None = None
+    ) -> AgentResult:
+        """Go on with a run that is not completed, from its last finished step.
+
+        Raises PolicyError for an unknown or completed run, and for one that a living process works on.
+        """
+        self._transcripts.take_up(run)
+        return _outcome(self._events(run, on_text), on_event)
+
+    def stream(self, task: str) -> Iterator[AgentEvent]:
+        """Work on a new task, and yield each event as it happens; the last tells how the run ended.
+
+        The run is interrupted if the iterator is closed before.
+        """
+        yield from self._events(self._begin(task), None)
+
+    async def arun(
+        self, task: str, *, on_event: OnEvent | None = None, on_text: OnText | None = None
+    ) -> AgentResult:
+        """`run` for asyncio, in a thread of its own, where `on_event` and `on_text` are called too."""
+        return await in_thread(lambda: self.run(task, on_event=on_event, on_text=on_text))
+
+    async def astream(self, task: str) -> AsyncIterator[AgentEvent]:
+        """`stream` for asyncio."""
+        events = self.stream(task)
+        while (event := await in_thread(lambda: next(events, None))) is not None:
+            yield event
+
+    def _begin(self, task: str) -> str:
+        if not task.strip():
+            raise PolicyError("task: must not be empty")
+        return self._transcripts.begin(task, self.model.name)
+
+    def _events(self, run: str, on_text: OnText | None) -> Events:
+        loop = TaskLoop(
+            self._transcripts.get(run), self.model, self.limits, self._transcripts, self.calls,
+            self._sandbox, on_text,
+        )  # fmt: skip
+        self._working[run] = loop
+        try:
+            return (yield from loop.go_on())
+        except BaseException as error:
+            why = "stopped by the caller" if isinstance(error, GeneratorExit) else f"{error}"
+            self._transcripts.end(run, INTERRUPTED, f"{type(error).__name__}: {why}"[:1000])
+            raise
+        finally:
+            del self._working[run]
+
+    def _build(self, name: str, description: str, caller: Caller) -> ToolSpec:
+        """Make a tool for the run whose program asked; its tokens count for that run."""
+        loop = self._working.get(run_of(caller.id))
+        if loop is None:
+            raise ClosedError("the run that asked for a tool is over")
+        toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note)
+        return toolsmith.build_new_tool(name, description, task=loop.task)
+
+    # runs
+
+    def runs(self) -> tuple[AgentRun, ...]:
+        """Return all runs, the oldest first."""
+        return self._transcripts.runs()
+
+    def show(self, run: str) -> tuple[AgentRun, list[AgentStep]]:
+        """Return a run with its steps; raises PolicyError for an unknown one."""
+        return self._transcripts.get(run), self._transcripts.steps(run)
+
+    def pending(self, run: str | None = None) -> tuple[Approval, ...]:
+        """Return the calls that wait for a person, of one run or of all."""
+        waiting = self.calls.pending()
+        return tuple(each for each in waiting if run in (None, run_of(each.run)))
+
+    def close(self) -> None:
+        """End every cell and close the files; closing twice is fine."""
+        for each in reversed(self._opened):
+            each.close()
+
+
+class _Files(NamedTuple):
+    """Where an agent keeps its runs and tools; None is in memory."""
+
+    transcripts: Path | None = None
+    calls: Path | None = None
+    tools: Path | None = None
+
+    @classmethod
+    def below(cls, directory: str | os.PathLike[str] | None) -> "_Files":
+        if directory is None:
+            return cls()
+        place = Path(directory)
+        make_private_directory(place, PolicyError)
+        return cls(place / "agents.db", place / "calls.db", place / "tools.db")
+
+
+def _client(url: str) -> ChatModel:
+    from .model import ModelClient  # httpx2 takes 100 ms to import
+
+    return ModelClient(url)
+
+
+def _outcome(events: Events, on_event: OnEvent | None) -> AgentResult:
+    """Return the outcome of a run, once it has ended."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return] # Events returns it
+        if on_event:
+            on_event(event)

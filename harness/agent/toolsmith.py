@@ -1,0 +1,116 @@
+"""`Toolsmith`: has a model write a tool with its tests, and repairs it by the errors of its cell.
+
+That the tests of a tool pass makes it TESTED, not TRUSTED: the same model wrote both.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...policies.errors import ToolExists, ToolFailed, ToolInvalid, ToolNotFound
+from ..making.factory import ToolFactory
+from ..schemas.spec import Provenance, ToolSpec, ToolState
+from ..text.hidden import line, prose
+from .messages import ChatModel, Message, Sampling
+from .reply import Block, fenced_blocks
+
+_INSTRUCTIONS = """\
+You write one tool: a Python function with type annotations and a docstring. It uses the standard
+library only, has no access to files, programs or the network, and returns JSON-like data.
+
+Reply with two blocks and nothing else. The first is the function, with its imports:
+```python
+def name(argument: str) -> dict:
+    \"\"\"What it does.\"\"\"
+```
+The second has tests, which call the function and assert:
+```tests
+assert name("x") == {"y": 1}
+```"""
+_SHOWN = 2000  # characters of an error that the model gets
+_TESTS = frozenset(("tests", "test", "python", "py"))
+
+
+class Draft(NamedTuple):
+    """The source of a tool and of its tests, as a model wrote them."""
+
+    source: str
+    tests: str
+
+
+class Toolsmith:
+    """Makes tools in a ToolFactory, each with at most `attempts` drafts.
+
+    `on_draft` is told what came of each draft, in a line.
+    """
+
+    def __init__(
+        self, model: ChatModel, factory: ToolFactory, *, attempts: int = 4,
+        on_draft: Callable[[str], None] = lambda told: None,
+    ) -> None:  # fmt: skip
+        self._model, self._factory, self._attempts = model, factory, attempts
+        self._on_draft = on_draft
+
+    def build_new_tool(self, name: str, description: str, *, task: str = "") -> ToolSpec:
+        """Return a tested tool of that name, or the tool that does the same already.
+
+        Raises ToolInvalid for a name that no tool can have, ToolFailed if no draft passes its tests,
+        and ModelError.
+        """
+        if known := self._known(name):
+            return known
+        asked = f"Name: {name}\nWhat it must do: {prose(description, 4000)}"
+        messages = [Message("system", _INSTRUCTIONS), Message("user", asked)]
+        provenance = Provenance(task=task[:1000], model=self._model.name)
+        why = ""
+        for attempt in range(self._attempts):
+            sampling = Sampling(temperature=0.2 * attempt, seed=attempt)
+            reply = self._model.ask(messages, sampling)
+            try:
+                draft = _draft_of(reply.text)
+                made = self._factory.create_tool(
+                    name, prose(description, 1000), draft.source, tests=[draft.tests],
+                    provenance=provenance,
+                )  # fmt: skip
+                self._on_draft(f"{made.reference} is made; its tests pass")
+                return made
+            except ToolExists as exists:
+                return self._factory.get_tool(exists.existing)
+            except ToolInvalid as error:  # ToolTestFailed among them
+                why = str(error)[:_SHOWN]
+                self._on_draft(f"draft {attempt + 1} of {name}: {line(why)}")
+            messages = [*messages[:2], *_repair(reply.text, why)]
+        raise ToolFailed(
+            f"{name}: no draft of {self._attempts} passed its tests; the last: {why}",
+            "describe the tool more exactly, or do without it",
+            tool=name,
+        )
+
+    def _known(self, name: str) -> ToolSpec | None:
+        try:
+            known = self._factory.get_tool(name)
+        except ToolNotFound:
+            return None
+        return None if known.state is ToolState.RETIRED else known
+
+
+def _repair(text: str, why: str) -> list[Message]:
+    return [
+        Message("assistant", text),
+        Message("user", f"This failed:\n{why}\n\nReply with both blocks again, mended."),
+    ]
+
+
+def _draft_of(text: str) -> Draft:
+    """Return the two blocks of a reply; raises ToolInvalid if one is missing."""
+    blocks, _ = fenced_blocks(text)
+    code = next((each for each in blocks if each.name != "tests" and "def " in each.text), None)
+    tests = next((each for each in blocks if _is_tests(each) and each is not code), None)
+    if code is None:
+        raise ToolInvalid("the reply has no block with a function")
+    if tests is None:
+        raise ToolInvalid("the reply has no block with tests")
+    return Draft(code.text, tests.text)
+
+
+def _is_tests(block: Block) -> bool:
+    return block.name in _TESTS and "assert" in block.text

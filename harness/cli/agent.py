@@ -1,0 +1,296 @@
+"""`cellwright agent`: gives a task to a model that works in cells, and looks after its runs."""
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ..agent.agent import Agent
+from ..agent.limits import AgentLimits
+from ..agent.outcome import AgentEvent, AgentResult
+from ..agent.transcript import FAILED as AGENT_FAILED
+from ..agent.transcript import PAUSED, Transcripts
+from ..runs.durable_runs import Runs
+from ..state import state_directory
+from ..text.presentation import presented_whole, shortened
+from ..text.terminal import harmless
+from ..tools.registry import ToolRegistry
+from .options import FAILED, SUCCEEDED, add_json, add_policy, add_subcommands, policy_of, print_json
+from .tool_files import register_marked
+
+if TYPE_CHECKING:
+    from ..agent.messages import ChatModel
+    from ..runs.store import Approval
+
+_SHOWN = 1200  # characters of a program or an observation on a terminal
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_command = add_subcommands(parser, _add_common)
+    run = add_command("run", "work on a task", _run)
+    run.add_argument("task", nargs="?", metavar="TASK", help="what to do, in words")
+    run.add_argument(
+        "--demo", action="store_true",
+        help="show two tasks without a model: a tool is missing, is made, and is found again",
+    )  # fmt: skip
+    _add_work(run)
+    resume = add_command(
+        "resume", "go on with a run that was interrupted, paused or failed", _resume
+    )
+    resume.add_argument("run", metavar="RUN", help="the run")
+    _add_work(resume)
+    add_json(add_command("runs", "list the runs", _runs))
+    show = add_command("show", "show the steps of a run", _show)
+    show.add_argument("run", metavar="RUN", help="the run")
+    add_json(show, "object")
+    approve = add_command("approve", "approve the calls that a run waits for, each once", _approve)
+    reject = add_command("reject", "refuse them: the program gets an exception", _reject)
+    for each in (approve, reject):
+        each.add_argument("run", metavar="RUN", help="the run")
+        each.add_argument(
+            "approval", nargs="?", metavar="APPROVAL", help="one of its calls; default all"
+        )
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--directory", metavar="DIR", type=Path,
+        help="where runs and made tools are kept; default agent in the state directory",
+    )  # fmt: skip
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
+    limits = AgentLimits()
+    parser.add_argument(
+        "--model", metavar="URL", help="the model's server, such as http://127.0.0.1:8080/v1"
+    )
+    parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
+    parser.add_argument(
+        "--context", type=int, default=16_384, metavar="N",
+        help="tokens of the model's context; default 16384",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=limits.steps, metavar="N",
+        help=f"most replies of the model; default {limits.steps}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokens", type=int, default=limits.tokens, metavar="N",
+        help=f"most tokens, read and written; default {limits.tokens}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tools", action="append", default=[], metavar="FILE",
+        help="offer the functions that this Python file marks @tool; it runs on the host; may be "
+        "repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json-lines", action="store_true",
+        help="print each event as a line of JSON, and the outcome as the last one",
+    )  # fmt: skip
+    add_policy(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    return int(options.action(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.demo:
+        return _demo(options)
+    if not options.task:
+        raise PolicyError("TASK: what should the agent do?", "or try cellwright agent run --demo")
+    with _agent(options, _model(options)) as agent:
+        return _told(options, partial(_on_task, agent, options.task))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from ..agent.demo import TASKS, DemoModel
+
+    status = SUCCEEDED
+    with Agent(DemoModel(), policy=policy_of(options)) as agent:
+        for task in TASKS:
+            print(f"task: {task}", file=sys.stderr)
+            status |= _told(options, partial(_on_task, agent, task))
+    return status
+
+
+def _on_task(agent: Agent, task: str, show: Callable[[AgentEvent], None]) -> AgentResult:
+    return agent.run(task, on_event=show)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    with _agent(options, _model(options)) as agent:
+        return _told(options, lambda show: agent.resume(options.run, on_event=show))
+
+
+@contextlib.contextmanager
+def _agent(options: argparse.Namespace, model: "ChatModel") -> Iterator[Agent]:
+    limits = AgentLimits(steps=options.steps, tokens=options.tokens)
+    offered = ToolRegistry()
+    for file in options.tools:
+        register_marked(offered, file)
+    tools = [found for spec in offered.list_tools() if (found := offered.developers(spec.name))]
+    with Agent(
+        model, policy=policy_of(options), tools=tools, directory=_directory(options), limits=limits
+    ) as agent:
+        yield agent
+
+
+def _model(options: argparse.Namespace) -> "ChatModel":
+    if not options.model:
+        raise PolicyError(
+            "--model: where is the model?", "give the URL of its server, or try --demo"
+        )
+    try:
+        from ..agent.model import ModelClient
+    except ImportError:
+        raise PolicyError(
+            "the agent needs the package httpx2", "pip install 'cellwright[agent]'"
+        ) from None
+    return ModelClient(options.model, options.model_name, context_tokens=options.context)
+
+
+def _directory(options: argparse.Namespace) -> Path:
+    return options.directory or state_directory() / "agent"
+
+
+def _told(
+    options: argparse.Namespace, work: "Callable[[Callable[[AgentEvent], None]], AgentResult]"
+) -> int:
+    """Work on a run, print what happens, and return the exit status."""
+    show = _print_json_event if options.json_lines else _print_event
+    result = work(show)
+    if options.json_lines:
+        print_json({"kind": "outcome"} | _outcome(result))
+    elif result.ok:
+        print(harmless(_text(result.answer)))
+    for each in () if options.json_lines else result.pending:
+        _print_approval(each)
+    if result.status == PAUSED and not options.json_lines:
+        print(
+            f"cellwright: decide with `cellwright agent approve {result.run_id}` or `reject`, then "
+            f"`cellwright agent resume {result.run_id}`", file=sys.stderr,
+        )  # fmt: skip
+    return SUCCEEDED if result.ok else FAILED
+
+
+def _print_json_event(event: AgentEvent) -> None:
+    print_json(event._asdict())
+    sys.stdout.flush()
+
+
+def _print_event(event: AgentEvent) -> None:
+    """Print an event to stderr: stdout is for the answer."""
+    match event.kind:
+        case "started":
+            text = f"run {event.text}"
+        case "program" | "observation" | "unusable" | "tool":
+            cut = event.text if len(event.text) <= _SHOWN else f"{event.text[:_SHOWN]}\n..."
+            text = f"step {event.step}: {event.kind}\n" + _indented(harmless(cut))
+        case kind:
+            text = f"{kind}{': ' if event.text else ''}{harmless(event.text)}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {each}" for each in text.splitlines())
+
+
+def _print_approval(waiting: "Approval") -> None:
+    words = presented_whole(waiting.tool, waiting.arguments)
+    print(f"waits: {waiting.approval}  {harmless(waiting.tool)}  {words}", file=sys.stderr)
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
+
+
+def _outcome(result: AgentResult) -> dict[str, Any]:
+    told = result._asdict() | {"pending": [each._asdict() for each in result.pending]}
+    return told | {"usage": msgspec.structs.asdict(result.usage)}
+
+
+# runs
+
+
+@contextlib.contextmanager
+def _records(options: argparse.Namespace) -> Iterator[tuple[Transcripts, Runs]]:
+    """Open the files of the runs; raises RegistryError if there are none."""
+    place = _directory(options)
+    transcripts = Transcripts(place / "agents.db", must_exist=True)
+    with contextlib.closing(transcripts), Runs(place / "calls.db") as calls:
+        yield transcripts, calls
+
+
+def _runs(options: argparse.Namespace) -> int:
+    with _records(options) as (transcripts, _):
+        runs = transcripts.runs()
+    if options.json:
+        print_json([each._asdict() for each in runs])
+        return SUCCEEDED
+    for each in runs:
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began))
+        reason = f" ({harmless(each.reason)})" if each.reason else ""
+        print(f"{each.run}  {began}  {each.state}{reason}  {harmless(shortened(each.task))}")
+    return SUCCEEDED
+
+
+def _show(options: argparse.Namespace) -> int:
+    with _records(options) as (transcripts, calls):
+        found, steps = transcripts.get(options.run), transcripts.steps(options.run)
+        waiting = [each for each in calls.pending() if each.run.startswith(f"{found.run}-")]
+    if options.json:
+        told = {"steps": steps_of(steps), "pending": [each._asdict() for each in waiting]}
+        print_json(found._asdict() | told)
+        return SUCCEEDED
+    print(f"run {found.run}: {found.state} {harmless(found.reason)}".rstrip())
+    print(f"task: {harmless(found.task)}")
+    for each in steps:
+        print(f"step {each.number}: {each.outcome or 'not finished'}")
+        print(_indented(harmless(each.reply.text[:_SHOWN])))
+        print(_indented(harmless((each.observation or "")[:_SHOWN])))
+    for approval in waiting:
+        _print_approval(approval)
+    if found.state != AGENT_FAILED:
+        print(f"answer: {harmless(bytes(found.answer).decode())}")
+    return SUCCEEDED
+
+
+def steps_of(steps: list[Any]) -> list[dict[str, Any]]:
+    """Return steps as JSON has them."""
+    return [
+        {"number": each.number, "reply": each.reply.text, "observation": each.observation,
+         "outcome": each.outcome}
+        for each in steps
+    ]  # fmt: skip
+
+
+def _approve(options: argparse.Namespace) -> int:
+    return _decide(options, Runs.approve, "approved")
+
+
+def _reject(options: argparse.Namespace) -> int:
+    return _decide(options, Runs.reject, "rejected")
+
+
+def _decide(options: argparse.Namespace, decide: Callable[[Runs, str], bool], word: str) -> int:
+    """Decide on the calls of a run; what is approved is shown whole before."""
+    with _records(options) as (transcripts, calls):
+        run = transcripts.get(options.run).run
+        waiting = [each for each in calls.pending() if each.run.startswith(f"{run}-")]
+        waiting = [each for each in waiting if options.approval in (None, each.approval)]
+        for each in waiting:
+            words = presented_whole(each.tool, each.arguments)
+            if decide(calls, each.approval):
+                print(f"{word} {harmless(each.tool)}, once: {words}")
+    if not waiting:
+        print(f"cellwright: no such call of run {run} waits for approval", file=sys.stderr)
+        return FAILED
+    print(f"go on with `cellwright agent resume {run}`", file=sys.stderr)
+    return SUCCEEDED

@@ -1,0 +1,161 @@
+"""A model's client against a server with every fault that small servers have."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cellwright.harness.agent.messages import Message, ModelReply, Sampling
+from cellwright.harness.agent.model import ModelClient
+from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
+from tests.model_server import (
+    Exchange,
+    ModelServer,
+    Reply,
+    calling,
+    delta,
+    failing,
+    said,
+    serving,
+)
+
+ASKED = [Message("system", "s"), Message("user", "u")]
+
+
+@contextmanager
+def client(reply: Reply, **about: object) -> Iterator[tuple[ModelClient, ModelServer]]:
+    with (
+        serving([reply] * 2) as server,
+        ModelClient(server.url, first_wait=0.001, key="k", **about) as model,  # type: ignore[arg-type]
+    ):
+        yield model, server
+
+
+def ask(reply: Reply, **about: object) -> ModelReply:
+    with client(reply, **about) as (model, _):
+        return model.ask(ASKED)
+
+
+def test_a_streamed_reply_comes_in_parts_and_with_its_usage() -> None:
+    parts: list[str] = []
+    with client(said("one two three four"), model="m") as (model, server):
+        reply = model.ask(ASKED, Sampling(0.3, 7), on_text=parts.append)
+    assert reply == ModelReply(
+        text="one two three four", finish="stop", input_tokens=100, output_tokens=20
+    )
+    assert "".join(parts) == reply.text
+    assert len(parts) > 1
+    (request,) = server.requests
+    assert request["path"] == "/v1/chat/completions"
+    assert request["auth"] == "Bearer k"
+    assert (request["model"], request["temperature"], request["seed"]) == ("m", 0.3, 7)
+    assert request["messages"] == [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+    ]  # fmt: skip
+
+
+def test_calls_of_tools_are_put_together_from_their_parts() -> None:
+    reply = ask(calling(("find_tool", '{"description": "x"}'), ("run_python", '{"code": ')))
+    assert [(each.name, each.arguments) for each in reply.requests] == [
+        ("find_tool", '{"description": "x"}'), ("run_python", '{"code": '),
+    ]  # fmt: skip
+
+
+def test_a_server_that_does_not_stream_answers_too() -> None:
+    message = {"choices": [{"message": {"role": "tool", "content": "hi"}, "finish_reason": "stop"}]}
+
+    def answer(exchange: Exchange) -> None:
+        import json
+
+        exchange.send(200, json.dumps(message).encode())
+
+    reply = ask(answer)
+    assert (reply.text, reply.finish, reply.is_estimated) == ("hi", "stop", True)
+    assert reply.input_tokens > 0
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_failure_that_may_pass_is_repeated(status: int) -> None:
+    assert ask(failing(status, 3, "done", Retry_After="0")).text == "done"
+
+
+def test_a_failure_that_does_not_pass_is_an_error_that_lets_the_run_be_resumed() -> None:
+    with pytest.raises(ModelUnavailable, match="500 no room") as raised:
+        ask(failing(500, 99, "never"), retries=2)
+    assert "resume" in raised.value.hint
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    with client(failing(401, 99, "never")) as (model, server):
+        with pytest.raises(ModelError, match="401 no room") as raised:
+            model.ask(ASKED)
+        assert not isinstance(raised.value, ModelUnavailable)
+        assert len(server.requests) == 1
+        assert "OPENAI_API_KEY" in raised.value.hint
+
+
+def test_an_older_server_is_asked_without_the_newer_members() -> None:
+    def picky(exchange: Exchange) -> None:
+        if "stream_options" in exchange.request:
+            exchange.send(400, b"unknown member")
+        else:
+            said("fine")(exchange)
+
+    with client(picky) as (model, server):
+        assert model.ask(ASKED).text == "fine"
+        assert model.ask(ASKED).text == "fine"
+        assert len(server.requests) == 3  # it is remembered
+
+
+def test_a_dead_server_is_a_typed_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with (
+        ModelClient(f"http://127.0.0.1:{port}/v1", first_wait=0.001, retries=1) as model,
+        pytest.raises(ModelUnavailable, match="does not answer"),
+    ):
+        model.ask(ASKED)
+
+
+def test_a_stream_that_ends_in_the_middle_is_seen_as_cut() -> None:
+    assert ask(lambda exchange: exchange.stream(delta("half"), end=False)).finish == "cut"
+
+
+def test_what_is_not_of_the_protocol_is_passed_over() -> None:
+    strange = [
+        None, 7, [], {}, {"choices": None}, {"choices": [None]}, {"choices": [{"delta": 3}]},
+        {"choices": [{"delta": {"content": 4, "tool_calls": [None, {}, {"index": 10**9}]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": None}}]}}]},
+        {"usage": {"prompt_tokens": "many", "completion_tokens": -1}},
+    ]  # fmt: skip
+    reply = ask(lambda exchange: exchange.stream(*strange, delta("x", "stop")))
+    assert (reply.text, reply.finish) == ("x", "stop")
+
+
+def test_an_error_inside_a_stream_is_repeated() -> None:
+    error = {"error": {"message": "slot lost"}}
+    with pytest.raises(ModelUnavailable, match="slot lost"):
+        ask(lambda exchange: exchange.stream(delta("a"), error), retries=1)
+
+
+def test_an_answer_that_is_not_json_is_repeated() -> None:
+    with pytest.raises(ModelUnavailable, match="not JSON"):
+        ask(lambda exchange: exchange.send(200, b"data: {\n\n", "text/event-stream"), retries=1)
+
+
+def test_an_endless_reply_is_cut() -> None:
+    def endless(exchange: Exchange) -> None:
+        exchange.stream(*[delta("x" * 100_000)] * 200, end=False)
+
+    reply = ask(endless)
+    assert reply.finish == "length"
+    assert len(reply.text) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "given", [{"url": "127.0.0.1"}, {"url": "http://x", "reply_tokens": 1 << 20}]
+)
+def test_invalid_arguments_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(PolicyError):
+        ModelClient(**given)  # type: ignore[arg-type]
