@@ -118,7 +118,9 @@ def of_namespace(seen: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in seen.items() if name not in _OF_THE_MACHINE}
     words = {name: [line.split() for line in kept[name].splitlines()] for name in _IN_PART}
     kept["protocols"] = [line[:3] + line[4:] for line in words["protocols"]]  # without memory
-    kept["sockstat"] = [line[:7] for line in words["sockstat"]]  # without what TCP allocated
+    # What TCP and UDP allocated is the machine's.
+    cuts = {"TCP:": 7, "UDP:": 3}
+    kept["sockstat"] = [line[: cuts.get(line[0])] for line in words["sockstat"]]
     kept["netlink"] = [line[1:-1] for line in words["netlink"]]  # the kernel's own sockets
     return kept
 
