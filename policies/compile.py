@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .errors import PolicyError
 from .host import Host
-from .languages import LANGUAGES, PYTHON, TOOL_CLIENT
+from .languages import LANGUAGES, OWN_PROGRAMS, PYTHON
 from .layers import layers_in_force
 from .plan import CERTIFICATES, Bind, NetworkPlan, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, has_sockets, shown_paths
@@ -118,8 +118,12 @@ def _environment(policy: Policy, host: Host, runs: CellLanguage) -> dict[str, st
     variables = _ENVIRONMENT | _for_libraries(policy)
     if policy.network.allow and host.certificates:
         variables |= dict.fromkeys(_TRUSTING, CERTIFICATES)
-    if runs.language in LANGUAGES and LANGUAGES[runs.language].is_shell:
-        variables["PATH"] += ":" + os.path.dirname(TOOL_CLIENT)
+    if policy.processes.subprocesses:  # `python3` is the sandbox's, and imports its packages
+        variables["PATH"] = f"{OWN_PROGRAMS}:{variables['PATH']}"
+        if policy.python.path:
+            variables["PYTHONPATH"] = os.pathsep.join(policy.python.path)
+    elif runs.language in LANGUAGES and LANGUAGES[runs.language].is_shell:
+        variables["PATH"] += f":{OWN_PROGRAMS}"
     return variables | policy.environment
 
 

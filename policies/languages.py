@@ -29,9 +29,8 @@ class Language(NamedTuple):
 
 PYTHON = "python"
 SHEBANG_BYTES = 256  # BINPRM_BUF_SIZE of linux/binfmts.h
-TOOL_CLIENT = (
-    "/dev/bin/cellwright-call"  # the cell's own, for shells; no policy shows a path in /dev
-)
+OWN_PROGRAMS = "/dev/bin"  # of the cell; no policy shows a path in /dev
+TOOL_CLIENT = f"{OWN_PROGRAMS}/cellwright-call"  # for shells
 # SHELLOPTS and BASHOPTS switch on tracing and sourcing; an interactive sh also reads ENV.
 _SHELLS_START_UP = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS")
 _LIBUVS = ("io_uring_setup",)  # since 1.45, for every event loop

@@ -125,6 +125,8 @@ class Generation:
 
             runtime = with_packages(runtime, self.plan.python_path)
         files, links = runtime.files, runtime.links
+        if self._policy.processes.subprocesses:
+            links = (*links, *runtime.names())
         if self._policy.processes.subprocesses or self._interpreter:
             files = (*files, *runtime.programs)
         if self._interpreter:

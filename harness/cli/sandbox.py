@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...policies.errors import PolicyError
-from ...policies.languages import language_called, language_names
+from ...policies.languages import PYTHON, language_called, language_names
 from ...policies.policy import MIB, Limits
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
@@ -89,6 +89,8 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
             yield sandbox
         return
     policy = with_environment(policy_of(options), options)
+    if language != PYTHON and not policy.processes.subprocesses:
+        _refuse_packages(options, language)
     limits = with_timeout(policy.limits, options.timeout, "--timeout")
     limits = with_memory(limits, options.memory, "--memory")
     policy = msgspec.structs.replace(policy, limits=limits)
@@ -126,6 +128,15 @@ def _refuse_with_connect(options: argparse.Namespace) -> None:
             raise PolicyError(
                 f"{option} cannot be combined with --connect: the daemon decides it",
                 "" if name in _UNKNOWN_TO_SERVE else f"give {option} to cellwright serve",
+            )
+
+
+def _refuse_packages(options: argparse.Namespace, language: str) -> None:
+    for name in ("packages", "venv"):
+        if getattr(options, name):
+            raise PolicyError(
+                f"--{name}: a program in {language} has no use for packages of Python",
+                "under a policy with subprocesses, such as standard, it can start python3",
             )
 
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
-from ...policies.plan import Plan
 from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
 from .options import AUDIT_HELP, add_policy
@@ -52,22 +51,16 @@ def run(options: argparse.Namespace) -> int:
             "cellwright run executes programs without one",
         )
     rows, columns = _size()
+    environment = {"TERM": os.environ.get("TERM") or "xterm"}
     with (
         sandbox_of(options, PYTHON) as sandbox,
         sandbox.terminal(
-            options.words or None, rows=rows, columns=columns, env=_environment(sandbox.plan),
+            options.words or None, rows=rows, columns=columns, env=environment,
             workspace=options.workspace, packages=packages_of_calls(options),
         ) as terminal,
     ):  # fmt: skip
         _Relay(terminal).run()
         return terminal.wait()
-
-
-def _environment(plan: Plan) -> dict[str, str]:
-    """Return the variables of the program: another Python than that of the session finds packages by
-    PYTHONPATH alone."""
-    packages = {"PYTHONPATH": os.pathsep.join(plan.python_path)} if plan.python_path else {}
-    return {"TERM": os.environ.get("TERM") or "xterm", **packages}
 
 
 def _size() -> tuple[int, int]:

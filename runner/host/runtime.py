@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ...policies.errors import LaunchError
+from ...policies.languages import OWN_PROGRAMS
 from .cache import cached
 
 _DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # to /usr/..., on merged hosts
@@ -27,6 +28,11 @@ class Runtime(msgspec.Struct, frozen=True):
     def loader(self) -> str:
         """The dynamic loader (ld.so(8))."""
         return next(path for path in self.files if os.path.basename(path).startswith("ld-"))
+
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """Return links by which other programs of a cell start this interpreter."""
+        names = ("python", "python3", os.path.basename(self.executable))
+        return tuple((f"{OWN_PROGRAMS}/{name}", self.executable) for name in dict.fromkeys(names))
 
 
 def find_runtime(executable: str) -> Runtime:

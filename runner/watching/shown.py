@@ -32,6 +32,7 @@ _PROCESS = ("self", "thread-self", "mounts")
 _VARIANTS = frozenset(
     ["tls", "x86_64", "haswell", "xeon_phi", "avx512_1", "aarch64", "atomics", "i686"]
 )
+_GETPATHS = ("pyvenv.cfg", "pybuilddir.txt")
 _NOT_PERMITTED = "host permissions: cells of root run as an id that owns nothing there"
 _PASS = 1  # the mode bit that lets one pass a directory
 _CHANGE = 3  # those that let one make a name in a directory
@@ -74,7 +75,15 @@ class Shown:
         return top == "proc" and (name in _PROCESS or name.isdigit())
 
     def _is_looked_for(self, path: str) -> bool:
-        return path in FILES or path.startswith(TREES) or self._is_library_search(path)
+        is_known = path in FILES or path.startswith(TREES)
+        return is_known or self._is_library_search(path) or self._is_python_search(path)
+
+    def _is_python_search(self, path: str) -> bool:
+        """Return whether Python, at its start, looks for an environment or a build directory where it
+        is shown (Modules/getpath.py)."""
+        directory, _, name = path.rpartition("/")
+        is_wanted = name in _GETPATHS or (name.startswith("python") and name.endswith("._pth"))
+        return is_wanted and directory in self._parents
 
     def _is_library_search(self, path: str) -> bool:
         """Return whether the dynamic loader searches for a library where other libraries are shown."""

@@ -76,6 +76,13 @@ def test_a_shell_that_may_not_fork_is_told_which_policy_lets_it() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("option", ["--packages", "--venv"])
+def test_packages_of_programs_that_cannot_use_them_are_refused(option: str) -> None:
+    done = run("--language", "bash", option, "given", "-c", "true")
+    assert done.returncode == 2
+    assert f"{option}: a program in bash has no use for packages" in done.stderr
+
+
 def test_a_missing_module_has_a_hint_after_the_result() -> None:
     done = run("-c", "import numpy_of_nobody")
     *_, ended, hint = done.stderr.splitlines()

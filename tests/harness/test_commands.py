@@ -1,12 +1,13 @@
 """Commands in the cell of a session, or in a fresh one: their ends, output, limits and directories."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from cellwright import CommandResult, Policy, PolicyError, Sandbox
 from cellwright.policies.policy import Validation
-from tests.conftest import policy_named, with_limits
+from tests.conftest import OPTIONAL, policy_named, with_limits
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -197,3 +198,43 @@ def test_cancelling_a_task_ends_its_command(standard: Sandbox) -> None:
         return "ended"
 
     assert asyncio.run(main()) == "cancelled"
+
+
+def test_python3_is_that_of_the_sandbox_with_its_packages(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # cells run as another user
+    (tmp_path / "thing.py").write_text("n = 42\n")
+    own = {
+        "extends": "standard",
+        "optional_layers": list(OPTIONAL),
+        "python": {"path": [str(tmp_path)]},
+    }
+    line = "import sys, thing; print(thing.n, sys.version)"
+    script = "#!/usr/bin/env python3\n" + line
+    with Sandbox(policy=own, pool=0) as sandbox, sandbox.session() as session:
+        version = session.execute("import sys; sys.version").value
+        said = f"42 {version}\n"
+        for name in ("python3", "python", f"python{version.rpartition('.')[0][:4]}"):
+            done = session.run([name, "-c", line])
+            assert (done.stdout, done.violations) == (said, ()), done
+        assert (
+            session.run('sh -c \'env python3 -c "$0"\' "$A"', shell=True, env={"A": line}).stdout
+            == said
+        )
+        session.upload("x", script)
+        assert session.run("chmod +x x; ./x", shell=True).stdout == said
+        process = session.start_command(["python3", "-c", line])
+        process.wait(30)
+        assert process.read().decode() == said
+        shell = sandbox.execute('python3 -c "$A"', "bash", env={"A": line})
+        assert (shell.stdout, shell.violations) == (said, ())
+
+
+def test_variables_of_a_call_or_policy_come_before_those_of_packages(tmp_path: Path) -> None:
+    own = {
+        "extends": "standard", "optional_layers": list(OPTIONAL), "python": {"path": [str(tmp_path)]},
+        "environment": {"PYTHONPATH": "/mine"},
+    }  # fmt: skip
+    with Sandbox(policy=own, pool=0) as sandbox:
+        assert sandbox.run(["printenv", "PYTHONPATH"]).stdout == "/mine\n"
+        done = sandbox.run(["printenv", "PYTHONPATH"], env={"PYTHONPATH": "/other"})
+        assert done.stdout == "/other\n"
