@@ -6,7 +6,7 @@ from ..errors import PolicyError
 from .addresses import networks_of
 from .names import HostNameError
 from .paths import PathError, canonical_path
-from .rule import SCHEMES, NetworkDenial, NetworkRule
+from .rule import SCHEMES, SNI, NetworkDenial, NetworkRule
 from .rules import canonical_pattern
 from .suffixes import is_public_suffix
 
@@ -50,6 +50,8 @@ def _check_rule(place: str, rule: NetworkRule, *, reads_requests: bool) -> None:
     _check_host(place, rule)
     _check_ports(place, rule.ports)
     _check_schemes(place, rule)
+    if rule.sni not in SNI:
+        raise PolicyError(f"{place}: sni: must be one of {', '.join(SNI)}, got {rule.sni!r}")
     _check_requests(place, rule, reads_requests=reads_requests)
     _check_addresses(f"{place}: addresses", rule.addresses)
     for name in ("connections", "connections_per_second"):

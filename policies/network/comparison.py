@@ -1,7 +1,7 @@
 """Comparison of network rules: the rules that two policies share, and where one allows more.  Pure."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ class _Region(NamedTuple):
     host: str
     port: int
     scheme: Scheme
+    any_sni: bool  # of https and tcp
     methods: tuple[str, ...] | None
     paths: tuple[str, ...] | None
 
@@ -78,7 +79,9 @@ def _with_addresses(rules: RuleSet) -> tuple[NetworkRule, ...]:
 def _regions(rule: NetworkRule) -> Iterator[_Region]:
     for port in rule.each_port():
         for scheme in dict.fromkeys(rule.schemes_on(port)):
-            yield _Region(rule.host, port, scheme, _sorted(rule.methods), _plain(rule.paths))
+            any_sni = scheme == "tcp" or (scheme == "https" and rule.sni == "any")
+            methods, paths = _sorted(rule.methods), _plain(rule.paths)
+            yield _Region(rule.host, port, scheme, any_sni, methods, paths)
 
 
 def _sorted(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -101,12 +104,12 @@ def _plain(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def _shared(one: NetworkRule, other: NetworkRule) -> list[NetworkRule]:
     """Return rules for what two rules both allow, one for all ports with the same requests."""
-    ports: dict[tuple[Scheme, tuple[str, ...] | None, tuple[str, ...] | None], list[int]] = {}
+    ports: dict[tuple[Any, ...], list[int]] = {}
     host = _common_host(one.host, other.host)
     for mine in _regions(one):
         for theirs in _regions(other):
             if region := _overlap(mine, theirs):
-                same = ports.setdefault((region.scheme, region.methods, region.paths), [])
+                same = ports.setdefault(region[2:], [])
                 same += [region.port] if region.port not in same else []
     return [
         NetworkRule(
@@ -114,6 +117,7 @@ def _shared(one: NetworkRule, other: NetworkRule) -> list[NetworkRule]:
             any=one.any if host == one.host else other.any,
             ports=tuple(of_requests),
             schemes=(scheme,),
+            sni="any" if any_sni and scheme == "https" else "match",
             methods=methods,
             paths=paths,
             addresses=_common_addresses(one.addresses, other.addresses),
@@ -123,7 +127,7 @@ def _shared(one: NetworkRule, other: NetworkRule) -> list[NetworkRule]:
             received_bytes=_least(one.received_bytes, other.received_bytes),
             lifetime_seconds=_least(one.lifetime_seconds, other.lifetime_seconds),
         )
-        for (scheme, methods, paths), of_requests in ports.items()
+        for (scheme, any_sni, methods, paths), of_requests in ports.items()
     ]
 
 
@@ -139,7 +143,7 @@ def _overlap(one: _Region, other: _Region) -> _Region | None:
     paths = _common_paths(one.paths, other.paths)
     if one.port != other.port or not (host and scheme) or methods == () or paths == ():
         return None
-    return _Region(host, one.port, scheme, methods, paths)
+    return _Region(host, one.port, scheme, one.any_sni and other.any_sni, methods, paths)
 
 
 def _common_host(one: str, other: str) -> str | None:
@@ -237,7 +241,7 @@ def _missing(rule: NetworkRule, region: _Region, limit: tuple[NetworkRule, ...])
         return f", at addresses in {', '.join(rule.addresses)}"
     if not any(_within(rule.lifetime_seconds, each.lifetime_seconds) for each in ported):
         return ", for longer"
-    return ", with more schemes, methods or paths"
+    return ", with more schemes, server names (SNI), methods or paths"
 
 
 def _denies_some(denial: NetworkDenial, rule: NetworkRule) -> bool:

@@ -9,6 +9,8 @@ import msgspec
 
 Scheme = Literal["http", "https", "tcp"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+Sni = Literal["match", "any"]
+SNI: tuple[Sni, ...] = get_args(Sni)
 _STANDARD_PORTS: dict[Scheme, int] = {"http": 80, "https": 443}
 
 
@@ -27,6 +29,8 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ports: default 443, or the standard ports of `schemes`
     schemes: `https`, TLS that asks for the same name; `http`; `tcp`, any bytes.  Default http on port
         80 and https on others
+    sni: `match`: over https the program must ask for `host` in its first message; `any`: it may ask for
+        another server, for none, or for one that nobody can read (ECH)
     methods, paths: of requests, default all; a path that ends in `*` stands for all that begin with
         it.  Only for http: nothing outside the program can read a request over https, except that of
         the tool `http.request`
@@ -43,6 +47,7 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     any: bool = False
     ports: tuple[int, ...] | None = None
     schemes: tuple[Scheme, ...] | None = None
+    sni: Sni = "match"
     methods: tuple[str, ...] | None = None
     paths: tuple[str, ...] | None = None
     addresses: tuple[str, ...] = ()
@@ -62,7 +67,7 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def __str__(self) -> str:
         ports = ",".join(map(str, self.each_port()))
-        return f"allow {self.host}:{ports}"
+        return f"allow {self.host}:{ports}" + (" with any SNI" if self.sni == "any" else "")
 
     def each_port(self) -> tuple[int, ...]:
         if self.ports is not None:

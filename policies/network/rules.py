@@ -128,6 +128,12 @@ def reads_requests(rules: Iterable[NetworkRule], port: int) -> bool:
     return bool(spoken) and all(rule.has_requests for rule in spoken)
 
 
+def any_sni(rules: Iterable[NetworkRule], port: int) -> bool:
+    """Tell whether TLS by `rules` may ask for any server."""
+    spoken = [(rule.sni, rule.schemes_on(port)) for rule in rules]
+    return any("tcp" in each or (sni == "any" and "https" in each) for sni, each in spoken)
+
+
 def matches_host(pattern: str, name: str) -> bool:
     """Tell whether a canonical name is `pattern`, or lies below it if it begins with `*.`."""
     if pattern == "*":

@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.network.names import canonical_name
 from ...policies.network.rule import NetworkDenial, NetworkRule
-from ...policies.network.rules import NetworkRules, NetworkVerdict, reads_requests
+from ...policies.network.rules import NetworkRules, NetworkVerdict, any_sni, reads_requests
 from ..messages import Refusal, decode
 
 _MOST_NAMES = 256  # that are remembered as refused
@@ -24,16 +24,19 @@ class Grant(NamedTuple):
     """The schemes and the networks of private addresses that rules allow a connection.
 
     `reads_requests`: over plain HTTP, each request needs a rule for its method and path.
+    `any_sni`: over TLS, any server may be asked for.
     """
 
     schemes: frozenset[str]
     networks: frozenset[str]
     reads_requests: bool
+    any_sni: bool
 
     def is_within(self, other: "Grant") -> bool:
         schemes = self.schemes <= other.schemes or "tcp" in other.schemes
         is_read = self.reads_requests or not (other.reads_requests and "http" in self.schemes)
-        return schemes and is_read and self.networks <= other.networks
+        sni = other.any_sni or not self.any_sni
+        return schemes and is_read and sni and self.networks <= other.networks
 
 
 class CellPolicy:
@@ -66,6 +69,7 @@ class CellPolicy:
             schemes,
             frozenset(self.rules.network_texts(verdict)),
             reads_requests(verdict.matching, port),
+            any_sni(verdict.matching, port),
         )
 
     def why_not_request(self, name: str, port: int, method: str, path: str) -> str:

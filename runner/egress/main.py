@@ -20,13 +20,14 @@ from .. import channel
 from ..kernel import landlock, privileges, processes
 from ..kernel.now import Now
 from ..messages import AddCell, Booted, EgressBoot, Failed, Manage, decode, encode
+from .budgets import budgets
 from .cell_policy import CellPolicy, decoded_rules
 from .management import MOST_BYTES, Management
 from .resolving import Resolver, resolving_threads
 from .served_cell import ServedCell
 
 _CONTROL = 3
-_OPEN_FILES = 8192
+_OPEN_FILES = 16_384
 _MEMORY_BYTES = 1 << 30  # of data; a thread for each name that is being resolved has 8 MiB of stack
 _CHECK_SECONDS = 5.0
 # What getaddrinfo(3) reads, also long after the start: its configuration, and the modules of glibc.
@@ -75,6 +76,7 @@ def confine(boot: EgressBoot) -> None:
     """Give up everything that serving does not need, for good."""
     do = Now()
     privileges.set_name(do, "cell-egress")
+    os.environ["LOCALDOMAIN"] = "."  # no other domain is searched (resolv.conf(5))
     with contextlib.suppress(OSError):  # loads the modules that resolve names
         socket.getaddrinfo("localhost", None)
     "".encode("idna")  # which a name is encoded by, and which is imported for that
@@ -100,6 +102,7 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
     threads = resolving_threads()
     cells: set[ServedCell] = set()
     management = Management(policy, cells)
+    shared = budgets(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     def hear() -> None:
@@ -111,7 +114,8 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
         if isinstance(decode(frame, AddCell | Manage), Manage):
             management.begin(first)
         else:
-            cells.add(ServedCell(policy, Resolver(threads), first, sockets, cells.discard))
+            resolver = Resolver(threads)
+            cells.add(ServedCell(policy, resolver, first, sockets, shared, cells.discard))
 
     def check() -> None:
         for cell in cells:

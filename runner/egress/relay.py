@@ -26,9 +26,11 @@ class RefusedError(Exception):
         self.is_told = is_told  # the program got an answer that says so
 
 
-async def first_bytes(guest: socket.socket, name: str, schemes: Collection[str]) -> bytes:
+async def first_bytes(
+    guest: socket.socket, name: str, schemes: Collection[str], *, any_sni: bool = False
+) -> bytes:
     """Return the first bytes of a client once it is clear that they speak one of `schemes`, "https" or
-    "http", and over TLS ask for the server `name`; raises RefusedError.
+    "http", and over TLS ask for the server `name`, or with `any_sni` for any; raises RefusedError.
 
     What they say decides before anything outside is asked or connected to.
     """
@@ -57,7 +59,8 @@ async def first_bytes(guest: socket.socket, name: str, schemes: Collection[str])
         raise RefusedError(f"the ClientHello is invalid: {error}") from None
     except TimeoutError:
         raise RefusedError(f"no first bytes within {_HELLO_SECONDS:g} s") from None
-    _require_name(hello, name)
+    if not any_sni:
+        _require_name(hello, name)
     return data
 
 

@@ -22,6 +22,7 @@ from ..kernel.own_addresses import is_own_address
 from ..messages import Relayed, Settle, Settled, decode, encode
 from . import dns
 from .addresses import NoFreeAddressError, SyntheticAddresses
+from .budgets import Budgets
 from .cell_policy import CellPolicy
 from .client_hello import begins_tls
 from .connection import CellConnection
@@ -49,7 +50,7 @@ class ServedCell:
 
     def __init__(
         self, policy: CellPolicy, resolver: Resolver, reports: socket.socket,
-        sockets: list[socket.socket], on_end: Callable[["ServedCell"], None],
+        sockets: list[socket.socket], budgets: Budgets, on_end: Callable[["ServedCell"], None],
     ) -> None:  # fmt: skip
         """`sockets` are those for queries, by UDP and by TCP, and a listening one for each port."""
         self._policy = policy
@@ -58,7 +59,9 @@ class ServedCell:
         self._datagrams, self._streams, *self._listeners = sockets
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._names = SyntheticAddresses()
+        self._room = budgets.connections.share()
+        self._names_room = budgets.names.share()
+        self._names = SyntheticAddresses(self._names_room)
         self._records = Records()
         self._connections: set[CellConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,11 +174,14 @@ class ServedCell:
     # connections
 
     def _accept(self, listener: socket.socket) -> None:
-        if len(self._connections) >= _MOST_CONNECTIONS or not self._accepts.take():
+        if not self._has_room() or not self._accepts.take():
             self._rest(listener)
             return
         if guest := self._accept_from(listener):
             self._admit(guest)
+
+    def _has_room(self) -> bool:
+        return len(self._connections) < _MOST_CONNECTIONS and self._room.has_room()
 
     def _accept_from(self, listener: socket.socket) -> socket.socket | None:
         try:
@@ -213,6 +219,7 @@ class ServedCell:
         grant = self._policy.grant(verdict, port)
         connection = CellConnection(guest, name, port, grant, begun)
         self._connections.add(connection)
+        self._room.take()
         self._names.hold(name)
         connection.task = self._begin(self._connect(connection, verdict))
 
@@ -224,7 +231,7 @@ class ServedCell:
         schemes = connection.grant.schemes
         try:
             # Where any bytes may be sent, the server may speak first.
-            first = b"" if "tcp" in schemes else await first_bytes(connection.guest, name, schemes)
+            first = b"" if "tcp" in schemes else await self._first_bytes(connection)
             relay_to = await self._relaying(connection, first)
             addresses = await self._resolver.resolve(
                 name,
@@ -250,6 +257,12 @@ class ServedCell:
             outcome = connection.why or "the program had ended"
         finally:
             self._finish(connection, outside, outcome, address, verdict.rule or "")
+
+    async def _first_bytes(self, connection: CellConnection) -> bytes:
+        grant = connection.grant
+        return await first_bytes(
+            connection.guest, connection.name, grant.schemes, any_sni=grant.any_sni
+        )
 
     async def _relaying(
         self, connection: CellConnection, first: bytes
@@ -282,6 +295,7 @@ class ServedCell:
             close(outside)
         connection.uploaded.set()
         self._connections.discard(connection)
+        self._room.give_back()
         self._names.release(connection.name)
         for use in connection.uses:
             use.end()
@@ -350,7 +364,7 @@ class ServedCell:
     def _accept_the_rest(self) -> None:
         for listener in self._listeners:
             self._stop_reading(listener)
-            while len(self._connections) < _MOST_CONNECTIONS:
+            while self._has_room():
                 guest = self._accept_from(listener)
                 if guest is None:
                     break
@@ -380,4 +394,5 @@ class ServedCell:
             each.close()
         for task in self._tasks:
             task.cancel()
+        self._names_room.give_back_all()
         self._on_end(self)

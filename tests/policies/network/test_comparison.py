@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cellwright import exceeds, narrow
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
-from cellwright.policies.network.rules import NetworkRules
+from cellwright.policies.network.rules import NetworkRules, any_sni
 from cellwright.policies.policy import Network, Policy, check_policy
 
 HOSTS = ["a.example.org", "*.example.org", "*.b.example.org", "x.b.example.org", "*"]
@@ -33,6 +33,8 @@ def allow_rules(draw: st.DrawFn) -> NetworkRule:
         fields["ports"] = (80, 443)
     elif kind == "http":
         fields["ports"] = (80,)
+    if kind in ("https", "both"):
+        fields["sni"] = draw(st.sampled_from(["match", "any"]))
     return NetworkRule(
         host=host, any=host == "*", connections=draw(st.sampled_from([1, 2])),
         sent_bytes=draw(st.sampled_from([None, 10])), lifetime_seconds=draw(st.sampled_from([None, 5.0])),
@@ -57,8 +59,9 @@ REQUESTS = [
 ]
 
 
-def granted(network: Network) -> dict[tuple[Any, ...], tuple[float, float, frozenset[str]]]:
-    """Return, for every request that is allowed, its caps and the addresses that it may reach."""
+def granted(network: Network) -> dict[tuple[Any, ...], tuple[float, float, frozenset[str], bool]]:
+    """Return, for every request that is allowed, its caps, the addresses that it may reach, and whether it
+    may ask for any server."""
     rules = NetworkRules(network.allow, network.deny, network.addresses)
     found = {}
     for request in REQUESTS:
@@ -69,7 +72,10 @@ def granted(network: Network) -> dict[tuple[Any, ...], tuple[float, float, froze
             reach = {str(each) for each in rules.networks(verdict)}
             reach |= {"10.1.0.0/16"} if "10.0.0.0/8" in reach else set()
             connections = min(each.connections for each in verdict.matching)
-            found[request] = (connections, min(sent, default=float("inf")), frozenset(reach))
+            found[request] = (
+                connections, min(sent, default=float("inf")), frozenset(reach),
+                asked[2] != "http" and any_sni(verdict.matching, asked[1]),
+            )  # fmt: skip
     return found
 
 
@@ -80,6 +86,7 @@ def is_within(some: Network, limit: Network) -> bool:
         and caps[0] <= most[request][0]
         and caps[1] <= most[request][1]
         and caps[2] <= most[request][2]
+        and caps[3] <= most[request][3]
         for request, caps in mine.items()
     )
 
@@ -124,7 +131,7 @@ MORE = {
     "the host itself": (FINE | {"host": "example.org"}, "network.allow: example.org:443 by https"),
     "a wider wildcard": (FINE | {"host": "*.org", "any": True}, "network.allow: *.org:443 by https"),
     "another port": (FINE | {"ports": (444,)}, "network.allow: a.example.org:444 by https"),
-    "another scheme": (FINE | {"ports": (443,), "schemes": ("tcp",)}, "by tcp, with more schemes, methods or paths"),
+    "another scheme": (FINE | {"ports": (443,), "schemes": ("tcp",)}, "by tcp, with more schemes, server names (SNI), methods or paths"),
     "more addresses": (FINE | {"addresses": ("10.0.0.0/8",)}, ", at addresses in 10.0.0.0/8"),
     "more connections": (FINE | {"connections": 6}, "beyond the caps of allow *.example.org:80,443"),
     "a longer life": (FINE | {"lifetime_seconds": None}, ", for longer"),

@@ -166,6 +166,7 @@ INVALID = {
     "port 0": ({"host": "a.example", "ports": (0,)}, "from 1 to 65535"),
     "port 65536": ({"host": "a.example", "ports": (65536,)}, "from 1 to 65535"),
     "port true": ({"host": "a.example", "ports": (True,)}, "from 1 to 65535"),
+    "another sni": ({"host": "a.example", "sni": "none"}, "sni: must be one of match, any"),
     "no schemes": ({"host": "a.example", "schemes": ()}, "schemes: must be of"),
     "an unknown scheme": ({"host": "a.example", "schemes": ("ftp",)}, "schemes: must be of"),
     "tcp without a port": ({"host": "a.example", "schemes": ("tcp",)}, "no standard port"),

@@ -10,6 +10,9 @@ from cellwright.runner.egress.cell_policy import CellPolicy, decoded_rules
 NAME = "api.example.org"
 TCP = NetworkRule(host=NAME, ports=(443,), schemes=("tcp",))
 TLS = NetworkRule(host=NAME)
+ANY_SNI = NetworkRule(host=NAME, sni="any")
+READ = NetworkRule(host=NAME, ports=(443,), schemes=("http",), methods=("GET",))
+HTTP = NetworkRule(host=NAME, ports=(443,), schemes=("http",))
 PRIVATE = NetworkRule(host=NAME, addresses=("10.0.0.0/8",))
 
 
@@ -25,6 +28,13 @@ def policy(*allow: NetworkRule, deny: tuple[NetworkDenial, ...] = ()) -> CellPol
         (TCP, TLS, False),
         (TLS, PRIVATE, True),
         (PRIVATE, TLS, False),
+        (TLS, ANY_SNI, True),
+        (ANY_SNI, TLS, False),
+        (ANY_SNI, TCP, True),
+        (TCP, ANY_SNI, False),
+        (READ, HTTP, True),
+        (HTTP, READ, False),
+        (READ, TCP, True),
         (TLS, NetworkRule(host="*.example.org"), True),
         (TLS, NetworkRule(host="other.example.org"), False),
     ],

@@ -51,14 +51,59 @@ print(json.dumps([before, everything(), sorted(os.getresuid())]))
 """
 
 
-@pytest.mark.needs("root", "landlock")
-def test_it_can_use_tcp_and_configuration_of_the_resolver_and_nothing_else() -> None:
+_SEARCHED = """
+import fcntl, json, socket, struct, subprocess, sys, threading
+sys.path.insert(0, ROOT)
+from cellwright.runner.egress.main import confine
+from cellwright.runner.messages import EgressBoot, decode
+subprocess.run(["mount", "--bind", CONFIGURATION, "/etc/resolv.conf"], check=True)
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+fcntl.ioctl(server, 0x8914, struct.pack("16sh22x", b"lo", 0x41))  # SIOCSIFFLAGS: up
+server.bind(("127.0.0.1", 53))
+asked = []
+def serve():
+    while True:
+        message, sender = server.recvfrom(512)
+        name, at = [], 12
+        while length := message[at]:
+            name.append(message[at + 1 : at + 1 + length].decode()); at += 1 + length
+        asked.append(".".join(name))
+        server.sendto(message[:2] + bytes([0x81, 0x83]) + message[4:12] + message[12 : at + 5], sender)
+threading.Thread(target=serve, daemon=True).start()
+confine(decode(bytes.fromhex(BOOT), EgressBoot))
+for name in ("api.example.org", "db"):
+    try: socket.getaddrinfo(name, 443, type=socket.SOCK_STREAM)
+    except socket.gaierror: pass
+print(json.dumps(sorted(set(asked) - {"localhost"})))
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_name_is_looked_up_as_it_is_and_in_no_other_domain(tmp_path: Path) -> None:
+    """The host's resolver would ask for api.example.org.corp.example next, which nobody allowed."""
+    configuration = tmp_path / "resolv.conf"
+    configuration.write_text("nameserver 127.0.0.1\nsearch corp.example\noptions attempts:1\n")
+    given = f"ROOT, CONFIGURATION, BOOT = {str(ROOT)!r}, {str(configuration)!r}, {_boot(0)!r}\n"
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", sys.executable, "-I", "-c", given + _SEARCHED],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["api.example.org", "db"]
+
+
+def _boot(uid: int) -> str:
     host = Host(landlock_abi=landlock.abi(), cgroups={"memory": "", "cpu": "", "pids": ""})
     policy = Policy(network=Network(allow=(NetworkRule(host="api.example.org"),)))
     plan = compile_policy(policy, host)
     assert plan.network
+    return encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0, "")).hex()
+
+
+@pytest.mark.needs("root", "landlock")
+def test_it_can_use_tcp_and_configuration_of_the_resolver_and_nothing_else() -> None:
     uid = 0x7000_0001
-    boot = encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0, "")).hex()
+    boot = _boot(uid)
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o777)
         secret = Path(place, "secret")

@@ -10,6 +10,7 @@ import pytest
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
 from cellwright.runner.egress import cell_policy, records, relay, resolving, served_cell
+from cellwright.runner.egress.budgets import Budgets, SharedBudget, budgets
 from cellwright.runner.egress.cell_policy import CellPolicy
 from cellwright.runner.egress.connection import CellConnection
 from cellwright.runner.egress.relay import RefusedError, first_bytes
@@ -20,7 +21,7 @@ from tests.runner.egress.test_client_hello import extension, hello, names, real,
 NAME = "api.example.org"
 
 
-def first(data: bytes, *schemes: str, ends: bool = False) -> bytes:
+def first(data: bytes, *schemes: str, ends: bool = False, any_sni: bool = False) -> bytes:
     """Return what `first_bytes` says of a client that sends `data`."""
 
     async def run() -> bytes:
@@ -30,7 +31,7 @@ def first(data: bytes, *schemes: str, ends: bool = False) -> bytes:
             theirs.sendall(data)
             if ends:
                 theirs.shutdown(socket.SHUT_WR)
-            return await first_bytes(ours, NAME, schemes)
+            return await first_bytes(ours, NAME, schemes, any_sni=any_sni)
 
     return asyncio.run(run())
 
@@ -59,6 +60,19 @@ def test_tls_for_the_name_passes_unchanged() -> None:
 def test_other_first_bytes_are_refused(sent: bytes, schemes: tuple[str, ...], why: str) -> None:
     with pytest.raises(RefusedError, match=why):
         first(sent, *schemes, ends=True)
+
+
+_ECH = record(hello(extension(0, names(NAME.encode())) + extension(0xFE0D, b"\0")))
+
+
+@pytest.mark.parametrize("sent", [real("other.example.org"), real(None), _ECH])
+def test_any_server_may_be_asked_for_where_a_rule_says_so(sent: bytes) -> None:
+    assert first(sent, "https", any_sni=True) == sent
+    with pytest.raises(RefusedError):
+        first(sent, "https")
+    for other in (b"GET / HTTP/1.1\r\n", b"\x80\x2e\1\0\2"):
+        with pytest.raises(RefusedError, match="not TLS|invalid"):
+            first(other, "https", ends=True, any_sni=True)
 
 
 def test_a_client_hello_in_very_many_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +140,15 @@ def test_a_cell_whose_names_resolve_slowly_leaves_threads_to_others(
     assert asyncio.run(run()) == [(socket.AF_INET, "192.0.2.1")]
 
 
+def served(
+    policy: CellPolicy, reports: socket.socket, sockets: list[socket.socket],
+    shared: Budgets | None = None,
+) -> ServedCell:  # fmt: skip
+    resolver = Resolver(resolving_threads())
+    shared = shared or budgets(1024)
+    return ServedCell(policy, resolver, reports, sockets, shared, lambda _: None)
+
+
 def test_a_flooded_socket_rests_and_has_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each turn of each socket would wake the others, which would rest in their turn."""
     timers: list[tuple[object, ...]] = []
@@ -135,9 +158,7 @@ def test_a_flooded_socket_rests_and_has_one_timer(monkeypatch: pytest.MonkeyPatc
         sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
         sockets += [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
         reports, supervisor = socket.socketpair()
-        cell = ServedCell(
-            _NO_RULES, Resolver(resolving_threads()), reports, sockets, lambda _: None
-        )
+        cell = served(_NO_RULES, reports, sockets)
         with monkeypatch.context() as patch:
             patch.setattr(loop, "call_later", lambda *timer: timers.append(timer))
             for _ in range(3):
@@ -161,9 +182,7 @@ def test_no_connection_is_taken_after_the_last_report(monkeypatch: pytest.Monkey
         queries = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket()
         listener = socket.create_server(("127.0.0.1", 0))
         reports, supervisor = socket.socketpair()
-        cell = ServedCell(
-            _NO_RULES, Resolver(resolving_threads()), reports, [*queries, listener], lambda _: None
-        )
+        cell = served(_NO_RULES, reports, [*queries, listener])
         monkeypatch.setattr(served_cell, "_REST_SECONDS", 0)
         cell._rest(listener)
         cell._accept_the_rest()
@@ -180,7 +199,7 @@ def test_no_connection_is_taken_after_the_last_report(monkeypatch: pytest.Monkey
 class _Connected(contextlib.ExitStack):
     """A cell, served here, whose connections to one listener are connections to a server."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shared: Budgets | None = None) -> None:
         super().__init__()
         monkeypatch.setattr(resolving, "_ask", lambda *_: [(socket.AF_INET, "127.0.0.1")])
         self.server = self.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -194,8 +213,7 @@ class _Connected(contextlib.ExitStack):
         self.enter_context(supervisor)
         queries = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket()
         sockets = [*queries, self.listener]
-        threads = resolving_threads()
-        self.cell = ServedCell(policy, Resolver(threads), reports, sockets, lambda _: None)
+        self.cell = served(policy, reports, sockets, shared)
         self.callback(self.cell.close)
         self.cell._names._names["127.0.0.2"] = NAME
         self.cell._names._addresses[NAME] = "127.0.0.2"
@@ -209,6 +227,57 @@ class _Connected(contextlib.ExitStack):
         ours = self.enter_context(accepted)
         assert await asyncio.to_thread(ours.recv, 1) == b"x"
         return guest, ours
+
+
+def test_a_cell_cannot_take_the_descriptors_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections beyond a cell's own wait once none in common are left, and those of another do not."""
+    shared = Budgets(SharedBudget(9, 9), SharedBudget(common=2, own=1))
+
+    async def run() -> None:
+        with _Connected(monkeypatch, shared) as greedy, _Connected(monkeypatch, shared) as other:
+            for _ in range(3):
+                await greedy.connect()
+            waiting = greedy.enter_context(socket.create_connection(greedy.listener.getsockname()))
+            waiting.sendall(b"x")
+            await other.connect()
+            assert (len(greedy.cell._connections), len(other.cell._connections)) == (3, 1)
+            await greedy.cell._end_connections()
+            accepted, _ = await asyncio.to_thread(greedy.server.accept)
+            accepted.close()
+            assert shared.connections.common == 2
+
+    monkeypatch.setattr(served_cell, "_REST_SECONDS", 0.001)
+    asyncio.run(run())
+
+
+class _Endless:
+    """A loop in which both ends of a relay are always ready."""
+
+    calls = 0
+
+    async def sock_recv(self, sock: socket.socket, size: int) -> bytes:
+        self.calls += 1
+        if self.calls > 1000:
+            raise ConnectionError
+        return b"x"
+
+    async def sock_sendall(self, sock: socket.socket, data: bytes) -> None:
+        pass
+
+
+def test_a_quick_connection_lets_others_have_a_turn() -> None:
+    async def run() -> int:
+        one, other = socket.socketpair()
+        with one, other:
+            quick = relay.Relay(one, other, b"", lambda *_: None)
+            quick._loop = endless = _Endless()  # type: ignore[assignment]
+            task = asyncio.create_task(quick.run(asyncio.Event()))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            task.cancel()
+            return endless.calls
+
+    assert 0 < asyncio.run(run()) < 100
 
 
 def test_many_connections_do_not_get_large_buffers_each(monkeypatch: pytest.MonkeyPatch) -> None:
