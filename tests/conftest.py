@@ -136,6 +136,8 @@ _NEEDS = {
     "testcapi": lambda: importlib.util.find_spec("_testcapi") is not None,
     "model": lambda: MODEL is not None,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
+    "curl": lambda: shutil.which("curl") is not None,
+    "openssl": lambda: shutil.which("openssl") is not None,
     "tmux": lambda: shutil.which("tmux") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }

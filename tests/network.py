@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import subprocess
@@ -19,7 +18,7 @@ from tests.faults.injection import shim
 
 LOOPBACK = "127.0.0.0/8"  # of the host, where servers of tests are
 NAME = "api.example.org"
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
+needs_openssl = pytest.mark.needs("openssl")  # it makes the keys
 
 # The host's resolver is replaced in the egress process alone: each lookup of a name takes its next
 # answer, and the last one again and again.

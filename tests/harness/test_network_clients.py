@@ -3,7 +3,6 @@
 import hashlib
 import http.server
 import select
-import shutil
 import socket
 import subprocess
 import threading
@@ -147,8 +146,8 @@ asyncio.run(main())
     assert run(box, outside, code).split() == ["200"] * 30
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
-def test_fetch_of_node(box: Sandbox, outside: Outside) -> None:
+@pytest.mark.needs("node")
+def test_https_of_node(box: Sandbox, outside: Outside) -> None:
     code = """
 const tls = require("tls"), fs = require("fs"), https = require("https");
 const ca = fs.readFileSync("ca.pem");
@@ -157,38 +156,22 @@ https.get("@URL/hello", {ca}, answer => answer.on("data", data => process.stdout
     assert run(box, outside, code, "javascript") == "hello from outside\n"
 
 
-@pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby")
-def test_net_http_of_ruby(box: Sandbox, outside: Outside) -> None:
-    code = """
-require "net/http"
-uri = URI("@URL/hello")
-http = Net::HTTP.new(uri.host, uri.port)
-http.use_ssl = true
-http.ca_file = "ca.pem"
-print http.get("/hello").body
-"""
-    assert run(box, outside, code, "ruby") == "hello from outside\n"
-
-
-def commands(*programs: str, port: int) -> Sandbox:
-    """Return a sandbox in which these programs of the host run."""
-    paths = [shutil.which(program) for program in programs]
-    if None in paths:
-        pytest.skip(f"no {programs[paths.index(None)]}")
+def workshop(port: int) -> Sandbox:
+    """Return a sandbox in which programs of the host run."""
     given = policy_named("workshop")
     network = policy(NetworkRule(host=NAME, ports=(port,))).network
     return Sandbox(policy=msgspec.structs.replace(given, network=network), pool=0)
 
 
-@pytest.mark.needs("cgroup")
+@pytest.mark.needs("cgroup", "curl")
 def test_curl(outside: Outside) -> None:
-    with commands("curl", port=outside.port) as box, box.session() as session:
+    with workshop(outside.port) as box, box.session() as session:
         session.upload("ca.pem", outside.trusted.encode())
         done = session.run(["curl", "-sS", "--cacert", "ca.pem", f"{outside.url}/hello"])
     assert (done.exit_code, done.stdout) == (0, "hello from outside\n"), done
 
 
-@pytest.mark.needs("cgroup")
+@pytest.mark.needs("cgroup", "git")
 def test_git_over_https(outside: Outside, tmp_path: Path) -> None:
     source = tmp_path / "source"
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -200,7 +183,7 @@ def test_git_over_https(outside: Outside, tmp_path: Path) -> None:
     bare = outside.directory / "project.git"
     subprocess.run(["git", "clone", "-q", "--bare", source, bare], check=True, capture_output=True)
     subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
-    with commands("git", port=outside.port) as box, box.session() as session:
+    with workshop(outside.port) as box, box.session() as session:
         session.upload("ca.pem", outside.trusted.encode())
         done = session.run(
             "GIT_SSL_CAINFO=$PWD/ca.pem git clone -q $URL/project.git"
