@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +29,7 @@ from .host.runtime import Runtime, find_runtime
 from .launching import Launcher
 from .living import KeptRecord, keep_record
 from .messages import Boot
-from .shared_files import PLACE, SharedFiles
+from .shared_files import SharedFiles
 from .spawn import Spawned
 from .watching.listener import Listener
 from .watching.shown import Shown
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .cell_network import CellNetwork
     from .host.interpreters import HostInterpreter
 
+NO_FILES: Mapping[str, SharedFiles] = MappingProxyType({})
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
 
 
@@ -46,17 +48,18 @@ class Generation:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
-        shared_files: SharedFiles | None = None, sources: Mapping[str, str] | None = None,
+        shared_files: Mapping[str, SharedFiles] = NO_FILES, sources: Mapping[str, str] | None = None,
         user: int | str | None = None, egress: EgressProcess | None = None,
         cells_per_network: int = 1,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
         `interpreter` is the path of that of `language`, where it is not in the usual places.  Cells see
-        the `shared_files`.  `sources` are the policy's paths as they were resolved, if they were.
-        `user` is whose id cells have on the host where root starts them (host/ids.py).  `egress` serves
-        cells whose policy allows names of the network.  `cells_per_network` cells have one network
-        namespace, one after the other, if the plan lets them share it.
+        the `shared_files`, by their places.  `sources` are the policy's paths as they were resolved, if
+        they were.  `user` is whose id cells have on the host where root starts them
+        (host/ids.py).  `egress` serves cells whose policy allows names of the network.
+        `cells_per_network` cells have one network namespace, one after the other, if the plan lets them
+        share it.
 
         Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError if the launcher
         cannot be set up.
@@ -67,7 +70,7 @@ class Generation:
         self._user = user
         self._egress = egress
         self._cells_per_network = cells_per_network
-        self._shared_directory: int | None = None  # where what cells see is written
+        self._shared_directories: tuple[int, ...] = ()  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
         self._sources = sources_of(policy) if sources is None else sources
         self._interpreter: HostInterpreter | None = None
@@ -95,11 +98,11 @@ class Generation:
             )
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
-            self._shared_directory, self._covers = self.launcher.boot(self.boot)
+            self._shared_directories, self._covers = self.launcher.boot(self.boot)
             if self._covers:
                 self._covers.watch(self.plan, self._sources)
-            if shared_files and self._shared_directory is not None:
-                shared_files.attach(self._shared_directory)
+            for files, directory in self._shared():
+                files.attach(directory)
             self._admit()
             self._record = keep_record(
                 "sandbox", self.launcher.keeper, policy.name, language, self.tree.places,
@@ -110,6 +113,10 @@ class Generation:
             if isinstance(error, OSError):
                 raise LaunchError(f"cannot set up: {error}") from None
             raise
+
+    def _shared(self) -> Iterator[tuple[SharedFiles, int]]:
+        """Yield the shared files with the directory of this launcher for them."""
+        return zip(self._shared_files.values(), self._shared_directories, strict=False)
 
     def _admit(self) -> None:
         try:
@@ -143,10 +150,11 @@ class Generation:
         elsewhere = lead_elsewhere(files) | certificates
         elsewhere |= {path: real for path, real in self._sources.items() if path != real}
         uid = os.geteuid() or id_for(self._user)
-        if self._shared_files and any(lies_in(bind.path, (PLACE,)) for bind in self.plan.binds):
-            raise PolicyError(
-                f"the policy shows {PLACE}, where cells have the files about their tools"
-            )
+        for place in self._shared_files:
+            if any(lies_in(bind.path, (place,)) for bind in self.plan.binds):
+                raise PolicyError(
+                    f"the policy shows {place}, where cells have files of the sandbox"
+                )
         return Boot(
             self.plan,
             files,
@@ -155,7 +163,7 @@ class Generation:
             uid,
             self.tree.joined_by_write,
             tuple(elsewhere.items()),
-            self._shared_files is not None,
+            tuple(self._shared_files),
             self._cells_per_network if self.plan.reuses_network else 1,
         )
 
@@ -332,8 +340,8 @@ class Generation:
         self.tree.close()
         if self._record:
             self._record.remove()
-        if self._shared_files and self._shared_directory is not None:
-            self._shared_files.detach(self._shared_directory)
+        for files, directory in self._shared():
+            files.detach(directory)
 
         if self._covers:
             self._covers.close()

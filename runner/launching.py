@@ -34,10 +34,10 @@ _HINT = 'run "cellwright doctor": it tries every layer and says how to repair wh
 
 
 class Handover(NamedTuple):
-    """What a launcher hands over: the directory in which the shared files are written, and what keeps
-    denied paths from its cells; None where it has none."""
+    """What a launcher hands over: the directories in which the shared files are written, one for each
+    place, and what keeps denied paths from its cells; None where it has none."""
 
-    shared_files: int | None
+    shared_files: tuple[int, ...]
     covers: Covers | None
 
 
@@ -68,20 +68,20 @@ class Launcher:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(self._sock, encode(boot))
-        shared_files: int | None = None
+        shared_files: tuple[int, ...] = ()
         covers: Covers | None = None
         answer, received = self._receive_answer()
         while isinstance(answer, SharedFilesMade | Viewed):
             if isinstance(answer, SharedFilesMade):
-                (shared_files,) = received
+                shared_files = tuple(received)
             else:
                 covers = Covers(*received)
             answer, received = self._receive_answer()
         if isinstance(answer, Booted):
             self._require_power_over_cells()
             return Handover(shared_files, covers)
-        if shared_files is not None:
-            os.close(shared_files)
+        for each in shared_files:
+            os.close(each)
         if covers:
             covers.close()
         if answer is None:

@@ -44,7 +44,9 @@ class Boot(_Frame, frozen=True):
     sources: tuple[
         tuple[str, str], ...
     ] = ()  # shown path -> what it is on the host, if not the same
-    tools: bool = False  # there are shared files; a SharedFilesMade frame hands over their mount
+    shared: tuple[
+        str, ...
+    ] = ()  # places of shared files; a SharedFilesMade frame hands over their mounts
     cells_per_network: int = 1  # how many cells may have a network namespace, one after the other
 
 
@@ -78,7 +80,7 @@ class Booted(_Frame, frozen=True):
 
 
 class SharedFilesMade(_Frame, frozen=True):
-    """The launcher's root has shared files; comes with their writable mount."""
+    """The launcher's root has shared files; comes with a writable mount for each place."""
 
 
 class Viewed(_Frame, frozen=True):

@@ -1,16 +1,20 @@
 """`SharedFiles`: files that the host provides, read-only, to all cells of a supervisor.
 
-Each launcher has a memory filesystem for them.  Cells see it through a read-only mount; the supervisor
-holds the only writable one.  The files are never on disk, and end with the launcher.
+Each launcher has a memory filesystem for each place of such files.  Cells see it through a read-only
+mount; the supervisor holds the only writable one.  The files are never on disk, and
+end with the launcher.
 """
 
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
-PLACE = "/tools"  # in cells
+PLACE = "/tools"  # in cells, of stubs of tools
+SKILLS = "/skills"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Content = str | bytes
 
 
 class SharedFiles:
@@ -18,8 +22,8 @@ class SharedFiles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[str, str] = {}
-        self._written: dict[int, dict[str, str]] = {}  # the files in each launcher's directory
+        self._files: dict[str, Content] = {}
+        self._written: dict[int, dict[str, Content]] = {}  # the files in each launcher's directory
 
     def attach(self, directory: int) -> None:
         """Write the files into a launcher's `directory` too; this closes that descriptor."""
@@ -33,8 +37,8 @@ class SharedFiles:
             if self._written.pop(directory, None) is not None:
                 os.close(directory)
 
-    def replace(self, files: Mapping[str, str]) -> None:
-        """Replace the files by `files`: path -> text.
+    def replace(self, files: Mapping[str, Content]) -> None:
+        """Replace the files by `files`: path -> content.
 
         A running cell sees each file in its old or its new version, never partly written.  Raises
         OSError if the files do not fit; a later call with other files can succeed.
@@ -45,7 +49,9 @@ class SharedFiles:
                 _change(directory, written, self._files)
 
 
-def _change(directory: int, written: MutableMapping[str, str], after: Mapping[str, str]) -> None:
+def _change(
+    directory: int, written: MutableMapping[str, Content], after: Mapping[str, Content]
+) -> None:
     """Change a directory from `written` to `after`; `written` follows each step, even if one fails."""
     folders = _folders(written)
     for path in written.keys() - after.keys():
@@ -57,13 +63,13 @@ def _change(directory: int, written: MutableMapping[str, str], after: Mapping[st
         with contextlib.suppress(FileExistsError):  # left by a change that failed
             os.mkdir(folder, dir_fd=directory)
         os.chmod(folder, 0o755, dir_fd=directory)  # noqa: S103 - cells are another user's
-    for path, text in after.items():
-        if written.get(path) != text:
-            _write(directory, path, text)
-            written[path] = text
+    for path, content in after.items():
+        if written.get(path) != content:
+            _write(directory, path, content)
+            written[path] = content
 
 
-def _folders(files: Mapping[str, str]) -> set[str]:
+def _folders(files: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for path in files:
         while (path := os.path.dirname(path)) and path not in found:
@@ -71,14 +77,14 @@ def _folders(files: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _write(directory: int, path: str, text: str) -> None:
+def _write(directory: int, path: str, content: Content) -> None:
     new = f"{path}~"
     with contextlib.suppress(FileNotFoundError):  # left by a write that failed
         os.unlink(new, dir_fd=directory)
     try:
-        with open(os.open(new, _NEW, 0o644, dir_fd=directory), "w", encoding="utf-8") as file:
+        with open(os.open(new, _NEW, 0o644, dir_fd=directory), "wb") as file:
             os.fchmod(file.fileno(), 0o644)
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(new, dir_fd=directory)  # it would take room from files that fit

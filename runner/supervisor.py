@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from .cgroups import CgroupUsage
 from .concurrency import NEVER, ConcurrencyLimit
 from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
-from .generation import Generation
+from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
 from .host.paths import sources_of
 from .messages import Ended
@@ -44,8 +44,9 @@ class Supervisor:
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
         settings: PoolSettings | None = None, lessons: Lessons | None = None,
-        language: str = PYTHON, interpreter: str = "", shared_files: SharedFiles | None = None,
-        user: int | str | None = None, egress: EgressProcess | None = None,
+        language: str = PYTHON, interpreter: str = "",
+        shared_files: Mapping[str, SharedFiles] = NO_FILES, user: int | str | None = None,
+        egress: EgressProcess | None = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy

@@ -19,7 +19,8 @@ from ...runner.host.ids import id_for
 from ...runner.request import Request
 from ...runner.result import SandboxResult
 from ...runner.settings import PoolSettings
-from ...runner.shared_files import SharedFiles
+from ...runner.shared_files import PLACE as TOOLS
+from ...runner.shared_files import SKILLS, SharedFiles
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ...runner.supervisors import Supervisors
@@ -42,12 +43,14 @@ from .sessions import OpenSessions
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
+    from ..skills.skills import Skills
     from .config import SandboxConfig
     from .network import SandboxNetwork
     from .network_control import NetworkControl
     from .packages.store import OpenSet
     from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
+    from .sandbox_skills import SandboxSkills
     from .sandbox_tools import Offered, SandboxTools
     from .workspaces.calls import NamedWorkspace
     from .workspaces.store import Workspaces
@@ -89,7 +92,8 @@ class LocalCells:
             raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
         self.audit = _audit_log(given)
         sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit)
-        shared_files = sandbox_tools.shared_files if sandbox_tools else _no_shared_files
+        self._skills = _sandbox_skills(given.skills, self.policy)
+        shared_files = partial(_shared_files, sandbox_tools, self._skills)
         spawned = given.spawned or (python.spawn() if python else Spawned(interpreter()))
         self._egress = _egress_process(self.policy, interpreter(), user)
         try:
@@ -129,6 +133,8 @@ class LocalCells:
             self._pipeline = RequestPipeline(
                 self.policy, self.plan.layers, rules, trail, sandbox_tools
             )
+            if self._skills:
+                self._skills.has_tool = self._pipeline.has_tool
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits
             )
@@ -214,6 +220,12 @@ class LocalCells:
             )
         return self._network
 
+    @property
+    def skills(self) -> "SandboxSkills":
+        if self._skills is None:
+            raise PolicyError("skills: this sandbox has none", "pass Sandbox(skills=Skills())")
+        return self._skills
+
     def has_tool(self, name: str) -> bool:
         return self._pipeline.has_tool(name)
 
@@ -283,7 +295,7 @@ def _once_at_rest(_: int) -> None:
 
 def _another(
     spawn: Callable[[], Spawned], cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], shared_files: Callable[[str], SharedFiles | None],
+    interpreters: Mapping[str, str], shared_files: Callable[[str], Mapping[str, SharedFiles]],
     user: int | str | None, egress: EgressProcess | None, policy: Policy, language: str,
 ) -> Supervisor:  # fmt: skip
     """Return the supervisor of another language or set of packages, with a smaller pool."""
@@ -351,8 +363,20 @@ def _control(
     return None
 
 
-def _no_shared_files(_: str) -> None:
-    """Return no shared files: without tools, cells have no files about tools."""
+def _shared_files(
+    tools: "SandboxTools | None", skills: "SandboxSkills | None", language: str
+) -> dict[str, SharedFiles]:
+    """Return the files that cells of `language` see, by their places."""
+    found = {TOOLS: tools.shared_files(language)} if tools else {}
+    return found | ({SKILLS: skills.shared_files} if skills else {})
+
+
+def _sandbox_skills(given: "Skills | None", policy: Policy) -> "SandboxSkills | None":
+    if given is None:
+        return None
+    from .sandbox_skills import SandboxSkills  # seldom needed
+
+    return SandboxSkills(given, policy)
 
 
 def _interpreter(interpreters: Mapping[str, str], language: str) -> str:

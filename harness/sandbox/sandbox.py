@@ -32,11 +32,13 @@ from .sandbox_arguments import SandboxArguments
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
+    from ..skills.skills import Skills
     from .config import SandboxConfig
     from .network import SandboxNetwork
     from .packages.store import PackageStore, Requirements
     from .program import Program
     from .sandbox_arguments import PolicyLike
+    from .sandbox_skills import SandboxSkills
     from .sandbox_tools import Offered
     from .session import Session
     from .terminal import Terminal
@@ -59,6 +61,9 @@ class _Cells(Protocol):
 
     @property
     def network(self) -> "SandboxNetwork": ...
+
+    @property
+    def skills(self) -> "SandboxSkills": ...
 
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int, /
@@ -103,6 +108,8 @@ class Sandbox(Executing):
     `audit`: the trail to write to, which the caller closes; by default one in memory, False for none.
     `tools`: tools of the host that programs may call, as far as the policy allows: a list of functions
     or Tools, a Broker, a ToolFactory or McpServers.
+    `skills`: skills whose files programs see below /skills, as they were when the sandbox was made; the
+    policy must have no network rules.
     `blocked_imports`, `blocked_builtins`: lists for source checks, instead of the policy's.
     `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
     same uid in every process; by default each process has another uid.
@@ -134,6 +141,7 @@ class Sandbox(Executing):
         workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
         tools: "Offered | None" = None,
+        skills: "Skills | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
@@ -164,6 +172,7 @@ class Sandbox(Executing):
         workspaces: "Workspaces | str | os.PathLike[str] | None" = None,
         audit: "AuditLog | bool | None" = None,
         tools: "Offered | None" = None,
+        skills: "Skills | None" = None,
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
@@ -311,6 +320,14 @@ class Sandbox(Executing):
         Raises PolicyError if the policy has no network rules, and for the cells of a daemon.
         """
         return self._cells.network
+
+    @property
+    def skills(self) -> "SandboxSkills":
+        """The skills that programs see below /skills; also their texts, for a model.
+
+        Raises PolicyError if the sandbox was made without `skills`.
+        """
+        return self._cells.skills
 
     def sibling(
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...policies.permissions import PermissionSet
     from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog
+    from ..skills.skills import Skills
     from .config import SandboxConfig
     from .packages.store import PackageStore, Requirements
     from .sandbox_tools import Offered
@@ -41,6 +42,7 @@ class SandboxArguments(Parameters, frozen=True, kw_only=True):
     workspaces: "Workspaces | str | os.PathLike[str] | None" = None
     audit: "AuditLog | bool | None" = None
     tools: "Offered | None" = None
+    skills: "Skills | None" = None
     blocked_imports: Sequence[str] | None = None
     blocked_builtins: Sequence[str] | None = None
     user: int | str | None = None

@@ -5,6 +5,7 @@ load reads the files of a skill anew, and compares their digest with the trusted
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import msgspec
 
 from ...policies.errors import PolicyError, SkillError, SkillInvalid, SkillNotFound, SkillUntrusted
 from .manifest import check_name
-from .prompt import body_block, file_block, prompt_list
+from .prompt import NOTE_ON_DESCRIPTIONS, body_block, file_block, prompt_list
 from .skill import Skill, read_skill, skeleton
 from .store import SkillStore
 
@@ -45,7 +46,67 @@ class FoundSkill(msgspec.Struct, frozen=True):
         return f"{self.name}@{self.hash}"
 
 
-class Skills:
+class SkillSet(ABC):
+    """Skills that can be used, as texts for a model."""
+
+    @abstractmethod
+    def usable(self) -> tuple[Skill, ...]:
+        """Return the skills, by name."""
+
+    @abstractmethod
+    def permits(self, tool: str) -> bool:
+        """Tell whether a tool that a skill asks for may be called."""
+
+    def get(self, name: str) -> Skill:
+        """Return a skill; raises SkillNotFound."""
+        for skill in self.usable():
+            if skill.name == name:
+                return skill
+        raise SkillNotFound(f"no skill {ascii(name)[:80]}", "search for it")
+
+    def prompt(self) -> str:
+        """Return the names and descriptions of the usable skills as a block for a prompt."""
+        return prompt_list(self.usable())
+
+    def load(self, name: str) -> str:
+        """Return the instructions of a skill for a model, labelled as untrusted.
+
+        They say which of the tools that it asks for may be called; asking grants none.  Raises what
+        `get` raises.
+        """
+        skill = self.get(name)
+        asked = skill.manifest.allowed_tools
+        permitted = [tool for tool in asked if self.permits(tool)]
+        return body_block(skill, permitted, [tool for tool in asked if tool not in permitted])
+
+    def read(self, name: str, path: str) -> bytes:
+        """Return a file of a skill; raises SkillNotFound, and what `get` raises."""
+        return file_of(self.get(name), path)
+
+    def read_text(self, name: str, path: str) -> str:
+        """Return a text file of a skill for a model, labelled as untrusted.
+
+        Raises SkillInvalid if it is not text, and what `read` raises.
+        """
+        return text_of(self.get(name), path)
+
+    def search(self, query: str, limit: int = 5, *, among: Iterable[Any] = ()) -> dict[str, Any]:
+        """Return the skills that match a query, the best first, and of `among` the matching tools.
+
+        `among` are specs of tools, such as `registry.list_tools()`.
+        """
+        from ..search.documents import shown
+        from ..search.search import SearchIndex
+        from ..tools.index import document_of_tool
+
+        index = SearchIndex([*documents(self.usable()), *map(document_of_tool, among)])
+        page = index.search(query, limit=limit)
+        told: dict[str, Any] = {"found": [shown(each.document, "summary") for each in page.matches]}
+        told["note"] = NOTE_ON_DESCRIPTIONS
+        return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
+
+
+class Skills(SkillSet):
     """The skills below some folders and in a store.  Safe from many threads.
 
     `folders`: default `.agents/skills` in the working directory and in the home directory; of two
@@ -54,7 +115,7 @@ class Skills:
     `names`: the only skills to use; default all.
     `require_trust`: False also uses skills that nobody has trusted; their code runs in cells as any
     other, and their text is labelled as untrusted in any case.
-    `permits`: tells whether a tool may be called, for `allowed-tools`; by default none is said to be.
+    `permits`: tells whether a tool may be called, for `allowed-tools`; default none.
     """
 
     def __init__(
@@ -75,6 +136,9 @@ class Skills:
     def found(self) -> tuple[FoundSkill, ...]:
         """Return everything that was found, also what cannot be used, in the order of precedence."""
         return tuple(about for about, _ in self._read())
+
+    def permits(self, tool: str) -> bool:
+        return self._permits is not None and self._permits(tool)
 
     def every(self, name: str) -> tuple[Skill, ...]:
         """Return all skills of one name, trusted or not, for a person who decides on them.
@@ -116,43 +180,6 @@ class Skills:
         self._explain(name)
         raise SkillNotFound(f"no skill {ascii(name)[:80]}", "see `cellwright skills list`")
 
-    def prompt(self) -> str:
-        """Return the names and descriptions of the usable skills as a block for a prompt."""
-        return prompt_list(self.usable())
-
-    def load(self, name: str, *, permits: Callable[[str], bool] | None = None) -> str:
-        """Return the instructions of a skill for a model, labelled as untrusted.
-
-        `permits` tells which of the tools that it asks for may be called; asking grants none.
-        Raises what `get` raises.
-        """
-        return loaded(self.get(name), permits or self._permits)
-
-    def read(self, name: str, path: str) -> bytes:
-        """Return a file of a skill; raises SkillNotFound, and what `get` raises."""
-        return file_of(self.get(name), path)
-
-    def read_text(self, name: str, path: str) -> str:
-        """Return a text file of a skill for a model, labelled as untrusted.
-
-        Raises SkillInvalid if it is not text, and what `read` raises.
-        """
-        return text_of(self.get(name), path)
-
-    def search(self, query: str, limit: int = 5, *, among: Iterable[Any] = ()) -> dict[str, Any]:
-        """Return the skills that match a query, the best first, and of `among` the matching tools.
-
-        `among` are specs of tools, such as `registry.list_tools()`.
-        """
-        from ..search.documents import shown
-        from ..search.search import SearchIndex
-        from ..tools.index import document_of_tool
-
-        index = SearchIndex([*documents(self.usable()), *map(document_of_tool, among)])
-        page = index.search(query, limit=limit)
-        told: dict[str, Any] = {"found": [shown(each.document, "summary") for each in page.matches]}
-        return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
-
     def _may_use(self, about: FoundSkill) -> bool:
         named = self.names is None or about.name in self.names
         return named and (about.is_trusted or not self.require_trust)
@@ -178,13 +205,6 @@ class Skills:
                     yield _found(folder / each, each, trusted)
         for kept in self.store.versions(name):
             yield _about(kept.skill, trusted, kept.version), kept.skill
-
-
-def loaded(skill: Skill, permits: Callable[[str], bool] | None) -> str:
-    """Return the instructions of a skill for a model, with the tools that it asks for, as permitted."""
-    asked = skill.manifest.allowed_tools
-    permitted = [name for name in asked if permits and permits(name)]
-    return body_block(skill, permitted, [name for name in asked if name not in permitted])
 
 
 def file_of(skill: Skill, path: str) -> bytes:

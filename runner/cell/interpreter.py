@@ -31,6 +31,7 @@ from .exchange import PROGRAM, WORKSPACE, give, receive, receiver_of, report
 from .pictures import display
 from .programs import Interpreter, become_program
 from .repl import converse
+from .skills import install as find_skills
 from .tools import Toolbox
 
 # While modules are preloaded there is no /tmp to write to.
@@ -54,10 +55,10 @@ def has_hooks() -> bool:
     return bool(_hooks)
 
 
-def prepare(plan: Plan, control: int) -> None:
+def prepare(plan: Plan, control: int, *, has_skills: bool = False) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
     need not copy.  Afterwards nothing can be imported from cellwright any more.  `control` is where
-    a guest has its control channel.
+    a guest has its control channel; `has_skills` says that there are files below /skills.
 
     Raises ImportError if a module that the plan preloads cannot be.
     """
@@ -73,6 +74,8 @@ def prepare(plan: Plan, control: int) -> None:
     rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
     _preload(plan.python_path, plan.preload)
+    if has_skills:
+        find_skills()
     if not plan.preload:
         _RandomOnImport.install()
     _reseeding = tuple(_generators())

@@ -26,6 +26,7 @@ from ..kernel import privileges as kernel
 from ..kernel.now import Now
 from ..kernel.steps import Steps
 from ..messages import Boot, Booted, Failed, SharedFilesMade, Viewed, Views, decode, encode
+from ..shared_files import SKILLS
 from .inits import NAMES, Nursery, open_namespaces
 from .root import enter_new_root
 from .views import ViewError
@@ -72,7 +73,7 @@ def main(
         facts = _settle(boot, sock)
         nursery = _part_from_nursery(facts, boot.cells_per_network)
         with _writable_workspace(boot.plan.preload):
-            interpreter.prepare(boot.plan, CONTROL)
+            interpreter.prepare(boot.plan, CONTROL, has_skills=SKILLS in boot.shared)
         steps = list_of_steps(facts)
         home = open_namespaces("self", NAMES, facts.host_proc)
         channel.send(sock, encode(Booted()))
@@ -149,9 +150,10 @@ def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
         last_capability = int(file.read())
     root = _is_root()
     shared_files, views = enter_new_root(boot)
-    if shared_files is not None:  # before any process is forked that could have it too
-        channel.send(sock, encode(SharedFilesMade()), (shared_files,))
-        os.close(shared_files)
+    if shared_files:  # before any process is forked that could have them too
+        channel.send(sock, encode(SharedFilesMade()), shared_files)
+        for each in shared_files:
+            os.close(each)
     if boot.plan.hidden:
         _hand_over(views, sock)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -27,7 +27,6 @@ from ..fixed_root import (
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
-from ..shared_files import PLACE
 from .views import ShownPath, SinglyShown, cover, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
@@ -37,10 +36,10 @@ _SHELF = {"size": "64M", "mode": "0755", "nr_inodes": "32768"}
 _HARD = mounts.NOSUID | mounts.NODEV
 
 
-def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
+def enter_new_root(boot: Boot) -> tuple[tuple[int, ...], Views]:
     """Build the root and make it ours; the host's own file system is then out of reach.
 
-    Return a descriptor through which the shared files can be written, if there is one, and what the
+    Return the descriptors through which the shared files can be written, and what the
     supervisor has to look at while cells live.  The calling process needs CAP_SYS_ADMIN over its
     mount namespace.  Raises OSError, and ViewError.
     """
@@ -59,7 +58,7 @@ def enter_new_root(boot: Boot) -> tuple[int | None, Views]:
         if boot.plan.terminal:
             os.makedirs(_STAGING + TERMINALS)
         views = _show(root, sources, boot)
-    shared_files = _mount_shared_files(do) if boot.tools else None
+    shared_files = tuple(_mount_shared_files(do, place) for place in boot.shared)
     _write_texts(TEXTS | NETWORK_TEXTS if boot.plan.network else TEXTS)
     _write_client(boot.plan)
     _make_links((*LINKS, *boot.links))
@@ -181,10 +180,10 @@ def _open_place(root: int, path: str, *, is_directory: bool) -> int:
             os.close(directory)
 
 
-def _mount_shared_files(do: Now) -> int:
+def _mount_shared_files(do: Now, shared: str) -> int:
     """Mount a filesystem twice: read-only where cells see it, and writable nowhere but behind the
     descriptor that is returned."""
-    place, attributes = _STAGING + PLACE, _HARD | mounts.NOEXEC
+    place, attributes = _STAGING + shared, _HARD | mounts.NOEXEC
     os.mkdir(place, 0o755)
     mounts.put(do, mounts.new(do, "tmpfs", attributes, **_SHELF), place)
     writable = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -17,7 +17,6 @@ from ..fixed_root import (
     TEXTS,
 )
 from ..messages import Boot
-from ..shared_files import PLACE
 
 _OWN = ("/workspace/", "/tmp/", "/dev/shm/", "/dev/fd/")  # noqa: S108 - inside the cell
 _OWN_FILES = frozenset(
@@ -46,7 +45,7 @@ class Shown:
 
     def __init__(self, boot: Boot) -> None:
         shown = [bind.path for bind in boot.plan.binds] + list(boot.files)
-        shown += [link for link, _ in boot.links] + ([PLACE] if boot.tools else [])
+        shown += [link for link, _ in boot.links] + list(boot.shared)
         shown += [TERMINAL, TERMINALS] if boot.plan.terminal else []
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..network import SandboxNetwork
     from ..program import Program
     from ..sandbox_arguments import PolicyLike
+    from ..sandbox_skills import SandboxSkills
     from ..session import Session
     from ..workspaces.store import Workspaces
 
@@ -59,6 +60,10 @@ class DaemonsCells:
             "network: not available with connect=",
             "the owner of the daemon decides on the network rules of its policies",
         )
+
+    @property
+    def skills(self) -> "SandboxSkills":
+        raise PolicyError("skills: not available with connect=")
 
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from cellwright.harness.skills.manifest import SkillManifest
+from cellwright.harness.skills.model_tools import skill_tools
 from cellwright.harness.skills.prompt import untrusted_block
 from cellwright.harness.skills.skill import Skill, make_skill
 from cellwright.harness.skills.skills import Skills
+from cellwright.harness.tools.broker import Broker
+from cellwright.harness.tools.caller import Caller
 from cellwright.harness.tools.decorator import tool_of
-from cellwright.policies.errors import SkillInvalid, SkillNotFound
+from cellwright.policies.errors import SkillInvalid, SkillNotFound, ToolError
 
 
 def made(
@@ -77,11 +80,11 @@ def test_files_are_given_one_by_one_and_only_those_of_the_skill(tmp_path: Path) 
 
 
 def test_allowed_tools_are_a_request_that_the_policy_narrows(tmp_path: Path) -> None:
-    skills = with_(tmp_path, made(tools=("mail.send", "files.read")))
-    told = skills.load("demo", permits=lambda name: name == "files.read")
-    assert "which you may call anyway: files.read" in told
-    assert "which you may not call: mail.send" in told
-    assert "which you may not call: mail.send, files.read" in skills.load("demo")
+    asking = made(tools=("mail.send", "files.read"))
+    assert "which you may not call: mail.send, files.read" in with_(tmp_path, asking).load("demo")
+    some = Skills([], store=tmp_path, permits=lambda name: name == "files.read")
+    assert "which you may call anyway: files.read" in some.load("demo")
+    assert "which you may not call: mail.send" in some.load("demo")
 
 
 def test_search_finds_skills_beside_tools(tmp_path: Path) -> None:
@@ -104,3 +107,12 @@ def test_only_the_named_skills_are_offered(tmp_path: Path) -> None:
     assert [each.name for each in few.usable()] == ["two"]
     with pytest.raises(SkillNotFound):
         few.get("one")
+
+
+def test_a_model_finds_and_reads_skills_by_tools(tmp_path: Path) -> None:
+    broker = Broker(skill_tools(with_(tmp_path, made(notes=b"Note."))))
+    assert broker.call("skills.search", {"query": "demo"}, Caller())["found"][0]["name"] == "demo"
+    assert "Do it." in broker.call("skills.load", {"name": "demo"}, Caller())
+    assert "Note." in broker.call("skills.read", {"name": "demo", "path": "notes.md"}, Caller())
+    with pytest.raises(ToolError, match="no skill"):
+        broker.call("skills.load", {"name": "../demo"}, Caller())
