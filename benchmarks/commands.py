@@ -61,6 +61,7 @@ BENCHMARKS = {
     "packages": "packages: to lock, to build, and calls with them, beside uv and pip",
     "workflows": "tokens that pass through a model, by tool calls and by programs",
     "stream": "output in bytes a second",
+    "network": "connections to hosts by name, and their bytes, beside a CONNECT proxy",
 }
 _COUNTS = (
     "kernel",
