@@ -36,12 +36,12 @@ class LadderLauncher:
         self._tree = tree
         runtime = find_runtime(interpreter())
         uid = os.geteuid() or id_for(None)
+        tree.admit(launcher.keeper, uid)
         launcher.boot(
             Boot(
                 self._plan, runtime.files, runtime.links, runtime.hidden, uid, tree.joined_by_write
             )
         )
-        tree.admit(launcher.pids(), uid)
 
     def measure(self, rounds: int) -> TimesByStage:
         """Return what every stage cost in so many rounds."""

@@ -1,7 +1,5 @@
 """`python -m cellwright`."""
 
-import sys
+from .harness.cli.main import command
 
-from .harness.cli.main import main
-
-sys.exit(main())
+command()

@@ -98,12 +98,12 @@ class Generation:
             )
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
+            self._admit()
             self._shared_directories, self._covers = self.launcher.boot(self.boot)
             if self._covers:
                 self._covers.watch(self.plan, self._sources)
             for files, directory in self._shared():
                 files.attach(directory)
-            self._admit()
             self._record = keep_record(
                 "sandbox", self.launcher.keeper, policy.name, language, self.tree.places,
                 control=egress.control if egress else "",
@@ -119,8 +119,12 @@ class Generation:
         return zip(self._shared_files.values(), self._shared_directories, strict=False)
 
     def _admit(self) -> None:
+        """Move the keeper before it forks: nursery, launcher and inits begin where it is.
+
+        On cgroup v1 the kernel takes a millisecond for each process and controller (measured).
+        """
         try:
-            self.tree.admit(self.launcher.pids(), self.boot.host_uid)
+            self.tree.admit(self.launcher.keeper, self.boot.host_uid)
         except ProcessLookupError:
             raise LauncherLost(cell_began=False) from None
         except OSError as error:

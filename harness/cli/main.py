@@ -5,10 +5,37 @@ program succeeded, 1 it failed, 2 wrong usage, 70 the sandbox failed, 130 interr
 the reader of the output has closed it.
 """
 
+import atexit
+import contextlib
 import gc
 import os
 import sys
 from collections.abc import Sequence
+
+TYPE_CHECKING = False  # `--version` does not need `typing`
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def command() -> "NoReturn":
+    """Run the command of this process, and end the process with its exit status.
+
+    Without taking down the interpreter, where nothing depends on that: it takes as long as a call.
+    """
+    status = main()
+    threading = sys.modules.get("threading")
+    if threading and any(not each.daemon for each in _others(threading)):
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # main has reported what concerns the output
+            stream.flush()
+    os._exit(status)
+
+
+def _others(threading: "Any") -> "list[Any]":
+    """Return the threads beside the main one."""
+    return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

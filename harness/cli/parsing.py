@@ -9,6 +9,9 @@ TYPE_CHECKING = False  # `--version` does not need `typing`
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+# Errors and help are in English, and `error` reads argparse's: without its catalogues of translations,
+# which it looks for in the file system for every message.
+argparse._ = str  # type: ignore[attr-defined]
 _CHOICE = re.compile(r"invalid choice: '(.*?)'")
 _COLUMNS = 80  # of what is not a terminal
 _NUMBER = re.compile(r"invalid (?:float|int) value: ('.*')")

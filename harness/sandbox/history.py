@@ -1,13 +1,13 @@
 """`History`: the calls of a session, so that a fork can replay them."""
 
 import copy
-import hashlib
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
+from ...policies.digest import digest
 from ...policies.errors import PolicyError
 from ...runner.result import SandboxResult
 from .parameters import CallArguments
@@ -76,4 +76,4 @@ def _size(given: Any) -> int:
 def outcome_of(result: SandboxResult) -> bytes:
     """Return a digest of the parts of a result that a faithful replay repeats."""
     words = (result.status.value, result.value, result.stdout, result.stderr, result.error)
-    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).digest()
+    return digest(repr(words).encode(errors="surrogatepass"))

@@ -1,11 +1,11 @@
 """`check`: the findings of a source check, cached by the digest of the source."""
 
-import hashlib
 import threading
 from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
+from ..digest import digest
 from .findings import MAX_FINDINGS, Finding, Rules
 from .patterns import check_patterns
 from .python import check_python
@@ -51,7 +51,7 @@ def check(code: str, language: str = "python", rules: Rules = _DEFAULT) -> tuple
     if len(code) > MAX_CHARACTERS:
         reason = "too long to be checked"
         return (Finding("size", f"more than {MAX_CHARACTERS} characters", reason, 1, 0),)
-    key = (hashlib.sha256(code.encode(errors="surrogatepass")).digest(), language, rules)
+    key = (digest(code.encode(errors="surrogatepass")), language, rules)
     found = _cache.get(key)
     if found is None:
         found = _check(code, language, rules)

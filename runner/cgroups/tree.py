@@ -82,9 +82,9 @@ class CgroupTree(Protocol):
 
     def create(self, name: str, caps: Caps) -> Cgroup: ...
 
-    def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Let the processes that make cells, `pids` with the id `uid`, put cells into cgroups of
-        this tree."""
+    def admit(self, keeper: int, uid: int) -> None:
+        """Let the processes that `keeper` will fork, with the id `uid`, put cells into cgroups of this
+        tree."""
 
     def close(self) -> None:
         """Remove what is left of the tree."""
@@ -150,7 +150,7 @@ class NoCgroups:
     def create(self, name: str, caps: Caps) -> Cgroup:
         return NoCgroup()
 
-    def admit(self, pids: tuple[int, ...], uid: int) -> None:
+    def admit(self, keeper: int, uid: int) -> None:
         return
 
     def close(self) -> None:

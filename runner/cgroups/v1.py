@@ -206,16 +206,15 @@ class CgroupTreeV1:
         places = {key: f"{path}/{name}" for key, path in self._places.items()}
         return CgroupV1(places, caps, f"{self._freezer}/{name}" if self._freezer else "")
 
-    def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Move the processes that make cells into groups beside them: /proc/1/cgroup in a cell
+    def admit(self, keeper: int, uid: int) -> None:
+        """Move `keeper`, and so what it forks, into groups beside the cells: /proc/1/cgroup in a cell
         shows the way to its init's group, which must not lead through the host's groups.  Cells
         join through descriptors that the supervisor opened (since the fix of CVE-2021-4197 the
         opener's rights count)."""
         for directory in self._unique():
             launcher = directory / "launcher"
             launcher.mkdir(exist_ok=True)
-            for pid in pids:
-                write(launcher / "cgroup.procs", str(pid))
+            write(launcher / "cgroup.procs", str(keeper))
 
     def close(self) -> None:
         for directory in self._unique():

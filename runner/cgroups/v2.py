@@ -145,13 +145,12 @@ class CgroupTreeV2:
             for name in CONTROLLERS
         }
 
-    def admit(self, pids: tuple[int, ...], uid: int) -> None:
-        """Move the processes that make cells into a child, because of the "no internal processes"
+    def admit(self, keeper: int, uid: int) -> None:
+        """Move `keeper`, and so what it forks, into a child, because of the "no internal processes"
         rule, and enable the controllers for the cells beside it."""
         self._owner = uid
         self._launcher_directory.mkdir(exist_ok=True)
-        for pid in pids:
-            write(self._launcher_directory / "cgroup.procs", str(pid))
+        write(self._launcher_directory / "cgroup.procs", str(keeper))
         enabled = " ".join(f"+{name}" for name in sorted(self._controllers))
         write(self._directory / "cgroup.subtree_control", enabled)
         _give(str(self._directory), uid)

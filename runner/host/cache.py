@@ -6,7 +6,6 @@ oldest are removed when there are many.
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import stat
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ...policies.digest import digest
 from ..messages import decode
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
     directory = _directory()
     if directory is None:
         return compute()
-    file = directory / hashlib.sha256(key.encode()).hexdigest()
+    file = directory / digest(key.encode()).hex()
     found = _read(file, kind)
     if found is None:
         found = compute()

@@ -1,10 +1,10 @@
 """The host id of cells that root starts."""
 
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ...policies.digest import digest
 from ...policies.errors import LaunchError
 
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
@@ -25,8 +25,8 @@ def id_for(user: int | str | None) -> int:
     if user is None:
         return choose_id(os.getpid(), maps)
     if isinstance(user, str):
-        digest = hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()
-        return choose_id(_ABOVE_PIDS + int.from_bytes(digest[:3], "big"), maps)
+        hashed = digest(user.encode("utf-8", "surrogatepass"))
+        return choose_id(_ABOVE_PIDS + int.from_bytes(hashed[:3], "big"), maps)
     if not all(any(user in ids for ids in _ids(text)) for text in maps):
         raise LaunchError(f"user: {user} is not mapped here", "see user_namespaces(7), uid_map")
     return user

@@ -5,7 +5,7 @@ Compiling imports libseccomp's binding, which alone costs more than starting a l
 
 import importlib.util
 import os
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,11 +46,20 @@ def _compile(
     return compile_policy(policy, host, learning=learning, runs=runs)
 
 
+def _modules_of(folder: str) -> Iterator[str]:
+    """Yield the modules and profiles in and below `folder`: pathlib's globs take ten times as long."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith((".py", ".toml")):
+            yield entry.path
+        elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+            yield from _modules_of(entry.path)
+
+
 def _compiler_identity() -> bytes:
     """Return a hash that changes with any module of policies, since each may be part of the
     compiler."""
-    folder = Path(__file__).parents[2] / "policies"
-    files = sorted(str(file) for kind in ("*.py", "*.toml") for file in folder.rglob(kind))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    files = sorted(_modules_of(os.path.join(package, "policies")))
     spec = importlib.util.find_spec("pyseccomp")
     if spec and spec.origin:
         files.append(spec.origin)

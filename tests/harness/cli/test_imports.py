@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.harness.servers.daemon.daemons import serving
 
@@ -51,7 +53,7 @@ def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
         "asyncio", "dataclasses", "inspect", "sqlite3", "ssl", "subprocess", "tarfile", "tomllib", "typing_extensions",
         "urllib.request", "prctl", "psutil", "pyseccomp",
     }  # fmt: skip
-    assert len(imported) <= 252
+    assert len(imported) <= 250
 
 
 def test_a_client_of_a_daemon_imports_nothing_that_makes_cells(tmp_path: Path) -> None:
@@ -77,3 +79,29 @@ def test_collections_are_on_while_a_command_runs_and_leave_out_what_it_imported(
     enabled, frozen = done.stdout.split()[-2:]
     assert enabled == "True"
     assert int(frozen) > 1000
+
+
+_END = """
+import atexit, sys, threading
+sys.path[:0] = {path!r}
+sys.argv = ["cellwright", "help", *{words!r}]
+from cellwright.harness.cli.main import command
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread")), daemon={daemon}).start()
+command()
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("unknown",)])
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_command_ends_with_its_status_its_output_and_what_other_code_wants_at_the_end(
+    words: tuple[str, ...], daemon: bool
+) -> None:
+    code = _END.format(path=[str(ROOT), *filter(None, sys.path)], words=words, daemon=daemon)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (2 if words else 0)
+    assert ("usage: cellwright" in done.stdout, bool(done.stderr)) == (not words, bool(words))
+    ends = done.stdout.splitlines()[-2:] if not daemon else done.stdout.splitlines()[-1:]
+    assert set(ends) == ({"at exit"} if daemon else {"thread", "at exit"})
