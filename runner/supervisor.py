@@ -78,6 +78,10 @@ class Supervisor:
             raise
 
     @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
     def plan(self) -> Plan:
         return self._generation.plan
 

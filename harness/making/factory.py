@@ -27,6 +27,8 @@ from ..schemas.spec import Provenance, ToolSpec, ToolState, ToolTest
 from ..schemas.tool_names import normalised
 from ..search.documents import Kind
 from ..search.model import Model, model_of
+from ..skills.skill import Skill
+from ..skills.store import KeptSkill, SkillStore
 from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool
@@ -40,6 +42,7 @@ from .draft import draft
 from .execution import ToolExecutor
 from .sandboxes import POOL, ToolSandboxes
 from .tool_files import ExportedTool, read_tool, write_tool
+from .tool_skills import skill_of_tool, tools_in
 
 # The embedding program has no caps; programs in cells have those of their policy.
 _UNBOUNDED = Tools(
@@ -289,14 +292,43 @@ class ToolFactory(Closing):
         With `grant` the tool gets the permissions and calls that the folder asks for; without `grant`
         such a folder raises ToolDenied.  Raises what `create_tool` raises.
         """
-        found: ExportedTool = read_tool(Path(folder))
+        return self._make(read_tool(Path(folder)), grant=grant, allow_similar=allow_similar)
+
+    def save_skill(
+        self, name: str, store: SkillStore | None = None, *, allow_similar: bool = False
+    ) -> KeptSkill:
+        """Keep a made tool as a skill, with its definition and its tests, once these have passed again.
+
+        `store`: default the user's.  Raises ToolNotFound, ToolDenied for a tool
+        that is not made, ToolTestFailed, and what SkillStore.add raises.
+        """
+        spec = self.registry.get(name)
+        if not self.registry.is_made(spec):
+            raise ToolDenied(f"{spec.name}: not a made tool, so it has no source", tool=spec.name)
+        self.run_tests(spec.name)
+        store = store or SkillStore()
+        return store.add(skill_of_tool(spec), allow_similar=allow_similar)
+
+    def add_skill(
+        self, skill: Skill, *, grant: bool = False, allow_similar: bool = False
+    ) -> tuple[ToolSpec, ...]:
+        """Make tools of a skill: the one that it defines, else the functions of its scripts.
+
+        Each is checked and tested like any other.  Permissions and calls are granted as by
+        `import_tool`; tools made before one that fails stay.  Raises what `create_tool` raises,
+        ToolDenied and SkillInvalid.
+        """
+        found = tools_in(skill)
+        return tuple(self._make(each, grant=grant, allow_similar=allow_similar) for each in found)
+
+    def _make(self, found: ExportedTool, *, grant: bool, allow_similar: bool) -> ToolSpec:
         if found.asks_for and not grant:
             raise ToolDenied(
                 f"{found.name} asks for {found.asks_for}", "review it, and pass grant=True",
                 tool=found.name,
             )  # fmt: skip
         return self.create_tool(
-            found.name, found.description, found.source_code, found.parameters,
+            found.name, found.description, found.source_code, found.parameters or None,
             found.grants.permissions, found.tests, found.timeout, calls=found.calls,
             risky=found.risky, tags=found.tags, provenance=found.provenance,
             allow_similar=allow_similar,

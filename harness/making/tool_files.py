@@ -41,16 +41,34 @@ class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         wanted = [repr(each) for each in self.grants.permissions.permissions]
         return ", ".join([*wanted, *(f"calling {name}" for name in self.calls)])
 
+    def with_source(self, source: str) -> "ExportedTool":
+        return msgspec.structs.replace(self, source_code=source)
+
+
+def encode_tool(spec: ToolSpec) -> bytes:
+    """Return the content of `tool.json`."""
+    about = {name: getattr(spec, name) for name in _FIELDS}
+    exported = ExportedTool(format=_FORMAT, **about)
+    return msgspec.json.format(msgspec.json.encode(exported), indent=2) + b"\n"
+
+
+def decode_tool(data: bytes, where: str) -> ExportedTool:
+    """Return the tool in the content of `tool.json`, without its source; raises ToolInvalid."""
+    try:
+        exported = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ToolInvalid(f"{where}: {error}") from None
+    if exported.format != _FORMAT:
+        raise ToolInvalid(f"{where}: format must be {_FORMAT}, got {exported.format}")
+    return exported
+
 
 def write_tool(spec: ToolSpec, directory: Path) -> Path:
     """Write a tool into a new folder of its name below `directory`; raises RegistryError."""
     folder = directory / normalised(spec.name)
-    about = {name: getattr(spec, name) for name in _FIELDS}
-    exported = ExportedTool(format=_FORMAT, **about)
-    text = msgspec.json.format(msgspec.json.encode(exported), indent=2)
     try:
         folder.mkdir(parents=True)
-        for name, data in ((_SOURCE, spec.source_code.encode()), (_ABOUT, text + b"\n")):
+        for name, data in ((_SOURCE, spec.source_code.encode()), (_ABOUT, encode_tool(spec))):
             with open(folder / name, "xb") as file:
                 file.write(data)
     except OSError as error:
@@ -60,14 +78,11 @@ def write_tool(spec: ToolSpec, directory: Path) -> Path:
 
 def read_tool(folder: Path) -> ExportedTool:
     """Return the tool in a folder; raises ToolInvalid if the folder does not hold one."""
+    exported = decode_tool(_read(folder / _ABOUT), str(folder))
     try:
-        exported = _DECODER.decode(_read(folder / _ABOUT))
-        source = _read(folder / _SOURCE).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return exported.with_source(_read(folder / _SOURCE).decode())
+    except UnicodeDecodeError as error:
         raise ToolInvalid(f"{folder}: {error}") from None
-    if exported.format != _FORMAT:
-        raise ToolInvalid(f"{folder}: format must be {_FORMAT}, got {exported.format}")
-    return msgspec.structs.replace(exported, source_code=source)
 
 
 def _read(path: Path) -> bytes:

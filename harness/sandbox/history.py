@@ -23,6 +23,7 @@ class PastCall(NamedTuple):
 
     given: CallArguments
     outcome: bytes
+    is_ok: bool = True
 
 
 class History:
@@ -43,7 +44,9 @@ class History:
         kept = {name: _copied(value) for name, value in asdict(given).items()} | _ONCE
         with self._lock:
             self._left -= sum(_size(each) for each in kept.values() if each) + _CALL_BYTES
-            self._calls[result.execution_id] = PastCall(CallArguments(**kept), outcome_of(result))
+            self._calls[result.execution_id] = PastCall(
+                CallArguments(**kept), outcome_of(result), result.ok
+            )
             if self._left < 0:
                 self._calls.clear()
 
@@ -52,7 +55,7 @@ class History:
         with self._lock:
             if self._left < 0:
                 raise PolicyError(
-                    f"fork: the calls of this session take more than {_MOST_BYTES} bytes",
+                    f"fork, save_skill: the calls of this session take more than {_MOST_BYTES} bytes",
                     "snapshot() and restore() copy its files to another session",
                 )
             return tuple(call for call in self._calls.values() if call)

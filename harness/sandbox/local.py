@@ -38,7 +38,7 @@ from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
 from .sandbox_arguments import SandboxArguments
 from .session import Session
-from .sessions import OpenSessions
+from .sessions import OpenSessions, SkillReplay
 
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
@@ -118,6 +118,9 @@ class LocalCells:
             user,
             self._egress,
         )
+        self._replay = SkillReplay(
+            partial(_replaying, spawned.again, cgroup_root, settings, known, user), self._skills
+        )
         self._supervisors = Supervisors(
             language, self.supervisor, partial(another, self.policy), sessions
         )
@@ -136,8 +139,9 @@ class LocalCells:
             if self._skills:
                 self._skills.has_tool = self._pipeline.has_tool
             self._sessions = OpenSessions(
-                self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits
-            )
+                self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
+                self._replay,
+            )  # fmt: skip
             self._network = _network(self.policy, self._egress, self._pipeline)
             self._control = _control(self.policy, self._egress, self._network)
         except BaseException:
@@ -304,6 +308,18 @@ def _another(
         policy, spawn(), cgroup_root, settings,
         language=language, interpreter=_interpreter(interpreters, language),
         shared_files=shared_files(language), user=user, egress=egress,
+    )  # fmt: skip
+
+
+def _replaying(
+    spawn: Callable[[], Spawned], cgroup_root: str | None, settings: PoolSettings,
+    interpreters: Mapping[str, str], user: int | str | None, policy: Policy, language: str,
+    skills: SharedFiles,
+) -> Supervisor:  # fmt: skip
+    """Return a supervisor without a pool, whose cells see `skills` and what the policy shows."""
+    return _another(
+        spawn, cgroup_root, settings._replace(size=0), interpreters, lambda _: {SKILLS: skills}, user,
+        None, policy, language,
     )  # fmt: skip
 
 

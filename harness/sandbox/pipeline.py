@@ -61,6 +61,10 @@ class RequestPipeline:
             return replace(result, findings=findings, session_id=session_id, notices=notices)
         return result
 
+    def without_tools(self) -> "RequestPipeline":
+        """Return the same checks and records for programs that are offered no tools."""
+        return RequestPipeline(self.policy, self._layers, self._rules, self._trail)
+
     def perform_program(
         self, given: ProgramArguments, environment: Mapping[str, str],
         on_streams: Callable[[Streams], None], perform: Callable[[Request], SandboxResult],

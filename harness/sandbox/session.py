@@ -15,6 +15,7 @@ from .executing import Executing
 from .parameters import CallArguments, CommandArguments, FileContent, TerminalArguments
 
 if TYPE_CHECKING:
+    from ..skills.store import KeptSkill, SkillStore
     from .ports.exposed import ExposedPort
     from .processes import BackgroundProcess, ProcessesOfCell
     from .terminal import Terminal
@@ -208,6 +209,26 @@ class Session(Executing):
         Raises SessionLost; PolicyError if it is a daemon's, and `seconds` more than a session of that
         daemon may live.
         """
+
+    def save_skill(
+        self, name: str, description: str, *,
+        files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",
+        tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
+        store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
+    ) -> "KeptSkill":  # fmt: skip
+        """Keep what this session did as a skill, once it has worked in a fresh cell without the tools
+        and the network of this session.
+
+        `files`: globs of files below /workspace, or path in the skill -> content; default the programs
+        of the calls so far that succeeded, as one script.  `body`: the instructions; default a list of
+        the files.  `tests`: a program that asserts; it finds the skill below /skills.  `task`, `model`:
+        its provenance.  `store`: default that of the sandbox's skills, else the user's.  `trust`: use
+        it from now on without the decision of a person.
+        Raises SkillInvalid, with the result, if it cannot be a skill or fails; SkillError, SessionLost.
+        """
+        raise PolicyError(
+            "save_skill: not available with connect=", "make a Sandbox without connect="
+        )
 
     @abstractmethod
     def fork(self) -> "Session":

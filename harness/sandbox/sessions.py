@@ -3,9 +3,9 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,8 +28,18 @@ from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
+    from ..skills.store import KeptSkill, SkillStore
+    from .sandbox_skills import SandboxSkills
+    from .skill_saving import MakeSupervisor
     from .terminal import Terminal
     from .workspaces.calls import NamedWorkspace, SessionWorkspace
+
+
+class SkillReplay(NamedTuple):
+    """What tries a skill that is made of a session: a launcher whose cells see it below /skills."""
+
+    make: "MakeSupervisor"
+    skills: "SandboxSkills | None" = None  # of the sandbox: a kept skill is added to them
 
 
 class CellSession(Session):
@@ -45,9 +55,10 @@ class CellSession(Session):
         lease: Lease,
         packages: tuple[str, ...] = (),
         kept_in: "SessionWorkspace | None" = None,
+        replay: "SkillReplay | None" = None,
     ) -> None:
         """`lease`: of the launcher, returned when the session ends; `packages`: what it was opened
-        with."""
+        with; `replay`: tries the skills that are made of it."""
         self.id = id
         self.packages = packages
         self._cell = cell
@@ -57,6 +68,7 @@ class CellSession(Session):
         self._ports = ports
         self._lease = lease
         self._kept_in = kept_in
+        self._replay = replay
         self._history = History()
         cell.on_begin = self._history.begin
         cell.on_end = self._end
@@ -157,6 +169,41 @@ class CellSession(Session):
         self._lease.close()
         self._pipeline.record_session(self.id, action, why)
 
+    def save_skill(
+        self, name: str, description: str, *,
+        files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",
+        tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
+        store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
+    ) -> "KeptSkill":  # fmt: skip
+        from .skill_saving import SkillDraft, drafted, keep, try_out
+
+        if self._replay is None:
+            return super().save_skill(name, description)
+        draft = SkillDraft(name, description, body, tests, task, model, allowed_tools)
+        given, origin = self._files_of_skill(name, files)
+        skill = drafted(draft, given, self.language, origin)
+        policy = self._lease.supervisor.policy
+        pipeline = self._pipeline.without_tools()
+        try_out(skill, tests, self.language, pipeline, policy, self._replay.make)
+        return keep(skill, store, self._replay.skills, trust=trust, allow_similar=allow_similar)
+
+    def _files_of_skill(
+        self, name: str, files: Sequence[str] | Mapping[str, str | bytes] | None
+    ) -> tuple[Mapping[str, str | bytes], str]:
+        """Return the files of a skill, and where they come from."""
+        from .skill_saving import chosen, script_of
+
+        if isinstance(files, Mapping):
+            return files, "given"
+        if isinstance(files, str):
+            raise PolicyError(f"files: must be a list of globs, got {files!r}")
+        if files is not None:
+            there = [each.path for each in self.files()]
+            return chosen(files, there, self.download), "workspace"
+        programs = [call.given.code for call in self._history.calls() if call.is_ok]
+        texts = [each if isinstance(each, str) else each.decode() for each in programs]
+        return {script_of(name, self.language): "\n".join(texts) + "\n"}, "history"
+
     def fork(self) -> "Session":
         calls = self._history.calls()
         branch = self._another()
@@ -191,14 +238,16 @@ class OpenSessions:
 
     def __init__(
         self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
-        packaged: PackagedCells, limits: Limits,
+        packaged: PackagedCells, limits: Limits, replay: "SkillReplay | None" = None,
     ) -> None:  # fmt: skip
-        """`limits`: of the policy; a set of packages is built within their wall time."""
+        """`limits`: of the policy; a set of packages is built within their wall time.  `replay` tries
+        the skills that are made of sessions."""
         self._supervisors = supervisors
         self._pipeline = pipeline
         self._ports = ports
         self._packaged = packaged
         self._limits = limits
+        self._replay = replay
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
@@ -277,7 +326,9 @@ class OpenSessions:
             self.open, SessionArguments(language=given.language, packages=given.packages)
         )
         ports, packages = self._ports.of_cell(cell), tuple(given.packages)
-        session = CellSession(id, cell, self._pipeline, another, ports, lease, packages, kept_in)
+        session = CellSession(
+            id, cell, self._pipeline, another, ports, lease, packages, kept_in, self._replay
+        )
         self._by_id[id] = session
         return session
 
