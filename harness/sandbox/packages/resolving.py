@@ -1,4 +1,4 @@
-"""Turns requirements into locks, and fetches wheels, with pip on the host.
+"""Locks of requirements, by pip or uv on the host, and wheels, which pip fetches.
 
 Building a source distribution would run its code.  `--only-binary :all:` does not prevent that for one
 that is named by its address, in the metadata of a wheel too, so the process of pip cannot start others:
@@ -9,13 +9,10 @@ import hashlib
 import importlib.util
 import os
 import re
-import select
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -23,14 +20,14 @@ from ....policies.errors import PackageError
 from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
 from .lock import EXTRA, Lock, Wheel, lock_of, normalised, wheel_of
+from .sources import ONLY_WHEELS, WheelSource
+from .tool_process import MEMORY_BYTES, run_tool
+from .uv import can_resolve, find_uv, lock_by_uv
 
-_SECONDS = 600
 _PIECE = 1 << 20
-_MOST_READ = 1 << 20  # bytes of what pip said
 _MOST_TOLD = 2000  # characters of what pip said
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)  # of a requirement that was checked
 _MOST_REPORT = 256 << 20  # bytes; it has the metadata of every wheel
-_MEMORY = 4 << 30  # of pip, which reads what an index sends
 # What pip prints of an error: one line, or a form with the reason in the line that an arrow begins.
 _ERRORS = re.compile(r"^(?:ERROR: |OSError: |╰─> )(?!Exception:$)(.+)$", re.MULTILINE)
 # Runs pip in a process that cannot start another one, and has no network if the first argument is "0".
@@ -54,60 +51,6 @@ sys.path += filter(None, [sys.argv.pop(1)])  # of a Python that may have no pip
 sys.addaudithook(refuse)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-
-# Variables that would require more, place wheels elsewhere, or start another Python.
-_MISLEADING = frozenset(
-    f"PIP_{name}"
-    for name in (
-        "EDITABLE", "GROUP", "NO_BINARY", "PREFIX", "PYTHON", "REQUIREMENT",
-        "REQUIREMENTS_FROM_SCRIPT", "REQUIRE_VIRTUALENV", "ROOT", "TARGET", "USER",
-    )
-)  # fmt: skip
-
-
-class WheelSource(msgspec.Struct, frozen=True):
-    """Where wheels come from.
-
-    find_links: a folder of wheels
-    index: use an index too: `index_url`, else the one that pip is configured with
-    """
-
-    find_links: str | None = None
-    index: bool = True
-    index_url: str | None = None
-
-    def options(self) -> list[str]:
-        """Return pip's options."""
-        found = ["--only-binary", ":all:"]
-        if self.find_links is not None:
-            found += ["--find-links", os.path.abspath(self.find_links)]
-        if not self.index:
-            found += ["--no-index", "--retries", "0"]
-        elif self.index_url is not None:
-            found += ["--index-url", self.index_url]
-        return found
-
-    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables for pip: no settings without an index, and one index if it is named."""
-        if not self.index:
-            found = {key: value for key, value in inherited.items() if not key.startswith("PIP_")}
-            return found | {"PIP_CONFIG_FILE": os.devnull}
-        found = {key: value for key, value in inherited.items() if key not in _MISLEADING}
-        found["PIP_NO_DEPS"] = "0"  # a variable counts more than a file of settings
-        return found | ({} if self.index_url is None else {"PIP_EXTRA_INDEX_URL": self.index_url})
-
-    def address_of(self, wheel: Wheel) -> str:
-        """Return where to fetch `wheel`: the folder, if it is there; raises PackageError if there is
-        no other place and it is not."""
-        if self.find_links is not None:
-            path = Path(self.find_links, wheel.filename).absolute()
-            if path.is_file():
-                return path.as_uri()
-        if not self.index and not wheel.url.startswith("file:"):
-            raise PackageError(
-                f"{wheel.filename} is not in {self.find_links}", "copy it there, or use an index"
-            )
-        return wheel.url
 
 
 class _Archive(msgspec.Struct):
@@ -135,13 +78,16 @@ class _Report(msgspec.Struct):
 def resolve(
     lines: Sequence[str], source: WheelSource, python: HostPython, deadline: Deadline = NO_DEADLINE
 ) -> Lock:
-    """Return the wheels that meet the lines of a requirements file.
+    """Return the wheels that meet the lines of a requirements file: by uv if it is installed, else by
+    pip, which finds the same.
 
-    Raises PackageError if there are none, pip cannot be run, or it takes until after the deadline.
+    Raises PackageError if there are none, neither can be run, or it takes until after the deadline.
     """
     with tempfile.TemporaryDirectory(prefix="cellwright-lock-") as folder:
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
         wanted.write_text("".join(f"{line}\n" for line in lines))
+        if (uv := find_uv()) and can_resolve(lines, source):
+            return lock_by_uv(uv, wanted, source, python, deadline)
         _pip(
             ["install", "--dry-run", "--ignore-installed", "--report", str(report), "-r", str(wanted)],
             source, folder, deadline, python,
@@ -217,14 +163,11 @@ def _pip(
     if not python.is_ours and (spec := importlib.util.find_spec("pip")) and spec.origin:
         executable, ours = python.path, os.path.dirname(os.path.dirname(spec.origin))
     command = [
-        executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(_MEMORY), ours,
+        executable, "-Ic", _CONFINED_PIP, str(int(source.index)), str(MEMORY_BYTES), ours,
         arguments[0], "--quiet", "--no-input", "--no-color",
         "--disable-pip-version-check", *source.options(), *arguments[1:],
     ]  # fmt: skip
-    with tempfile.TemporaryFile() as stderr:
-        code = _exit_code(command, source.variables(os.environ), folder, stderr, deadline)
-        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_READ))
-        said = stderr.read(_MOST_READ).decode("utf-8", "replace")
+    code, said = run_tool("pip", command, source.variables(os.environ), folder, deadline)
     if code == 0:
         return
     if "No module named pip" in said:
@@ -234,44 +177,7 @@ def _pip(
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))
 
 
-def _exit_code(
-    command: list[str], variables: Mapping[str, str], folder: str, stderr: IO[bytes],
-    deadline: Deadline,
-) -> int:  # fmt: skip
-    """Run a command and return its exit code; it is killed at the deadline, or if it is cancelled.
-
-    Raises PackageError for both.
-    """
-    patience = deadline.left(_SECONDS)
-    with subprocess.Popen(
-        command, env=variables, cwd=folder, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=stderr,
-    ) as process:  # fmt: skip
-        try:
-            ended = os.pidfd_open(process.pid)
-            try:
-                poll = select.poll()
-                poll.register(ended, select.POLLIN)
-                if deadline.cancel >= 0:
-                    poll.register(deadline.cancel, select.POLLIN)
-                readable = [each for each, _ in poll.poll(patience * 1000)]
-            finally:
-                os.close(ended)
-            if ended in readable:
-                return process.wait()
-        finally:
-            process.kill()
-    if readable:
-        raise PackageError("cancelled while the set of packages was built")
-    deadline.left()
-    raise PackageError(f"pip took longer than {_SECONDS} s")
-
-
 def _hint(said: str) -> str:
     if "No matching distribution" in said:
-        return (
-            "check the name and the version; only wheels are used: if there is only a source "
-            "distribution, build a wheel where you trust it (pip wheel), and name its folder with "
-            "find_links"
-        )
+        return ONLY_WHEELS
     return ""

@@ -39,7 +39,8 @@ from .lock import (
     require_extra,
 )
 from .opening import DIRECTORY_MODE, Files, is_sealed, open_wheel
-from .resolving import WheelSource, fetch, resolve
+from .resolving import fetch, resolve
+from .sources import WheelSource
 
 MOST_BYTES = 1024 * MIB
 Requirements = Iterable[str] | str | os.PathLike[str]

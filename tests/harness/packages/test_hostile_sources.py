@@ -18,7 +18,8 @@ from cellwright.harness.sandbox.packages.lock import (
     wheel_of,
 )
 from cellwright.harness.sandbox.packages.opening import _copy
-from cellwright.harness.sandbox.packages.resolving import WheelSource, resolve
+from cellwright.harness.sandbox.packages.resolving import resolve
+from cellwright.harness.sandbox.packages.sources import WheelSource
 from cellwright.harness.sandbox.pythons import this_python
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL
