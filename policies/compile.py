@@ -230,6 +230,7 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
         rules=encode_rules(section.allow, section.deny, section.addresses),
         words=words,
         ports=ports,
+        has_proxy=section.proxy != "none",
         reads_requests=any(rule.has_requests for rule in section.allow),
         egress_filter=_egress_filter(table),
         certificates=host.certificates,

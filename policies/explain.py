@@ -61,7 +61,13 @@ def missing_layers(plan: Plan) -> list[str]:
 def _network(plan: Plan) -> list[str]:
     if plan.network is None:
         return []
-    return [f"network: {words}, through the egress process" for words in plan.network.words]
+    lines = [f"network: {words}, through the egress process" for words in plan.network.words]
+    if plan.network.has_proxy:
+        lines.append(
+            "network: all through the proxy in HTTPS_PROXY of the host, which resolves the names: "
+            "their addresses are not checked"
+        )
+    return lines
 
 
 def _hide(path: str, is_writable: bool) -> str:

@@ -187,7 +187,11 @@ def _common_network(some: Network, others: Network) -> Network:
     from .network.comparison import common_rules  # imports ipaddress, which few policies need
 
     shared = common_rules(_rules_of(some), _rules_of(others))
-    return Network(loopback=loopback, allow=tuple(shared.allow), deny=tuple(shared.deny))
+    is_same = some.proxy == others.proxy  # without the proxy, addresses are checked
+    return Network(
+        loopback=loopback, allow=tuple(shared.allow), deny=tuple(shared.deny),
+        proxy=some.proxy if is_same else "none",
+    )  # fmt: skip
 
 
 def _network(some: Network, limit: Network) -> list[str]:
@@ -195,7 +199,10 @@ def _network(some: Network, limit: Network) -> list[str]:
         return []
     from .network.comparison import rules_exceed
 
-    return rules_exceed(_rules_of(some), _rules_of(limit))
+    found = rules_exceed(_rules_of(some), _rules_of(limit))
+    if some.proxy != "none" and limit.proxy == "none":
+        found.append(f"network.proxy: {some.proxy}: addresses are not checked")
+    return found
 
 
 def _rules_of(network: Network) -> "RuleSet":

@@ -43,6 +43,7 @@ class NetworkPlan(_Data, frozen=True):
     words: tuple[str, ...]  # a line for each rule
     ports: tuple[int, ...]  # of every rule; a cell has a listening socket for each
     reads_requests: bool  # a rule has methods or paths
+    has_proxy: bool  # connections go through the host's proxy
     egress_filter: bytes
     certificates: (
         str  # the host's file that cells are shown at CERTIFICATES, empty if there is none

@@ -64,12 +64,15 @@ class Network(_Section, frozen=True):
     allow: hosts that programs may connect to by name; without rules there is no other network
     deny: hosts that they may not, whatever `allow` says
     addresses: networks that are not public and that every rule may reach, such as 10.1.0.0/16
+    proxy: "environment": connections go through the host's HTTP proxy that HTTPS_PROXY names.  It
+        resolves the names, so that addresses are not checked; default "none"
     """
 
     loopback: bool = False
     allow: tuple[NetworkRule, ...] = ()
     deny: tuple[NetworkDenial, ...] = ()
     addresses: tuple[str, ...] = ()
+    proxy: Literal["none", "environment"] = "none"
 
 
 class Python(_Section, frozen=True):
@@ -212,6 +215,8 @@ def check_policy(policy: Policy) -> Policy:
     check_validation(policy.validation)
     check_tools(policy.tools)
     network = policy.network
+    if network.proxy not in ("none", "environment"):
+        raise PolicyError(f'network.proxy: must be "none" or "environment", got {network.proxy!r}')
     if network.allow or network.deny or network.addresses:
         from .network.checks import check_rules  # most policies have none
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..policies.errors import ClosedError, InternalError, LaunchError
+from ..policies.errors import ClosedError, InternalError, LaunchError, PolicyError
 from ..policies.plan import Plan
 from . import channel
 from .fixed_root import ANY_ADDRESS, DNS_ADDRESS
@@ -36,6 +36,7 @@ from .messages import (
 )
 from .result import NetworkConnection, Violation
 from .spawn import Spawned
+from .upstream_proxy import ENVIRONMENT, UpstreamProxy, proxy_of
 
 _MODULE = "cellwright.runner.egress.main"
 _BOOT_SECONDS = 30.0
@@ -239,9 +240,10 @@ class EgressProcess:
         if self._rules is not None:
             network = msgspec.structs.replace(network, rules=self._rules)
         parser = _http_parser() if network.reads_requests else ""
+        proxy = _proxy() if network.has_proxy else None
         self._spawned = spawned = Spawned(self._executable, _MODULE)
         sock = socket.socket(fileno=spawned.take_socket())
-        boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser)
+        boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser, proxy)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(sock, encode(boot))
         if why := _why_not_booted(sock):
@@ -270,6 +272,14 @@ class EgressProcess:
         with self._lock:
             self._is_closed = True
             self._end()
+
+
+def _proxy() -> UpstreamProxy:
+    """Return the host's proxy; raises LaunchError without: nothing is dialled directly then."""
+    try:
+        return proxy_of(ENVIRONMENT, "network.proxy")
+    except PolicyError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _http_parser() -> str:

@@ -263,6 +263,7 @@ class EgressBoot(_Frame, frozen=True):
     landlock_abi: int
     made_at: float  # when the sandbox was made, by time.monotonic
     http_parser: str  # the directory of the package h11, if requests are read
+    proxy: tuple[str, int, str] | None  # host, port and authorization of an UpstreamProxy
 
 
 class AddCell(_Frame, frozen=True):

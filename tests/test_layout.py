@@ -92,7 +92,7 @@ ARROWS = {
     ),
     "runner/cgroups": ("runner/cgroups",),
     "runner/egress": (
-        "runner/egress", "runner/kernel", "runner/messages", "runner/channel", "policies/network",
+        "runner/egress", "runner/kernel", "runner/messages", "runner/channel", "runner/upstream_proxy", "policies/network",
     ),
     "runner/launcher": (
         "runner/launcher", "runner/fixed_root", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shared_files",

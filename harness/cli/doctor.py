@@ -304,9 +304,13 @@ def _egress() -> Check:
     if not proxies:
         return Check("egress", "PASS", f"{proof}; no upstream proxy is configured", "")
     proof += (
-        f"; {proxies[0]} names an upstream proxy, but the names of a policy are dialled directly"
+        f"; {proxies[0]} names an upstream proxy, but the names of a policy are dialled directly, "
+        'or with network.proxy = "environment" through it: it resolves them, and no address is checked'
     )
-    return Check("egress", "WARN", proof, "name hosts that this host reaches without a proxy")
+    return Check(
+        "egress", "WARN", proof,
+        'name hosts that this host reaches without a proxy, or set network.proxy = "environment"',
+    )  # fmt: skip
 
 
 def _greet(server: socket.socket) -> None:

@@ -20,11 +20,13 @@ from .. import channel
 from ..kernel import landlock, privileges, processes
 from ..kernel.now import Now
 from ..messages import AddCell, Booted, EgressBoot, Failed, Manage, decode, encode
+from ..upstream_proxy import UpstreamProxy
 from .budgets import budgets
 from .cell_policy import CellPolicy, decoded_rules
 from .management import MOST_BYTES, Management
 from .resolving import Resolver, resolving_threads
 from .served_cell import ServedCell
+from .upstream import Upstream
 
 _CONTROL = 3
 _OPEN_FILES = 16_384
@@ -103,6 +105,7 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
     cells: set[ServedCell] = set()
     management = Management(policy, cells)
     shared = budgets(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    upstream = Upstream(UpstreamProxy(*boot.proxy)) if boot.proxy else None
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     def hear() -> None:
@@ -115,7 +118,7 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
             management.begin(first)
         else:
             resolver = Resolver(threads)
-            cells.add(ServedCell(policy, resolver, first, sockets, shared, cells.discard))
+            cells.add(ServedCell(policy, resolver, upstream, first, sockets, shared, cells.discard))
 
     def check() -> None:
         for cell in cells:

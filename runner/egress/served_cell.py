@@ -29,6 +29,7 @@ from .connection import CellConnection
 from .records import Records
 from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset
 from .resolving import NoAddressError, Resolver
+from .upstream import Upstream
 
 if TYPE_CHECKING:
     from .http_relay import RequestRelay
@@ -49,12 +50,13 @@ class ServedCell:
     """One cell's sockets, names and connections."""
 
     def __init__(
-        self, policy: CellPolicy, resolver: Resolver, reports: socket.socket,
+        self, policy: CellPolicy, resolver: Resolver, upstream: Upstream | None, reports: socket.socket,
         sockets: list[socket.socket], budgets: Budgets, on_end: Callable[["ServedCell"], None],
     ) -> None:  # fmt: skip
         """`sockets` are those for queries, by UDP and by TCP, and a listening one for each port."""
         self._policy = policy
         self._resolver = resolver
+        self._upstream = upstream
         self._reports = reports
         self._datagrams, self._streams, *self._listeners = sockets
         self._on_end = on_end
@@ -227,18 +229,12 @@ class ServedCell:
         """Relay one connection that the policy allows, and note how it went."""
         name, port, address = connection.name, connection.port, ""
         outcome, outside = "failed", None  # by an exception that nothing below expects
-        networks = self._policy.rules.networks(verdict)
         schemes = connection.grant.schemes
         try:
             # Where any bytes may be sent, the server may speak first.
             first = b"" if "tcp" in schemes else await self._first_bytes(connection)
             relay_to = await self._relaying(connection, first)
-            addresses = await self._resolver.resolve(
-                name,
-                port,
-                lambda address: refusal_of(address, networks, is_own=is_own_address),
-            )
-            outside, address = await dial(addresses, port, _CONNECT_SECONDS)
+            outside, address = await self._dial(connection, verdict)
             if len(self._connections) > _FAST_CONNECTIONS:
                 limit_buffers(connection.guest, outside)
             connection.relay = relay_to(outside)
@@ -257,6 +253,22 @@ class ServedCell:
             outcome = connection.why or "the program had ended"
         finally:
             self._finish(connection, outside, outcome, address, verdict.rule or "")
+
+    async def _dial(
+        self, connection: CellConnection, verdict: NetworkVerdict
+    ) -> tuple[socket.socket, str]:
+        """Return a socket to a vetted address of the name, or to the proxy, and that address.
+
+        Raises NoAddressError and OSError.
+        """
+        name, port, resolver = connection.name, connection.port, self._resolver
+        if self._upstream:
+            return await self._upstream.connect(name, port, resolver, _CONNECT_SECONDS)
+        networks = self._policy.rules.networks(verdict)
+        addresses = await resolver.resolve(
+            name, port, lambda address: refusal_of(address, networks, is_own=is_own_address)
+        )
+        return await dial(addresses, port, _CONNECT_SECONDS)
 
     async def _first_bytes(self, connection: CellConnection) -> bytes:
         grant = connection.grant

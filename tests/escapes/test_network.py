@@ -4,18 +4,21 @@ Servers of these tests are on the host's loopback, which a rule names.  Each tes
 can be reached by the name that is allowed.
 """
 
+import base64
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, SandboxStatus
+from cellwright import AuditLog, LaunchError, Sandbox, SandboxStatus
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
-from cellwright.policies.policy import Network, Processes
+from cellwright.policies.policy import Network, Policy, Processes
 from cellwright.runner import channel
 from cellwright.testing import inspect
+from tests.conftest import OPTIONAL
 from tests.network import (
     LOOPBACK,
     NAME,
@@ -436,6 +439,77 @@ def encrypted(name, asked):
         return "sent"
 """
 )
+
+
+@pytest.fixture
+def proxied(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Policy, list[bytes]]]:
+    """A policy with the host's proxy, which leads to the server, and what the proxy was asked."""
+    asked: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        asked.append(sock.recv(65536))
+        if b"CONNECT refused" in asked[-1]:
+            sock.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            return
+        with socket.create_connection(("127.0.0.1", server.port)) as target:
+            sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while data := sock.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+            sock.sendall(target.recv(65536))
+
+    # The names of cells cannot be resolved here: the proxy does that.
+    resolving(monkeypatch, {"proxy.example": [["127.0.0.1"]]})
+    with serving(serve) as proxy:
+        url = f"http://someone:S3CR3T@proxy.example:{proxy.port}"
+        monkeypatch.setenv("HTTPS_PROXY", url)
+        rules = (tcp(server.port), tcp(server.port, "refused.example.org"))
+        network = Network(allow=rules, proxy="environment")
+        yield Policy(name="proxied", network=network, optional_layers=OPTIONAL), asked
+
+
+def test_connections_go_through_the_hosts_proxy_if_the_policy_says_so(
+    proxied: tuple[Policy, list[bytes]], server: Server, tmp_path: Path
+) -> None:
+    given, asked = proxied
+    code = (
+        "[reach(NAME), attempt(lambda: reach('refused.example.org')),"
+        " attempt(lambda: reach('evil.example'))]"
+    )
+    with (
+        AuditLog(path=tmp_path / "trail") as trail,
+        Sandbox(policy=given, pool=0, audit=trail) as box,
+    ):
+        found, result = value(box, server, code)
+        process = Path("/proc", str(inspect(box).egress_pid()))
+        processes = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+    assert found == ["5", "ECONNRESET", "gaierror"]
+    assert [line.split(b"\r\n")[0] for line in asked] == [
+        f"CONNECT {NAME}:{server.port} HTTP/1.1".encode(),
+        f"CONNECT refused.example.org:{server.port} HTTP/1.1".encode(),
+    ]
+    assert base64.b64encode(b"someone:S3CR3T") in asked[0]
+    outcomes = {each.name: each.outcome for each in result.connections}
+    assert outcomes == {NAME: "ok", "refused.example.org": "the proxy refused: 403"}
+    told = repr(result).encode() + (tmp_path / "trail").read_bytes() + processes
+    for secret in (b"S3CR3T", base64.b64encode(b"someone:S3CR3T")):
+        assert secret not in told
+
+
+def test_without_its_proxy_nothing_is_dialled(
+    proxied: tuple[Policy, list[bytes]], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://someone:S3CR3T@")
+    given, _ = proxied
+    with (
+        Sandbox(policy=given, pool=0) as box,
+        pytest.raises(LaunchError, match=r"network\.proxy") as caught,
+    ):
+        value(box, server, "reach(NAME)")
+    assert "S3CR3T" not in str(caught.value)
+    assert server.connections == 0
 
 
 def test_each_request_over_plain_http_needs_its_method_and_path(

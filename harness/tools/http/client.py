@@ -19,6 +19,7 @@ from ....policies.network.rule import NetworkDenial, NetworkRule
 from ....policies.network.rules import NetworkRules, NetworkVerdict
 from ....policies.network.usage import RuleUse
 from ....runner.kernel.own_addresses import is_own_address
+from ....runner.upstream_proxy import proxy_of
 from .exchange import (
     CallDeadline,
     HttpAnswer,
@@ -39,7 +40,7 @@ from .headers import (
     for_another_origin,
     with_credential,
 )
-from .proxy import open_tunnel, proxy_of
+from .proxy import open_tunnel
 from .targets import Target, TargetError, redirected, target_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -131,7 +132,7 @@ class HttpClient:
         self._caps = caps
         self._resolve = resolve
         self._context = _tls(ca_file)
-        self._proxy = proxy_of(proxy)
+        self._proxy = None if proxy is None else proxy_of(proxy)
         self._made_at = time.monotonic()
         self._uses: dict[NetworkRule, RuleUse] = {}
         self._lock = threading.Lock()
@@ -249,7 +250,7 @@ class HttpClient:
     ) -> socket.socket:
         """Return a connection to a checked address of the target, or through the proxy."""
         if self._proxy:
-            host, port, _ = self._proxy
+            host, port = self._proxy.host, self._proxy.port
             sock = dial(addresses_of(host, port, self._resolve, deadline), port, deadline)
         else:
             sock = dial(self._vetted(target, verdict, deadline), target.port, deadline)

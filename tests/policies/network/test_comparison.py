@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwright import exceeds, narrow
+from cellwright import PolicyError, exceeds, narrow
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules, any_sni
 from cellwright.policies.policy import Network, Policy, check_policy
@@ -166,3 +167,14 @@ def test_a_cap_that_expires_earlier_is_more() -> None:
     shorter = Network(allow=(NetworkRule(**small, lifetime_seconds=5), NetworkRule(**large)))
     found = exceeds(Policy(network=shorter), Policy(network=limit))
     assert found == ("network.allow: a.example: beyond the caps of allow a.example:443",)
+
+
+def test_a_proxy_is_more_because_addresses_are_not_checked_then() -> None:
+    direct = Policy(network=LIMIT)
+    through = Policy(network=msgspec.structs.replace(LIMIT, proxy="environment"))
+    assert exceeds(through, direct) == ("network.proxy: environment: addresses are not checked",)
+    assert exceeds(direct, through) == exceeds(through, through) == ()
+    assert narrow(through, direct).network.proxy == narrow(direct, through).network.proxy == "none"
+    assert narrow(through, through).network.proxy == "environment"
+    with pytest.raises(PolicyError, match=r"network\.proxy"):
+        check_policy(Policy(network=Network(proxy="http://p:1")))  # type: ignore[arg-type]

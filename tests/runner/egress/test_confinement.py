@@ -97,7 +97,7 @@ def _boot(uid: int) -> str:
     policy = Policy(network=Network(allow=(NetworkRule(host="api.example.org"),)))
     plan = compile_policy(policy, host)
     assert plan.network
-    return encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0, "")).hex()
+    return encode(EgressBoot(plan.network, uid, plan.landlock_abi, 0.0, "", None)).hex()
 
 
 @pytest.mark.needs("root", "landlock")

@@ -146,7 +146,7 @@ def served(
 ) -> ServedCell:  # fmt: skip
     resolver = Resolver(resolving_threads())
     shared = shared or budgets(1024)
-    return ServedCell(policy, resolver, reports, sockets, shared, lambda _: None)
+    return ServedCell(policy, resolver, None, reports, sockets, shared, lambda _: None)
 
 
 def test_a_flooded_socket_rests_and_has_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
