@@ -35,6 +35,8 @@ _CONTROL = 3
 _BOOT_BYTES = 4 * 1024 * 1024
 _TOO_MUCH = "show fewer directories, or deny fewer names: allow_hidden=True, no pattern with **"
 _NOT_PRELOADED = "name a module of the standard library, or of a directory in python.path"
+_TCP_TABLES = "sys/net/ipv4/tcp_child_ehash_entries"
+_TCP_TABLE = 256  # entries: their chains stay short for the sockets of one cell
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 
@@ -149,6 +151,7 @@ def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
     root = _is_root()
+    of_host = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     shared_files, views = enter_new_root(boot)
     if shared_files:  # before any process is forked that could have them too
         channel.send(sock, encode(SharedFilesMade()), shared_files)
@@ -163,9 +166,24 @@ def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
         processes.unshare(processes.CLONE_NEWNS)
     # Namespaces of its own, to come home to; each cell's uts namespace starts as a copy.
     processes.unshare(processes.CLONE_NEWNET | processes.CLONE_NEWIPC | processes.CLONE_NEWUTS)
+    if boot.plan.loopback:
+        _keep_tcp_tables_small(of_host)
+    os.close(of_host)
     kernel.sethostname(boot.plan.hostname)
     beneath = _beneath_memory(boot.plan)
     return LauncherFacts(boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins)
+
+
+def _keep_tcp_tables_small(proc: int) -> None:
+    """Give each network namespace that is made from this one a table of its own TCP sockets, where the
+    kernel can (6.1): to read the sockets of a namespace from the host's table takes milliseconds
+    (ip-sysctl, tcp_child_ehash_entries).  Which namespace `proc` tells of depends on who looks."""
+    with contextlib.suppress(OSError):  # older, or /proc/sys is read-only, as in containers
+        file = os.open(_TCP_TABLES, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            os.write(file, str(_TCP_TABLE).encode())
+        finally:
+            os.close(file)
 
 
 def _hand_over(views: Views, sock: socket.socket) -> None:
