@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 README = Path(__file__).with_name("README.md")
-_TABLE = re.compile(r"(?<=<!-- mutations -->\n).*(?=<!-- end of mutations -->)", re.DOTALL)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 _SECONDS = 600  # on a busy machine
 _SECONDS_OF_ONE = 90.0
@@ -31,8 +30,8 @@ _PAYLOADS = ("-k", "standard", "tests/escapes/test_payloads.py")
 _HEAD = """
 {place}:
 
-| protection | in | test | payload |
-|---|---|---|---|
+| protection | in | test |{payload}
+|---|---|---|{line}
 """
 
 
@@ -70,7 +69,7 @@ class Edit(NamedTuple):
 
 def _function(tree: ast.AST, path: str) -> ast.AST:
     for name in filter(None, path.split(".")):
-        kinds = ast.FunctionDef | ast.ClassDef
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
         if len(found) != 1:
             raise MisplacedError(f"{path}: {len(found)} definitions of {name}, not 1")
@@ -316,9 +315,48 @@ def is_asked(mutation: Mutation, test: str) -> bool:
     return any(test == each or test.startswith((f"{each}::", f"{each}[")) for each in asked)
 
 
+class Table(NamedTuple):
+    """A table of README.md, between comments that have its name.  The payloads know no network, so there
+    are none in the one about the way out."""
+
+    name: str
+    mutations: tuple[Mutation, ...]
+    has_payloads: bool
+
+    def place(self) -> re.Pattern[str]:
+        return re.compile(
+            rf"(?<=<!-- {self.name} -->\n).*(?=<!-- end of {self.name} -->)", re.DOTALL
+        )
+
+    def rows_so_far(self) -> dict[str, str]:
+        """Return the rows by their protection: those that are not tried anew stay."""
+        table = self.place().search(README.read_text())
+        lines = table[0].splitlines() if table else []
+        rows = {line[2:].partition(" | ")[0]: line for line in lines if line.startswith("| ")}
+        rows.pop("protection", None)  # the head
+        return rows
+
+    def write(self, rows: dict[str, str]) -> None:
+        where = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
+        told = [rows[each.layer] for each in self.mutations if each.layer in rows]
+        head = _HEAD.format(
+            place=where, payload=" payload |" * self.has_payloads, line="---|" * self.has_payloads
+        )
+        table = head + "\n".join(told) + "\n\n"
+        README.write_text(self.place().sub(lambda _: table, README.read_text()))
+
+
+def tables() -> tuple[Table, ...]:
+    """Return every table: of the layers of a cell, and of the way out by name."""
+    from tests.egress_mutations import EGRESS  # which is made of mutations
+
+    return Table("mutations", MUTATIONS, True), Table("egress mutations", EGRESS, False)
+
+
 def misplaced() -> list[str]:
     """Return the protections with an edit that does not match exactly one node."""
-    return [each.layer for each in MUTATIONS if not _is_in_place(each)]
+    found = [each for table in tables() for each in table.mutations]
+    return [each.layer for each in found if not _is_in_place(each)]
 
 
 def _is_in_place(mutation: Mutation) -> bool:
@@ -338,9 +376,9 @@ def _changed(mutation: Mutation, root: Path) -> dict[str, str]:
     return texts
 
 
-def mutate(mutation: Mutation, by_test: str, by_payload: str) -> tuple[str, str]:
+def mutate(mutation: Mutation, by_test: str, by_payload: str | None) -> list[str]:
     """Return which test and which payload fail under `mutation`; those that failed the last time run
-    first."""
+    first.  Without `by_payload` no payload is asked."""
     with tempfile.TemporaryDirectory(prefix="cellwright-mutation-") as directory:
         copy = Path(directory) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", ".servers", "__pycache__", "*.egg-info")
@@ -348,49 +386,43 @@ def mutate(mutation: Mutation, by_test: str, by_payload: str) -> tuple[str, str]
         (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
         for file, text in _changed(mutation, copy).items():
             (copy / file).write_text(text)
-        return (
-            noticed_again(copy, by_test if is_asked(mutation, by_test) else "", *mutation.asked),
-            noticed_again(copy, by_payload, *_PAYLOADS),
-        )
+        by_test = by_test if is_asked(mutation, by_test) else ""
+        found = [noticed_again(copy, by_test, *mutation.asked)]
+        if by_payload is not None:
+            found.append(noticed_again(copy, by_payload, *_PAYLOADS))
+        return found
 
 
 def main() -> None:
     if lost := misplaced():
         raise SystemExit(f"edits that do not match exactly one node: {', '.join(lost)}")
     wanted = sys.argv[1:]
-    if unknown := set(wanted) - {each.layer for each in MUTATIONS}:
+    known = {each.layer for table in tables() for each in table.mutations}
+    if unknown := set(wanted) - known:
         raise SystemExit(f"unknown protection: {', '.join(sorted(unknown))}")
-    chosen = [each for each in MUTATIONS if not wanted or each.layer in wanted]
-    rows = rows_so_far()
-    for mutation in chosen:
-        last = noticed(rows.get(mutation.layer, ""))
-        cells = (mutation.layer, f"`{mutation.edits[0].file}`", *mutate(mutation, *last))
+    tried = [row for table in tables() for row in try_each(table, wanted)]
+    sys.exit(any(_NOTHING_FAILS in row for row in tried))
+
+
+def try_each(table: Table, wanted: list[str]) -> list[str]:
+    """Try the mutations of a table, or those that are `wanted`; return and write their rows."""
+    rows, tried = table.rows_so_far(), []
+    for mutation in table.mutations:
+        if wanted and mutation.layer not in wanted:
+            continue
+        by_test, *by_payload = noticed(rows.get(mutation.layer, "")) or [""]
+        payload = (by_payload or [""])[0] if table.has_payloads else None
+        cells = mutation.layer, f"`{mutation.edits[0].file}`", *mutate(mutation, by_test, payload)
         rows[mutation.layer] = f"| {' | '.join(cells)} |"
-        print(rows[mutation.layer], flush=True)
-        write(rows)
-    sys.exit(any(_NOTHING_FAILS in rows[each.layer] for each in chosen))
+        tried.append(rows[mutation.layer])
+        print(tried[-1], flush=True)
+        table.write(rows)
+    return tried
 
 
-def noticed(row: str) -> tuple[str, str]:
-    """Return the test and the payload of a row, empty where there are none."""
-    cells = row.removesuffix(" |").split(" | ")
-    return (cells[2], cells[3]) if len(cells) == 4 else ("", "")
-
-
-def rows_so_far() -> dict[str, str]:
-    """Return the rows of the table by their protection: those that are not tried anew stay."""
-    table = _TABLE.search(README.read_text())
-    lines = table[0].splitlines() if table else []
-    rows = {line[2:].partition(" | ")[0]: line for line in lines if line.startswith("| ")}
-    rows.pop("protection", None)  # the head
-    return rows
-
-
-def write(rows: dict[str, str]) -> None:
-    place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
-    told = [rows[each.layer] for each in MUTATIONS if each.layer in rows]
-    table = _HEAD.format(place=place) + "\n".join(told) + "\n\n"
-    README.write_text(_TABLE.sub(lambda _: table, README.read_text()))
+def noticed(row: str) -> list[str]:
+    """Return the test of a row, and the payload if it has one; empty without a row."""
+    return row.removesuffix(" |").split(" | ")[2:]
 
 
 if __name__ == "__main__":

@@ -358,20 +358,24 @@ def test_an_edit_of_a_mutation_ignores_the_layout_and_matches_exactly_one_node()
 
 def test_each_protection_has_a_test_of_its_layer_and_a_payload_that_fail_without_it() -> None:
     """The table names them, and they exist."""
-    from tests.mutations import MUTATIONS, is_asked, noticed, rows_so_far
+    from tests.mutations import is_asked, noticed, tables
 
-    rows = rows_so_far()
-    assert rows.keys() == {each.layer for each in MUTATIONS}
-    for mutation in MUTATIONS:
-        test = noticed(rows[mutation.layer])[0]
-        assert is_asked(mutation, test), (mutation.layer, test)
-    for layer, row in rows.items():
-        for name in noticed(row):
-            file, found, test = name.partition("::")
-            function = f"def {test.partition('[')[0]}("
-            places = (ROOT / "tests").rglob(file) if found else ()
-            there = any(function in path.read_text() for path in places)
-            assert there, layer
+    for table in tables():
+        rows = table.rows_so_far()
+        assert rows.keys() == {each.layer for each in table.mutations}
+        for mutation in table.mutations:
+            test, *payloads = noticed(rows[mutation.layer])
+            assert is_asked(mutation, test), (mutation.layer, test)
+            assert len(payloads) == table.has_payloads
+        for layer, row in rows.items():
+            assert all(map(_exists, noticed(row))), layer
+
+
+def _exists(name: str) -> bool:
+    file, found, test = name.partition("::")
+    function = f"def {test.partition('[')[0]}("
+    places = (ROOT / "tests").rglob(file) if found else ()
+    return any(function in path.read_text() for path in places)
 
 
 def test_each_payload_of_ours_is_described_and_has_its_verdict() -> None:

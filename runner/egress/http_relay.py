@@ -244,6 +244,8 @@ class RequestRelay:
             await asyncio.gather(upload, download)
         finally:
             await _end(upload, download)
+        if self._outside.http.trailing_data[0]:  # it would be taken for the answer to the next one
+            return False
         return self._guest.has_ended_message() and self._outside.has_ended_message()
 
     async def _upload(self, uploaded: asyncio.Event) -> None:

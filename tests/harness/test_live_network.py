@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +157,32 @@ def test_a_process_that_does_not_answer_is_ended_with_its_connections(
         ended = session.execute("echo(sock)")
         assert ended.value in ("ConnectionResetError", "BrokenPipeError", "")
         assert "egress" in [each.syscall for each in ended.violations]
+
+
+def test_changes_by_many_threads_while_programs_connect_leave_the_last_one_in_force(
+    box: Sandbox, server: Server
+) -> None:
+    rule = tcp(server.port, OTHER)
+    assert ask(box, server, NAME) == "x"
+    pid = inspect(box).egress_pid()
+
+    def change() -> None:
+        for _ in range(10):
+            box.network.allow(rule)
+            box.network.deny(OTHER)
+
+    threads = [threading.Thread(target=change) for _ in range(3)]
+    for each in threads:
+        each.start()
+    code = f"{_ASK}\nsorted({{ask(name) for _ in range(40) for name in ({OTHER!r}, {NAME!r})}})"
+    result = box.execute(code, inputs={"port": server.port})
+    for each in threads:
+        each.join()
+    box.network.deny(OTHER)
+    assert "x" in result.value, result
+    assert {ask(box, server, OTHER), ask(box, server, NAME)} == {"gaierror", "x"}
+    assert [each for each in box.network.rules if OTHER in each] == [f"deny {OTHER}"]
+    assert inspect(box).egress_pid() == pid  # it was not ended for not answering
 
 
 def test_a_sandbox_without_network_rules_has_none_to_change() -> None:

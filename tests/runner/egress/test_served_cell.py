@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cellwright.policies.network.rule import NetworkRule
+from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules
 from cellwright.runner.egress import cell_policy, records, relay, resolving, served_cell
 from cellwright.runner.egress.budgets import Budgets, SharedBudget, budgets
@@ -278,6 +278,39 @@ def test_a_quick_connection_lets_others_have_a_turn() -> None:
             return endless.calls
 
     assert 0 < asyncio.run(run()) < 100
+
+
+def test_a_name_that_is_denied_while_it_is_resolved_is_not_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask(*_: object) -> list[tuple[socket.AddressFamily, str]]:
+        asked.set()
+        answered.wait()
+        return [(socket.AF_INET, "127.0.0.1")]
+
+    async def run() -> None:
+        with _Connected(monkeypatch) as connected:
+            monkeypatch.setattr(resolving, "_ask", ask)
+            place, cell = connected.listener.getsockname(), connected.cell
+            guest = connected.enter_context(
+                await asyncio.to_thread(socket.create_connection, place)
+            )
+            await asyncio.to_thread(asked.wait)
+            rules = NetworkRules(cell._policy.rules.allow, [NetworkDenial(host=NAME)])
+            cell._policy.rules = rules
+            await asyncio.wait(cell.follow_rules())
+            answered.set()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(guest.recv, 1)
+            connected.server.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connected.server.accept()
+            (told,) = cell._records.take()
+            assert told.outcome == f"ended by the rule 'deny {NAME}'"  # type: ignore[attr-defined]
+
+    asyncio.run(run())
 
 
 def test_many_connections_do_not_get_large_buffers_each(monkeypatch: pytest.MonkeyPatch) -> None:
