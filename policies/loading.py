@@ -19,6 +19,8 @@ _NOT_A_TABLE = re.compile(r"Expected `object`.*`\$\.([\w.]+)\[")
 _TABLES = {
     "network.allow": 'write a table for each host: [[network.allow]], then host = "api.example.org"',
     "network.deny": 'write a table for each host: [[network.deny]], then host = "api.example.org"',
+    "http.allow": 'write a table for each host: [[http.allow]], then host = "api.example.org"',
+    "http.deny": 'write a table for each host: [[http.deny]], then host = "api.example.org"',
     "tools.rules": 'write a table for each rule: [[tools.rules]], then tool = "mail.*"',
 }
 

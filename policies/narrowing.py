@@ -7,6 +7,7 @@ import msgspec
 from .denied import denied_by, is_pattern
 from .policy import (
     Filesystem,
+    Http,
     Limits,
     Network,
     Packages,
@@ -53,6 +54,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             terminal=policy.processes.terminal and by.processes.terminal,
         ),
         network=_common_network(policy.network, by.network),
+        http=_common_http(policy.http, by.http),
         python=Python(
             path=packages,
             preload=tuple(each for each in policy.python.preload if each in by.python.preload),
@@ -91,6 +93,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *_uncovered(policy, limit),
         *_switches(policy, limit),
         *_network(policy.network, limit.network),
+        *(each.replace("network", "http", 1) for each in _network(policy.http, limit.http)),
         *(
             f"syscalls.groups: the system calls of {group}"
             for group in policy.syscalls.groups
@@ -194,7 +197,17 @@ def _common_network(some: Network, others: Network) -> Network:
     )  # fmt: skip
 
 
-def _network(some: Network, limit: Network) -> list[str]:
+def _common_http(some: Http, others: Http) -> Http:
+    if not (some.allow and others.allow):
+        return Http()
+    from .network.comparison import common_rules
+
+    shared = common_rules(_rules_of(some), _rules_of(others))
+    proxy = some.proxy if some.proxy == others.proxy else "none"
+    return Http(allow=tuple(shared.allow), deny=tuple(shared.deny), proxy=proxy)
+
+
+def _network(some: Network | Http, limit: Network | Http) -> list[str]:
     if not some.allow:
         return []
     from .network.comparison import rules_exceed
@@ -205,7 +218,7 @@ def _network(some: Network, limit: Network) -> list[str]:
     return found
 
 
-def _rules_of(network: Network) -> "RuleSet":
+def _rules_of(network: Network | Http) -> "RuleSet":
     from .network.comparison import RuleSet
 
     return RuleSet(network.allow, network.deny, network.addresses)

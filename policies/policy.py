@@ -75,6 +75,19 @@ class Network(_Section, frozen=True):
     proxy: Literal["none", "environment"] = "none"
 
 
+class Http(_Section, frozen=True):
+    """Requests that the host makes for programs, with the tool `http.request`.
+
+    allow: requests by host, method and path, over https too; without rules the tool is not offered
+    deny, addresses, proxy: as in Network
+    """
+
+    allow: tuple[NetworkRule, ...] = ()
+    deny: tuple[NetworkDenial, ...] = ()
+    addresses: tuple[str, ...] = ()
+    proxy: Literal["none", "environment"] = "none"
+
+
 class Python(_Section, frozen=True):
     """Packages that Python programs can import besides the standard library.
 
@@ -174,6 +187,7 @@ class Policy(_Section, frozen=True):
 
     name: the name that `explain` prints
     filesystem, processes, network, python, packages, syscalls: what programs may reach
+    http: requests of the tool `http.request`
     limits: caps of one execution
     validation: source checks before a program runs
     tools: calls of the host's tools
@@ -185,6 +199,7 @@ class Policy(_Section, frozen=True):
     filesystem: Filesystem = Filesystem()
     processes: Processes = Processes()
     network: Network = Network()
+    http: Http = Http()
     python: Python = Python()
     packages: Packages = Packages()
     syscalls: Syscalls = Syscalls()
@@ -214,13 +229,8 @@ def check_policy(policy: Policy) -> Policy:
         )
     check_validation(policy.validation)
     check_tools(policy.tools)
-    network = policy.network
-    if network.proxy not in ("none", "environment"):
-        raise PolicyError(f'network.proxy: must be "none" or "environment", got {network.proxy!r}')
-    if network.allow or network.deny or network.addresses:
-        from .network.checks import check_rules  # most policies have none
-
-        check_rules(network.allow, network.deny, network.addresses)
+    _check_network("network", policy.network)
+    _check_network("http", policy.http)
     _check_modules("python.preload", policy.python.preload)
     _check_modules("packages.preload", policy.packages.preload)
     check_names("packages.require", policy.packages.require)
@@ -304,6 +314,18 @@ def check_limit(
         shown = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
         most = "2^53" if unit == 1 else _LARGEST // unit
         raise PolicyError(f"{name}: must be from {smallest / unit:.9g} to {most}, got {shown}")
+
+
+def _check_network(where: str, section: Network | Http) -> None:
+    if section.proxy not in ("none", "environment"):
+        raise PolicyError(f'{where}.proxy: must be "none" or "environment", got {section.proxy!r}')
+    if section.allow or section.deny or section.addresses:
+        from .network.checks import check_rules  # most policies have none
+
+        check_rules(
+            section.allow, section.deny, section.addresses, where,
+            reads_requests=isinstance(section, Http),
+        )  # fmt: skip
 
 
 def _check_hidden(policy: Policy) -> None:

@@ -94,8 +94,13 @@ def run(options: argparse.Namespace) -> int:
     from ..servers.mcp.lifecycle import run as serve
 
     with _services(options, policy, limits, spawned) as (services, runs):
-        serve(services, OwnedSessions(limits), runs, place, open_world=bool(options.servers))
+        serve(services, OwnedSessions(limits), runs, place, open_world=_is_open(options, policy))
     return SUCCEEDED
+
+
+def _is_open(options: argparse.Namespace, policy: Policy) -> bool:
+    """Tell whether programs can reach what is outside of this host."""
+    return bool(options.servers or policy.http.allow or policy.network.allow)
 
 
 @contextlib.contextmanager
@@ -113,6 +118,10 @@ def _services(
     ):
         for file in options.tools:
             register_marked(registry, file)
+        if policy.http.allow:
+            from ..tools.http.tool import http_tools
+
+            registry.register(*http_tools(policy.http))
         filters = (RedactSecrets(),) if options.redact else ()
         services = ServicesByClient(ceiling, registry, approver(runs), limits, filters)
         with _upstream(options, registry), contextlib.closing(services):

@@ -10,7 +10,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, language_called, language_names
-from ...policies.policy import MIB, Limits
+from ...policies.policy import MIB, Limits, Policy
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import AUDIT_HELP, add_policy, audit_of, policy_of
@@ -96,7 +96,7 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
     policy = msgspec.structs.replace(policy, limits=limits)
     with (
         audit_of(options) as audit,
-        _tools(options, audit) as tools,
+        _tools(options, audit, policy) as tools,
         Sandbox(
             policy=policy,
             spawned=options.spawned,
@@ -150,13 +150,17 @@ def _workspaces(options: argparse.Namespace) -> "Workspaces | None":
 
 
 @contextlib.contextmanager
-def _tools(options: argparse.Namespace, audit: "AuditLog | None") -> Iterator["Broker | None"]:
+def _tools(
+    options: argparse.Namespace, audit: "AuditLog | None", policy: Policy
+) -> Iterator["Broker | None"]:
     """Open a broker for the tools of MCP servers if --servers names any; else import nothing of it."""
     if getattr(options, "servers", None) is None:
         yield None
         return
+    from ..sandbox.sandbox_tools import with_http
     from ..tools.broker import Broker
     from .servers import approver, opened
 
     with opened(options) as servers:
-        yield Broker(servers, audit=audit, approve=approver())
+        tools = with_http(servers, policy)
+        yield Broker(tools, audit=audit, approve=approver())

@@ -461,15 +461,11 @@ def _audit_log(arguments: SandboxArguments) -> "AuditLog | None":
 def _sandbox_tools(
     tools: "Offered | None", policy: Policy, audit: "AuditLog | None"
 ) -> "SandboxTools | None":
-    if tools is None:
+    if tools is None and not policy.http.allow:
         return None
-    from ..tools.broker import Broker
-    from .sandbox_tools import SandboxTools
+    from .sandbox_tools import SandboxTools, broker_of
 
-    if not isinstance(tools, Broker):
-        own = getattr(tools, "broker", None)  # of a ToolFactory, with its rules and filters
-        tools = own if isinstance(own, Broker) else Broker(tools, audit=audit)
-    return SandboxTools(tools, policy.tools, audit)
+    return SandboxTools(broker_of(tools, policy, audit), policy.tools, audit)
 
 
 def _trail_of(log: "AuditLog | None", plan: Plan) -> "ExecutionTrail | None":

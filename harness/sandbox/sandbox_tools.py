@@ -16,6 +16,7 @@ from ...policies.errors import (
     ToolNotFound,
 )
 from ...policies.languages import PYTHON
+from ...policies.policy import Policy
 from ...policies.tools import Tools, narrow_tools
 from ...runner.messages import Answer, Call, decode_json
 from ...runner.request import Request
@@ -24,7 +25,7 @@ from ...runner.watching.calls import Orphans, Tell
 from ..stubs.folders import StubFolders
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool
-from ..tools.catalogue import Catalogue
+from ..tools.catalogue import Catalogue, JoinedCatalogue, catalogue_of
 from ..tools.meter import Meter
 from ..tools.results import READ_ALL, READ_RESULT
 
@@ -39,8 +40,26 @@ _MOST_NAMED = 500  # of more tools than these the rest can be called by call_too
 _MOST_BESIDE_STUBS = 32  # of more the guest finds all as files, when it imports them
 
 _Names = dict[str, tuple[str, ...]]
+_Tools = Catalogue | Iterable[Tool | Callable[..., Any]]
 # The argument `tools` of a sandbox.
-Offered = Broker | Catalogue | Iterable[Tool | Callable[..., Any]]
+Offered = Broker | _Tools
+
+
+def broker_of(given: Offered | None, policy: Policy, audit: "AuditLog | None") -> Broker:
+    """Return the broker of a sandbox's tools; one that is given has its own tools and no others."""
+    own: Any = getattr(given, "broker", given)  # of a ToolFactory, with its rules and filters
+    if isinstance(own, Broker):
+        return own
+    return Broker(with_http(() if own is None else own, policy), audit=audit)
+
+
+def with_http(tools: _Tools, policy: Policy) -> _Tools:
+    """Return `tools` with the tool that the section `http` of the policy asks for, if it does."""
+    if not policy.http.allow:
+        return tools
+    from ..tools.http.tool import http_tools  # imports ssl
+
+    return JoinedCatalogue(catalogue_of(http_tools(policy.http)), catalogue_of(tools))
 
 
 class SandboxTools:

@@ -1,5 +1,6 @@
 """`Catalogue`: the source in which a broker looks up tools; `Offer`: a catalogue of a fixed few."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +51,26 @@ class Offer:
 
     def revision(self) -> int:
         return 0
+
+
+class JoinedCatalogue:
+    """Several catalogues as one; of two tools of one name the first one's is offered."""
+
+    def __init__(self, *parts: Catalogue) -> None:
+        self._parts = parts
+
+    def get(self, name: str) -> Tool:
+        for part in self._parts[:-1]:
+            with contextlib.suppress(ToolNotFound):
+                return part.get(name)
+        return self._parts[-1].get(name)
+
+    def specs(self) -> Iterable[ToolSpec]:
+        found: dict[str, ToolSpec] = {}
+        for part in self._parts:
+            for spec in part.specs():
+                found.setdefault(spec.name, spec)
+        return found.values()
 
 
 def catalogue_of(tools: object) -> Catalogue:

@@ -112,7 +112,7 @@ def _check_requests(place: str, rule: NetworkRule, *, reads_requests: bool) -> N
         raise PolicyError(
             f"{place}: methods and paths: are for schemes = [\"http\"] only: requests over https are "
             "encrypted by the program",
-            "offer the tool http.request, whose rules hold for https too",
+            "offer the tool http.request, by a rule in [[http.allow]], which holds for https too",
         )  # fmt: skip
     for method in rule.methods or ():
         if method == "CONNECT":

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from ....policies.errors import ToolArgumentsInvalid
+from ....policies.policy import Http
 from ....runner.audit.level import AuditLevel
 from ...schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..caller import Caller, Tool
@@ -70,6 +71,14 @@ def http_tool(client: HttpClient, name: str = "http.request") -> Tool:
         return _result(target, answer)
 
     return Tool(spec, perform)
+
+
+def http_tools(rules: Http) -> list[Tool]:
+    """Return the tool that the section `http` of a policy asks for; none without rules."""
+    if not rules.allow:
+        return []
+    proxy = None if rules.proxy == "none" else rules.proxy
+    return [http_tool(HttpClient(rules.allow, rules.deny, rules.addresses, proxy=proxy))]
 
 
 def _record(caller: Caller, record: RequestRecord) -> None:
