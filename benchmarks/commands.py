@@ -62,6 +62,7 @@ BENCHMARKS = {
     "workflows": "tokens that pass through a model, by tool calls and by programs",
     "stream": "output in bytes a second",
     "network": "connections to hosts by name, and their bytes, beside a CONNECT proxy",
+    "agent": "cost of a step of an agent, a long run, and tools made against tasks done",
 }
 _COUNTS = (
     "kernel",

@@ -1,9 +1,22 @@
 """The public names of the agent (extra `agent`); harness/agent/README.md describes them."""
 
 from .harness.agent.agent import Agent as Agent
+from .harness.agent.alita import AlitaConfig as AlitaConfig
+from .harness.agent.alita import AlitaError as AlitaError
+from .harness.agent.alita import HierarchicalMemorySystem as HierarchicalMemorySystem
+from .harness.agent.alita import HybridPlanner as HybridPlanner
+from .harness.agent.alita import ManagerAgent as ManagerAgent
+from .harness.agent.alita import Orchestrator as Orchestrator
+from .harness.agent.alita import PlanningError as PlanningError
+from .harness.agent.alita import ToolCreationError as ToolCreationError
+from .harness.agent.alita import ToolExecutionError as ToolExecutionError
+from .harness.agent.alita import WebAgent as WebAgent
 from .harness.agent.limits import AgentLimits as AgentLimits
 from .harness.agent.limits import AgentUsage as AgentUsage
 from .harness.agent.limits import Price as Price
+from .harness.agent.memory import AgentMemory as AgentMemory
+from .harness.agent.memory import Fact as Fact
+from .harness.agent.memory import Recipe as Recipe
 from .harness.agent.messages import ChatModel as ChatModel
 from .harness.agent.messages import Message as Message
 from .harness.agent.messages import ModelReply as ModelReply
@@ -11,4 +24,6 @@ from .harness.agent.messages import Sampling as Sampling
 from .harness.agent.model import ModelClient as ModelClient
 from .harness.agent.outcome import AgentEvent as AgentEvent
 from .harness.agent.outcome import AgentResult as AgentResult
+from .harness.agent.planner import Planner as Planner
+from .harness.agent.research import Research as Research
 from .harness.agent.toolsmith import Toolsmith as Toolsmith

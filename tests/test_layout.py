@@ -222,6 +222,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         "jsonschema-specifications": "jsonschema_specifications",
         "opentelemetry-api": "opentelemetry",
         "PyYAML": "yaml",
+        "python-dotenv": "dotenv",
         "python-prctl": "prctl",
         "tomli-w": "tomli_w",
     }

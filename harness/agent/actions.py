@@ -3,19 +3,25 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...policies.errors import ToolNotFound
+from ...policies.errors import ToolError, ToolNotFound
+from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..tools.caller import Caller, Tool
 from ..tools.catalogue import Catalogue
+from .research import Research, as_data
 
+ACTIONS = "agent"  # the server that actions seem to be of: the first part of their names
 FINAL_ANSWER, BUILD_TOOL = "agent.final_answer", "agent.build_tool"
+SEARCH_WEB, READ_PAGE = "agent.search_web", "agent.read_page"
 
 Build = Callable[[str, str, Caller], ToolSpec]  # name, description, and for whom
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 4000}
 
 
-def actions(build: Build) -> list[Tool]:
-    """Return the tools that a program acts on its own run with."""
-    return [_final_answer(), _build_tool(build)]
+def actions(build: Build, research: Research | None, sandbox: Sandbox) -> list[Tool]:
+    """Return the tools by which a program acts on its run; `sandbox` reads pages."""
+    looking = [_search_web(research), _read_page(research, sandbox)] if research else []
+    return [_final_answer(), _build_tool(build), *looking]
 
 
 def _final_answer() -> Tool:
@@ -28,10 +34,9 @@ def _final_answer() -> Tool:
 
 
 def _build_tool(build: Build) -> Tool:
-    text = {"type": "string", "minLength": 1, "maxLength": 4000}
     spec = _spec(
         BUILD_TOOL, "Write, test and keep a new tool for a job that no tool does.",
-        {"name": text, "description": text}, ["name", "description"],
+        {"name": _TEXT, "description": _TEXT}, ["name", "description"],
     )  # fmt: skip
 
     def perform(arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
@@ -44,6 +49,22 @@ def _build_tool(build: Build) -> Tool:
     return Tool(spec, perform)
 
 
+def _search_web(research: Research) -> Tool:
+    spec = _spec(
+        SEARCH_WEB, "Look documents and pages up: a list with title, source and text.",
+        {"query": _TEXT}, ["query"],
+    )  # fmt: skip
+    return Tool(spec, lambda given, caller: as_data(research.search(given["query"], caller)))
+
+
+def _read_page(research: Research, sandbox: Sandbox) -> Tool:
+    spec = _spec(
+        READ_PAGE, "The text of a page or document that search_web found.", {"source": _TEXT},
+        ["source"],
+    )  # fmt: skip
+    return Tool(spec, lambda given, caller: research.read(given["source"], sandbox, caller))
+
+
 def _spec(name: str, description: str, properties: dict[str, Any], required: list[str]) -> ToolSpec:
     parameters = {
         "type": "object", "properties": properties, "required": required,
@@ -51,7 +72,7 @@ def _spec(name: str, description: str, properties: dict[str, Any], required: lis
     }  # fmt: skip
     # Idempotent: a tool that was made is found, and an answer is given, the second time.
     return ToolSpec(
-        name=name, description=description, parameters=parameters, server="agent", idempotent=True,
+        name=name, description=description, parameters=parameters, server=ACTIONS, idempotent=True,
         owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED,
     )  # fmt: skip
 
@@ -70,6 +91,13 @@ class AgentTools:
             except ToolNotFound:
                 continue
         raise ToolNotFound(f"there is no tool {name!r}", tool=name)
+
+    def spec_of(self, name: str) -> ToolSpec | None:
+        """Return the spec of a tool that can be called; None if there is none."""
+        try:
+            return self.get(name).spec
+        except ToolError:
+            return None
 
     def specs(self) -> Iterable[ToolSpec]:
         """Return the specs of all, each name once."""

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...policies.closing import Closing
 from ...policies.errors import ClosedError, PolicyError
+from ...policies.policy import Policy
 from ...runner.settings import PoolSettings
 from ..making.factory import ToolFactory
 from ..runs.durable_runs import Runs
 from ..runs.store import Approval
 from ..sandbox.run import in_thread
 from ..sandbox.sandbox import Sandbox
-from ..schemas.spec import ToolSpec
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..state import make_private_directory
 from ..tools.broker import Broker
 from ..tools.caller import Caller
@@ -21,12 +22,16 @@ from ..tools.catalogue import catalogue_of
 from ..tools.registry import ToolRegistry
 from .actions import AgentTools, actions
 from .limits import AgentLimits
+from .memory import AgentMemory
 from .messages import ChatModel, OnText
 from .outcome import AgentEvent, AgentResult
+from .planner import Planner
+from .prompts import instructions
+from .research import Research
 from .step_session import run_of
-from .task_loop import Events, TaskLoop
+from .task_loop import AgentParts, Events, TaskLoop
 from .toolsmith import Toolsmith
-from .transcript import INTERRUPTED, AgentRun, AgentStep, Transcripts
+from .transcript import INTERRUPTED, PAUSED, AgentRun, AgentStep, Transcripts
 
 if TYPE_CHECKING:
     from ..sandbox.sandbox_tools import Offered
@@ -44,6 +49,9 @@ class Agent(Closing):
     `tools.db` in `directory`.  `tools`: further tools that programs may call, as of Sandbox.
     `directory` keeps the runs, so that another process can resume them; without it they are in memory.
     `limits`: the budget of each run.  `maker` names the agent as the maker of its tools.
+    `research`: what programs can look up, default nothing.  `planner`: proposes plans, default none.
+    `memory` keeps recipes and facts; default `memory.db` in `directory`.  `trusted_after`: in so many
+    completed runs a made tool must have served to be TRUSTED; 0 leaves that to a person.
 
     Close it, or use it as a context manager.
     """
@@ -53,24 +61,33 @@ class Agent(Closing):
         registry: ToolRegistry | str | os.PathLike[str] | None = None,
         tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
-        maker: str = "agent",
+        maker: str = "agent", research: Research | None = None, planner: Planner | None = None,
+        memory: AgentMemory | None = None, trusted_after: int = 10,
     ) -> None:  # fmt: skip
         self.model = _client(model) if isinstance(model, str) else model
         self.limits = limits
+        self._trusted_after = trusted_after
         self._opened: list[Closing | Transcripts] = []
         files = _Files.below(directory)
         try:
             self._transcripts = self._own(Transcripts(files.transcripts))
             self.calls = self._own(Runs(files.calls))
+            self.memory = memory or self._own(AgentMemory(files.memory))
             base = sandbox or self._own(Sandbox(policy=policy, pool=0))
             self.factory = self._own(
                 ToolFactory(base, registry or files.tools, maker=maker, pool=1)
             )
             offered = AgentTools(
-                catalogue_of(actions(self._build)), catalogue_of(tools), self.factory
+                catalogue_of(actions(self._build, research, base)),
+                catalogue_of(tools),
+                self.factory,
             )
             broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
-            self._sandbox = self._own(base.sibling(base.policy, PoolSettings(size=1), broker))
+            cells = self._own(base.sibling(base.policy, PoolSettings(size=1), broker))
+            self._parts = AgentParts(
+                self._transcripts, self.calls, cells, self.memory, planner, offered,
+                instructions(has_research=research is not None),
+            )  # fmt: skip
         except BaseException:
             self.close()
             raise
@@ -128,19 +145,34 @@ class Agent(Closing):
         return self._transcripts.begin(task, self.model.name)
 
     def _events(self, run: str, on_text: OnText | None) -> Events:
-        loop = TaskLoop(
-            self._transcripts.get(run), self.model, self.limits, self._transcripts, self.calls,
-            self._sandbox, on_text,
-        )  # fmt: skip
+        loop = TaskLoop(self._transcripts.get(run), self.model, self.limits, self._parts, on_text)
         self._working[run] = loop
         try:
-            return (yield from loop.go_on())
+            result = yield from loop.go_on()
+            self._learn(loop, result)
+            return result
         except BaseException as error:
             why = "stopped by the caller" if isinstance(error, GeneratorExit) else f"{error}"
             self._transcripts.end(run, INTERRUPTED, f"{type(error).__name__}: {why}"[:1000])
             raise
         finally:
             del self._working[run]
+
+    def _learn(self, loop: TaskLoop, result: AgentResult) -> None:
+        """Note which tools served a run that is over, and trust those that served often enough.
+
+        The tests that a model wrote make no trust, and neither does one run, however often it calls.
+        """
+        if result.status == PAUSED:
+            return
+        tools = loop.tools_used()
+        self.memory.note_run(loop.run, loop.task, result.status, result.usage.steps, tools)
+        for name in tools if self._trusted_after and result.ok else ():
+            spec = self._parts.tools.spec_of(name)
+            if spec is None or (spec.owner, spec.state) != (ToolOwner.AGENT, ToolState.TESTED):
+                continue
+            if self.memory.successes_of(name)[0] >= self._trusted_after:
+                self.factory.registry.set_state(spec.reference, ToolState.TRUSTED)
 
     def _build(self, name: str, description: str, caller: Caller) -> ToolSpec:
         """Make a tool for the run whose program asked; its tokens count for that run."""
@@ -149,6 +181,11 @@ class Agent(Closing):
             raise ClosedError("the run that asked for a tool is over")
         toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note)
         return toolsmith.build_new_tool(name, description, task=loop.task)
+
+    @property
+    def policy(self) -> Policy:
+        """What its programs may do."""
+        return self._parts.sandbox.policy
 
     # runs
 
@@ -177,6 +214,7 @@ class _Files(NamedTuple):
     transcripts: Path | None = None
     calls: Path | None = None
     tools: Path | None = None
+    memory: Path | None = None
 
     @classmethod
     def below(cls, directory: str | os.PathLike[str] | None) -> "_Files":
@@ -184,7 +222,8 @@ class _Files(NamedTuple):
             return cls()
         place = Path(directory)
         make_private_directory(place, PolicyError)
-        return cls(place / "agents.db", place / "calls.db", place / "tools.db")
+        names = ("agents.db", "calls.db", "tools.db", "memory.db")
+        return cls(*(place / name for name in names))
 
 
 def _client(url: str) -> ChatModel:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .messages import Message, estimated_tokens
-from .prompts import SYSTEM, shortened, task_text
+from .prompts import shortened
 
 _GROUP = 8  # steps that are shortened or left out together
 _UNUSABLE = "(a reply that could not be used)"
@@ -29,9 +29,9 @@ class ConversationTurn(NamedTuple):
 class Conversation:
     """The messages of one run.  Only the steps that may still be sent are in memory."""
 
-    def __init__(self, task: str, most_tokens: int) -> None:
+    def __init__(self, system: str, task: str, most_tokens: int) -> None:
         """`most_tokens`: of all messages together, by estimate."""
-        self._head = (Message("system", SYSTEM), Message("user", task_text(task)))
+        self._head = (Message("system", system), Message("user", task))
         self._room = most_tokens - sum(estimated_tokens(each.text) for each in self._head)
         self._left_out = 0  # steps
         self._short: deque[ConversationTurn] = deque()

@@ -82,6 +82,7 @@ def _step(messages: Sequence[Message]) -> str:
         return _LOOK
     if "email_validator" not in messages[-1].text:
         return _BUILD
-    words = messages[1].text.replace("?", " ").replace(",", " ").split()
+    task = messages[1].text.partition("\n\n")[0]
+    words = task.replace("?", " ").replace(",", " ").split()
     addresses = [each.rstrip(".") for each in words if "@" in each]
     return _USE.replace("ADDRESSES", repr(addresses))

@@ -7,22 +7,24 @@ process, the next one goes on at the step that was being made, and calls nothing
 import threading
 import time
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from ...runner.result import SandboxResult
-from ..runs.durable_runs import CallState, Runs
+from ..runs.durable_runs import CallState, RunCall, Runs
 from ..sandbox.sandbox import Sandbox
-from .actions import FINAL_ANSWER
+from .actions import ACTIONS, FINAL_ANSWER, AgentTools
 from .conversation import Conversation
 from .limits import AgentLimits, AgentUsage
+from .memory import AgentMemory, Recipe
 from .messages import USUAL, ChatModel, Message, ModelReply, OnText, Sampling
 from .outcome import AgentEvent, AgentResult
-from .prompts import AGAIN, observation, unusable
+from .planner import Planner
+from .prompts import AGAIN, notes_of, observation, task_text, unusable
 from .reply import CodeAction, FinalAnswer, Unusable, read_reply
-from .step_session import ANSWER, CODE, UNUSABLE, StepSession, call_run, run_of
+from .step_session import ANSWER, CODE, ERROR, UNUSABLE, StepSession, call_run, run_of
 from .transcript import COMPLETED, FAILED, PAUSED, AgentRun, AgentStep, Transcripts
 
 Events = Generator[AgentEvent, None, AgentResult]
@@ -30,21 +32,34 @@ Events = Generator[AgentEvent, None, AgentResult]
 _MOST_UNUSABLE = 6  # replies in a row
 _SAME_IS_TOLD, _SAME_ENDS = 3, 5  # equal programs in a row with equal observations
 _CONTEXT_SHARE = 0.7  # of the model's context for the conversation; the rest is for its reply
+_REPLAN_AFTER = 2  # programs in a row that failed
 _WARN_AT = 2  # steps that are left when the model is told so
+
+
+class AgentParts(NamedTuple):
+    """What all runs of an agent share; `instructions` are the first message to the model."""
+
+    transcripts: Transcripts
+    calls: Runs
+    sandbox: Sandbox
+    memory: AgentMemory
+    planner: Planner | None
+    tools: AgentTools
+    instructions: str
 
 
 class TaskLoop:
     """One run while this process works on it; a ChatModel too, whose tokens count for the run."""
 
     def __init__(
-        self, run: AgentRun, model: ChatModel, limits: AgentLimits, store: Transcripts, calls: Runs,
-        sandbox: Sandbox, on_text: OnText | None,
+        self, run: AgentRun, model: ChatModel, limits: AgentLimits, parts: AgentParts,
+        on_text: OnText | None,
     ) -> None:  # fmt: skip
         self.run, self.task = run.run, run.task
-        self._model, self._limits, self._store, self._calls = model, limits, store, calls
-        self._on_text = on_text
-        self._conversation = Conversation(run.task, int(model.context_tokens * _CONTEXT_SHARE))
-        self._session = StepSession(sandbox, calls, run.run)
+        self._model, self._limits, self._parts, self._on_text = model, limits, parts, on_text
+        self._store, self._calls = parts.transcripts, parts.calls
+        self._conversation: Conversation
+        self._session = StepSession(parts.sandbox, parts.calls, run.run)
         self._lock = threading.Lock()  # a program may have several tools built at once
         self._notes: list[str] = []  # of the Toolsmith
         self._used = AgentUsage()
@@ -52,6 +67,7 @@ class TaskLoop:
         self._unusable = 0  # replies in a row
         self._last: tuple[str, str] | None = None
         self._same = 1
+        self._errors = 0  # programs in a row
 
     # a ChatModel
 
@@ -83,12 +99,23 @@ class TaskLoop:
         with self._lock:
             self._notes.append(told)
 
+    def tools_used(self) -> tuple[str, ...]:
+        """Return the tools of the caller and the made ones that answered in this run."""
+        used: dict[str, None] = {}
+        for step in self._store.steps(self.run):
+            for call in self._calls_of(step.number):
+                spec = self._parts.tools.spec_of(call.tool)
+                if call.state is CallState.DONE and spec and spec.server != ACTIONS:
+                    used[call.tool] = None
+        return tuple(used)
+
     # the loop
 
     def go_on(self) -> Events:
         """Do step after step until the run is over or waits; yield what happens, return the outcome."""
         yield AgentEvent("started", 0, self.run)
         with self._session:
+            self._begin()
             step = self._recall()
             while True:
                 if (why := self._must_end()) and not step:
@@ -97,6 +124,26 @@ class TaskLoop:
                 if ended := (yield from self._carry_out(step)):
                     return ended
                 step = None
+
+    def _begin(self) -> None:
+        """Begin the conversation, with what is known beside the task."""
+        notes = self._store.notes(self.run)
+        if notes is None:
+            recipes = self._parts.memory.recipes_for(self.task)
+            facts = self._parts.memory.facts_for(self.task)
+            notes = notes_of(recipes, facts, self._planned(recipes))
+            self._store.set_notes(self.run, notes)
+        room = int(self.context_tokens * _CONTEXT_SHARE)
+        task = task_text(self.task, notes)
+        self._conversation = Conversation(self._parts.instructions, task, room)
+
+    def _planned(self, recipes: Sequence[Recipe] = (), failure: str = "") -> str:
+        """Return the best plan for the task, as text; empty without a planner, or a usable plan."""
+        if not (planner := self._parts.planner):
+            return ""
+        specs = [each for each in self._parts.tools.specs() if each.server != ACTIONS]
+        best = planner.plan(self, self.task, specs, self._parts.memory, recipes, failure)
+        return best.text() if best else ""
 
     def _recall(self) -> AgentStep | None:
         """Take in what is on record; return the step that was begun and not finished."""
@@ -155,7 +202,11 @@ class TaskLoop:
         if not done.outcome:  # a call waits for a person
             return (yield from self._end(PAUSED, "a call waits for approval"))
         shown = observation(done.result) if done.result else ""
-        told = "\n\n".join(each for each in (shown, done.notice) if each)
+        self._errors = self._errors + 1 if done.outcome == ERROR else 0
+        another = self._planned(failure=shown) if self._errors >= _REPLAN_AFTER else ""
+        if another:
+            self._errors, another = 0, f"Another plan:\n{another}"
+        told = "\n\n".join(each for each in (shown, done.notice, another) if each)
         answer = self._answer(step.number)
         self._finish(step, told, ANSWER if answer is not None else done.outcome)
         if answer is not None:
@@ -165,10 +216,13 @@ class TaskLoop:
 
     def _answer(self, number: int) -> bytes | None:
         """Return the answer that a program gave, as JSON: the record has its call."""
-        calls = self._calls.show(call_run(self.run, number)).calls
-        given = [each for each in calls if each.tool == FINAL_ANSWER]
+        given = [each for each in self._calls_of(number) if each.tool == FINAL_ANSWER]
         done = [each for each in given if each.state is CallState.DONE]
         return msgspec.json.encode(done[0].arguments.get("answer")) if done else None
+
+    def _calls_of(self, number: int) -> tuple[RunCall, ...]:
+        """Return the recorded calls of a step; none if it had no program."""
+        return self._calls.calls(call_run(self.run, number))
 
     def _finish(self, step: AgentStep, told: str, outcome: str) -> None:
         self._store.finish_step(self.run, step.number, told, outcome, self._now())

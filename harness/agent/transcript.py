@@ -20,8 +20,8 @@ _FORMAT = 1
 _SCHEMA = """
 CREATE TABLE agents (
     run TEXT PRIMARY KEY, task TEXT NOT NULL, model TEXT NOT NULL, began REAL NOT NULL,
-    state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', answer BLOB NOT NULL DEFAULT 'null',
-    owner TEXT NOT NULL DEFAULT ''
+    notes TEXT, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
+    answer BLOB NOT NULL DEFAULT 'null', owner TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE steps (
     run TEXT NOT NULL REFERENCES agents, number INTEGER NOT NULL, reply BLOB NOT NULL,
@@ -134,6 +134,17 @@ class Transcripts:
         with self._database.writing("remove from") as db:
             for table in ("steps", "agents"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - of two
+
+    def notes(self, run: str) -> str | None:
+        """Return what a run's model was told beside the task; None if that was not decided yet."""
+        with self._database.reading() as db:
+            found = db.execute("SELECT notes FROM agents WHERE run = ?", (run,)).fetchone()
+        return found[0] if found else None
+
+    def set_notes(self, run: str, notes: str) -> None:
+        """Record what the model is told beside the task, so that it is the same after a resume."""
+        with self._database.writing("change") as db:
+            db.execute("UPDATE agents SET notes = ? WHERE run = ?", (notes, run))
 
     # steps
 

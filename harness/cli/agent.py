@@ -14,11 +14,14 @@ import msgspec
 from ...policies.errors import PolicyError
 from ..agent.agent import Agent
 from ..agent.limits import AgentLimits
+from ..agent.memory import AgentMemory
 from ..agent.outcome import AgentEvent, AgentResult
+from ..agent.planner import Planner
+from ..agent.research import Research
 from ..agent.transcript import FAILED as AGENT_FAILED
 from ..agent.transcript import PAUSED, Transcripts
 from ..runs.durable_runs import Runs
-from ..state import state_directory
+from ..state import make_private_directory, state_directory
 from ..text.presentation import presented_whole, shortened
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
@@ -50,6 +53,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     show = add_command("show", "show the steps of a run", _show)
     show.add_argument("run", metavar="RUN", help="the run")
     add_json(show, "object")
+    add_json(add_command("facts", "list what a person had the agent remember", _facts))
+    remember = add_command(
+        "remember", "keep a fact, which the agent is told where it helps", _remember
+    )
+    remember.add_argument("text", metavar="TEXT", help="a statement, at most 1,000 characters")
+    forget = add_command("forget", "remove a fact", _forget)
+    forget.add_argument("id", type=int, metavar="ID", help="the number, as `facts` lists it")
     approve = add_command("approve", "approve the calls that a run waits for, each once", _approve)
     reject = add_command("reject", "refuse them: the program gets an exception", _reject)
     for each in (approve, reject):
@@ -88,6 +98,14 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--tools", action="append", default=[], metavar="FILE",
         help="offer the functions that this Python file marks @tool; it runs on the host; may be "
         "repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--documents", action="append", default=[], metavar="DIR",
+        help="let programs search the .md, .rst and .txt files below this folder; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plans", type=int, default=0, metavar="N",
+        help="have the model propose N plans first, and choose one; default 0, none",
     )  # fmt: skip
     parser.add_argument(
         "--json-lines", action="store_true",
@@ -137,8 +155,10 @@ def _agent(options: argparse.Namespace, model: "ChatModel") -> Iterator[Agent]:
         register_marked(offered, file)
     tools = [found for spec in offered.list_tools() if (found := offered.developers(spec.name))]
     with Agent(
-        model, policy=policy_of(options), tools=tools, directory=_directory(options), limits=limits
-    ) as agent:
+        model, policy=policy_of(options), tools=tools, directory=_directory(options), limits=limits,
+        research=Research(folders=options.documents) if options.documents else None,
+        planner=Planner(options.plans) if options.plans else None,
+    ) as agent:  # fmt: skip
         yield agent
 
 
@@ -269,6 +289,36 @@ def steps_of(steps: list[Any]) -> list[dict[str, Any]]:
          "outcome": each.outcome}
         for each in steps
     ]  # fmt: skip
+
+
+def _memory(options: argparse.Namespace) -> AgentMemory:
+    place = _directory(options)
+    make_private_directory(place, PolicyError)
+    return AgentMemory(place / "memory.db")
+
+
+def _facts(options: argparse.Namespace) -> int:
+    with _memory(options) as memory:
+        facts = memory.facts()
+    if options.json:
+        print_json([each._asdict() for each in facts])
+    for each in () if options.json else facts:
+        print(f"{each.id}  {harmless(each.text)}")
+    return SUCCEEDED
+
+
+def _remember(options: argparse.Namespace) -> int:
+    with _memory(options) as memory:
+        print(memory.keep_fact(options.text).id)
+    return SUCCEEDED
+
+
+def _forget(options: argparse.Namespace) -> int:
+    with _memory(options) as memory:
+        if memory.forget_fact(options.id):
+            return SUCCEEDED
+    print(f"cellwright: there is no fact {options.id}", file=sys.stderr)
+    return FAILED
 
 
 def _approve(options: argparse.Namespace) -> int:

@@ -192,10 +192,14 @@ class Runs(Closing):
         """
         self._store.expire()
         (kept,) = self._store.kept(run)
-        calls = tuple(_shown(each) for each in self._store.calls(run))
+        calls = self.calls(run)
         approvals = tuple(each for each in self._store.pending() if each.run == run)
         unknown = any(each.state is CallState.UNKNOWN for each in calls)
         return RunRecord(kept, calls, approvals, _actions(kept, approvals, unknown=unknown))
+
+    def calls(self, run: str) -> tuple[RunCall, ...]:
+        """Return the recorded calls of a run; none if there is no such run."""
+        return tuple(_shown(each) for each in self._store.calls(run))
 
     def mark(self, run: str, number: int, *, made: bool, value: Any = None) -> None:
         """Record the outcome of a call whose outcome is unknown.

@@ -1,7 +1,7 @@
 """The loop of an agent: programs, tools that it makes, budgets, approvals, faults of its model."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +11,15 @@ from cellwright import PolicyError, ToolState
 from cellwright.agent import Agent, AgentEvent, AgentLimits, ModelClient, Price
 from cellwright.harness.agent.conversation import Conversation
 from cellwright.harness.agent.demo import TASKS, DemoModel
-from cellwright.harness.agent.messages import (
-    USUAL,
-    Message,
-    ModelReply,
-    OnText,
-    Sampling,
-    estimated_tokens,
-)
+from cellwright.harness.agent.messages import estimated_tokens
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.errors import ModelUnavailable
 from tests.conftest import policy_named
+from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
 from tests.model_server import Reply, calling, delta, failing, serving
 
-Script = Sequence[str | Exception]
 TO = {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}
-
-
-class ScriptedModel:
-    """Replies with a script, by the number of replies in the conversation."""
-
-    name = "scripted"
-    context_tokens = 16_384
-
-    def __init__(self, script: Script, drafts: Script = ()) -> None:
-        self.script, self.drafts = script, drafts
-        self.asked: list[tuple[Sequence[Message], Sampling]] = []
-
-    def ask(
-        self, messages: Sequence[Message], sampling: Sampling = USUAL, *,
-        schema: dict[str, Any] | None = None, on_text: OnText | None = None,
-    ) -> ModelReply:  # fmt: skip
-        self.asked.append((messages, sampling))
-        is_draft = "You write one tool" in messages[0].text
-        before = sum(each.role == "assistant" for each in messages)
-        replies = self.drafts if is_draft else self.script
-        reply = replies[min(before, len(replies) - 1)]
-        if isinstance(reply, Exception):
-            raise reply
-        return ModelReply(text=reply, input_tokens=100, output_tokens=10)
-
-
-def program(code: str) -> str:
-    return f"```python\n{code}\n```"
-
-
-def answer(code: str) -> str:
-    return program(f"final_answer({code})")
 
 
 def sender(sent: list[str], *, risky: bool = False) -> Tool:
@@ -320,7 +281,7 @@ def test_an_agent_cannot_act_on_its_own_approval_or_trust(make: Make) -> None:
 
 
 def test_a_conversation_keeps_its_beginning_and_its_size() -> None:
-    conversation = Conversation("the task", 6000)
+    conversation = Conversation("s", "Task: the task", 6000)
     for number in range(1000):
         conversation.add(f"step({number})", "x" * 2000)
         messages = conversation.messages()
@@ -332,14 +293,14 @@ def test_a_conversation_keeps_its_beginning_and_its_size() -> None:
 
 
 def test_one_observation_that_is_too_large_is_shortened() -> None:
-    conversation = Conversation("t", 2000)
+    conversation = Conversation("s", "t", 2000)
     conversation.add("x", "y" * 100_000)
     assert sum(estimated_tokens(each.text) for each in conversation.messages()) <= 2000
 
 
 def test_the_beginning_stays_equal_from_request_to_request() -> None:
     """A server reuses what it computed for the beginning; a new one at each step would cost a lot."""
-    conversation, changes, before = Conversation("t", 6000), 0, []
+    conversation, changes, before = Conversation("s", "t", 6000), 0, []
     for number in range(200):
         conversation.add(f"step({number})", "x" * 1000)
         messages = list(conversation.messages())

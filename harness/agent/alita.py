@@ -1,0 +1,239 @@
+"""The names of the Alita blueprint, as a thin layer: its programs run with the import changed.
+
+Everything behind them is the agent of this folder: programs and tools run in cells.
+"""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...policies.closing import Closing
+from ...policies.errors import CellwrightError, PolicyError, ToolError, ToolNotFound
+from ..sandbox.run import in_thread
+from ..schemas.spec import ToolSpec
+from .agent import Agent
+from .limits import AgentLimits
+from .memory import AgentMemory
+from .messages import ChatModel
+from .planner import Planner
+from .research import Research
+from .toolsmith import Toolsmith
+
+_URL = "OPENAI_BASE_URL"
+_DEFAULT_URL = "https://api.openai.com/v1"
+
+
+class AlitaError(CellwrightError):
+    """The root of the blueprint's exceptions."""
+
+
+class ToolCreationError(AlitaError):
+    """A tool cannot be created."""
+
+
+class ToolExecutionError(AlitaError):
+    """A tool fails to execute."""
+
+
+class PlanningError(AlitaError):
+    """No plan could be made."""
+
+
+class AlitaConfig(msgspec.Struct, kw_only=True):
+    """The blueprint's configuration.
+
+    `model_url` and `model_name` name the model's server; by default the variables OPENAI_BASE_URL and
+    OPENAI_MODEL, of the environment or of a file `.env` in the working directory that this user owns
+    and nobody else may write.  `planning["max_react_steps"]` is the budget of steps, and
+    `mcp["execution_timeout"]` the seconds of a call of a tool.  `security["sandbox_enabled"]` must stay
+    True: there is no other way of running anything.
+    """
+
+    openai_api_key: str | None = None
+    anthropic_api_key: str | None = None
+    workspace_dir: str = "workspace"
+    model_url: str = ""
+    model_name: str = ""
+    memory: dict[str, Any] = {}
+    planning: dict[str, Any] = {}
+    mcp: dict[str, Any] = {}
+    security: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        known = _environment()
+        self.openai_api_key = self.openai_api_key or known.get("OPENAI_API_KEY")
+        self.anthropic_api_key = self.anthropic_api_key or known.get("ANTHROPIC_API_KEY")
+        self.model_url = self.model_url or known.get(_URL) or _DEFAULT_URL
+        self.model_name = self.model_name or known.get("OPENAI_MODEL") or ""
+        self.memory = {"max_episodes": 1000} | self.memory
+        self.planning = {"max_react_steps": 10} | self.planning
+        self.mcp = {"execution_timeout": 60} | self.mcp
+        self.security = {"sandbox_enabled": True} | self.security
+        if self.security["sandbox_enabled"] is not True:
+            raise PolicyError("security: sandbox_enabled: must be True: nothing runs outside cells")
+
+    def get_workspace_path(self, sub_dir: str) -> Path:
+        """Return a directory below the workspace, made if it is missing."""
+        path = Path(self.workspace_dir).resolve() / sub_dir
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def client(self) -> ChatModel:
+        """Return the client of the configured model."""
+        from .model import ModelClient  # httpx2 takes 100 ms to import
+
+        return ModelClient(self.model_url, self.model_name, key=self.openai_api_key or "")
+
+
+def _environment() -> Mapping[str, str]:
+    """Return the environment, with what a `.env` file of this user adds to it."""
+    try:
+        with open(".env", encoding="utf-8") as file:
+            about = os.fstat(file.fileno())
+            text = file.read(65_536)
+    except (OSError, UnicodeDecodeError):
+        return os.environ
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        return os.environ
+    from dotenv import dotenv_values  # part of the extra `agent`
+
+    found = {
+        name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value
+    }
+    return found | os.environ
+
+
+class WebAgent:
+    """Looks things up, as a Research with which it is made allows; by default in nothing but the
+    packages that are installed."""
+
+    def __init__(self, config: AlitaConfig | None = None, research: Research | None = None) -> None:
+        self.config = config or AlitaConfig()
+        self.research = research or Research(installed=True)
+
+    async def search(self, query: str) -> list[dict[str, str]]:
+        """Return what is found: title, source and text, which is untrusted."""
+        found = await in_thread(lambda: self.research.search(query))
+        return [each._asdict() for each in found]
+
+
+class HierarchicalMemorySystem(AgentMemory):
+    """The agent's memory in the workspace: episodes, recipes of tools, and facts."""
+
+    def __init__(self, config: AlitaConfig | None = None) -> None:
+        super().__init__((config or AlitaConfig()).get_workspace_path("memory") / "memory.db")
+
+
+class HybridPlanner(Planner):
+    """The planner, with the settings `plans` and `seed` of `config.planning`."""
+
+    def __init__(self, config: AlitaConfig | None = None) -> None:
+        planning = (config or AlitaConfig()).planning
+        super().__init__(planning.get("plans", 3), planning.get("seed", 0))
+
+
+class AlitaTool:
+    """A tool of the registry that can be run."""
+
+    def __init__(self, spec: ToolSpec, agent: Agent) -> None:
+        self.spec, self._agent = spec, agent
+        self.name, self.description = spec.name, spec.description
+
+    async def run(self, input: dict[str, Any]) -> Any:
+        """Call it; raises ToolExecutionError."""
+        try:
+            return await in_thread(lambda: self._agent.factory.call(self.spec.name, input))
+        except ToolError as error:
+            raise ToolExecutionError(error.what, error.hint) from error
+
+
+class AlitaRegistry:
+    """The blueprint's view of the tools that an agent has made."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def find_tool_by_description(self, description: str) -> AlitaTool | None:
+        """Return the tool that fits a description best, None if none does."""
+        found = self._agent.factory.search(description, limit=1, detail="name")["tools"]
+        return self.get(found[0]["name"]) if found else None
+
+    def get(self, name: str) -> AlitaTool:
+        """Return a tool by its name; raises ToolExecutionError."""
+        try:
+            return AlitaTool(self._agent.factory.get_tool(name), self._agent)
+        except ToolNotFound as error:
+            raise ToolExecutionError(error.what, error.hint) from error
+
+
+class Orchestrator(Closing):
+    """Works on tasks in words, and keeps the tools that it makes in the workspace.
+
+    `model` stands in for the configured one.  Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self, config: AlitaConfig | None = None, *, model: ChatModel | None = None,
+        research: Research | None = None, planner: Planner | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config or AlitaConfig()
+        self.web_agent = WebAgent(self.config, research)
+        self.agent = Agent(
+            model or self.config.client(), directory=self.config.get_workspace_path("agent"),
+            limits=AgentLimits(steps=self.config.planning["max_react_steps"]),
+            research=self.web_agent.research, planner=planner,
+        )  # fmt: skip
+        self.memory = self.agent.memory
+        self.tool_registry = AlitaRegistry(self.agent)
+        self.toolsmith = AlitaToolsmith(self.agent, self.config)
+
+    async def process_task(self, task: str) -> Any:
+        """Return the answer to a task; raises AlitaError if there is none."""
+        result = await self.agent.arun(task)
+        if not result.ok:
+            raise AlitaError(f"run {result.run_id} is {result.status}: {result.reason}")
+        return result.answer
+
+    def close(self) -> None:
+        """End every cell and close the files; closing twice is fine."""
+        self.agent.close()
+
+
+class AlitaToolsmith:
+    """Makes tools, and writes each to the workspace as `Name.py` with `Name.mcp.json`."""
+
+    def __init__(self, agent: Agent, config: AlitaConfig) -> None:
+        self._agent, self._config = agent, config
+
+    async def build_new_tool(self, name: str, description: str) -> AlitaTool:
+        """Return a tested tool; raises ToolCreationError."""
+        smith = Toolsmith(self._agent.model, self._agent.factory)
+        try:
+            spec = await in_thread(lambda: smith.build_new_tool(name, description))
+        except ToolError as error:
+            raise ToolCreationError(error.what, error.hint) from error
+        self._write(spec)
+        return AlitaTool(spec, self._agent)
+
+    def _write(self, spec: ToolSpec) -> None:
+        tools = self._config.get_workspace_path("tools")
+        about = {"name": spec.name, "description": spec.description, "parameters": spec.parameters,
+                 "version": spec.version, "state": spec.state.value}  # fmt: skip
+        (tools / f"{spec.name}.py").write_text(spec.source_code)
+        text = msgspec.json.format(msgspec.json.encode(about), indent=2)
+        (tools / f"{spec.name}.mcp.json").write_bytes(text)
+
+
+class ManagerAgent(Orchestrator):
+    """The Orchestrator, whose answers say whether they are one."""
+
+    async def process_task(self, user_query: str) -> dict[str, Any]:
+        """Return `{"success": True, "result": answer}`, or False with the `error`."""
+        try:
+            return {"success": True, "result": await super().process_task(user_query)}
+        except CellwrightError as error:
+            return {"success": False, "error": error.what}

@@ -1,0 +1,101 @@
+"""The blueprint's programs, with the import changed."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cellwright import PolicyError
+from cellwright.agent import (
+    AlitaConfig,
+    AlitaError,
+    HierarchicalMemorySystem,
+    HybridPlanner,
+    ManagerAgent,
+    Orchestrator,
+    ToolCreationError,
+    ToolExecutionError,
+    WebAgent,
+)
+from cellwright.harness.agent.demo import TASKS, DemoModel
+from tests.harness.agent.scripted import ScriptedModel
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AlitaConfig:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    return AlitaConfig()
+
+
+def test_the_story_of_the_blueprint(config: AlitaConfig) -> None:
+    with Orchestrator(config, model=DemoModel()) as orchestrator:
+        registry, toolsmith = orchestrator.tool_registry, orchestrator.toolsmith
+
+        async def story() -> None:
+            assert await registry.find_tool_by_description("validates email addresses") is None
+            tool = await toolsmith.build_new_tool("email_validator", "Validates an email address.")
+            assert await tool.run({"email": "ann@example.org"}) is True
+            found = await registry.find_tool_by_description("validates email addresses")
+            assert found is not None
+            assert found.name == tool.name
+            with pytest.raises(ToolExecutionError):
+                await tool.run({})
+            with pytest.raises(ToolExecutionError):
+                registry.get("nothing")
+
+        asyncio.run(story())
+        answer = asyncio.run(orchestrator.process_task(TASKS[1]))
+        assert answer == {"carol@example.net": True}
+    tools = Path("workspace/tools")
+    (source,) = tools.glob("*.py")
+    about = json.loads(source.with_suffix(".mcp.json").read_text())
+    assert "def email_validator" in source.read_text()
+    assert about["description"] == "Validates an email address."
+    assert about["state"] == "tested"
+
+
+def test_the_manager_says_whether_it_succeeded(config: AlitaConfig) -> None:
+    with ManagerAgent(config, model=DemoModel()) as manager:
+        told = asyncio.run(manager.process_task(TASKS[0]))
+        assert told == {"success": True, "result": {"ann@example.org": True, "bob@example": False}}
+    with ManagerAgent(config, model=ScriptedModel(["nothing"], ["nothing"])) as manager:
+        told = asyncio.run(manager.process_task("t"))
+        assert told["success"] is False
+        assert "unusable" in told["error"]
+    with Orchestrator(config, model=ScriptedModel(["nothing"], ["nothing"])) as orchestrator:
+        with pytest.raises(AlitaError):
+            asyncio.run(orchestrator.process_task("t"))
+        with pytest.raises(ToolCreationError):
+            asyncio.run(orchestrator.toolsmith.build_new_tool("f", "d"))
+
+
+def test_settings_come_from_the_environment_and_from_an_own_file(
+    config: AlitaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config.openai_api_key is None
+    assert config.planning["max_react_steps"] == 10
+    Path(".env").write_text('OPENAI_API_KEY="k"\nOPENAI_BASE_URL=http://127.0.0.1:1/v1\n')
+    Path(".env").chmod(0o600)
+    assert AlitaConfig().openai_api_key == "k"
+    assert AlitaConfig().model_url == "http://127.0.0.1:1/v1"
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    assert AlitaConfig().openai_api_key == "mine"
+    Path(".env").chmod(0o666)  # another user could send the key elsewhere
+    assert AlitaConfig().model_url == "https://api.openai.com/v1"
+
+
+def test_nothing_runs_outside_cells(config: AlitaConfig) -> None:
+    with pytest.raises(PolicyError, match="sandbox_enabled"):
+        AlitaConfig(security={"sandbox_enabled": False})
+
+
+def test_the_parts_stand_alone(config: AlitaConfig) -> None:
+    with HierarchicalMemorySystem(config) as memory:
+        memory.keep_fact("Ann is the administrator.")
+    assert Path("workspace/memory/memory.db").is_file()
+    found = asyncio.run(WebAgent(config).search("fast serialization and validation library"))
+    assert {"title", "source", "text"} == found[0].keys()
+    assert HybridPlanner(AlitaConfig(planning={"plans": 2, "seed": 7}))
