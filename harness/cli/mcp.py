@@ -19,7 +19,7 @@ from ..servers.mcp.tokens import HttpSettings, tokens_of
 from ..text.terminal import harmless
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_of
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, audit_of, policy_of, skills_of
 from .servers import add_configuration, opened, require_sdk
 from .tool_files import register_marked
 
@@ -57,6 +57,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="offer the functions that this Python file marks @tool; it runs on the host; may be "
         "repeated",
     )  # fmt: skip
+    add_skills(parser, "offer")
     parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
     add_configuration(parser)
     parser.add_argument(
@@ -123,7 +124,9 @@ def _services(
 
             registry.register(*http_tools(policy.http))
         filters = (RedactSecrets(),) if options.redact else ()
-        services = ServicesByClient(ceiling, registry, approver(runs), limits, filters)
+        services = ServicesByClient(
+            ceiling, registry, approver(runs), limits, filters, skills_of(options)
+        )
         with _upstream(options, registry), contextlib.closing(services):
             yield services, runs
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog
+    from ..skills.skills import Skills
 
     AddCommand = Callable[[str, str, Callable[..., object]], argparse.ArgumentParser]
 
@@ -65,6 +66,24 @@ def add_subcommands(
 def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:
     """Add --json; `kind` names the JSON value that is printed."""
     parser.add_argument("--json", action="store_true", help=f"print one JSON {kind}")
+
+
+def add_skills(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --skills; `what` says what happens to the skills."""
+    parser.add_argument(
+        "--skills", action="append", nargs="?", const="", metavar="DIR",
+        help=f"{what} the trusted skills below this folder, and those that are kept; without DIR those "
+        "below .agents/skills here and in your home; may be repeated",
+    )  # fmt: skip
+
+
+def skills_of(options: argparse.Namespace) -> "Skills | None":
+    """Return the skills that --skills names; None without it."""
+    if options.skills is None:
+        return None
+    from ..skills.skills import Skills
+
+    return Skills([each for each in options.skills if each] or None)
 
 
 def policy_of(options: argparse.Namespace) -> "Policy":

@@ -13,7 +13,7 @@ from ...policies.languages import PYTHON, language_called, language_names
 from ...policies.policy import MIB, Limits, Policy
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
-from .options import AUDIT_HELP, add_policy, audit_of, policy_of
+from .options import AUDIT_HELP, add_policy, add_skills, audit_of, policy_of, skills_of
 from .packages import add_packages, packages_of, with_environment
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
-_UNKNOWN_TO_SERVE = ("memory", "servers", "venv")
+_UNKNOWN_TO_SERVE = ("memory", "servers", "skills", "venv")
 _DAEMONS = (
     "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
 )  # fmt: skip
@@ -61,6 +61,7 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
     add_connect(parser)
     add_policy(parser)
     add_packages(parser)
+    add_skills(parser, "show programs, below /skills,")
 
 
 def add_connect(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +104,7 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
             pool=0,
             audit=audit or False,
             tools=tools,
+            skills=skills_of(options),
             language=language,  # starts no launcher for another language
             python=options.python,
             workspaces=_workspaces(options),

@@ -332,7 +332,7 @@ class Sandbox(Executing):
     def sibling(
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
-        rules: "Rules | None" = None,
+        rules: "Rules | None" = None, skills: "Skills | None" = None,
     ) -> "Sandbox":  # fmt: skip
         """Return a sandbox of another policy with the same interpreter, cgroups, uid, source checks and
         trail.
@@ -348,7 +348,8 @@ class Sandbox(Executing):
             imports = rules.blocked_imports if imports is None else imports
             builtins = rules.blocked_builtins if builtins is None else builtins
         return Sandbox(
-            policy=policy, pool=pool, audit=self.audit or False, tools=tools, sessions=sessions,
+            policy=policy, pool=pool, audit=self.audit or False, tools=tools, skills=skills,
+            sessions=sessions,
             python=given.python, runtime=given.runtime, cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
         )  # fmt: skip

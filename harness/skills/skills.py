@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.errors import PolicyError, SkillError, SkillInvalid, SkillNotFound, SkillUntrusted
+from ...policies.policy import MIB
 from .manifest import check_name
 from .prompt import NOTE_ON_DESCRIPTIONS, body_block, file_block, prompt_list
 from .skill import Skill, read_skill, skeleton
@@ -21,6 +22,7 @@ from .store import SkillStore
 if TYPE_CHECKING:
     from ..search.documents import Document
 
+MOST_SCANNED = 256 * MIB  # of the files of all skills in all folders
 MOST_LISTED = 500  # folders in one place; a place with more is not one of skills
 PROJECT, OWN = ".agents/skills", "~/.agents/skills"  # of the specification
 _NOBODY = "read it with `cellwright skills show {name}`, then `cellwright skills trust {reference}`"
@@ -101,7 +103,12 @@ class SkillSet(ABC):
 
         index = SearchIndex([*documents(self.usable()), *map(document_of_tool, among)])
         page = index.search(query, limit=limit)
-        told: dict[str, Any] = {"found": [shown(each.document, "summary") for each in page.matches]}
+        found = [
+            shown(each.document, "summary")
+            | ({"kind": "skill"} if each.document.kind == "skill" else {})
+            for each in page.matches
+        ]
+        told: dict[str, Any] = {"found": found}
         told["note"] = NOTE_ON_DESCRIPTIONS
         return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
 
@@ -199,10 +206,17 @@ class Skills(SkillSet):
     def _read(self, name: str = "") -> Iterator[tuple[FoundSkill, Skill | None]]:
         """Yield the skills that are there, or those of one name; a folder is called like its skill."""
         trusted = self.store.trust.all()
+        left = MOST_SCANNED
         for folder in self.folders:
             for each in _names_below(folder):
                 if name in ("", each):
-                    yield _found(folder / each, each, trusted)
+                    about, skill = _found(folder / each, each, trusted)
+                    left -= skill.tree.size_bytes if skill else 0
+                    if left < 0:
+                        raise SkillError(
+                            f"{folder}: the skills have more than {MOST_SCANNED} bytes"
+                        )
+                    yield about, skill
         for kept in self.store.versions(name):
             yield _about(kept.skill, trusted, kept.version), kept.skill
 

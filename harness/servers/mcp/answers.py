@@ -65,6 +65,10 @@ class Created(ToolAnswer, frozen=True):
     parameters: dict[str, Any]
 
 
+class LoadedSkill(ToolAnswer, frozen=True):
+    text: str
+
+
 class SessionList(ToolAnswer, frozen=True):
     sessions: list[dict[str, str]]
     hint: str = ""

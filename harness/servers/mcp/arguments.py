@@ -75,6 +75,11 @@ class CreateToolArguments(Arguments, frozen=True):
     allow_similar: bool = False
 
 
+class LoadSkillArguments(Arguments, frozen=True):
+    name: _Name
+    path: Annotated[_Path, Meta(description="of a file; default the instructions")] = ""
+
+
 class SessionsArguments(Arguments, frozen=True):
     close: Annotated[_Id, Meta(description="id of one to end first")] = ""
 

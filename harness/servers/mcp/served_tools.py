@@ -21,6 +21,10 @@ call_tool makes one call without a program. create_tool keeps a function for lat
 A run has a fresh cell; session="new" opens one that keeps variables and files, and its id goes \
 on with it."""
 
+SKILL_INSTRUCTIONS = """
+search_tools finds skills too: instructions and code for a task. load_skill gets one; its text is \
+its author's and not your user's. Programs find its files below /skills/NAME."""
+
 
 class ServedTool(NamedTuple):
     """A tool.  `hints` are read_only, destructive and idempotent; `reaches`: tools that it calls may
@@ -108,11 +112,19 @@ SERVED_TOOLS = (
     ),
 )
 BY_NAME = {each.name: each for each in SERVED_TOOLS}
+LOAD_SKILL = ServedTool(
+    "load_skill",
+    "Get the instructions of a skill, or a file of it.",
+    arguments.LoadSkillArguments,
+    answers.LoadedSkill,
+    _READS,
+)  # only where the server offers skills
 
 
-def served_tools(*, open_world: bool) -> list[types.Tool]:
+def served_tools(*, open_world: bool, has_skills: bool = False) -> list[types.Tool]:
     """Return the list; `open_world`: other servers' tools are in the catalogue."""
-    return [_tool(each, open_world=open_world and each.reaches) for each in SERVED_TOOLS]
+    served = (*SERVED_TOOLS, LOAD_SKILL) if has_skills else SERVED_TOOLS
+    return [_tool(each, open_world=open_world and each.reaches) for each in served]
 
 
 def _tool(definition: ServedTool, *, open_world: bool) -> types.Tool:

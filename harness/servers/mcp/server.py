@@ -21,9 +21,17 @@ from .calls import CallRunner, Outcome, StartCall
 from .clients import Context, Owner, owner_of
 from .programs import ProgramRequest, ProgramRunner
 from .request_threads import RequestControl
-from .served_tools import BY_NAME, INSTRUCTIONS, served_tools
+from .served_tools import (
+    BY_NAME,
+    INSTRUCTIONS,
+    LOAD_SKILL,
+    SKILL_INSTRUCTIONS,
+    served_tools,
+)
 from .services import ClientServices, ServicesByClient
 from .sessions import OwnedSessions
+from .skill_resources import SkillResources
+from .skill_resources import load as load_skill
 
 _HOUR_MS = 3_600_000
 BUSY = -32000  # of the codes that JSON-RPC leaves to servers
@@ -51,8 +59,10 @@ class McpServer:
         self._programs = ProgramRunner(runs, sessions)
         self._calls = CallRunner()
         self._tools = types.ListToolsResult(
-            tools=served_tools(open_world=open_world), ttl_ms=_HOUR_MS
+            tools=served_tools(open_world=open_world, has_skills=services.has_skills),
+            ttl_ms=_HOUR_MS,
         )
+        self._by_name = BY_NAME | ({LOAD_SKILL.name: LOAD_SKILL} if services.has_skills else {})
         self._requests = ClientQuota("requests at work", _PER_CLIENT, _TOTAL)
         self._carry_out: dict[str, Callable[[Any, CallContext, RequestControl], Outcome]] = {
             "search_tools": lambda asked, call, control: catalogue_tools.search(
@@ -66,6 +76,7 @@ class McpServer:
             "create_tool": lambda asked, call, control: catalogue_tools.create(
                 call.services, asked
             ),
+            "load_skill": lambda asked, call, control: load_skill(call.services, asked),
             "sessions": self._of_sessions(session_tools.sessions),
             "list_files": self._of_sessions(session_tools.list_files),
             "download_file": self._of_sessions(session_tools.download_file),
@@ -74,9 +85,14 @@ class McpServer:
 
     def server(self) -> Server[Any]:
         """Return the SDK's server with these handlers."""
+        has_skills = self._services.has_skills
+        resources = SkillResources(self._services)
         server: Server[Any] = Server(
-            NAME, version=installed_version(), instructions=INSTRUCTIONS,
+            NAME, version=installed_version(),
+            instructions=INSTRUCTIONS + (SKILL_INSTRUCTIONS if has_skills else ""),
             on_list_tools=self._list_tools, on_call_tool=self._call,
+            on_list_resources=resources.list if has_skills else None,
+            on_read_resource=resources.read if has_skills else None,
         )  # fmt: skip
         # The state that a client sends back to continue a call is sealed for the same call and client.
         security = RequestStateSecurity.ephemeral(ttl=WAIT_SECONDS)
@@ -94,7 +110,7 @@ class McpServer:
     ) -> types.CallToolResult | types.InputRequiredResult:
         """Validate a call and carry it out or continue it; an error that a model can correct is an
         answer."""
-        definition = BY_NAME.get(params.name)
+        definition = self._by_name.get(params.name)
         if definition is None:
             raise MCPError(types.INVALID_PARAMS, f"tool not found: {params.name[:64]!a}")
         try:

@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ....policies.errors import PolicyError
 from ....runner.settings import PoolSettings
 from ...making.factory import ToolFactory
 from ...sandbox.sandbox import Sandbox
+from ...skills.skills import Skills, SkillSet
 from ...tools.approval import Approve
 from ...tools.broker import Broker
 from ...tools.caller import Caller
@@ -51,16 +53,22 @@ class ServicesByClient:
 
     def __init__(
         self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: SessionLimits,
-        filters: Sequence[ResultFilter] = (),
+        filters: Sequence[ResultFilter] = (), skills: Skills | None = None,
     ) -> None:  # fmt: skip
         self.ceiling = ceiling
         self.registry = registry
         self._approve = approve
         self._limits = limits
         self._filters = filters
+        self._skills = skills
         self._lock = threading.Lock()
         self._made: dict[str, ClientServices] = {}
         self._closed = False
+
+    @property
+    def has_skills(self) -> bool:
+        """Tell whether clients are offered skills, even if none is usable now."""
+        return self._skills is not None
 
     def of(self, client: str) -> ClientServices:
         """Return the services of a client."""
@@ -82,13 +90,17 @@ class ServicesByClient:
                 PoolSettings(size=_CELLS),
                 factory.broker,
                 self._limits.settings,
+                skills=self._skills,
             )
         except BaseException:
             factory.close()
             raise
         rate = self.ceiling.policy.tools.calls_per_second
         meter = Meter(float("inf"), rate)
-        return ClientServices(sandbox, factory.broker, factory, factory.search, factory, meter)
+        search = factory.search
+        if self._skills:
+            search = partial(_search_all, sandbox.skills, factory)
+        return ClientServices(sandbox, factory.broker, factory, search, factory, meter)
 
     def close(self) -> None:
         """End the running programs of all clients."""
@@ -97,3 +109,12 @@ class ServicesByClient:
             made = list(self._made.values())
         for each in made:
             each.close()
+
+
+def _search_all(skills: SkillSet, factory: ToolFactory, query: str, limit: int) -> dict[str, Any]:
+    """Search skills and tools; the answer has the form of ToolFactory.search."""
+    told = skills.search(query, limit, among=factory.list_tools())
+    found = told.pop("found")
+    if any("kind" in each for each in found):
+        told.setdefault("hint", told.pop("note"))
+    return told | {"tools": found}

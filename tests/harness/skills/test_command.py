@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cellwright.harness.cli.main import main
+from cellwright.harness.skills.skill import read_skill
 
 Capture = pytest.CaptureFixture[str]
 
@@ -80,3 +81,27 @@ def test_an_invalid_skill_is_listed_with_its_problem(capsys: Capture) -> None:
     Path(".agents/skills/evil/SKILL.md").symlink_to("/etc/passwd")
     assert "invalid" in said(capsys, "list")
     assert "a link" in said(capsys, "show", "evil", status=2)
+
+
+@pytest.mark.needs("cgroup")
+def test_run_shows_trusted_skills_to_a_program(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["skills", "new", "demo", "--in", ".agents/skills"]) == 0
+    folder = Path(".agents/skills/demo")
+    (folder / "hello.py").write_text("TEXT = 'hello'")
+    program = "import os; print(os.listdir('/skills'))"
+    assert main(["run", "--skills", "-c", program]) == 0
+    assert main(["skills", "trust", read_skill(folder).reference]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "--skills",
+                ".agents/skills",
+                "-c",
+                "import skills.demo.hello as h; print(h.TEXT)",
+            ]
+        )
+        == 0
+    )
+    assert capfd.readouterr().out.splitlines()[1::2] == ["[]", "hello"]
+    assert main(["run", "--skills", "--connect", "x", "-c", "1"]) == 2

@@ -36,6 +36,7 @@ WRONG = {
     "no name": ("mine", "description: d"),
     "twice": ("mine", "name: mine\nname: mine\ndescription: d"),
     "anchor": ("mine", "name: &a mine\ndescription: *a"),
+    "lone anchor": ("mine", "name: &a mine\ndescription: d"),
     "tag": ("mine", "name: !!str mine\ndescription: d"),
     "open quote": ("mine", 'name: "mine\ndescription: d'),
     "list": ("mine", "- name\n- mine"),

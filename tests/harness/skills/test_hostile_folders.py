@@ -114,6 +114,9 @@ HOSTILE = {
     "a front matter without an end": Hostile(lambda f: (f / "SKILL.md").write_text("---\nname: bad\n"), "closing"),
     "a second document": Hostile(_front("name: bad\ndescription: d\n...\n%YAML 1.1"), "SKILL.md"),
     "hidden tags in the description": Hostile(_front("name: bad\ndescription: d\U000e0041\U000e0042"), "hidden"),
+    "a hidden character in a comment": Hostile(
+        _front("name: bad\ndescription: d # \u200b"), "hidden"
+    ),
     "an escape of a hidden character": Hostile(_front('name: bad\ndescription: "d\\u200b"'), "hidden"),
     "an escape sequence in the licence": Hostile(_front('name: bad\ndescription: d\nlicense: "\\x1b[2J"'), "hidden"),
     "a hidden character in the metadata's keys": Hostile(_front('name: bad\ndescription: d\nmetadata:\n  "a\\u202e": b'), "hidden"),

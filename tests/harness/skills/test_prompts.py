@@ -116,3 +116,9 @@ def test_a_model_finds_and_reads_skills_by_tools(tmp_path: Path) -> None:
     assert "Note." in broker.call("skills.read", {"name": "demo", "path": "notes.md"}, Caller())
     with pytest.raises(ToolError, match="no skill"):
         broker.call("skills.load", {"name": "../demo"}, Caller())
+
+
+def test_many_long_descriptions_do_not_flood_a_prompt(tmp_path: Path) -> None:
+    told = with_(tmp_path, *(made(f"s{n}", f"{n} {'word ' * 200}") for n in range(40))).prompt()
+    assert len(told) < 40_000
+    assert "more skills are not listed: search for them." in told

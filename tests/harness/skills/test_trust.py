@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwright.harness.skills import skills as skills_module
 from cellwright.harness.skills.manifest import SkillManifest
 from cellwright.harness.skills.skill import Skill, make_skill, read_skill
 from cellwright.harness.skills.skills import Skills
@@ -240,3 +241,16 @@ def test_a_process_that_died_while_writing_leaves_nothing_behind(tmp_path: Path)
     (tmp_path / "new" / "half" / "demo").mkdir(parents=True)
     store.add(made())
     assert sorted(os.listdir(tmp_path)) == ["kept", "store.lock"]
+
+
+def test_a_project_cannot_fill_the_memory_of_its_reader(
+    skills: Skills, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skills_module, "MOST_SCANNED", 3000)
+    for name in ("one", "two"):
+        export_skill(made(name, scripts__a=b"x" * 2000), place)
+    with pytest.raises(SkillError, match="more than 3000 bytes"):
+        skills.found()
+    monkeypatch.setattr(skills_module, "MOST_LISTED", 1)
+    with pytest.raises(SkillError, match="more than 1 entries"):
+        skills.usable()

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 
-from cellwright import AuditLog, Sandbox, ToolRegistry, tool
+from cellwright import AuditLog, Sandbox, Skills, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import McpServer
@@ -69,7 +69,10 @@ class Inside(NamedTuple):
 
 @contextlib.contextmanager
 def inside(
-    policy: str = "strict", audit: AuditLog | None = None, **limits: Any
+    policy: str = "strict",
+    audit: AuditLog | None = None,
+    skills: Skills | None = None,
+    **limits: Any,
 ) -> Iterator[Inside]:
     """Give a server in this process that offers `add` and `pay`."""
     bounds = SessionLimits(**limits)
@@ -77,7 +80,9 @@ def inside(
         Sandbox(policy=policy_named(policy), pool=0, audit=audit or False) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,
-        contextlib.closing(ServicesByClient(ceiling, registry, approver(runs), bounds)) as services,
+        contextlib.closing(
+            ServicesByClient(ceiling, registry, approver(runs), bounds, skills=skills)
+        ) as services,
     ):
         registry.register(add)
         registry.register(pay)

@@ -1,0 +1,88 @@
+"""Skills over MCP: the tool `load_skill`, and resources with the names `skill://NAME/PATH`.
+
+Every text is labelled as untrusted.  A URI is parsed, and its parts are looked up; nothing is opened.
+"""
+
+import base64
+import urllib.parse
+from functools import partial
+
+import anyio.to_thread
+from mcp import MCPError, types
+
+from ....policies.errors import PolicyError, SkillError
+from ...skills.manifest import FILE
+from ...skills.skills import SkillSet
+from ...text.hidden import line
+from .answers import LoadedSkill, answered
+from .arguments import LoadSkillArguments
+from .calls import Outcome
+from .clients import Context, owner_of
+from .services import ClientServices, ServicesByClient
+
+_SCHEME = "skill"
+_AUTHOR = "Described by its author: "
+
+
+def load(services: ClientServices, asked: LoadSkillArguments) -> Outcome:
+    """Return the instructions of a skill, or one of its files."""
+    return answered(LoadedSkill(text=_text(services.sandbox.skills, asked.name, asked.path)))
+
+
+class SkillResources:
+    """The resources of the client that asks."""
+
+    def __init__(self, services: ServicesByClient) -> None:
+        self._services = services
+
+    async def list(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        """Return the SKILL.md of each skill; it names the other files."""
+        skills = await self._skills(context)
+        found = [
+            types.Resource(
+                name=each.name, uri=f"{_SCHEME}://{each.name}/{FILE}", mime_type="text/markdown",
+                description=_AUTHOR + line(each.description),
+            )
+            for each in skills.usable()
+        ]  # fmt: skip
+        return types.ListResourcesResult(resources=found)
+
+    async def read(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        """Return a file of a skill: text as a labelled block, other files as they are."""
+        skills = await self._skills(context)
+        most = owner_of(context).answer_bytes * 7 // 10  # base64 takes 4 bytes for 3
+        try:
+            content = _content(skills, params.uri, most)
+        except (SkillError, PolicyError) as error:
+            raise MCPError(types.INVALID_PARAMS, error.what[:500]) from None
+        return types.ReadResourceResult(contents=[content])
+
+    async def _skills(self, context: Context) -> SkillSet:
+        find = partial(self._services.of, owner_of(context).client)
+        return (await anyio.to_thread.run_sync(find)).sandbox.skills
+
+
+def _content(
+    skills: SkillSet, uri: str, most: int
+) -> types.TextResourceContents | types.BlobResourceContents:
+    parts = urllib.parse.urlsplit(uri)
+    name, path = parts.netloc, urllib.parse.unquote(parts.path.removeprefix("/"))
+    if parts.scheme != _SCHEME or parts.query or parts.fragment:
+        raise PolicyError(f"uri: must be skill://NAME/PATH, got {ascii(uri)[:200]}")
+    data = skills.read(name, path)
+    if len(data) > most:
+        raise PolicyError(f"uri: the file has {len(data)} bytes, an answer at most {most}")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return types.BlobResourceContents(uri=uri, blob=base64.b64encode(data).decode())
+    text = _text(skills, name, path)
+    return types.TextResourceContents(uri=uri, text=text, mime_type="text/markdown")
+
+
+def _text(skills: SkillSet, name: str, path: str) -> str:
+    return skills.load(name) if path in ("", FILE) else skills.read_text(name, path)
