@@ -175,11 +175,12 @@ class CellSession(Session):
         tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
         store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
     ) -> "KeptSkill":  # fmt: skip
-        from .skill_saving import SkillDraft, drafted, keep, try_out
+        from .skill_saving import SkillDraft, check_texts, drafted, keep, try_out
 
         if self._replay is None:
             return super().save_skill(name, description)
         draft = SkillDraft(name, description, body, tests, task, model, allowed_tools)
+        check_texts(draft)
         given, origin = self._files_of_skill(name, files)
         skill = drafted(draft, given, self.language, origin)
         policy = self._lease.supervisor.policy
@@ -201,7 +202,9 @@ class CellSession(Session):
             there = [each.path for each in self.files()]
             return chosen(files, there, self.download), "workspace"
         programs = [call.given.code for call in self._history.calls() if call.is_ok]
-        texts = [each if isinstance(each, str) else each.decode() for each in programs]
+        texts = [
+            each if isinstance(each, str) else each.decode(errors="replace") for each in programs
+        ]
         return {script_of(name, self.language): "\n".join(texts) + "\n"}, "history"
 
     def fork(self) -> "Session":

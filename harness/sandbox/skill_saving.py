@@ -83,7 +83,7 @@ def drafted(draft: SkillDraft, files: Files, language: str, origin: str) -> Skil
     if draft.tests:
         suffix = ".py" if language == PYTHON else LANGUAGES[language].suffix
         files = {**files, f"tests/check{suffix}": draft.tests}
-    given = {path: each.encode() if isinstance(each, str) else each for path, each in files.items()}
+    given = {path: _content(path, each) for path, each in files.items()}
     about = {"origin": origin, "task": draft.task, "model": draft.model}
     manifest = SkillManifest(
         name=draft.name,
@@ -99,6 +99,19 @@ def drafted(draft: SkillDraft, files: Files, language: str, origin: str) -> Skil
                 f"{draft.name}: {path} has what looks like a secret", "pass it as an argument"
             )
     return skill
+
+
+def _content(path: object, given: object) -> bytes:
+    if not isinstance(path, str) or not isinstance(given, str | bytes):
+        raise PolicyError(f"files: must map paths to text or bytes, got {path!r}: {given!r:.80}")
+    return given.encode(errors="surrogatepass") if isinstance(given, str) else given
+
+
+def check_texts(draft: SkillDraft) -> None:
+    """Raise PolicyError unless the texts of a draft are texts."""
+    for name in ("name", "description", "body", "tests", "task", "model"):
+        if not isinstance(value := getattr(draft, name), str):
+            raise PolicyError(f"{name}: must be text, got {value!r:.80}")
 
 
 def _body(draft: SkillDraft, paths: list[str]) -> str:

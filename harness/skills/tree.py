@@ -179,7 +179,10 @@ def _check_paths(files: Mapping[str, SkillFile]) -> None:
 
 def _check_path(path: str) -> None:
     parts = path.split("/")
-    is_plain = all(part not in ("", ".", "..") and part == part.strip() for part in parts)
+    # A name that ends in ~ is that of a half-written file, for editors and for shared files of cells.
+    is_plain = all(
+        part not in ("", ".", "..") and part == part.strip() and part[-1] != "~" for part in parts
+    )
     if not is_plain or "\\" in path or len(path) > _LONGEST_PATH or len(parts) > _DEEPEST:
         raise SkillInvalid(f"{ascii(path)[:300]}: not a path of a skill")
     if not path.isprintable() or first_hidden(path):

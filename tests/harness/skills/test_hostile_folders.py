@@ -101,6 +101,7 @@ HOSTILE = {
     "a name that is not UTF-8": Hostile(lambda f: os.close(os.open(os.fsencode(f) + b"/\xff", os.O_CREAT)), "hidden"),
     "a name with a full-width letter": Hostile(_bytes("\uff52un.py"), "NFKC"),
     "a name with a backslash": Hostile(_bytes("..\\run.py"), "path"),
+    "a name of a half-written file": Hostile(_bytes("scripts/run.py~"), "path"),
     "a name with a blank at its end": Hostile(_bytes("run.py "), "path"),
     "a homograph of another name": Hostile(_front("name: b\u0430d\ndescription: d"), "name"),
     "a name that is a path": Hostile(_front("name: ../bad\ndescription: d"), "name"),

@@ -147,3 +147,19 @@ def test_saving_again_makes_a_version_and_the_same_makes_none(sandbox: Sandbox) 
             for text in (ROMAN, ROMAN, ROMAN + "\n")
         ]
     assert versions == [1, 1, 2]
+
+
+def test_arguments_that_are_no_texts_are_named(sandbox: Sandbox) -> None:
+    with sandbox.session() as session:
+        session.execute("x = 1")
+        for given, name in (
+            ({"name": 1, "description": "d"}, "name"),
+            ({"name": "a", "description": None}, "description"),
+            ({"name": "a", "description": "d", "tests": b"1"}, "tests"),
+            ({"name": "a", "description": "d", "files": {"scripts/a.py": 1}}, "files"),
+            ({"name": "a", "description": "d", "files": "*.py"}, "files"),
+        ):
+            with pytest.raises(PolicyError, match=f"^{name}: "):
+                session.save_skill(**given)
+        with pytest.raises(SkillInvalid, match="fresh cell"):
+            session.save_skill("a", "d", files={"scripts/a.py": "x = '\ud800'"})

@@ -254,3 +254,13 @@ def test_a_project_cannot_fill_the_memory_of_its_reader(
     monkeypatch.setattr(skills_module, "MOST_LISTED", 1)
     with pytest.raises(SkillError, match="more than 1 entries"):
         skills.usable()
+
+
+def test_trust_changes_only_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr("cellwright.harness.skills.trust.fcntl.flock", refuse)
+    with pytest.raises(BlockingIOError):
+        TrustStore(tmp_path).trust("demo@" + "0" * 32)
+    assert TrustStore(tmp_path).all() == {}
