@@ -48,12 +48,20 @@ _TERMINAL = (
     "to open a terminal use session.terminal() with the profile workshop, or set "
     "processes.terminal = true in your policy"
 )
-_NETWORK = "a cell has no network and cannot resolve host names"
+_NETWORK = "a cell has no network but the hosts that network.allow of its policy names"
 _LOOPBACK = (
-    f"{_NETWORK}; only programs in the same cell can connect to each other, with "
-    "--policy standard, or with network.loopback = true in your policy"
+    f"{_NETWORK}; programs in the same cell connect to each other with --policy standard, or with "
+    "network.loopback = true in your policy"
 )
-
+_CELLS_OWN = (
+    "localhost is the cell itself: name the host that cellwright runs on by another name, with its "
+    "address in addresses of the rule in network.allow"
+)
+_NOT_TLS = (
+    'a rule in network.allow means TLS, except on port 80: add schemes = ["http"] to it, or ["tcp"] '
+    "for any bytes"
+)
+_IS_TLS = 'to allow TLS add "https" to schemes of the rule in network.allow'
 
 _NAME = "to let programs reach "
 
@@ -112,14 +120,8 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
         yield _TERMINAL
     if "network.loopback" in refused.rule:
         yield _LOOPBACK
-    if refused.rule.startswith("network: ") and "no rule allows" in refused.rule:
-        name = refused.arguments[0] if refused.arguments else "it"
-        yield f"{_NAME}{name} name it in network.allow of your policy"
-    if refused.rule.startswith("network: ") and "no rule names its network" in refused.rule:
-        yield (
-            f"to let {refused.arguments[0] if refused.arguments else 'it'} have addresses that are not "
-            "public name their networks in addresses of its rule in network.allow"
-        )
+    if refused.rule.startswith("network: "):
+        yield from _of_network(refused)
     path = refused.arguments[0].strip("'") if refused.arguments else ""
     if path not in error or not path.startswith("/"):
         return
@@ -132,4 +134,22 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
         yield (
             f"the cell does not show {path}: pass a copy with --file (files=), or name the path in "
             "filesystem.read of your policy"
+        )
+
+
+def _of_network(refused: Refused) -> Iterator[str]:
+    what = refused.rule.removeprefix("network: ")
+    name = refused.arguments[0] if refused.arguments else "it"
+    if what == "TLS, which no rule allows":
+        yield _IS_TLS
+    elif what == "not TLS":
+        yield _NOT_TLS
+    elif what == "the address stands for no name" and name.startswith("127."):
+        yield _CELLS_OWN
+    elif "no rule allows" in what:
+        yield f"{_NAME}{name} name it in network.allow of your policy"
+    elif "no rule names its network" in what:
+        yield (
+            f"to let {name} have addresses that are not public name their networks in addresses of its "
+            "rule in network.allow"
         )

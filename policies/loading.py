@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from .errors import PolicyError
+from .network.rule import NetworkDenial, NetworkRule
 from .policy import Policy, check_policy
+from .tools import ToolRule
 
 _PROFILES = Path(__file__).parent / "profiles"
 _DEEPEST = 8
@@ -68,7 +70,7 @@ def _meant(complaint: str) -> str:
     sections = [each.type for each in msgspec.structs.fields(Policy)]
     known = [
         each.name
-        for struct in (Policy, *sections)
+        for struct in (Policy, *sections, NetworkRule, NetworkDenial, ToolRule)
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
         for each in msgspec.structs.fields(struct)
     ]

@@ -139,7 +139,8 @@ def _deny(options: argparse.Namespace) -> int:
 
 def _change(options: argparse.Namespace, rules: list[NetworkRule] | list[NetworkDenial]) -> int:
     """Change the rules of the chosen sandboxes, then those of the file of --remember."""
-    chosen = _chosen(options)
+    allowed = {each.host for each in rules if isinstance(each, NetworkRule)}
+    chosen = _chosen(options, allowed)
     text = _remembering(options.remember, rules) if options.remember else ""
     failed = 0
     for sandbox in chosen:
@@ -158,8 +159,12 @@ def _change(options: argparse.Namespace, rules: list[NetworkRule] | list[Network
     return FAILED if failed else SUCCEEDED
 
 
-def _chosen(options: argparse.Namespace) -> list[_RunningSandbox]:
-    """Return the sandboxes that a change is for; raises PolicyError if that is not clear."""
+def _chosen(options: argparse.Namespace, hosts: set[str]) -> list[_RunningSandbox]:
+    """Return the sandboxes that a change is for: those that the options name, the only one that lives,
+    or the only one that refused all of `hosts`; raises PolicyError if that is not clear.
+
+    A process can have several, as `cellwright mcp` has one for tools that were made.
+    """
     if options.all and options.id:
         raise PolicyError("--all: cannot be combined with --id")
     found = _named(options)
@@ -168,12 +173,20 @@ def _chosen(options: argparse.Namespace) -> list[_RunningSandbox]:
             "no sandbox that lives has network rules",
             "the policy of a sandbox needs at least one host in [[network.allow]]",
         )
-    if len(found) > 1 and not options.all and not options.id:
-        ids = ", ".join(each.id for each in found)
-        raise PolicyError(
-            f"--id: several sandboxes have network rules: {ids}", "name one, or --all"
-        )
-    return found
+    if len(found) == 1 or options.all or options.id:
+        return found
+    refusing = [each for each in found if hosts and hosts <= _refused_by(each)]
+    if len(refusing) == 1:
+        return refusing
+    ids = ", ".join(each.id for each in found)
+    raise PolicyError(f"--id: several sandboxes have network rules: {ids}", "name one, or --all")
+
+
+def _refused_by(sandbox: _RunningSandbox) -> set[str]:
+    try:
+        return {each.name for each in ask(sandbox.path, ShowRules()).pending}
+    except CellwrightError:
+        return set()
 
 
 def _named(options: argparse.Namespace) -> list[_RunningSandbox]:

@@ -134,11 +134,20 @@ def test_among_several_sandboxes_one_is_named(
             run_command(["network", *allow, "--id", "1.0"], None)
         with pytest.raises(PolicyError, match="--all: cannot"):
             run_command(["network", *allow, "--id", "1.0", "--all"], None)
+        second.execute(REACH, inputs={"port": server.port})
+        command(capsys, *allow)
+        assert [len(each.network.rules) for each in (box, second)] == [1, 2]  # it had refused it
+        with pytest.raises(PolicyError, match="--id: several"):
+            run_command(["network", "deny", OTHER], None)
+        command(capsys, "deny", OTHER, "--all")
         first, _ = listed(capsys, "rules")
         command(capsys, *allow, "--id", str(first["id"]))
-        assert [len(each.network.rules) for each in (box, second)] == [2, 1]
+        last = [each.network.rules[-1] for each in (box, second)]
+        assert last == [f"allow {OTHER}:{server.port}", f"deny {OTHER}"]
         command(capsys, *allow, "--all")
-        assert [len(each.network.rules) for each in (box, second)] == [2, 2]
+        assert {each.network.rules[-1] for each in (box, second)} == {
+            f"allow {OTHER}:{server.port}"
+        }
 
 
 def test_without_network_rules_there_is_no_socket_and_nothing_to_change(own_records: Path) -> None:

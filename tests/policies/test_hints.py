@@ -75,6 +75,23 @@ def test_a_refused_name_and_a_refused_address_say_what_to_add_to_the_policy() ->
     assert hint.startswith("to let a.test have addresses that are not public")
 
 
+@pytest.mark.parametrize(
+    ("why", "address", "word"),
+    [
+        ("not TLS", "a.test", 'schemes = ["http"]'),
+        ("TLS, which no rule allows", "a.test", 'add "https" to schemes'),
+        ("the address stands for no name", "127.0.0.1", "localhost is the cell itself"),
+    ],
+)
+def test_a_refused_connection_says_what_its_rule_lacks(why: str, address: str, word: str) -> None:
+    error = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    (hint,) = hints(error, [refusal(f"network: {why}", address, "8123")])
+    assert word in hint
+    assert (
+        hints(error, [refusal("network: the address stands for no name", "198.18.0.9", "1")]) == ()
+    )
+
+
 def test_only_the_path_that_the_error_names_has_a_hint() -> None:
     refused = [
         refusal(NOT_SHOWN, "'/srv/a.csv'", "O_RDONLY"),

@@ -82,3 +82,10 @@ def test_every_profile_carries_reasons() -> None:
         text = (loading._PROFILES / f"{name}.toml").read_text()
         assert text.startswith(("# For ", "# The default"))
         assert load_policy(name).name == name
+
+
+def test_an_unknown_field_of_a_rule_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(PolicyError, match=r"did you mean ports\?"):
+        policy_of_data({"network": {"allow": [{"host": "api.example.org", "port": 443}]}})
+    with pytest.raises(PolicyError, match=r"did you mean effect\?"):
+        policy_of_data({"tools": {"rules": [{"tool": "*", "efect": "deny"}]}})
