@@ -8,6 +8,7 @@ everything in the cell has been killed.
 import hashlib
 import json
 import os
+import re
 import stat
 from importlib import resources
 from pathlib import Path
@@ -29,6 +30,8 @@ _MOST_FILES = 20_000  # as many as the host lists of a workspace
 _FILE_MODE, DIRECTORY_MODE = 0o444, 0o755
 _SEALED_NS = 315_532_800 * 10**9  # 1980-01-01, the first day of zip: any other time is a change
 
+_IMPORT = re.compile(r"^from \.zip_archive import .*\n", re.MULTILINE)  # the names are there then
+
 Files = dict[str, tuple[int, str]]  # path: size, sha256
 
 
@@ -48,9 +51,8 @@ def open_wheel(
         files.update(_copy(workspace, target, most_bytes))
 
     given = [str(path), "/workspace", wheel.name, wheel.version, [most_bytes, _MOST_FILES // 2]]
-    text = resources.files(__package__).joinpath("unpack.py").read_text()
     request = Request(
-        code=f"{text}\nunpack(*{json.dumps(given)})",
+        code=f"{_program()}\nunpack(*{json.dumps(given)})",
         limits=_limits(most_bytes, deadline.left(_SECONDS)),
     )
     supervisor = Supervisor(
@@ -68,6 +70,13 @@ def open_wheel(
         deadline.left()  # the cell had no longer than that
     _check(wheel, result)
     return files
+
+
+def _program() -> str:
+    """Return the text of both modules that run in the cell, as one."""
+    folder = resources.files(__package__)
+    reader, opener = (folder.joinpath(name).read_text() for name in ("zip_archive.py", "unpack.py"))
+    return reader + _IMPORT.sub("", opener)
 
 
 def _policy(wheel: Path, limits: Limits, optional_layers: tuple[str, ...]) -> Policy:
