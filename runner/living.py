@@ -23,6 +23,7 @@ from .cgroups.tree import remove_with_cells, start_time, thaw, usage_at
 _LONGEST = 64 * 1024
 _END_SECONDS = 5.0
 _PREFIX = "cellwright"  # of directories of exposed ports
+LOCK_FILES = ("wanted.txt", "report.json", "pylock.toml")  # of one directory of a lock of packages
 _NAMES = {"sandbox": "cell-keeper", "session": "cell-init"}  # of the processes that are killed
 _counter = itertools.count()
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -268,13 +269,14 @@ def _remove_control_sockets() -> Iterator[str]:
 
 
 def directory_prefix() -> str:
-    """Return how the names of directories begin that this process makes for exposed ports."""
+    """Return how the names of directories begin that this process makes in the directory of temporary
+    files, for exposed ports and for locks of packages."""
     own = _identity(os.getpid())
     return f"{_PREFIX}-{own.pid}-{own.start}-"
 
 
 def _remove_sockets() -> Iterator[str]:
-    """Remove the directories of exposed ports whose process has ended."""
+    """Remove the directories of exposed ports, and of locks of packages, whose process has ended."""
     import tempfile  # imports twenty modules, which no sandbox needs
 
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*-*-*"):
@@ -287,7 +289,8 @@ def _remove_sockets() -> Iterator[str]:
             if start_time(int(pid)) == start:
                 continue
             for each in directory.iterdir():
-                if stat.S_ISSOCK(each.lstat().st_mode):
+                mode = each.lstat().st_mode
+                if stat.S_ISSOCK(mode) or (each.name in LOCK_FILES and stat.S_ISREG(mode)):
                     each.unlink()
             directory.rmdir()
             yield str(directory)

@@ -2,6 +2,7 @@
 
 import argparse
 
+from ...policies.errors import PolicyError
 from ...policies.explain import explain
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds
@@ -9,10 +10,12 @@ from ...policies.policy import Policy
 from ...runner.listing import list_system_calls
 from ..sandbox.sandbox import Sandbox
 from .options import SUCCEEDED, add_json, add_policy, policy_of, print_json
+from .sandbox import add_connect
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
+    add_connect(parser)
     parser.add_argument(
         "--diff", metavar="P", help="print only what this policy allows more (+) or less (-)"
     )
@@ -25,17 +28,31 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.connect is not None and (options.diff or options.system_calls):
+        raise PolicyError("--connect: cannot be combined with --diff or --system-calls")
     if options.diff:
         return _diff(policy_of(options), options)
     if options.system_calls:
         return _list_system_calls(policy_of(options), options)
-    with Sandbox(policy=policy_of(options), pool=0) as sandbox:
+    with _sandbox(options) as sandbox:
         lines = explain(sandbox.plan, sandbox.policy.limits)
     if options.json:
         print_json(lines)
     else:
         print("\n".join(lines))
     return SUCCEEDED
+
+
+def _sandbox(options: argparse.Namespace) -> Sandbox:
+    """Return a sandbox of the policy, or with --connect one of a daemon."""
+    if options.connect is None:
+        return Sandbox(policy=policy_of(options), pool=0)
+    if options.optional:
+        raise PolicyError(
+            "--optional cannot be combined with --connect: the daemon decides it",
+            "give --optional to cellwright serve",
+        )
+    return Sandbox(connect=options.connect, policy=options.policy)
 
 
 def _list_system_calls(policy: Policy, options: argparse.Namespace) -> int:

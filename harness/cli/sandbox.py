@@ -84,6 +84,11 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
     """Open a local sandbox for `language`, or with --connect one of a daemon."""
     if options.review and options.workspace is None:
         raise PolicyError("--review: there is no workspace", "name one with --workspace")
+    if options.review and getattr(options, "clean", False):
+        raise PolicyError(
+            "--clean: cannot be combined with --review: the change waits in the workspace",
+            "`cellwright workspace remove` removes it",
+        )
     if options.connect is not None:
         _refuse_with_connect(options)
         with Sandbox(connect=options.connect, policy=options.policy) as sandbox:

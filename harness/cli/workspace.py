@@ -12,7 +12,7 @@ from ...policies.errors import PolicyError
 from ..sandbox.workspaces.changes import FileChange, FileVersion, WorkspaceDiff
 from ..sandbox.workspaces.store import Workspaces
 from ..text.terminal import StreamPrinter, harmless, print_header
-from .options import SUCCEEDED, add_json, add_subcommands, print_json
+from .options import AUDIT_HELP, SUCCEEDED, add_json, add_subcommands, audit_of, print_json
 
 _DAY = 24 * 60 * 60
 _DIGITS = 12  # of a digest, in text
@@ -42,6 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         each.add_argument(
             "--change", metavar="ID", help="fail if another change is pending by now; see diff"
         )
+        each.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     prune.add_argument(
         "--days", type=float, metavar="N", required=True,
         help="remove what was not used for N days",
@@ -92,8 +93,9 @@ def _list(options: argparse.Namespace, store: Workspaces) -> int:
     for row in rows:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["used"]))
         note = f"  ({_PENDING})" if row["pending"] else ""
+        noun = "file " if row["files"] == 1 else "files"
         print(
-            f"{row['size_bytes']:>12,}  {row['files']:>6,} files  {used:<16}  {row['name']}{note}"
+            f"{row['size_bytes']:>12,}  {row['files']:>6,} {noun}  {used:<16}  {row['name']}{note}"
         )
     return SUCCEEDED
 
@@ -158,11 +160,13 @@ def _diff(options: argparse.Namespace, store: Workspaces) -> int:
 
 
 def _commit(options: argparse.Namespace, store: Workspaces) -> int:
-    return _decided(store.commit(options.name, options.change), "committed", options)
+    with audit_of(options) as store.audit:
+        return _decided(store.commit(options.name, options.change), "committed", options)
 
 
 def _discard(options: argparse.Namespace, store: Workspaces) -> int:
-    return _decided(store.discard(options.name, options.change), "discarded", options)
+    with audit_of(options) as store.audit:
+        return _decided(store.discard(options.name, options.change), "discarded", options)
 
 
 def _decided(diff: WorkspaceDiff, done: str, options: argparse.Namespace) -> int:

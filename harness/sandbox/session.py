@@ -35,6 +35,9 @@ class Session(Executing):
     diverged: tuple[int, ...] = ()  # of a fork: the calls whose replay had another outcome
     _limits: Limits
 
+    def __repr__(self) -> str:
+        return f"<Session {self.id!a}: {self.language}>"
+
     @property
     @abstractmethod
     def lost(self) -> str:

@@ -69,8 +69,11 @@ class ToolCaller:
             self._open = True
 
     def close(self) -> None:
-        """Stop calls and reads until the next request; waiting calls fail."""
+        """Stop calls and reads until the next request; waiting calls fail.  Without effect if none is
+        open: the number of the descriptor may be a file of the program's by now."""
         with self._changed:
+            if self._closing < 0:
+                return
             self._open = False
             waiting, self._waiting = self._waiting, {}
             for number, deliver in waiting.items():
@@ -80,7 +83,8 @@ class ToolCaller:
             # An interrupt may have come just before who reads could say that it does not any more.
             self._changed.wait_for(lambda: not self._reading, timeout=0.5)
             self._reading = False
-            os.close(self._closing)
+            closing, self._closing = self._closing, -1
+            os.close(closing)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Return the value that the tool gave, or in a coroutine what to await for it."""

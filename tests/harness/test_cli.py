@@ -329,6 +329,17 @@ def test_explain_names_what_is_in_force() -> None:
     assert "layer seccomp: " in done.stdout
 
 
+def test_explain_has_the_addresses_and_caps_of_network_rules(tmp_path: Path) -> None:
+    policy = tmp_path / "p.toml"
+    policy.write_text(
+        'extends = "strict"\nname = "p"\n[[network.allow]]\nhost = "db.example.org"\nports = [5432]\n'
+        'schemes = ["tcp"]\naddresses = ["10.1.0.0/16"]\nconnections = 5\nsent_bytes = 1000\n'
+    )
+    done = cellwright("explain", *OPTIONS, "--policy", str(policy))
+    caps = "schemes tcp, addresses 10.1.0.0/16, connections 5, sent_bytes 1000"
+    assert f"network: allow db.example.org:5432 ({caps}), through" in done.stdout
+
+
 def test_explain_lists_the_system_calls_that_confine_a_cell_by_layer() -> None:
     done = cellwright("explain", "--system-calls", "--json", *OPTIONS)
     assert done.returncode == 0, done.stderr

@@ -41,6 +41,11 @@ def session(sandbox: Sandbox) -> Iterator[Session]:
         yield opened
 
 
+def test_it_is_shown_by_its_id_and_language(sandbox: Sandbox) -> None:
+    with sandbox.session("mine\x1b") as session:
+        assert repr(session) == "<Session 'mine\\x1b': python>"
+
+
 # What stays
 
 

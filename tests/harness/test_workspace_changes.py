@@ -429,14 +429,22 @@ def test_the_commands_show_a_change_and_decide_on_it(tmp_path: Path) -> None:
     assert (blocked.returncode, "waits for review" in blocked.stderr) == (70, True)
     other = call("workspace", "commit", "mine", "--change", "0" * 32)
     assert (other.returncode, "the pending change is" in other.stderr) == (70, True)
-    done = call("workspace", "commit", "mine", "--change", change["id"])
+    trail = ("--audit", str(tmp_path / "trail"))
+    done = call("workspace", "commit", "mine", "--change", change["id"], *trail)
     assert done.stderr == "cellwright: committed in 'mine': 1 added, 0 changed, 0 removed\n"
     assert call("workspace", "get", "mine", "d\x1b").stdout == "1234"
     assert call("workspace", "diff", "mine").stderr.endswith("has no pending change\n")
 
     edit = ("--workspace", "mine", "--review", "-c", "open('d\x1b', 'a').write('5')")
     assert call("run", *OPTIONS, *edit).returncode == 0
-    assert call("workspace", "discard", "mine").returncode == 0
+    assert call("workspace", "discard", "mine", *trail).returncode == 0
+    records = [json.loads(line) for line in (tmp_path / "trail").read_text().splitlines()]
+    decided = [each for each in records if each.get("category") == "file"]
+    assert [(each["action"], each["target"]) for each in decided] == [
+        ("committed", "mine"), ("discarded", "mine"),
+    ]  # fmt: skip
+    assert change["id"] in (tmp_path / "trail").read_text()
+    assert "1 file " in call("workspace", "list").stdout
     assert call("workspace", "get", "mine", "d\x1b").stdout == "1234"
     assert call("workspace", "prune", "--days", "1").stdout == ""
     os.utime(tmp_path / "cellwright/workspaces/mine.tar", (1, 1))
@@ -444,3 +452,9 @@ def test_the_commands_show_a_change_and_decide_on_it(tmp_path: Path) -> None:
     for where in (OPTIONS, ("--connect", str(tmp_path / "socket"))):
         alone = call("run", *where, "--review", "-c", "1")
         assert (alone.returncode, "--review: there is no workspace" in alone.stderr) == (2, True)
+    both = call("run", *OPTIONS, *edit, "--clean")
+    assert (both.returncode, "--clean: cannot be combined with --review" in both.stderr) == (
+        2,
+        True,
+    )
+    assert "`cellwright workspace remove`" in both.stderr

@@ -122,7 +122,11 @@ exposed = session.expose(8000)
 cell = session._cell._held.cell
 cell.cgroup.freeze()
 from cellwright.testing import inspect
-print(exposed.address, inspect(box).generation.launcher.keeper, flush=True)
+import tempfile
+from cellwright.runner.living import directory_prefix
+lock = tempfile.mkdtemp(prefix=directory_prefix())  # as a lock of packages has it
+open(f"{{lock}}/wanted.txt", "w").close()
+print(exposed.address, inspect(box).generation.launcher.keeper, lock, flush=True)
 sys.stdin.read()
 """
 
@@ -134,9 +138,10 @@ def test_what_a_killed_process_left_is_removed(capsys: pytest.CaptureFixture[str
     command = [sys.executable, "-I", "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        address, keeper = process.stdout.readline().split()
+        address, keeper, lock = process.stdout.readline().split()
         assert run_command(["gc", "--json"], None) == 0
         assert os.path.exists(address)  # nothing of a living process is touched
+        assert os.path.exists(lock)
         capsys.readouterr()
         process.kill()
     assert len(living.list_living()) == 2
@@ -144,4 +149,5 @@ def test_what_a_killed_process_left_is_removed(capsys: pytest.CaptureFixture[str
     assert "removed" in capsys.readouterr().out
     assert living.list_living() == []
     assert not os.path.exists(os.path.dirname(address))
+    assert not os.path.exists(lock)
     assert soon(lambda: not os.path.exists(f"/proc/{int(keeper)}"))

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ....policies.errors import PackageError
+from ....runner.living import directory_prefix
 from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
 from .lock import EXTRA, Lock, Wheel, lock_of, normalised, wheel_of
@@ -83,7 +84,7 @@ def resolve(
 
     Raises PackageError if there are none, neither can be run, or it takes until after the deadline.
     """
-    with tempfile.TemporaryDirectory(prefix="cellwright-lock-") as folder:
+    with tempfile.TemporaryDirectory(prefix=directory_prefix()) as folder:  # for `cellwright gc`
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
         wanted.write_text("".join(f"{line}\n" for line in lines))
         if (uv := find_uv()) and can_resolve(lines, source):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....policies.closing import Closing
 from ....policies.errors import PolicyError, WorkspaceError
@@ -40,6 +40,9 @@ from .files import (
     write_sealed,
 )
 
+if TYPE_CHECKING:
+    from ....runner.audit.log import AuditLog
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LARGEST_BYTES = 192 * MIB  # fits into the one frame that goes into a cell
 _WAIT_SECONDS = 30.0
@@ -60,6 +63,8 @@ class Workspaces:
     `review`: stage what is saved as a pending change, which `commit` makes the workspace's files, or
     `discard` drops; reading shows the files with that change.  By default a workspace with a pending
     change cannot be opened.
+    `audit`: the trail to which what was committed or discarded is written; saves are recorded in the
+    trail of their sandbox.
     `wait_seconds`: how long to wait for a workspace that is in use, default 30; `on_wait` is called
     with its name when waiting begins.
 
@@ -70,6 +75,7 @@ class Workspaces:
         self, directory: str | os.PathLike[str] | None = None, *, max_bytes: int = 64 * MIB,
         max_files: int = 4096, max_age_seconds: float | None = None, review: bool = False,
         wait_seconds: float = _WAIT_SECONDS, on_wait: Callable[[str], None] = _say_nothing,
+        audit: "AuditLog | None" = None,
     ) -> None:  # fmt: skip
         check_limit("workspaces.max_bytes", max_bytes, whole=True)
         check_limit("workspaces.max_files", max_files, whole=True)
@@ -86,6 +92,7 @@ class Workspaces:
         self.max_age_seconds = max_age_seconds
         self.review = check_flag("workspaces.review", review)
         self.wait_seconds = wait_seconds
+        self.audit = audit
         self._on_wait = on_wait
 
     def list(self) -> tuple[str, ...]:
@@ -151,7 +158,7 @@ class Workspaces:
 
         Raises WorkspaceError if the workspace is missing or damaged, BusyError if it stays in use.
         """
-        return self._reviewed(name, lambda opened: opened.diff())
+        return self._reviewed(name, "", lambda opened: opened.diff())
 
     def commit(self, name: str, change: str | None = None) -> WorkspaceDiff:
         """Make the pending change the files of the workspace, in one step, and return it.
@@ -159,11 +166,11 @@ class Workspaces:
         `change`: the id of the change that was reviewed; WorkspaceError if another one is pending by
         now.  Raises WorkspaceError if none is pending, or it exceeds the quota, BusyError.
         """
-        return self._reviewed(name, lambda opened: opened.commit(change))
+        return self._reviewed(name, "committed", lambda opened: opened.commit(change))
 
     def discard(self, name: str, change: str | None = None) -> WorkspaceDiff:
         """Drop the pending change, in one step, and return it; arguments and errors as `commit`."""
-        return self._reviewed(name, lambda opened: opened.discard(change))
+        return self._reviewed(name, "discarded", lambda opened: opened.discard(change))
 
     def prune(self, *, max_age_seconds: float | None = None) -> tuple[str, ...]:
         """Remove the workspaces that have expired, and return their names.
@@ -225,12 +232,19 @@ class Workspaces:
         return unpack(archive) if archive else {}
 
     def _reviewed(
-        self, name: str, work: Callable[["OpenWorkspace"], WorkspaceDiff]
+        self, name: str, action: str, work: Callable[["OpenWorkspace"], WorkspaceDiff]
     ) -> WorkspaceDiff:
+        """Return the change that `work` looks at or decides on; a decision, `action`, is recorded."""
         with self.open(name) as opened:
             if not any(path.exists() for path in self.archives(name)):
                 raise _not_found(name)
-            return work(opened)
+            diff = work(opened)
+        if action and self.audit:
+            self.audit.record(
+                "file", action, target=name, owed=True, change=diff.id, added=len(diff.added),
+                changed=len(diff.changed), removed=len(diff.removed),
+            )  # fmt: skip
+        return diff
 
     def _is_pruned(self, name: str, age: float) -> bool:
         """Remove a workspace if it has expired and is not in use."""

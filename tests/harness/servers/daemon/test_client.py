@@ -405,3 +405,16 @@ def test_a_daemon_keeps_no_workspaces_or_network_rules_for_clients_and_says_so(
         "import os\nos.stat('x').st_mode & 0o7777", files={"x": Executable(b"")}
     )
     assert script.value == 0o700
+
+
+def test_the_policy_of_a_daemon_is_explained_by_it(daemon: Daemon) -> None:
+    def explain(*options: str) -> "subprocess.CompletedProcess[str]":
+        command = (sys.executable, "-m", "cellwright", "explain", *options)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    at = ("--connect", str(daemon.path))
+    done = explain(*at, "--policy", "standard")
+    assert done.returncode == 0
+    assert done.stdout.startswith("policy standard\n")
+    for options in (("--optional", "cgroup"), ("--diff", "standard"), ("--system-calls",)):
+        assert "cannot be combined with" in explain(*at, *options).stderr
