@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -41,10 +42,11 @@ from .settings import Settings
 
 _SECONDS = 600.0
 _MEMORY = 512 * MIB
-_MOST_RATIO = 3.0  # of a ready call that imports the package to a ready `1+1`
+_MOST_RATIO = 1.5  # of a ready call without the expression's own time to a ready `1+1`
 _STAGES = ("lock", "build cold", "build warm", "first call", "ready call")
 _SUM, _COLD = "1+1", "with the package, not preloaded"
 _NAMED, _LEARNT = "with the package, preloaded", "with the package, preloaded as learnt"
+_REST = "the same without the time of the expression in the cell"
 _WORKER = Isolation("", "", "", "", "", "", "", "")  # not shown here
 
 
@@ -58,6 +60,14 @@ class _Subject(NamedTuple):
     @property
     def source(self) -> str:
         return f"import {self.module}\n{self.expression}"
+
+    @property
+    def timing(self) -> str:
+        """A program whose value is the seconds that the import and the expression took."""
+        return (
+            f"import time\nbegan = time.perf_counter()\nimport {self.module}\n{self.expression}\n"
+            "time.perf_counter() - began"
+        )
 
     @property
     def printing(self) -> str:
@@ -184,13 +194,24 @@ def _calls(settings: Settings, subject: _Subject, store: PackageStore) -> Times:
             (_LEARNT, learnt, subject.source, 3, 1),
             (_COLD, cold, subject.source, 3, 5),
         )
-        return side_by_side(
-            [
-                Contender(name, partial(_execute, box, source, value), box.settle, every)
-                for name, box, source, value, every in ways
-            ],
-            settings.amount(200, 5),
+        contenders = [
+            Contender(name, partial(_execute, box, source, value), box.settle, every)
+            for name, box, source, value, every in ways
+        ]
+        rest = Contender(
+            _REST, partial(_seconds_beside, preloaded, subject.timing), preloaded.settle
         )
+        return side_by_side([*contenders[:2], rest, *contenders[2:]], settings.amount(200, 5))
+
+
+def _seconds_beside(box: Sandbox, timing: str) -> float:
+    """Return the seconds of a call beyond those that its program measured."""
+    began = time.perf_counter()
+    result = box.execute(timing)
+    took = time.perf_counter() - began
+    if not isinstance(result.value, float):
+        raise RuntimeError(f"the program failed: {result.error}")
+    return took - result.value
 
 
 def _execute(box: Sandbox, source: str, value: int) -> None:
@@ -269,14 +290,22 @@ def _run(command: list[str], variables: dict[str, str]) -> "subprocess.Completed
 def _llm_sandbox(
     settings: Settings, subject: _Subject, environment: Path, notes: list[str]
 ) -> tuple[Value, ...]:
-    """Return the calls of llm-sandbox over bubblewrap, in the environment that pip made."""
-    name = "llm-sandbox, bubblewrap, in the environment of pip"
+    """Return the calls of llm-sandbox over bubblewrap, with the packages that pip installed.
+
+    It runs programs in an environment of its own, which does not see the packages of the Python that it
+    was given (version 0.3.46), so the program adds their directory to `sys.path` itself.
+    """
+    name = "llm-sandbox, bubblewrap, with the packages of pip"
     python = environment / "bin/python"
     shown = (str(python), *shown_to_peers(), str(environment))
     where = f"{settings.peers}" if settings.peers else "an environment: --peers names one"
     command = python_worker(settings.peers, "llm_sandbox", LLM_SANDBOX, "bubblewrap", *shown)
     peer = Library(name, _WORKER, command, f"it is not in {where}")
-    program = SampleProgram(subject.package, subject.source, subject.printing, "3")
+    site = (
+        environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    )
+    found = f"import sys\nsys.path.append({str(site)!r})\n{subject.printing}"
+    program = SampleProgram(subject.package, subject.source, found, "3")
     try:
         peer.find(environment)
         first = peer.run(program)
@@ -323,9 +352,11 @@ def _calls_table(subject: _Subject, times: Times) -> ReportTable:
 
 
 def _verdict(times: Times) -> Criterion:
-    seen = max(median(times[name]) for name in (_NAMED, _LEARNT)) / median(times[_SUM])
+    below = median(times[_SUM])
+    seen, whole = median(times[_REST]) / below, median(times[_NAMED]) / below
     return Criterion(
-        f"a ready call with a preloaded package takes less than {_MOST_RATIO:g} times as long as `1+1`",
+        "a ready call with a preloaded package, without the time of its expression, takes less than "
+        f"{_MOST_RATIO:g} times as long as `1+1`",
         seen < _MOST_RATIO,
-        f"{seen:.2f} times",
+        f"{seen:.2f} times; with it {whole:.2f} times",
     )
