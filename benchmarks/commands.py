@@ -60,6 +60,7 @@ BENCHMARKS = {
     "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",
     "packages": "packages: to lock, to build, and calls with them, beside uv and pip",
     "workflows": "tokens that pass through a model, by tool calls and by programs",
+    "branch": "branches of sessions, beside replays and fresh sessions",
     "stream": "output in bytes a second",
     "network": "connections to hosts by name, and their bytes, beside a CONNECT proxy",
     "agent": "cost of a step of an agent, a long run, and tools made against tasks done",

@@ -85,6 +85,7 @@ def compile_policy(
         program=runs.executables[0] if runs.executables else "",
         guest_filter=compile_filter(rules, table, listened, (*locks.answered, *ignored)),
         init_filter=compile_filter(table.init, table),
+        branching_filter=_branching_filter(table),
         groups=groups,
         refusals=_refusals(table, groups) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
@@ -251,6 +252,18 @@ def _in_detail(rule: NetworkRule) -> str:
 
 _IN_EVERY_LINE = ("host", "ports", "sni", "any")
 _UNIX = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)  # the family, of socket(2) and socketpair(2)
+
+
+# What the branching process does to processes of cells; no cell may do any of it.
+_TRACING = ("ptrace", "get_robust_list", "pidfd_send_signal", "prlimit64")
+
+
+def _branching_filter(table: SyscallTable) -> bytes:
+    """Return the filter of the branching process: computation and tracing, no new process or socket."""
+    rules = (*table.rules(("base",)), *map(Rule, (*_TRACING, "sendmsg", "recvmsg")))
+    return compile_filter(rules, table)
+
+
 # A cell may not, but the egress process makes the buffers of its relays small.
 _RECEIVE_BUFFER = Rule(
     "setsockopt",

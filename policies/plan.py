@@ -66,6 +66,7 @@ class Plan(_Data, frozen=True):
     program: str  # the host's interpreter of the language; empty for Python
     guest_filter: bytes
     init_filter: bytes
+    branching_filter: bytes  # of the process that branches sessions
     groups: tuple[str, ...]  # of system calls that the guest may make
     refusals: dict[int, tuple[str, str]]  # number -> (call, reason); empty without a listener
     watched: dict[int, str]  # allowed calls that the listener records and lets continue

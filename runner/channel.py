@@ -12,7 +12,7 @@ from _socket import socketpair  # the public one makes a second object for each 
 from typing import Protocol
 
 PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
-_MAX_DESCRIPTORS = 16
+_MAX_DESCRIPTORS = 32
 _MORE = b"\x01"
 _LAST = b"\x00"
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)

@@ -108,6 +108,10 @@ class HeldCell:
             return False
         return self.egress is None or self.egress.is_served()
 
+    def is_sibling_of(self, other: "HeldCell") -> bool:
+        """Tell whether both cells were forked from one launcher."""
+        return self._origin is other._origin
+
     def settle_egress(self, *, ends: bool) -> NetworkRecord:
         """Return what the cell did with the network since the last time."""
         return self.egress.settle(ends=ends) if self.egress else NetworkRecord()

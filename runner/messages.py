@@ -252,6 +252,37 @@ class Finished(_Frame, frozen=True):
 Status = Ready | WaysOut | Failed | Ended
 
 
+# supervisor -> branching process
+
+
+class BranchingBoot(_Frame, frozen=True):
+    """The first frame: how the process confines itself."""
+
+    filter: bytes
+    uid: int  # whom to become; 0: the process is not root
+
+
+class BranchCells(_Frame, frozen=True):
+    """Make fresh cells equal to that of a session; comes with the pidfds of the session's process, of
+    its init, and of the process of each fresh cell, then with page maps."""
+
+    cells: int  # fresh ones
+    maps: bool  # there are page maps, of the session's process and of each fresh cell's
+
+
+# branching process -> supervisor
+
+
+class Branched(_Frame, frozen=True):
+    """The fresh cells are equal to the session's."""
+
+
+class BranchRefused(_Frame, frozen=True):
+    """The state of the session cannot be copied; the fresh cells were killed."""
+
+    why: str
+
+
 # supervisor -> egress process
 
 

@@ -7,7 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ from .outcome import Count, conclude
 from .request import Request
 from .result import SandboxResult
 from .settings import SessionSettings
-from .workspace import Listing
+from .workspace import Listing, list_files
 
 if TYPE_CHECKING:
     from .cell_network import CellNetwork
@@ -50,10 +50,19 @@ _WAIT_SECONDS = 30.0  # for the running request to end
 # At least so long between two looks at a session's CPU time: threads and children can exceed the
 # limit by what they use in this time while no request runs.
 _CPU_LOOK_SECONDS = 0.1
+_LEAST_CPU_SECONDS = 0.001
 _EXPIRED = {
     "idle_seconds": "it was idle for too long (idle_seconds)",
     "lifetime_seconds": "it lived for too long (lifetime_seconds)",
 }
+
+
+class SessionPast(NamedTuple):
+    """What the requests of a session came to."""
+
+    requests: int
+    last_exit_code: int
+    cpu_seconds: float
 
 
 class SessionCell:
@@ -73,6 +82,7 @@ class SessionCell:
         self._give_back = give_back
         self._concurrency = ConcurrencyLimit(1, _WAIT_SECONDS)
         self._requests = self._last_exit_code = 0
+        self._cpu_before = 0.0  # CPU seconds that the session used of which this is a branch
         self._listing: Listing = {}
         self._owner = os.getpid()
         self._lock = threading.Lock()  # guards the next two
@@ -146,10 +156,19 @@ class SessionCell:
                 self._require_life()
                 self._thaw()
                 self.on_begin(request.execution_id)
+                request = self._within_cpu_time(request)
                 return self._execute_to_the_end(request, asked_at, on_output, cancel)
         finally:
             self._note_use()
             self._concurrency.release()
+
+    def _within_cpu_time(self, request: Request) -> Request:
+        """Leave a branch the CPU time that the session had left of which it is one."""
+        if not self._cpu_before:
+            return request
+        limits = request.limits
+        left = max(_LEAST_CPU_SECONDS, limits.cpu_seconds - self._cpu_before)
+        return replace(request, limits=replace(limits, cpu_seconds=left))
 
     @contextlib.contextmanager
     def _unattended(self, request: Request | None = None) -> Iterator[None]:
@@ -250,6 +269,40 @@ class SessionCell:
         finally:
             self._concurrency.release()
 
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[tuple[HeldCell, SessionPast]]:
+        """Keep requests away, and yield the thawed cell and what its requests came to so far; raises
+        SessionLost, and BusyError if the running request does not end."""
+        self._require_owner()
+        self._concurrency.acquire()
+        try:
+            with self.held(), self._unattended():
+                if not self._held.is_alive():
+                    self.end("its process ended between two requests")
+                self._require_life()
+                self._thaw()
+                used = self._cpu_before + (self._held.cell.cgroup.cpu_seconds() or 0.0)
+                yield self._held, SessionPast(self._requests, self._last_exit_code, used)
+        finally:
+            self._note_use()
+            self._concurrency.release()
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[HeldCell]:
+        """Yield the cell of a session that no caller knows yet, and keep it from being frozen; what its
+        processes open meanwhile is answered.  Raises SessionLost."""
+        self.begin_use()
+        try:
+            with self.held():
+                yield self._held
+        finally:
+            self.end_use()
+
+    def continue_from(self, past: SessionPast) -> None:
+        """Go on where another session was, of which this is a branch by now."""
+        self._requests, self._last_exit_code, self._cpu_before = past
+        self._listing = list_files(self._held.cell.workspace)
+
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
             raise ClosedError("the session was opened before this process was forked")
@@ -318,7 +371,7 @@ class SessionCell:
             if used is None:  # no cgroup counts: RLIMIT_CPU holds, for each process by itself
                 self._cpu_look_at = math.inf
                 return
-            left = limits.cpu_seconds - used
+            left = limits.cpu_seconds - used - self._cpu_before
             self._cpu_look_at = now + max(left / limits.cpus, _CPU_LOOK_SECONDS)
             if left <= 0:
                 self.try_to_evict(

@@ -91,6 +91,9 @@ ARROWS = {
         "runner/cell", "runner/fixed_root", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
     "runner/cgroups": ("runner/cgroups",),
+    "runner/branching": (
+        "runner/branching", "runner/kernel", "runner/messages", "runner/channel",
+    ),
     "runner/egress": (
         "runner/egress", "runner/kernel", "runner/messages", "runner/channel", "runner/upstream_proxy", "policies/network",
     ),

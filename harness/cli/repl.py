@@ -6,6 +6,7 @@ Output of the guest is escaped for a terminal; messages of the command go to std
 import argparse
 import contextlib
 import inspect
+import itertools
 import os
 import shlex
 import signal
@@ -35,6 +36,8 @@ HELP = """\
 :upload HOST [PATH]   copy a file of the host to /workspace
 :download PATH [HOST] copy a file of /workspace to the host
 :usage                print the resources that the last call and all calls used
+:branch [N]           go on in a copy of the session; with N, make N copies and stay
+:switch [NAME]        go on in another session; without NAME list them
 :reset                start a new session without variables and files
 :quit                 end the session, as Ctrl-D does
 Ctrl-C interrupts the program and keeps its state."""
@@ -92,6 +95,7 @@ class Repl:
         self._buffer = ProgramBuffer(language)
         self._printer = StreamPrinter()
         self._session = open_session()
+        self._sessions = {"main": self._session}  # by the names that :switch takes
         self._last: SandboxResult | None = None
         self._seconds, self._calls = 0.0, 0
         self.has_failed = False  # a program or a command failed
@@ -101,6 +105,8 @@ class Repl:
             "upload": self._upload,
             "download": self._download,
             "usage": self._usage,
+            "branch": self._branch,
+            "switch": self._switch,
             "reset": self._reset,
             "quit": lambda: None,
         }
@@ -129,8 +135,9 @@ class Repl:
 
     def close(self) -> None:
         """End the session; raises WorkspaceError if its workspace cannot be saved."""
-        self._session.close()
-        print_staged(self._session.workspace)
+        for session in self._sessions.values():
+            session.close()
+            print_staged(session.workspace)
 
     def _run_all(self, programs: list[str]) -> None:
         for program in programs:
@@ -181,7 +188,7 @@ class Repl:
             _say(str(error))
 
     def _open_new_session(self) -> None:
-        self._session = self._open_session()
+        self._take(self._open_session())
         _say("started a new session; variables and files are lost")
 
     # commands
@@ -231,6 +238,37 @@ class Repl:
         if self._last:
             _say(f"the last call: {_used(self._last)}")
         _say(f"{self._calls} calls: {self._seconds:.2f} s of CPU time")
+
+    def _branch(self, count: str = "") -> None:
+        if count and not (count.isascii() and count.isdigit()):
+            raise PolicyError(f":branch: must be followed by a number, got {count!r}")
+        name = ""
+        for each in self._session.branch(int(count or 1)):
+            name = next(f"b{n}" for n in itertools.count(1) if f"b{n}" not in self._sessions)
+            self._sessions[name] = each
+            how = f" by replay: {each.not_copied}" if each.not_copied else ""
+            _say(f"{name} is a branch of {self._name()}{how}")
+        if not count:
+            self._switch(name)
+
+    def _switch(self, name: str = "") -> None:
+        if name and name not in self._sessions:
+            raise PolicyError(f":switch: unknown session {name!r}", ":switch lists them")
+        if name:
+            self._session = self._sessions[name]
+            _say(f"this is {name}")
+            return
+        for each, session in self._sessions.items():
+            mark = "*" if session is self._session else " "
+            _say(f"{mark} {each}{f'  gone: {session.lost}' if session.lost else ''}", "")
+
+    def _name(self) -> str:
+        return next(name for name, each in self._sessions.items() if each is self._session)
+
+    def _take(self, session: Session) -> None:
+        """Go on in `session`, which takes the name of the present one."""
+        name = self._name()
+        self._sessions[name] = self._session = session
 
     def _reset(self) -> None:
         self._session.close()

@@ -50,6 +50,13 @@ class History:
             if self._left < 0:
                 self._calls.clear()
 
+    def copy(self) -> "History":
+        """Return a history of its own that begins with these calls."""
+        other = History()
+        with self._lock:
+            other._calls, other._left = dict(self._calls), self._left
+        return other
+
     def calls(self) -> tuple[PastCall, ...]:
         """Return the calls that have ended; raises PolicyError if they were too large to keep."""
         with self._lock:

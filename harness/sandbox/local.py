@@ -13,6 +13,7 @@ from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, interpreter_of, language_called
 from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
+from ...runner.branching_process import BranchingProcess
 from ...runner.capture import OnOutput
 from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
@@ -96,6 +97,7 @@ class LocalCells:
         shared_files = partial(_shared_files, sandbox_tools, self._skills)
         spawned = given.spawned or (python.spawn() if python else Spawned(interpreter()))
         self._egress = _egress_process(self.policy, interpreter(), user)
+        self._branching = BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
         try:
             self.supervisor = Supervisor(
                 self.policy, spawned, cgroup_root, settings,
@@ -140,7 +142,7 @@ class LocalCells:
                 self._skills.has_tool = self._pipeline.has_tool
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
-                self._replay,
+                self._branching, self._replay,
             )  # fmt: skip
             self._network = _network(self.policy, self._egress, self._pipeline)
             self._control = _control(self.policy, self._egress, self._network)
@@ -243,6 +245,7 @@ class LocalCells:
     def close(self) -> None:
         self._programs.close()
         self._packaged.close()
+        self._branching.close()
         self._ports.close()
         if self._control:
             self._control.close()

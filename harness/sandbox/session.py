@@ -3,7 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...policies.languages import program_that_does_nothing
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .terminal import Terminal
 
 
+ForkedBy = Literal["", "memory", "replay"]
+
+
 class Session(Executing):
     """One cell that lives across calls: variables, imports, files, threads and the working directory
     stay, and the value of the last expression is `_` in the next call.  Calls from several threads are
@@ -33,6 +36,9 @@ class Session(Executing):
 
     id: str
     diverged: tuple[int, ...] = ()  # of a fork: the calls whose replay had another outcome
+    # How it came to be: by `branch`, as a copy of another session's memory, or by replaying its calls.
+    forked_by: ForkedBy = ""
+    not_copied: str = ""  # why the memory was not copied, if a branch was made by replay
     _limits: Limits
 
     def __repr__(self) -> str:
@@ -232,6 +238,26 @@ class Session(Executing):
         raise PolicyError(
             "save_skill: not available with connect=", "make a Sandbox without connect="
         )
+
+    def branch(self, n: int = 1, reseed: bool = False) -> "tuple[Session, ...]":
+        """Return `n` sessions that go on from the state of this one, each in a cell of its own.
+
+        Memory, files, open files and the working directory are copied, nothing is executed again,
+        and nothing is shared from then on.  Where that is not possible, as with threads, sockets or a
+        language other than Python, `branch` replays the calls instead, as `fork` does: `forked_by` of
+        the new sessions says which it was, and `not_copied` why.  `reseed`: seed `random` and numpy's
+        generator anew in each; else all draw the same numbers.
+
+        Either all `n` (1 to 8) are made or none, and this session goes on in any case.  Raises
+        SessionLost, BusyError if a call of this session does not end, and what `fork` raises.
+        """
+        raise PolicyError(
+            "branch: not available with connect=", "fork() replays the calls of the session"
+        )
+
+    async def abranch(self, n: int = 1, reseed: bool = False) -> "tuple[Session, ...]":
+        """`branch` for asyncio."""
+        return await self._aexecutor().call(lambda: self.branch(n, reseed))
 
     @abstractmethod
     def fork(self) -> "Session":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from ...policies.errors import PolicyError
+from ...policies.plan import Plan
 from ...policies.policy import Limits, check_limit
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
@@ -19,6 +20,7 @@ from ...runner.session import SessionCell
 from ...runner.supervisors import Supervisors
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
+from .checks import check_flag
 from .history import History, outcome_of
 from .packaged import Lease, PackagedCells
 from .parameters import CallArguments, SessionArguments, TerminalArguments
@@ -28,6 +30,7 @@ from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
+    from ...runner.branching_process import BranchingProcess
     from ..skills.store import KeptSkill, SkillStore
     from .sandbox_skills import SandboxSkills
     from .skill_saving import MakeSupervisor
@@ -50,7 +53,8 @@ class CellSession(Session):
         id: str,
         cell: SessionCell,
         pipeline: RequestPipeline,
-        another: Callable[[], "Session"],
+        another: "Callable[[str], CellSession]",
+        branching: "BranchingProcess",
         ports: ExposedPorts,
         lease: Lease,
         packages: tuple[str, ...] = (),
@@ -65,6 +69,7 @@ class CellSession(Session):
         self._limits = cell.limits
         self._pipeline = pipeline
         self._another = another
+        self._branching = branching
         self._ports = ports
         self._lease = lease
         self._kept_in = kept_in
@@ -207,9 +212,10 @@ class CellSession(Session):
         ]
         return {script_of(name, self.language): "\n".join(texts) + "\n"}, "history"
 
-    def fork(self) -> "Session":
+    def fork(self) -> "CellSession":
         calls = self._history.calls()
-        branch = self._another()
+        branch = self._another(f"a fork of {self.id}")
+        branch.forked_by = "replay"
         try:
             branch.diverged = tuple(
                 number
@@ -220,6 +226,27 @@ class CellSession(Session):
             branch.close()
             raise
         return branch
+
+    def branch(self, n: int = 1, reseed: bool = False) -> tuple[Session, ...]:
+        from .branching import branch, check_branches  # seldom needed
+
+        check_flag("reseed", reseed)
+        return branch(
+            self, check_branches(n), reseed=reseed, another=self._another, process=self._branching
+        )
+
+    @property
+    def cell(self) -> SessionCell:
+        return self._cell
+
+    @property
+    def plan(self) -> Plan:
+        return self._lease.supervisor.plan
+
+    def take_history(self, source: "CellSession") -> None:
+        """Go on from the calls of `source`, of which this is a branch."""
+        self._history = source._history.copy()
+        self._cell.on_begin = self._history.begin
 
     def close(self) -> None:
         """End the session and save its named workspace, if any; closing twice is fine.
@@ -241,7 +268,8 @@ class OpenSessions:
 
     def __init__(
         self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
-        packaged: PackagedCells, limits: Limits, replay: "SkillReplay | None" = None,
+        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess",
+        replay: "SkillReplay | None" = None,
     ) -> None:  # fmt: skip
         """`limits`: of the policy; a set of packages is built within their wall time.  `replay` tries
         the skills that are made of sessions."""
@@ -251,10 +279,14 @@ class OpenSessions:
         self._packaged = packaged
         self._limits = limits
         self._replay = replay
+        self._branching = branching
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
-    def open(self, given: SessionArguments, wanted: "NamedWorkspace | None" = None) -> Session:
+    def open(
+        self, given: SessionArguments, wanted: "NamedWorkspace | None" = None, why: str = ""
+    ) -> CellSession:
+        """Return the session of an id, or a new one, of which the trail says `why` it was opened."""
         language = _language(given.language)
         with self._lock:
             if known := self._known(given, wanted, language):
@@ -262,7 +294,7 @@ class OpenSessions:
         # Without blocking other sessions meanwhile: the set may have to be built.
         lease = self._packaged.lease(given.packages, language, self._limits.wall_seconds)
         try:
-            return self._open_new(given, wanted, language, lease)
+            return self._open_new(given, wanted, language, lease, why)
         except BaseException:
             lease.close()
             raise
@@ -284,8 +316,9 @@ class OpenSessions:
         return known
 
     def _open_new(
-        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str, lease: Lease
-    ) -> Session:
+        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str, lease: Lease,
+        why: str,
+    ) -> CellSession:  # fmt: skip
         id = given.id or os.urandom(8).hex()
         if wanted:
             return self._open_in(wanted, id, given, lease)
@@ -293,11 +326,11 @@ class OpenSessions:
             if known := self._known(given, wanted, language):  # another thread was first
                 lease.close()
                 return known
-            return self._open(id, given, lease)
+            return self._open(id, given, lease, why=why)
 
     def _open_in(
         self, wanted: "NamedWorkspace", id: str, given: SessionArguments, lease: Lease
-    ) -> Session:
+    ) -> CellSession:
         """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
         from .workspaces.calls import SessionWorkspace
 
@@ -317,21 +350,21 @@ class OpenSessions:
 
     def _open(
         self, id: str, given: SessionArguments, lease: Lease,
-        kept_in: "SessionWorkspace | None" = None,
+        kept_in: "SessionWorkspace | None" = None, why: str = "",
     ) -> CellSession:  # fmt: skip
         self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
         cell = self._supervisors.open_session(lease.supervisor)
-        self._pipeline.record_session(id, "opened")
+        self._pipeline.record_session(id, "opened", why)
         cell.keep_record(id, self._pipeline.policy.name)
         if kept_in:
             kept_in.attach(cell)
-        another = partial(
-            self.open, SessionArguments(language=given.language, packages=given.packages)
-        )
+        alike = SessionArguments(language=given.language, packages=given.packages)
+        another = partial(self.open, alike, None)
         ports, packages = self._ports.of_cell(cell), tuple(given.packages)
         session = CellSession(
-            id, cell, self._pipeline, another, ports, lease, packages, kept_in, self._replay
-        )
+            id, cell, self._pipeline, another, self._branching, ports, lease, packages, kept_in,
+            self._replay,
+        )  # fmt: skip
         self._by_id[id] = session
         return session
 

@@ -908,6 +908,7 @@ static const struct {
     int number;
 } NUMBERS[] = {
     {"bind", SYS_bind}, {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
+    {"get_robust_list", SYS_get_robust_list},
     {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"listen", SYS_listen}, {"madvise", SYS_madvise},
     {"mkdirat", SYS_mkdirat}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
     {"prctl", SYS_prctl},

@@ -126,6 +126,21 @@ with Sandbox(policy=policy, pool=0) as sandbox:
     assert told == {"told": [errno.ENOLCK, errno.EPERM, 0, errno.EPERM]}
 
 
+def test_a_session_is_branched_by_memory(readable: Path) -> None:
+    """Its branching process is of its own id, and sees no page's place in memory."""
+    told = as_user(
+        readable,
+        """
+with box("strict") as sandbox, sandbox.session() as source:
+    source.execute("import sqlite3; it = iter(range(9)); next(it); open('f', 'w').write('x')")
+    made = source.branch(2)
+    values = [each.execute("next(it), open('f').read()").value for each in (source, *made)]
+    tell(how=[each.forked_by + each.not_copied for each in made], values=values)
+""",
+    )
+    assert told == {"how": ["memory", "memory"], "values": [[1, "x"]] * 3}
+
+
 def test_without_leave_the_sandbox_refuses_and_names_exactly_the_caps(readable: Path) -> None:
     told = as_user(
         readable,

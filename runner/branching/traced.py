@@ -1,0 +1,170 @@
+"""`Traced`: a stopped process: its files in /proc, registers and memory, and calls that it makes."""
+
+import contextlib
+import errno
+import os
+import signal
+
+from ..kernel import tracing
+from .layout import MAPS_BYTES, Mapping, NotCopyable, parse
+from .machine import Machine, Parked
+
+_RECEIVING_FROM = 3  # the descriptor on which a session waits for its next request
+# Where arguments of our calls lie: below what the process uses of its stack.
+_BELOW_STACK = 16 * 1024
+_MOST_CALLS = 64  # between the answer of a request and waiting for the next one
+_MOST_ERRNO = 4095
+_SMALL = 64 * 1024  # of a file of /proc
+
+
+class Traced:
+    """A process that waits for a request, stopped.
+
+    `source` is never changed: whatever becomes of us, it goes on as it was.  A target dies with us.
+    """
+
+    def __init__(self, pidfd: int, machine: Machine, *, is_source: bool) -> None:
+        """Stop the process of a pidfd; raises OSError, and NotCopyable if it is busy."""
+        self.pid = number_of(pidfd)
+        self._pidfd = pidfd
+        self._machine = machine
+        self._is_source = is_source
+        self._opened: list[int] = []
+        self._is_stopped = False
+        self._stop()
+        try:
+            if not is_source:
+                tracing.die_with_us(self.pid)
+            signal.pidfd_send_signal(pidfd, 0)  # the number is still this process's
+            self.directory = self._open_directory()
+            self.parked = self._wait_for_request()
+            self.extended = tracing.registers(self.pid, machine.extended)
+            self._memory = self.open("mem", os.O_RDONLY if is_source else os.O_RDWR)
+            if self.read(self.parked.instruction, len(machine.instruction)) != machine.instruction:
+                raise NotCopyable("it does not wait for a request")
+        except BaseException:
+            self.close(dies=not is_source)
+            raise
+
+    def _stop(self) -> None:
+        try:
+            tracing.stop(self.pid)
+        except PermissionError as error:
+            raise NotCopyable(f"this host does not let it be traced{_yama()}") from error
+        self._is_stopped = True
+
+    def _wait_for_request(self) -> Parked:
+        """Have the process go on until it waits for a request: it may have sent its answer just now."""
+        waits = self._machine.numbers["recvfrom"], _RECEIVING_FROM
+        for _ in range(_MOST_CALLS):
+            self.registers = tracing.registers(self.pid)
+            parked = self._machine.parked(self.registers)
+            if parked is None or (parked.number, parked.argument) != waits:
+                tracing.go_on_to_call(self.pid)
+            elif parked.is_interrupted:
+                return parked
+            else:  # what is made of its registers now would be taken for the answer of this call
+                tracing.stop_in_call(self.pid)
+        raise NotCopyable("it does not wait for a request")
+
+    def _open_directory(self) -> int:
+        directory = os.open(f"/proc/{self.pid}", os.O_DIRECTORY | os.O_PATH | os.O_CLOEXEC)
+        self._opened.append(directory)
+        return directory
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open one of its files in /proc; it is closed with this object."""
+        opened = os.open(name, flags | os.O_CLOEXEC, dir_fd=self.directory)
+        self._opened.append(opened)
+        return opened
+
+    def text(self, name: str, size: int = _SMALL) -> bytes:
+        """Return the beginning of one of its files in /proc."""
+        opened = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
+        with open(opened, "rb", buffering=0) as file:
+            parts = []
+            while size > 0 and (part := file.read(size)):
+                parts.append(part)
+                size -= len(part)
+        return b"".join(parts)
+
+    def link(self, name: str) -> str:
+        return os.readlink(name, dir_fd=self.directory)
+
+    def mappings(self) -> list[Mapping]:
+        """Return its mappings; raises NotCopyable if there are too many."""
+        return parse(self.text("maps", MAPS_BYTES))
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return some of its memory, whatever the rights of the mapping; raises OSError if a page
+        cannot be read.
+
+        Not by process_vm_readv(2), which pins pages: that gives the process a copy of each page that it
+        shares with its launcher (FAULT_FLAG_UNSHARE), and has its cell pay for it.
+        """
+        data = os.pread(self._memory, size, address)
+        if len(data) != size:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT), f"memory of {self.pid}")
+        return data
+
+    def write(self, address: int, data: bytes | memoryview) -> None:
+        """Write to its memory, whatever the rights of the mapping; raises OSError if it has no room."""
+        if os.pwrite(self._memory, data, address) != len(data):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), f"memory of {self.pid}")
+
+    def call(self, name: str, *arguments: int | bytes) -> int:
+        """Have a target make a system call; raises OSError if its kernel refuses."""
+        assert not self._is_source  # noqa: S101 - a source is only read
+        place = (self.parked.stack - _BELOW_STACK) & ~15
+        values = []
+        for argument in arguments:
+            if isinstance(argument, bytes):
+                self.write(place, argument)
+                values.append(place)
+            else:
+                values.append(argument)
+        machine, number = self._machine, self._machine.numbers[name]
+        tracing.set_registers(self.pid, machine.calling(self.registers, number, tuple(values)))
+        tracing.step(self.pid)
+        answer = machine.answered(tracing.registers(self.pid))
+        if -_MOST_ERRNO <= answer < 0:
+            raise OSError(-answer, os.strerror(-answer), f"{name} in a cell")
+        return answer
+
+    def become(self, source: "Traced") -> None:
+        """Take over the registers of `source`."""
+        tracing.set_registers(self.pid, source.extended, self._machine.extended)
+        tracing.set_registers(self.pid, self._machine.repeating(source.registers))
+
+    def close(self, *, dies: bool) -> None:
+        """Let the process go on, or end it; a second call does nothing."""
+        for each in self._opened:
+            os.close(each)
+        self._opened.clear()
+        if not self._is_stopped:
+            return
+        self._is_stopped = False
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended
+            if dies:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                tracing.reap(self.pid)
+            else:
+                tracing.let_go(self.pid)
+
+
+def number_of(pidfd: int) -> int:
+    """Return the number of a process in our pid namespace; raises ProcessLookupError."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    if int(fields["Pid"]) <= 0:
+        raise ProcessLookupError(errno.ESRCH, "the process ended")
+    return int(fields["Pid"])
+
+
+def _yama() -> str:
+    """Return how Yama restricts tracing, for a message (Documentation/admin-guide/LSM/Yama.rst)."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope") as file:
+            return f" (kernel.yama.ptrace_scope is {int(file.read())})"
+    except (OSError, ValueError):
+        return ""

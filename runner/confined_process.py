@@ -1,0 +1,59 @@
+"""A confined process beside the launcher, such as the egress process: its start and its end."""
+
+import contextlib
+import os
+import signal
+import socket
+
+import msgspec
+
+from ..policies.errors import LaunchError
+from . import channel
+from .messages import Booted, Failed, decode, encode
+from .spawn import Spawned
+
+_BOOT_SECONDS = 30.0
+
+
+class ConfinedProcess:
+    """One process that was started, and has said that it is confined; `control` leads to it."""
+
+    def __init__(self, executable: str, module: str, boot: msgspec.Struct, name: str) -> None:
+        """Start `module`, hand it `boot` and wait until it is confined; raises LaunchError."""
+        self._spawned = spawned = Spawned(executable, module)
+        self.pid = spawned.keeper
+        self.control = socket.socket(fileno=spawned.take_socket())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            channel.send(self.control, encode(boot))
+        if why := _why_not_booted(self.control):
+            said = os.pread(spawned.stderr, 4096, 0).decode("utf-8", "replace").strip()
+            self.end()
+            raise LaunchError(f"{name} cannot start: {said or why}")
+
+    def has_ended(self) -> bool:
+        """Tell whether it has ended, if it says nothing unasked."""
+        return channel.has_news(self.control.fileno())
+
+    def end(self) -> None:
+        """Kill it."""
+        self.control.close()
+        os.close(self._spawned.stderr)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
+            os.waitpid(self.pid, 0)
+
+
+def _why_not_booted(sock: socket.socket) -> str:
+    if not channel.has_news(sock.fileno(), _BOOT_SECONDS):
+        return f"no answer within {_BOOT_SECONDS:g} s"
+    try:
+        frame = channel.Receiver(sock, channel.PACKET_BYTES).receive_whole()
+    except ConnectionResetError:
+        frame = b""
+    if not frame:
+        return "it ended"
+    answer: Booted | Failed = decode(frame, Booted | Failed)
+    if isinstance(answer, Booted):
+        return ""
+    return f"{answer.message}: {os.strerror(answer.errno)}" if answer.errno else answer.message

@@ -1,0 +1,137 @@
+"""Stopping a process, and reading and changing its registers: ptrace(2).
+
+A seized process goes on as it was when its tracer detaches or dies, unless it was told to die with it
+(`die_with_us`).  The calling process has one thread, and blocks SIGCHLD, which reports every stop.
+"""
+
+import errno
+import os
+import signal
+import struct
+import time
+
+from . import libc
+
+NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE = 1, 2, 0x202  # sets of registers (elf.h)
+_SEIZE, _INTERRUPT, _DETACH, _SINGLESTEP, _SYSCALL, _CONT = 0x4206, 0x4207, 17, 9, 24, 7
+_WAIT_SECONDS = 2.0
+_SETOPTIONS, _EXITKILL = 0x4200, 1 << 20
+_GETREGSET, _SETREGSET = 0x4204, 0x4205
+_SETSIGMASK, _GET_RSEQ = 0x420B, 0x420F
+_SIGNALS_BYTES = 8
+_RSEQ_BYTES = 24
+_MOST_REGISTER_BYTES = 16 * 1024  # with AMX the state is 11 KiB
+_EVENT_STOP = 128  # PTRACE_EVENT_STOP
+_WALL = 0x40000000  # wait for threads of any kind
+_VECTOR = struct.Struct("=2Q")  # struct iovec
+
+
+def stop(pid: int) -> None:
+    """Attach to a process and stop it.
+
+    Raises OSError, among them InterruptedError if it stopped for another reason.
+    """
+    libc.call("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
+    _interrupt(pid)
+
+
+def stop_in_call(pid: int) -> None:
+    """Have a process that was stopped as it began a call make it, and stop it there; raises
+    InterruptedError."""
+    libc.call("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
+    _interrupt(pid)
+
+
+def _interrupt(pid: int) -> None:
+    libc.call("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
+    if _wait(pid) != signal.SIGTRAP | _EVENT_STOP << 8:
+        raise InterruptedError(errno.EINTR, "a signal came at this moment", str(pid))
+
+
+def die_with_us(pid: int) -> None:
+    """Have a seized process die if we do before we let it go."""
+    libc.call("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
+
+
+def let_go(pid: int) -> None:
+    """Detach: the process goes on."""
+    libc.call("ptrace", _DETACH, pid, 0, 0, about=f"detach {pid}")
+
+
+def reap(pid: int) -> None:
+    """Take note of the end of a traced process that was killed: until then it is not gone."""
+    while os.WIFSTOPPED(os.waitpid(pid, _WALL)[1]):
+        continue
+
+
+def go_on_to_call(pid: int) -> None:
+    """Have a stopped process go on until it begins a system call, or ends one; raises InterruptedError
+    if a signal came."""
+    libc.call("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
+    if _wait(pid) != signal.SIGTRAP:
+        raise InterruptedError(errno.EINTR, "a signal came at this moment", str(pid))
+
+
+def step(pid: int) -> None:
+    """Have a stopped process execute one instruction; raises InterruptedError if a signal came."""
+    libc.call("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
+    if _wait(pid) != signal.SIGTRAP:
+        raise InterruptedError(errno.EINTR, "a signal came in the middle of a call", str(pid))
+
+
+def _wait(pid: int) -> int:
+    """Return the next stop of a traced process: the signal, and the event above it.
+
+    Raises TimeoutError, after which we may only end.
+    """
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        waited, status = os.waitpid(pid, _WALL | os.WNOHANG)
+        if waited:
+            break
+        patience = deadline - time.monotonic()
+        if patience <= 0 or signal.sigtimedwait((signal.SIGCHLD,), patience) is None:
+            raise TimeoutError(errno.ETIMEDOUT, "it does not stop", str(pid))
+    if not os.WIFSTOPPED(status):
+        raise ProcessLookupError(errno.ESRCH, "the process ended", str(pid))
+    return status >> 8
+
+
+def registers(pid: int, kind: int = NT_PRSTATUS) -> bytes:
+    """Return a set of registers of a stopped process."""
+    room = libc.buffer(bytes(_MOST_REGISTER_BYTES))
+    vector = libc.buffer(_VECTOR.pack(libc.address(room), _MOST_REGISTER_BYTES))
+    libc.call("ptrace", _GETREGSET, pid, kind, vector, about=f"registers of {pid}")
+    return room.raw[: _VECTOR.unpack(vector.raw)[1]]
+
+
+def set_registers(pid: int, values: bytes, kind: int = NT_PRSTATUS) -> None:
+    """Replace a set of registers of a stopped process."""
+    room = libc.buffer(values)
+    vector = libc.buffer(_VECTOR.pack(libc.address(room), len(values)))
+    libc.call("ptrace", _SETREGSET, pid, kind, vector, about=f"set registers of {pid}")
+
+
+def set_blocked_signals(pid: int, mask: int) -> None:
+    """Replace the set of blocked signals of a stopped process."""
+    signals = libc.buffer(mask.to_bytes(_SIGNALS_BYTES, "little"))
+    libc.call("ptrace", _SETSIGMASK, pid, _SIGNALS_BYTES, signals, about=f"mask of {pid}")
+
+
+def rseq(pid: int) -> bytes:
+    """Return where a stopped process has registered its rseq area; b"" before Linux 5.13."""
+    room = libc.buffer(bytes(_RSEQ_BYTES))
+    try:
+        libc.call("ptrace", _GET_RSEQ, pid, _RSEQ_BYTES, room, about=f"rseq of {pid}")
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EINVAL):
+            return b""
+        raise
+    return room.raw
+
+
+def robust_list(pid: int) -> int:
+    """Return the head of a process's list of robust futexes, 0 for none (get_robust_list(2))."""
+    head, length = libc.buffer(bytes(8)), libc.buffer(bytes(8))
+    libc.syscall("get_robust_list", pid, head, length, about=str(pid))
+    return int.from_bytes(head.raw, "little")

@@ -1,0 +1,207 @@
+"""Branches of hostile sessions: as confined as fresh ones, copied whole or refused by name."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwright import Sandbox, Session
+from cellwright.runner.cells import pid_of
+from tests.conftest import SHARED, policy_named
+from tests.escapes.live_cell import NAMESPACES, status
+from tests.escapes.test_payloads import ENDED, SETTINGS, Host, verdict_of
+from tests.escapes.test_payloads import host as host
+
+HEADER = f"import os; os.environ.update({SETTINGS!r})\n"
+ATTACKS = sorted(
+    path for path in (SHARED / "attacks").glob("*.py") if not path.name.startswith("PXY-")
+)
+SAME = (
+    "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters",
+    "Uid", "Gid", "Groups", "TracerPid", "SigIgn", "SigBlk", "SigCgt", "Umask", "Threads",
+)  # fmt: skip
+LIBC = """\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(policy=policy_named("standard"), pool=2) as box:
+        yield box
+
+
+def guest_of(session: Session) -> int:
+    return pid_of(session._cell._held.cell.guest)  # type: ignore[attr-defined]
+
+
+def seen_from_outside(session: Session) -> dict[str, object]:
+    """Return what a process is confined by, without what is its own."""
+    pid = guest_of(session)
+    told = status(pid)
+    mounts = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    files = [re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{n}")) for n in range(4)]
+    return {
+        **{name: told.get(name) for name in SAME},
+        "mounts": sorted(re.sub(r"^\d+ \d+ \d+:\d+|master:\d+|shared:\d+", "", each) for each in mounts),
+        "limits": limits, "files": files, "descriptors": sorted(os.listdir(f"/proc/{pid}/fd")),
+        "root": os.readlink(f"/proc/{pid}/root"), "cwd": os.readlink(f"/proc/{pid}/cwd"),
+    }  # fmt: skip
+
+
+@pytest.mark.needs("root")
+def test_a_branch_is_confined_as_a_fresh_session_is(sandbox: Sandbox) -> None:
+    with sandbox.session() as source, sandbox.session() as fresh:
+        source.execute("import sqlite3; x = [1]")
+        fresh.execute("y = 1")
+        (branch,) = source.branch()
+        assert branch.forked_by == "memory"
+        branch.execute("1")
+        assert seen_from_outside(branch) == seen_from_outside(fresh) == seen_from_outside(source)
+        for kind in (*NAMESPACES, "pid_for_children"):
+            inodes = {
+                os.stat(f"/proc/{guest_of(each)}/ns/{kind}").st_ino for each in (source, branch)
+            }
+            assert len(inodes) == 2 - (kind == "none"), kind
+        cgroups = {Path(f"/proc/{guest_of(each)}/cgroup").read_text() for each in (source, branch)}
+        assert len(cgroups) == 2
+        branch.close()
+
+
+def test_the_process_that_copies_has_no_privilege(sandbox: Sandbox) -> None:
+    with sandbox.session() as source:
+        source.execute("1")
+        source.branch()[0].close()
+        pid = sandbox._cells._branching.pid  # type: ignore[attr-defined]
+        told = status(pid)
+        assert {told[name] for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {"0" * 16}
+        assert (told["NoNewPrivs"], told["Seccomp"], told["Threads"]) == ("1", "2", "1")
+        assert "0" not in (told["Uid"].split()[0], told["Gid"].split()[0])
+        if os.geteuid() == 0:
+            assert os.stat(f"/proc/{pid}/mem").st_uid == 0  # not dumpable: proc(5)
+            assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2", "3"]
+
+
+# Hostile layouts: what the branch must be, memory or replay, and the reason.
+HOSTILE = {
+    "a mapping for each page": (
+        LIBC + "for n in range(4200):\n  libc.mmap(ctypes.c_void_p((1 << 40) + (n << 13)), 4096, 1 + n % 2, 50, -1, 0)",
+        "mappings",
+    ),
+    "huge sparse maps": (
+        LIBC
+        + "for n in range(1, 20):\n  libc.mmap(ctypes.c_void_p(n << 41), 1 << 40, 3, 0x4022, -1, 0)",
+        "GiB",
+    ),
+    "the library of its calls replaced": (
+        LIBC + "import re\nat = ctypes.cast(libc.recv, ctypes.c_void_p).value & ~4095\n"
+        "libc.mprotect(ctypes.c_void_p(at), 4096, 7)",
+        "in place of the C library",
+    ),
+    "the vDSO made writable": (
+        LIBC
+        + "a, b = [line.split()[0].split('-') for line in open('/proc/self/maps') if '[vdso]' in line][0]\n"
+        + "a, b = int(a, 16), int(b, 16); assert libc.mprotect(ctypes.c_void_p(a), b - a, 7) == 0",
+        r"moved \[vdso\]",
+    ),
+    "a name with a newline": (
+        ("import mmap, os\nname = 'x\\n7f0000000000-7f0000001000 rwxp 00000000 00:00 0 [vdso]'\n"
+        "f = open(name, 'w+'); f.write('x' * 4096); f.flush()\nm = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, 1)\nf.close()"),
+        "laid out",
+    ),
+    "a name as of a library": (
+        ("import mmap, os, sys\nos.makedirs('usr/lib'); f = open('usr/lib/libc.so.6', 'w+'); f.write('x' * 4096); f.flush()\n"
+        "m = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, 1); f.close()"),
+        "laid out",
+    ),
+    "a child process": ("import os, time\nif not os.fork(): time.sleep(60)", "child processes"),
+    "an orphan": (
+        "import os, time\nif not os.fork():\n  if os.fork(): os._exit(0)\n  time.sleep(60)\nos.wait()",
+        "child processes",
+    ),
+    "a working directory called deleted": (
+        "import os; os.mkdir('d (deleted)'); os.chdir('d (deleted)')", "was removed",
+    ),
+    "pages that no one may read": (
+        LIBC + "m = libc.mmap(None, 1 << 20, 3, 34, -1, 0); ctypes.memset(m, 65, 1 << 20)\n"
+        "libc.mprotect(ctypes.c_void_p(m), 1 << 20, 0)",
+        "",
+    ),
+    "code of its own": (
+        LIBC + "m = libc.mmap(None, 4096, 7, 34, -1, 0); ctypes.memmove(m, b'\\xb8\\x07\\0\\0\\0\\xc3', 6)\n"
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(m); assert f() == 7",
+        "",
+    ),
+    "written code of a library": (
+        LIBC + "at = ctypes.cast(libc.qsort, ctypes.c_void_p).value & ~4095\n"
+        "assert libc.mprotect(ctypes.c_void_p(at), 4096, 7) == 0; ctypes.memmove(at, ctypes.string_at(at, 64), 64)\n"
+        "assert libc.mprotect(ctypes.c_void_p(at), 4096, 5) == 0",
+        "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_layout_is_copied_whole_or_refused_by_name(sandbox: Sandbox, name: str) -> None:
+    make, why = HOSTILE[name]
+    with sandbox.session() as source, sandbox.session() as neighbour:
+        neighbour.execute("mine = 'kept'")
+        made = source.execute(make + "\nx = 41")
+        if made.session_lost:
+            pytest.skip(f"the attack ended its own session: {made.reason}")
+        (branch,) = source.branch()
+        assert re.search(why, branch.not_copied), branch.not_copied
+        assert branch.forked_by == ("memory" if not branch.not_copied else "replay")
+        for each in (source, branch):
+            assert each.execute("x + 1").value == 42
+        if name == "code of its own":
+            assert branch.execute("f()").value == 7
+        assert neighbour.execute("mine").value == "kept"
+        branch.close()
+
+
+def test_a_session_that_does_not_wait_is_refused(sandbox: Sandbox) -> None:
+    """A program sees to it that its process sleeps instead of waiting for the next request."""
+    sleep = """
+import sys, time
+frame = sys._getframe()
+while frame:
+    if "receiver" in frame.f_locals:
+        type(frame.f_locals["receiver"]).receive_whole = lambda self: time.sleep(60)
+    frame = frame.f_back
+"""
+    with sandbox.session() as source:
+        assert source.execute(sleep).ok
+        (branch,) = source.branch()
+        assert branch.forked_by == "replay"
+        assert re.search("does not (stop|wait)", branch.not_copied), branch.not_copied
+        assert not source.lost
+        branch.close()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("shared")
+@pytest.mark.parametrize("payload", ATTACKS, ids=[each.name.partition("_")[0] for each in ATTACKS])
+def test_a_payload_stays_inside_a_branch(sandbox: Sandbox, host: Host, payload: Path) -> None:
+    case = payload.name.partition("_")[0]
+    with sandbox.session() as source:
+        source.execute("mine = 1")
+        (branch,) = source.branch()
+        assert branch.forked_by == "memory"
+        with branch:
+            timeout = 7.0 if case in ("RES-14", "RES-15") else None
+            result = branch.execute(HEADER + payload.read_text(), timeout=timeout, collect=["*"])
+        escaped, detail = verdict_of(result, case)
+        assert not escaped, detail
+        if escaped is None:
+            assert case in ENDED, (result.status, result.reason, result.error, result.stderr[-500:])
+        assert host.canary not in str(result.to_dict())
+        assert source.execute("mine").value == 1
+    assert host.connections() == 0
+    assert host.process.poll() is None
