@@ -17,10 +17,11 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from ..runner import channel
-from ..runner.cell.enter import INIT, TASKS, LauncherFacts
+from ..runner.cell.enter import INIT, TASKS, LauncherFacts, confinement
 from ..runner.kernel import _steps, processes
 from ..runner.kernel.steps import Steps
 from ..runner.launcher import main as launcher
+from ..runner.messages import Booted, encode
 from .ladder_messages import AHEAD, FORK, Order, StageTimes
 
 _CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
@@ -68,6 +69,8 @@ class _Ladder:
         self._home = home
         self._marks = mmap.mmap(-1, _MARKS.size)  # shared with every child
         self._inputs: list[int] = []
+        self._pages = b""
+        channel.send(self._sock, encode(Booted()))
 
     def serve(self) -> None:
         """Carry out one order and end."""
@@ -77,7 +80,8 @@ class _Ladder:
         streams = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(TASKS - 1)]
         self._inputs = [*streams, *descriptors]
         unheard = self._facts._replace(plan=msgspec.structs.replace(self._facts.plan, refusals=()))
-        stages = _stages(self._facts, self._steps, launcher.list_of_steps(unheard))
+        stages = _stages(self._facts, self._steps, confinement(unheard))
+        self._pages = _steps.rehearse(*launcher.rehearsal())
         self._begin_beside(stages)
         measured = {stage.name: StageTimes() for stage in stages}
         for _ in range(order.rounds):
@@ -131,7 +135,8 @@ class _Ladder:
         pid = _steps.fork(processes.CLONE_NEWNS if stage.ahead else stage.flags, joined)
         if pid == 0:
             os.dup2(status.fileno(), self._facts.plan.open_files, inheritable=False)
-            _run(stage.program, (status.fileno(), *self._inputs), init, self._marks, calls)
+            inputs = (status.fileno(), *self._inputs)
+            _run(stage.program, inputs, init, self._pages, self._marks, calls)
         if stage.ahead:
             _enter(self._home)
         os.waitpid(pid, 0)
@@ -158,13 +163,13 @@ def _wait(pidfd: int) -> None:
 
 
 def _run(
-    program: bytes, inputs: tuple[int, ...], init: int, marks: mmap.mmap, calls: int
+    program: bytes, inputs: tuple[int, ...], init: int, pages: bytes, marks: mmap.mmap, calls: int
 ) -> NoReturn:
     """Execute the steps in a child and note when; never returns."""
     message, ready, call = b"", 0.0, 0.0
     try:
         filled = (*inputs, *(-1 for _ in range(INIT - len(inputs))), init)
-        if refused := program and _steps.execute(program, filled):
+        if refused := program and _steps.execute(program, filled, pages):
             raise OSError(refused[1], os.strerror(refused[1]), refused[2])
         ready = time.perf_counter()
         getppid, numbers = os.getppid, range(calls)

@@ -21,7 +21,6 @@ import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.machinery import ModuleSpec
-from typing import NoReturn
 
 from ...policies.plan import Plan
 from ..channel import Channel
@@ -172,17 +171,9 @@ class Guest:
         self._main = fresh_main()
         self._toolbox = Toolbox(self._sock, control, self._receiver)
 
-    def serve(self) -> NoReturn:
-        """Run the one program that arrives, or all that do if it is the first of a session; never
-        returns."""
-        code = 1
-        try:
-            code = self.run()
-        finally:
-            os._exit(code)
-
     def run(self) -> int:
-        """Do so, and return the exit code."""
+        """Run the one program that arrives, or all that do if it is the first of a session; return the
+        exit code."""
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # as python(1) has it
         run = receive(self._receiver)
         if isinstance(run, RunProgram) and not _other:
@@ -198,18 +189,13 @@ class Guest:
         return 1
 
 
-def rehearsal() -> Callable[[], object]:
-    """Return what any program has a cell do, for a child of the launcher to do it once."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    there.send(b"\0" + encode(_REHEARSALS[0]))
+def rehearsal() -> tuple[Callable[[], int], int, int]:
+    """Return what a guest's process does when its program has come, and the two ends of a control
+    channel on which one has."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    far.send(b"\0" + encode(_REHEARSALS[0]))
     freeze()
-
-    def rehearse_in_child() -> None:
-        there.fileno()  # holds the other end open
-        os.dup2(here.fileno(), _guest.control)
-        _guest.run()
-
-    return rehearse_in_child
+    return _guest.run, near.detach(), far.detach()
 
 
 def freeze() -> None:
@@ -217,11 +203,6 @@ def freeze() -> None:
     copy it (bpo-31558)."""
     gc.enable()
     gc.freeze()
-
-
-def serve() -> NoReturn:
-    """Run, in a guest's process, the program that arrives."""
-    _guest.serve()
 
 
 class _RandomOnImport:

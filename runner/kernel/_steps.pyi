@@ -1,4 +1,7 @@
+from collections.abc import Callable
+
 NUMBERS: dict[str, int]
+Rehearsal = tuple[Callable[[], int], int, int, bytes]
 
 def serve(
     program: bytes,
@@ -8,9 +11,15 @@ def serve(
     home: tuple[int, ...],
     hooks: bool,
     opens_sockets: bool,
+    booted: bytes,
+    rehearsal: Rehearsal,
     /,
-) -> bool: ...
-def execute(program: bytes, inputs: tuple[int, ...], /) -> tuple[int, int, str] | tuple[()]: ...
+) -> None: ...
+def execute(
+    program: bytes, inputs: tuple[int, ...], pages: bytes = b"", /
+) -> tuple[int, int, str] | tuple[()]: ...
 def fork(flags: int = 0, cgroup: int = -1, waits: bool = False, /) -> int: ...
 def count(program: bytes, /) -> int: ...
-def written(regions: bytes, out: int, /) -> None: ...
+def rehearse(
+    work: Callable[[], int], near: int, far: int, regions: bytes, of_files: bool = False, /
+) -> bytes: ...

@@ -49,6 +49,7 @@ enum {
     NR_LANDLOCK_ADD_RULE = 445, NR_LANDLOCK_RESTRICT_SELF = 446,
 };
 
+enum { CONTROL = 3 /* where a guest finds its control channel: enter.py */ };
 enum { INPUTS = 16, INIT = 15, STREAMS = 5, MOST_AT_ONCE = 8, /* messages.py */ MOST_STEPS = 4096, MOST_DATA = 1 << 20, ARGUMENTS = 6, PACKET = 512 };
 enum { MAGIC = 0x50455453, SETUP_FAILED = 70 /* EX_SOFTWARE; the status channel says what failed */ };
 
@@ -83,6 +84,8 @@ struct program {
     struct step *steps;
     char *data;
     int64_t *results;  /* INPUTS that the caller sets, then what each step answered */
+    const char *pages; /* those to copy ahead, as pairs of address and length */
+    size_t pages_length;
     size_t mapped;
 };
 
@@ -114,9 +117,6 @@ static int step_is_valid(const struct program *program, uint32_t index)
     int64_t offset = step->arguments[0], length = step->arguments[1];
     if (step->operation == STORE)
         return first == DATA && offset + 4 <= program->size;
-    if (step->operation == OWN_PAGES)
-        return first == DATA && (step->kinds >> 4 & 15) == LITERAL && length >= 0
-            && length <= program->size && offset + length <= program->size;
     if (step->operation == TELL)
         return first == DATA && (step->kinds >> 4 & 15) == LITERAL && length > 0
             && length <= PACKET && offset + length <= program->size;
@@ -141,6 +141,7 @@ static const char *load(struct program *program, const char *bytes, size_t lengt
     char *memory = mmap(NULL, program->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return "there is no memory for it";
+    program->pages_length = 0;
     program->count = header.steps;
     program->size = header.data;
     program->status = header.status;
@@ -274,9 +275,9 @@ static long execute_step(struct program *program, const struct step *step)
         return keep_only(keep, sizeof keep / sizeof *keep);
     }
     case OWN_PAGES: /* it saves time, and nothing depends on it */
-        for (int64_t at = 0; at + 16 <= value[1]; at += 16) {
+        for (size_t at = 0; at + 16 <= program->pages_length; at += 16) {
             uint64_t range[2];
-            memcpy(range, (char *)(uintptr_t)value[0] + at, sizeof range);
+            memcpy(range, program->pages + at, sizeof range);
             (void)madvise((void *)(uintptr_t)range[0], range[1], MADV_POPULATE_WRITE);
         }
         return 0;
@@ -467,7 +468,7 @@ static void become_guest(struct launcher *launcher, const int *given, int count,
         _exit(SETUP_FAILED);
     }
     char byte;
-    while (recv(3, &byte, 1, MSG_PEEK) < 0 && errno == EINTR)
+    while (recv(CONTROL, &byte, 1, MSG_PEEK) < 0 && errno == EINTR)
         ;
 }
 
@@ -698,6 +699,103 @@ static int serve(struct launcher *launcher)
     }
 }
 
+/* the rehearsal: which pages does a child use that does what any program has a guest do? */
+
+enum { MOST_RANGES = 4096 };
+
+struct rehearsal {
+    PyObject *work;
+    int near, far;         /* the child's control channel, and its other end */
+    const char *regions;   /* where to look, pairs of start and end */
+    Py_ssize_t length;
+    int of_files;          /* for pages of files that are there, not for those that were written */
+};
+
+struct found {
+    uint64_t count;
+    uint64_t ranges[MOST_RANGES][2];
+};
+
+static void add_page(struct found *found, uint64_t start, uint64_t size)
+{
+    uint64_t *last = found->count ? found->ranges[found->count - 1] : NULL;
+    if (last && last[0] + last[1] == start)
+        last[1] += size;
+    else if (found->count < MOST_RANGES) {
+        found->ranges[found->count][0] = start;
+        found->ranges[found->count++][1] = size;
+    }
+}
+
+/* By what proc_pid_pagemap(5) says of it: a page that was written is no file's, and no other process has it. */
+static int is_wanted(uint64_t word, int of_files)
+{
+    int is_here = word >> 63 & 1, is_of_file = word >> 61 & 1, is_ours_alone = word >> 56 & 1;
+    return is_here && (of_files ? is_of_file : !is_of_file && is_ours_alone);
+}
+
+static void find_pages(const struct rehearsal *rehearsal, struct found *found)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    (void)prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* or /proc/self is not this process's to read */
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    for (Py_ssize_t at = 0; pagemap >= 0 && at + 16 <= rehearsal->length; at += 16) {
+        uint64_t region[2], words[128];
+        memcpy(region, rehearsal->regions + at, sizeof region);
+        for (uint64_t start = region[0]; start < region[1]; start += 128 * page) {
+            ssize_t size = pread(pagemap, words, sizeof words, (off_t)(start / page * 8));
+            for (uint64_t n = 0; size > 0 && n < (uint64_t)size / 8 && start + n * page < region[1]; n++)
+                if (is_wanted(words[n], rehearsal->of_files))
+                    add_page(found, start + n * page, page);
+        }
+    }
+}
+
+/* A page that either of the two writes is from then on each one's own: so the parent waits.  In C, because
+ * Python that looks for pages writes a hundred of its own. */
+static struct found *rehearse(const struct rehearsal *rehearsal)
+{
+    int pidfd = -1;
+    struct found *found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pid = found == MAP_FAILED ? -1 : clone_process(0, -1, find_thread_id(), &pidfd);
+    if (!pid) {
+        if (dup2(rehearsal->near, CONTROL) == CONTROL && PyObject_CallNoArgs(rehearsal->work))
+            find_pages(rehearsal, found);
+        _exit(0);
+    }
+    close(rehearsal->near);
+    close(rehearsal->far);
+    if (pid < 0) {
+        if (found != MAP_FAILED)
+            munmap(found, sizeof *found);
+        return NULL;
+    }
+    close(pidfd);
+    while (waitpid(pid, NULL, 0) < 0)
+        if (errno != EINTR) {
+            munmap(found, sizeof *found);
+            return NULL;
+        }
+    return found;
+}
+
+/* Note in the program what a rehearsal found, in memory that no two processes share. */
+static int rehearse_for(struct program *program, const struct rehearsal *rehearsal)
+{
+    struct found *found = rehearse(rehearsal);
+    if (!found)
+        return -1;
+    size_t length = found->count * sizeof *found->ranges;
+    char *kept = mmap(NULL, length + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (kept != MAP_FAILED) {
+        memcpy(kept, found->ranges, length);
+        program->pages = kept;
+        program->pages_length = length;
+    }
+    munmap(found, sizeof *found);
+    return kept == MAP_FAILED ? -1 : 0;
+}
+
 /* the module */
 
 static PyObject *refuse(const char *why)
@@ -707,22 +805,32 @@ static PyObject *refuse(const char *why)
 }
 
 PyDoc_STRVAR(serve_doc,
-"serve(program, sock, nursery, keeper, home, hooks, opens_sockets) -> bool\n\n"
-"Fork a cell for each Fork frame on `sock`, and with `opens_sockets` make a socket in a cell's network\n"
-"namespace for each OpenSocket frame.  Return True in a guest whose program has arrived, and\n"
-"False in the launcher once the supervisor or the process behind the pidfd `keeper` is gone.  `home`\n"
+"serve(program, sock, nursery, keeper, home, hooks, opens_sockets, booted, rehearsal) -> None\n\n"
+"Rehearse, send `booted` on `sock`, and fork a cell for each Fork frame on `sock`, and with `opens_sockets` make a socket in a cell's network\n"
+"namespace for each OpenSocket frame.  `rehearsal` is what `rehearse` takes: its work is what a guest\n"
+"does when its program has arrived, and the process ends with the number that it returns.  Return in the\n"
+"launcher once the supervisor or the process behind the pidfd `keeper` is gone.  `home`\n"
 "are the launcher's own net, ipc and uts namespaces; `hooks` tells that functions were registered to be\n"
 "called after a fork (os.register_at_fork).  Raises ValueError for an invalid program.");
+
+/* Have a guest do its work; nothing that it leaves is anybody else's to clean up. */
+static void end_as_guest(PyObject *work)
+{
+    PyObject *code = PyObject_CallNoArgs(work);
+    _exit(code && PyLong_Check(code) ? (int)PyLong_AsLong(code) : 1);
+}
 
 static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     struct launcher launcher = {.events = -1, .ahead = 2};
-    const char *bytes;
-    Py_ssize_t length;
+    const char *bytes, *booted;
+    Py_ssize_t length, booted_length;
     int hooks;
-    if (!PyArg_ParseTuple(arguments, "y#iii(iii)pp", &bytes, &length, &launcher.sock, &launcher.nursery,
+    struct rehearsal rehearsal = {.of_files = 0};
+    if (!PyArg_ParseTuple(arguments, "y#iii(iii)ppy#(Oiiy#)", &bytes, &length, &launcher.sock, &launcher.nursery,
                           &launcher.keeper, &launcher.home[0], &launcher.home[1], &launcher.home[2],
-                          &hooks, &launcher.opens_sockets))
+                          &hooks, &launcher.opens_sockets, &booted, &booted_length, &rehearsal.work,
+                          &rehearsal.near, &rehearsal.far, &rehearsal.regions, &rehearsal.length))
         return NULL;
     const char *wrong = load(&launcher.program, bytes, (size_t)length);
     if (!wrong && launcher.program.inputs == 0)
@@ -738,6 +846,9 @@ static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     /* The launcher has one thread, so the interpreter is as consistent in a child as it is here:
      * PyOS_AfterFork_Child has nothing to mend, and would copy 200 pages.  What its hooks are for
      * (random numbers) is done when a program comes, unless others than ours were registered. */
+    if (rehearse_for(&launcher.program, &rehearsal)
+        || send_packet(launcher.sock, booted, (size_t)booted_length, NULL, 0))
+        return PyErr_SetFromErrno(PyExc_OSError);
     if (hooks)
         PyOS_BeforeFork();
     int outcome = serve(&launcher);
@@ -745,7 +856,9 @@ static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
         PyOS_AfterFork_Child();
     else if (hooks)
         PyOS_AfterFork_Parent();
-    return PyBool_FromLong(outcome == IN_GUEST);
+    if (outcome == IN_GUEST)
+        end_as_guest(rehearsal.work);
+    Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(count_doc,
@@ -767,17 +880,19 @@ static PyObject *steps_count(PyObject *Py_UNUSED(module), PyObject *arguments)
 }
 
 PyDoc_STRVAR(execute_doc,
-"execute(program, inputs) -> tuple\n\n"
+"execute(program, inputs, pages=b'') -> tuple\n\n"
 "Execute a program in this process, for tests and benchmarks: return (index, errno, words) of the first step that\n"
-"the kernel refused, or () if none was.  Raises ValueError for an invalid program.");
+"the kernel refused, or () if none was.  `pages` are those to copy ahead.  Raises ValueError for an invalid\n"
+"program.");
 
 static PyObject *steps_execute(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     struct program program;
     const char *bytes;
-    Py_ssize_t length;
+    Py_ssize_t length, pages_length = 0;
+    const char *pages = "";
     PyObject *inputs;
-    if (!PyArg_ParseTuple(arguments, "y#O", &bytes, &length, &inputs))
+    if (!PyArg_ParseTuple(arguments, "y#O|y#", &bytes, &length, &inputs, &pages, &pages_length))
         return NULL;
     Py_ssize_t count = PySequence_Size(inputs);
     if (count < 0)
@@ -785,6 +900,8 @@ static PyObject *steps_execute(PyObject *Py_UNUSED(module), PyObject *arguments)
     const char *wrong = count > INPUTS ? "it has too many inputs" : load(&program, bytes, (size_t)length);
     if (wrong)
         return refuse(wrong);
+    program.pages = pages;
+    program.pages_length = (size_t)pages_length;
     for (Py_ssize_t n = 0; n < INPUTS; n++)
         program.results[n] = -1;
     for (Py_ssize_t n = 0; n < count; n++) {
@@ -830,72 +947,30 @@ static PyObject *steps_fork(PyObject *Py_UNUSED(module), PyObject *arguments)
     return PyLong_FromLong(pid);
 }
 
-PyDoc_STRVAR(written_doc,
-"written(regions, out) -> None\n\n"
-"Write to `out` which pages of `regions` (pairs of 64-bit start and end) are this process's own, as\n"
-"pairs of address and length.  Raises OSError if it may not read /proc/self/pagemap.");
+PyDoc_STRVAR(rehearse_doc,
+"rehearse(work, near, far, regions, of_files=False) -> bytes\n\n"
+"Fork a child that calls `work` with the socket `near` as its control channel, and return which pages of\n"
+"`regions` (pairs of 64-bit start and end) it has written, or, `of_files`, which pages of files it has\n"
+"used, as pairs of address and length.  Closes `near` and `far`, its other end.  Raises OSError if there\n"
+"is no such child.");
 
-struct found {
-    int out;
-    unsigned count;
-    uint64_t ranges[1024][2];
-};
-
-static int flush_ranges(struct found *found)
+static PyObject *steps_rehearse(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    size_t size = found->count * sizeof *found->ranges;
-    found->count = 0;
-    return size && write(found->out, found->ranges, size) != (ssize_t)size ? -1 : 0;
-}
-
-static int add_range(struct found *found, const uint64_t *range)
-{
-    if (!range[1])
-        return 0;
-    memcpy(found->ranges[found->count++], range, sizeof *found->ranges);
-    return found->count == sizeof found->ranges / sizeof *found->ranges ? flush_ranges(found) : 0;
-}
-
-/* In C, because Python that counts pages writes a hundred of its own. */
-static PyObject *steps_written(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    int pagemap, out;
-    const char *regions;
-    Py_ssize_t length;
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t range[2] = {0, 0};
-    struct found found = {.out = -1};
-    if (!PyArg_ParseTuple(arguments, "y#i", &regions, &length, &out))
+    struct rehearsal rehearsal = {.of_files = 0};
+    if (!PyArg_ParseTuple(arguments, "Oiiy#|p", &rehearsal.work, &rehearsal.near, &rehearsal.far,
+                          &rehearsal.regions, &rehearsal.length, &rehearsal.of_files))
         return NULL;
-    if ((pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) < 0)
+    struct found *found = rehearse(&rehearsal);
+    if (!found)
         return PyErr_SetFromErrno(PyExc_OSError);
-    found.out = out;
-    for (Py_ssize_t at = 0; at + 16 <= length; at += 16) {
-        uint64_t region[2], words[128];
-        memcpy(region, regions + at, sizeof region);
-        for (uint64_t start = region[0]; start < region[1]; start += 128 * page) {
-            ssize_t size = pread(pagemap, words, sizeof words, (off_t)(start / page * 8));
-            for (uint64_t n = 0; size > 0 && n < (uint64_t)size / 8 && start + n * page < region[1]; n++) {
-                if (!(words[n] >> 63) || words[n] >> 61 & 1 || !(words[n] >> 56 & 1))
-                    continue; /* it is not here, or is a file's, or is mapped by others too */
-                if (range[0] + range[1] != start + n * page) {
-                    if (add_range(&found, range))
-                        return PyErr_SetFromErrno(PyExc_OSError);
-                    range[0] = start + n * page;
-                    range[1] = 0;
-                }
-                range[1] += page;
-            }
-        }
-    }
-    close(pagemap);
-    if (add_range(&found, range) || flush_ranges(&found))
-        return PyErr_SetFromErrno(PyExc_OSError);
-    Py_RETURN_NONE;
+    PyObject *pages = PyBytes_FromStringAndSize(
+        (char *)found->ranges, (Py_ssize_t)(found->count * sizeof *found->ranges));
+    munmap(found, sizeof *found);
+    return pages;
 }
 
 static PyMethodDef functions[] = {
-    {"written", steps_written, METH_VARARGS, written_doc},
+    {"rehearse", steps_rehearse, METH_VARARGS, rehearse_doc},
     {"fork", steps_fork, METH_VARARGS, fork_doc},
     {"serve", steps_serve, METH_VARARGS, serve_doc},
     {"count", steps_count, METH_VARARGS, count_doc},

@@ -76,7 +76,6 @@ class Steps:
         self._data = bytearray()
         self._places: dict[bytes, int] = {}
         self._pointers: list[tuple[int, int]] = []
-        self.pages = b""  # those that any program writes (memory.pages_written_by)
 
     def layer(self, name: str) -> None:
         """Name the layer that the steps after this belong to."""
@@ -106,7 +105,8 @@ class Steps:
         self._add("close_range", "every other descriptor", _KEEP_ONLY, 0, descriptors)
 
     def own_pages(self) -> None:
-        """Copy `pages` now: on the first touch each would be a fault of its own."""
+        """Copy the pages that a rehearsal has written: on the first touch each would be a fault of its
+        own."""
         self._add("madvise", "pages that any program writes", _OWN_PAGES, 0, ())
 
     def tell(self, frame: bytes, *descriptors: Result, about: str) -> None:
@@ -153,8 +153,6 @@ class Steps:
     def _lay(self, step: Step) -> tuple[int, ...]:
         kinds, values = 0, [0] * _ARGUMENTS
         arguments = step.arguments
-        if step.operation == _OWN_PAGES:
-            arguments = (self.pages, len(self.pages))
         for at, argument in enumerate(arguments):
             kind, values[at] = self._argument(argument)
             kinds |= kind << (4 * at)

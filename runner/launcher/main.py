@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ...policies.plan import Plan
 from .. import channel
@@ -31,6 +31,9 @@ from .inits import NAMES, Nursery, open_namespaces
 from .root import enter_new_root
 from .views import ViewError
 
+if TYPE_CHECKING:
+    from ..kernel._steps import Rehearsal
+
 _CONTROL = 3
 _BOOT_BYTES = 4 * 1024 * 1024
 _TOO_MUCH = "show fewer directories, or deny fewer names: allow_hidden=True, no pattern with **"
@@ -43,18 +46,20 @@ _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 def serve(
     facts: LauncherFacts, steps: Steps, sock: int, nursery: int, keeper: int, home: list[int]
 ) -> None:
-    """Fork cells until the supervisor closes `sock` or the process behind `keeper` is gone."""
+    """Say that it is ready, and fork cells until the supervisor closes `sock` or the process behind
+    `keeper` is gone."""
+    (booted,) = channel.packets(encode(Booted()))
     program = steps.layout(facts.plan.open_files, TASKS + facts.joins)
     hooks, opens_sockets = interpreter.has_hooks(), facts.plan.loopback
-    interpreter.freeze()
-    if _steps.serve(program, sock, nursery, keeper, tuple(home), hooks, opens_sockets):
-        interpreter.serve()
+    given = program, sock, nursery, keeper, tuple(home), hooks, opens_sockets, booted
+    _steps.serve(*given, rehearsal())
 
 
 def main(
     own_paths: int, serve: Callable[[LauncherFacts, Steps, int, int, int, list[int]], None] = serve
 ) -> NoReturn:
-    """Read the boot frame, become keeper and launcher, and `serve` until the supervisor is gone.
+    """Read the boot frame, become keeper and launcher, and `serve` until the supervisor is gone.  It
+    is `serve` that answers Booted.
 
     The first `own_paths` entries of sys.path are ours, not the guest's.
     """
@@ -76,26 +81,31 @@ def main(
         nursery = _part_from_nursery(facts, boot.cells_per_network)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan, CONTROL, has_skills=SKILLS in boot.shared)
-        steps = list_of_steps(facts)
+        steps = confinement(facts)
         home = open_namespaces("self", NAMES, facts.host_proc)
-        channel.send(sock, encode(Booted()))
+        _share_page_tables()
         serve(facts, steps, sock.fileno(), nursery.fileno(), keeper, home)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
 
 
-def list_of_steps(facts: LauncherFacts) -> Steps:
-    """Return the steps of each guest's process, with the pages that a rehearsed child has written.
+def rehearsal() -> "Rehearsal":
+    """Return what a guest's process does, and where it can write, for a child to do it once.
 
-    Which those are depends on where the next objects will lie: the rehearsal comes last.
+    Which pages that writes depends on where the next objects will lie: the rehearsal comes last.
     """
-    steps = confinement(facts)
     privileges.make_dumpable(Now())  # or /proc/self is not ours to read
-    memory.share_page_tables()
-    steps.pages = memory.pages_written_by(interpreter.rehearsal())
+    writable = memory.writable()
     privileges.make_undumpable(Now())
-    return steps
+    return *interpreter.rehearsal(), writable
+
+
+def _share_page_tables() -> None:
+    """Have children be given the page tables of those parts of libraries that a guest uses."""
+    privileges.make_dumpable(Now())
+    memory.share_page_tables(_steps.rehearse(*interpreter.rehearsal(), memory.of_files(), True))
+    privileges.make_undumpable(Now())
 
 
 def _explain(sock: socket.socket, error: BaseException) -> None:

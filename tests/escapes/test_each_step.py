@@ -22,6 +22,7 @@ from cellwright import CellwrightError, Sandbox, SandboxStatus
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Filesystem, Policy, Validation
 from cellwright.runner import channel, held_cell
+from cellwright.runner.messages import Booted, encode
 from cellwright.testing import inspect
 from tests.conftest import policy_named, with_limits
 from tests.escapes.live_cell import LiveCell, children
@@ -41,6 +42,7 @@ PATIENCE = 2.0
 
 # What a launcher does in the place of serving.  An order names the step that the next cell lacks, -1 for
 # none; before it, anything that is no Fork frame ends the launcher's own launcher.
+_BOOTED = encode(Booted())
 _END, _ORDER = b"\0end", b"\0order "
 _LEAVES_OUT = f"""
 import json, os, signal, socket
@@ -48,11 +50,13 @@ from functools import partial
 from cellwright.runner import channel
 from cellwright.runner.kernel import steps as kinds
 from cellwright.runner.launcher import main as launcher
+from cellwright.runner.messages import Booted, encode
 AHEAD = 2  # inits that a new launcher has the nursery make beyond those that it takes
 def serve(site, steps, sock, nursery, keeper, home, serve=launcher.serve):
     os.umask(0o077)  # as a preloaded module may leave it
     supervisor, inits = (socket.socket(fileno=os.dup(each)) for each in (sock, nursery))
     left_out = -1
+    channel.send(supervisor, encode(Booted()))
     while packet := supervisor.recv(99, socket.MSG_PEEK):
         if packet.startswith({_ORDER!r}):
             layer, which, is_refused = json.loads(supervisor.recv(99)[{len(_ORDER)}:])
@@ -107,7 +111,9 @@ class Proof:
         sock.send(_END)
         sock.send(order)
         assert channel.has_news(sock.fileno(), 20)
-        words = channel.Receiver(sock, 1 << 20).receive_whole()
+        answers = channel.Receiver(sock, 1 << 20)
+        while (words := answers.receive_whole()) == _BOOTED:  # of each launcher before
+            assert channel.has_news(sock.fileno(), 20)
         if not words:
             raise ConnectionResetError
         return [tuple(each) for each in json.loads(words)]

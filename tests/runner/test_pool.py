@@ -312,10 +312,10 @@ def test_settings_that_make_no_sense_are_refused(pool: object) -> None:
 
 @pytest.mark.needs("cgroup")
 def test_a_pool_is_no_larger_than_its_memory() -> None:
-    settings = PoolSettings(size=12, memory_bytes=8 << 20)
+    settings = PoolSettings(size=20, memory_bytes=8 << 20)
     with Sandbox(policy=policy_named("strict"), pool=settings) as sandbox:
         sandbox.settle()
         pool = inspect(sandbox).supervisor._pool
-        assert 1 << 20 < pool._cell_bytes < 8 << 20
-        assert len(pool._parked) == (8 << 20) // pool._cell_bytes < 12
+        assert 1 << 19 < pool._cell_bytes < 8 << 20
+        assert len(pool._parked) == (8 << 20) // pool._cell_bytes < 20
         assert sandbox.execute("1 + 1").pool_hit
