@@ -54,6 +54,8 @@ EGRESS = (
         replace(f"{_EGRESS}/connection.py", "CellConnection.count", "use.count(sent_bytes, received_bytes)", "''")),
     _is("connections of each cell", _SERVED,
         replace(_CELL, "ServedCell._has_room", "self._room.has_room()", "True")),
+    _is("want of descriptors", _SERVED,
+        replace(_CELL, "ServedCell._accept_from", "error.errno in _SHORT_OF", "False")),
     _is("lookups of each cell", _SERVED,
         replace(f"{_EGRESS}/resolving.py", "Resolver.__init__", "asyncio.Semaphore(_THREADS_OF_CELL)", "asyncio.Semaphore(_THREADS)")),
     _is("end of a stream that was cut off", _SERVED,

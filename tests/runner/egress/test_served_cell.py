@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -278,6 +281,49 @@ def test_a_quick_connection_lets_others_have_a_turn() -> None:
             return endless.calls
 
     assert 0 < asyncio.run(run()) < 100
+
+
+@contextlib.contextmanager
+def _no_descriptors() -> Iterator[None]:
+    """Have this process take all that it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard)
+    )
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in taken:
+            os.close(each)
+
+
+def test_connections_wait_while_the_process_has_no_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It neither ends nor asks again and again."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        with _Connected(monkeypatch) as connected:
+            place = connected.listener.getsockname()
+            guest = connected.enter_context(socket.create_connection(place))
+            guest.sendall(b"x")
+            with _no_descriptors():
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert not connected.cell._connections
+                assert not loop.remove_reader(connected.listener)
+            connected.cell._read(connected.listener)
+            accepted, _ = await asyncio.to_thread(connected.server.accept)
+            accepted.close()
+
+    monkeypatch.setattr(served_cell, "_REST_SECONDS", 600)
+    asyncio.run(run())
 
 
 def test_a_name_that_is_denied_while_it_is_resolved_is_not_connected_to(
