@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from cellwright import exceeds, narrow
 from cellwright.policies.loading import load_policy, profile_names
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import (
     OPTIONAL_LAYERS,
     Filesystem,
+    Http,
     Limits,
     Network,
     Packages,
@@ -144,6 +146,9 @@ MORE = {
     ),
     "processes.terminal: a terminal": Policy(processes=Processes(subprocesses=True, terminal=True)),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
+    "http.allow: a.example.org:443 by https": Policy(
+        http=Http(allow=(NetworkRule(host="a.example.org"),))
+    ),
     "python.path: importing from /srv": Policy(python=Python(path=("/srv",))),
     "python.preload: importing json ahead": Policy(python=Python(preload=("json",))),
     "packages.require: importing six": Policy(packages=Packages(require=("six",))),
