@@ -4,19 +4,18 @@ A frame longer than one packet travels as several; the first byte of each packet
 follow.  The receiver limits the whole before it decodes anything.
 """
 
+import _socket  # `socket` takes two milliseconds to import, and its socketpair makes two objects more
 import array
 import os
 import select
-import socket
-from _socket import socketpair  # the public one makes a second object for each of the two
 from typing import Protocol
 
 PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
 _MAX_DESCRIPTORS = 32
 _MORE = b"\x01"
 _LAST = b"\x00"
-_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-_FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
+_CUT = int(_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
+_FAMILY, _TYPE = int(_socket.AF_UNIX), int(_socket.SOCK_SEQPACKET)
 
 
 class Channel(Protocol):
@@ -31,8 +30,8 @@ class ProtocolError(Exception):
     """The peer sent what no honest peer sends."""
 
 
-def pair() -> tuple[socket.SocketType, socket.SocketType]:
-    return socketpair(_FAMILY, _TYPE)
+def pair() -> tuple[_socket.SocketType, _socket.SocketType]:
+    return _socket.socketpair(_FAMILY, _TYPE)
 
 
 def has_news(descriptor: int, seconds: float = 0.0) -> bool:
@@ -59,18 +58,18 @@ def has_more(packet: bytes) -> bool:
     return packet[:1] == _MORE
 
 
-def send(sock: socket.SocketType, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
+def send(sock: _socket.SocketType, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
     """Send a frame whole, its descriptors with the first packet."""
     for packet in packets(frame):
         send_packet(sock, packet, descriptors)
         descriptors = ()
 
 
-def send_packet(sock: socket.SocketType, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
+def send_packet(sock: _socket.SocketType, packet: bytes, descriptors: tuple[int, ...] = ()) -> None:
     if not descriptors:
         sock.send(packet)
         return
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", descriptors))
     sock.sendmsg([packet], [rights])
 
 
@@ -125,10 +124,10 @@ class Receiver:
         return frame
 
 
-def receive_with_descriptors(sock: socket.SocketType) -> tuple[bytes, list[int]]:
+def receive_with_descriptors(sock: _socket.SocketType) -> tuple[bytes, list[int]]:
     """Receive one single-packet frame and the descriptors beside it, close-on-exec."""
-    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
-    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, socket.MSG_CMSG_CLOEXEC)
+    space = _socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+    packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, _socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors(ancillary)
     cut = flags & _CUT
     if (packet or descriptors) and (packet[:1] != _LAST or len(packet) < 2 or cut):
@@ -141,6 +140,6 @@ def receive_with_descriptors(sock: socket.SocketType) -> tuple[bytes, list[int]]
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return list(found)

@@ -8,10 +8,9 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import threading
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -38,6 +37,9 @@ from .result import NetworkConnection, Violation
 from .spawn import Spawned
 from .upstream_proxy import ENVIRONMENT, UpstreamProxy, proxy_of
 
+if TYPE_CHECKING:
+    import socket
+
 _MODULE = "cellwright.runner.egress.main"
 _BOOT_SECONDS = 30.0
 _SETTLE_SECONDS = 10.0
@@ -55,7 +57,7 @@ class NetworkRecord(NamedTuple):
 class CellEgress:
     """The supervisor's end of the channel on which the egress process tells of one cell."""
 
-    def __init__(self, reports: socket.SocketType) -> None:
+    def __init__(self, reports: "socket.SocketType") -> None:
         self._reports = reports
 
     def is_served(self) -> bool:
@@ -88,7 +90,7 @@ class CellEgress:
         self._reports.close()
 
 
-def _until_settled(sock: socket.SocketType) -> "list[Refusal | Relayed]":
+def _until_settled(sock: "socket.SocketType") -> "list[Refusal | Relayed]":
     """Return what the egress process tells until it has told everything; raises one of _NO_ANSWER."""
     records: list[Refusal | Relayed] = []
     receiver = channel.Receiver(sock, channel.PACKET_BYTES)
@@ -208,7 +210,7 @@ class EgressProcess:
             raise ClosedError("the sandbox was closed")
 
     def _ask(
-        self, control: socket.socket, question: SetRules | ListPending
+        self, control: "socket.socket", question: SetRules | ListPending
     ) -> "list[Refusal | Relayed]":
         """Return the answer to a question; raises one of _NO_ANSWER."""
         ours, theirs = channel.pair()
@@ -233,7 +235,7 @@ class EgressProcess:
                 return
         raise LaunchError("the egress process ended twice")
 
-    def _start(self, plan: Plan) -> socket.socket:
+    def _start(self, plan: Plan) -> "socket.socket":
         """Start the process, and return the channel to it once it is confined; raises LaunchError."""
         network = plan.network
         assert network  # noqa: S101 - `add` has looked
@@ -242,7 +244,9 @@ class EgressProcess:
         parser = _http_parser() if network.reads_requests else ""
         proxy = _proxy() if network.has_proxy else None
         self._spawned = spawned = Spawned(self._executable, _MODULE)
-        sock = socket.socket(fileno=spawned.take_socket())
+        from socket import socket  # slow to import, and not needed by most sandboxes
+
+        sock = socket(fileno=spawned.take_socket())
         boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser, proxy)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(sock, encode(boot))
@@ -295,6 +299,8 @@ def _http_parser() -> str:
 
 def _wrong(descriptors: list[int], ports: tuple[int, ...]) -> bool:
     """Tell whether sockets are not bound, or do not listen, as the steps of a cell have them."""
+    import socket  # slow to import
+
     queries = [(socket.SOCK_DGRAM, (DNS_ADDRESS, 53)), (socket.SOCK_STREAM, (DNS_ADDRESS, 53))]
     wanted = queries + [(socket.SOCK_STREAM, (ANY_ADDRESS, port)) for port in ports]
     found = []
@@ -306,11 +312,13 @@ def _wrong(descriptors: list[int], ports: tuple[int, ...]) -> bool:
     return found != wanted
 
 
-def _listens(sock: socket.socket) -> bool:
+def _listens(sock: "socket.socket") -> bool:
+    import socket  # slow to import
+
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _why_not_booted(sock: socket.socket) -> str:
+def _why_not_booted(sock: "socket.socket") -> str:
     if not channel.has_news(sock.fileno(), _BOOT_SECONDS):
         return f"no answer within {_BOOT_SECONDS:g} s"
     try:

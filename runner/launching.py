@@ -1,10 +1,10 @@
 """The supervisor's end of a launcher: start it, boot it, ask it for cells, end it."""
 
+import _socket
 import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Launcher:
         """Take over a spawned process."""
         self._lock = threading.Lock()
         self._ending = threading.RLock()
-        self._sock = socket.socket(fileno=spawned.take_socket())
+        self._sock = _socket.socket(fileno=spawned.take_socket())
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
         # Pidfds, once there are any: their end is the end of launcher and cells.
@@ -57,7 +57,7 @@ class Launcher:
         self._ends.register(self._sock, 0)
 
     @property
-    def socket(self) -> socket.socket:
+    def socket(self) -> _socket.socket:
         """The channel to the launcher."""
         return self._sock
 

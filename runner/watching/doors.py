@@ -13,9 +13,9 @@ call on the same socket ends the cell.
 import errno
 import os
 import select
-import socket
 from collections import deque
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..channel import PACKET_BYTES, ProtocolError
 from ..kernel import notifications
@@ -23,6 +23,9 @@ from ..kernel.notifications import Notification
 from ..messages import Answer, Call
 from .calls import MOST_UNSENT_BYTES, Calls, dropped
 from .poll_loop import Watcher
+
+if TYPE_CHECKING:
+    import socket
 
 DOOR = "/dev/tools"
 _AT_ONCE = 32  # the guest's own limit of concurrent calls on the control channel
@@ -33,7 +36,7 @@ _TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each
 class _Door:
     """An open door: `socket` until one side closes it, `asked` once the call is complete."""
 
-    def __init__(self, number: int, sock: socket.socket) -> None:
+    def __init__(self, number: int, sock: "socket.socket") -> None:
         self.number = number
         self.socket: socket.socket | None = sock
         self.hears = True  # until the guest has closed its sending side
@@ -103,8 +106,10 @@ class Doors:
             self._let_in_one(*self._waiting.popleft())
 
     def _let_in_one(self, notification: Notification, flags: int) -> None:
+        from socket import socketpair  # slow to import
+
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = socketpair()
         except OSError:  # this process has no descriptor left
             notifications.refuse(self._listener, notification, errno.EAGAIN)
             return
@@ -141,7 +146,7 @@ class Doors:
         if event & select.POLLHUP and not door.hears:
             self._hang_up(door)
 
-    def _receive(self, door: _Door, sock: socket.socket) -> None:
+    def _receive(self, door: _Door, sock: "socket.socket") -> None:
         try:
             data = sock.recv(PACKET_BYTES)
         except BlockingIOError:

@@ -4,9 +4,9 @@ The caller's memory is read while it waits, but threads that share the memory ma
 whole content is the guest's choice.
 """
 
+import _socket
 import os
 import signal
-import socket
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
@@ -99,12 +99,12 @@ def sockaddr(thread: int, address: int, length: int) -> str:
     if len(data) < 2:
         return hex(address)
     (family,) = struct.unpack_from("=H", data)
-    if family == socket.AF_INET and len(data) >= 8:
-        return f"{socket.inet_ntoa(data[4:8])}:{int.from_bytes(data[2:4], 'big')}"
-    if family == socket.AF_INET6 and len(data) >= 24:
-        name = socket.inet_ntop(socket.AF_INET6, data[8:24])
+    if family == _socket.AF_INET and len(data) >= 8:
+        return f"{_socket.inet_ntoa(data[4:8])}:{int.from_bytes(data[2:4], 'big')}"
+    if family == _socket.AF_INET6 and len(data) >= 24:
+        name = _socket.inet_ntop(_socket.AF_INET6, data[8:24])
         return f"[{name}]:{int.from_bytes(data[2:4], 'big')}"
-    if family == socket.AF_UNIX:
+    if family == _socket.AF_UNIX:
         return "unix " + quoted(data[2:].rstrip(b"\0"))
     return _family(0, family)
 
@@ -145,6 +145,8 @@ def _open_flags(_: int, argument: int) -> str:
 
 
 def _family(_: int, argument: int) -> str:
+    import socket  # for the names; seldom needed, and slow to import
+
     try:
         return socket.AddressFamily(argument & 0xFFFFFFFF).name
     except ValueError:
@@ -152,6 +154,8 @@ def _family(_: int, argument: int) -> str:
 
 
 def _type(_: int, argument: int) -> str:
+    import socket  # as above
+
     try:
         return socket.SocketKind(argument & _TYPE_MASK).name
     except ValueError:

@@ -4,7 +4,7 @@ Before that come calls of tools, and answers go in.  What comes in is hostile: i
 before it is put together, it is decoded once, and a frame too many is a breach.
 """
 
-import socket
+import _socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class GuestChannel:
     """
 
     def __init__(
-        self, sock: socket.SocketType, program: bytes, limits: Limits,
+        self, sock: _socket.SocketType, program: bytes, limits: Limits,
         on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (), nonce: str = "",
     ) -> None:  # fmt: skip
         """`owed` is what the request before this one, of the same guest, left unsent; `nonce`

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -12,6 +11,8 @@ from ....runner.living import directory_prefix
 from ..checks import check_host_path
 
 if TYPE_CHECKING:
+    import socket
+
     from ....runner.cell_network import CellNetwork
     from .relay import CellUse, PortRelay
 
@@ -158,7 +159,7 @@ class SandboxPorts:
 class _Listening(NamedTuple):
     """Where the host's end listens, and what is removed once it does not."""
 
-    listener: socket.socket
+    listener: "socket.socket"
     address: str | tuple[str, int]
     identity: tuple[int, int] = (0, 0)  # of the file of a Unix socket: device and inode
     directory: str = ""  # made for it
@@ -195,6 +196,8 @@ def _listen(path: str | os.PathLike[str] | None, host_port: int | None, port: in
 
 
 def _listen_on_loopback(port: int) -> _Listening:
+    import socket  # slow to import
+
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,6 +211,8 @@ def _listen_on_loopback(port: int) -> _Listening:
 
 
 def _listen_at(path: str, directory: str = "") -> _Listening:
+    import socket  # slow to import
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # The mode of the socket becomes that of the file (unix(7)).  A chmod of the path would follow a
@@ -221,7 +226,7 @@ def _listen_at(path: str, directory: str = "") -> _Listening:
         raise PolicyError(f"path: cannot listen at {path}: {error.strerror or error}") from None
 
 
-def _listen_to(listener: socket.socket) -> socket.socket:
+def _listen_to(listener: "socket.socket") -> "socket.socket":
     listener.setblocking(False)
     listener.listen(_QUEUE)
     return listener

@@ -1,9 +1,9 @@
 """The daemon's socket: in a directory that no other user may write, or passed by systemd."""
 
+import _socket
 import contextlib
 import fcntl
 import os
-import socket
 import stat
 import struct
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ....policies.errors import BusyError, PolicyError
 
 if TYPE_CHECKING:
+    import socket
     from pathlib import Path
 
 _NAME = "cellwright.sock"
@@ -45,13 +46,15 @@ def check_length(path: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def listening_at(path: "Path") -> Iterator[socket.socket]:
+def listening_at(path: "Path") -> "Iterator[socket.socket]":
     """Give a socket that listens at `path`, mode 0600, and remove it afterwards.
 
     The socket of a daemon that was killed is replaced: its lock is free.  Raises BusyError if another
     daemon holds the lock, PolicyError if other users may write the directory or if `path` is not a
     socket of this user.
     """
+    import socket  # slow to import, and a client needs less
+
     check_length(path)
     _check_directory(path.parent)
     with _locked(path), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -77,11 +80,13 @@ def listening_at(path: "Path") -> Iterator[socket.socket]:
                     os.unlink(path)
 
 
-def passed_by_systemd(environment: Mapping[str, str]) -> socket.socket | None:
+def passed_by_systemd(environment: Mapping[str, str]) -> "socket.socket | None":
     """Return the listening socket that systemd passed, None without one (sd_listen_fds(3)).
 
     Raises PolicyError for several sockets, or one of another kind.
     """
+    import socket  # as above
+
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return None
     if environment.get("LISTEN_FDS") != "1":
@@ -102,6 +107,8 @@ def passed_by_systemd(environment: Mapping[str, str]) -> socket.socket | None:
 def notify(state: str, environment: Mapping[str, str]) -> None:
     """Report our state to systemd if NOTIFY_SOCKET is set (sd_notify(3))."""
     if place := environment.get("NOTIFY_SOCKET"):
+        import socket  # as above
+
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
             sock.sendto(state.encode(), place.replace("@", "\0", 1) if place[0] == "@" else place)
 
@@ -160,9 +167,9 @@ def _check_replaceable(path: "Path") -> None:
             raise PolicyError(f"{path} exists and is not a socket of this user")
 
 
-def peer_of(sock: socket.socket) -> tuple[int, int]:
+def peer_of(sock: _socket.SocketType) -> tuple[int, int]:
     """Return pid and uid of the process at the other end (SO_PEERCRED in unix(7))."""
-    pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    pid, uid, _ = _PEER.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size))
     return int(pid), int(uid)
 
 

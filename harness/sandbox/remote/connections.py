@@ -4,10 +4,10 @@ A connection carries one request at a time.  So frames need no request number, a
 only its own request.
 """
 
+import _socket
 import contextlib
 import os
 import select
-import socket
 import struct
 import threading
 import time
@@ -191,7 +191,7 @@ class _Connection:
 
     def cut(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(_socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
@@ -247,7 +247,7 @@ class _Connection:
 class _ReplyWait:
     """Waits for the daemon's next packet or for the caller to cancel; a second cancel is ignored."""
 
-    def __init__(self, sock: socket.socket, cancel: int) -> None:
+    def __init__(self, sock: _socket.socket, cancel: int) -> None:
         self._cancel = cancel
         self._deadline: float | None = None
         self._poll = select.poll()
@@ -285,14 +285,14 @@ def _encoded(request: msgspec.Struct, most: int) -> bytes:
     return frame
 
 
-def _connected(path: str) -> socket.socket:
+def _connected(path: str) -> _socket.socket:
     """Connect to a socket of our own user or of root; raises LaunchError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         # connect(2) waits while the queue of connections is full (unix(7)); SO_SNDTIMEO bounds that
         # wait, and the wait for a slow reader.
         patience = struct.pack("ll", _CONNECT_SECONDS, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, patience)
         sock.connect(path)
         _, uid = peer_of(sock)
         if uid not in (0, os.geteuid()):
@@ -301,7 +301,7 @@ def _connected(path: str) -> socket.socket:
                 _ANOTHER,
             )
         patience = struct.pack("ll", _SEND_SECONDS, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, patience)
         return sock
     except PermissionError:
         sock.close()
