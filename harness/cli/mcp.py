@@ -19,7 +19,16 @@ from ..servers.mcp.tokens import HttpSettings, tokens_of
 from ..text.terminal import harmless
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, audit_of, policy_of, skills_of
+from .options import (
+    AUDIT_HELP,
+    SUCCEEDED,
+    add_policy,
+    add_privacy,
+    add_skills,
+    audit_of,
+    policy_of,
+    skills_of,
+)
 from .servers import add_configuration, opened, require_sdk
 from .tool_files import register_marked
 
@@ -65,6 +74,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="redact what looks like a secret in the results of tools",
     )
+    add_privacy(parser)
     defaults = SessionLimits()
     parser.add_argument(
         "--sessions",

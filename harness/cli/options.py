@@ -35,6 +35,15 @@ def add_policy(
     add_optional(parser)
 
 
+def add_privacy(parser: argparse.ArgumentParser) -> None:
+    """Add --privacy, which `policy_of` reads."""
+    parser.add_argument(
+        "--privacy", action="store_true",
+        help="programs and readers of the output get tokens in place of personal data, by the rules of "
+        "[privacy] in the policy, which may also enable that",
+    )  # fmt: skip
+
+
 def add_optional(parser: argparse.ArgumentParser) -> None:
     """Add --optional."""
     from ...policies.policy import OPTIONAL_LAYERS
@@ -103,7 +112,11 @@ def policy_named(name: str | None, options: argparse.Namespace) -> "Policy":
 
         policy = load_policy(name)
     chosen = named_layers("--optional", options.optional)
-    return msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
+    policy = msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
+    if getattr(options, "privacy", False):
+        privacy = msgspec.structs.replace(policy.privacy, enabled=True)
+        policy = msgspec.structs.replace(policy, privacy=privacy)
+    return policy
 
 
 @contextlib.contextmanager

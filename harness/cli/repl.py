@@ -151,6 +151,7 @@ class Repl:
             )
             if result.value is not None and self._python and result.ok:
                 self._session.execute(_SHOW, on_output=self._printer, cancel=cancel)
+        result = result.for_model()
         self._last = result
         self._seconds += result.usage.cpu_user_seconds + result.usage.cpu_system_seconds
         self._calls += 1

@@ -22,7 +22,7 @@ from ..text.terminal import (
     shown_value,
     violation_lines,
 )
-from .options import FAILED, SUCCEEDED, print_json
+from .options import FAILED, SUCCEEDED, add_privacy, print_json
 from .packages import packages_of_calls
 from .parsing import Parser
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
@@ -92,6 +92,7 @@ def add(parser: Parser) -> None:
         "-v", "--verbose", action="store_true",
         help="print refused attempts and a line about the result even after success, and connections",
     )  # fmt: skip
+    add_privacy(parser)
     add_sandbox(parser, "wall-clock limit")
 
 
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if isinstance(printer, EventPrinter):
         printer.finish()
-    return _show(result, options, language)
+    return _show(result.for_model(), options, language)
 
 
 def _language(options: argparse.Namespace, source: bytes | str) -> str:

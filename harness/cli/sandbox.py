@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
-_UNKNOWN_TO_SERVE = ("memory", "servers", "skills", "venv")
+_UNKNOWN_TO_SERVE = ("memory", "privacy", "servers", "skills", "venv")
 _DAEMONS = (
     "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
 )  # fmt: skip

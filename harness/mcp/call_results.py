@@ -16,7 +16,7 @@ from mcp.types import (
 
 from ...policies.errors import ToolFailed, ToolResultInvalid
 from ..schemas.spec import ToolSpec
-from ..tools.vault import Redaction
+from ..text.redaction import Redaction
 from .definitions import shown, unwrapped
 from .transports import Transport
 

@@ -12,7 +12,8 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
-from ..tools.vault import Redaction, Vault
+from ..text.redaction import Redaction
+from ..tools.vault import Vault
 from .config import ServerConfig
 from .message_filter import MessageFilter
 from .processes import ServerProcess

@@ -321,7 +321,7 @@ class RunStore:
             )
             row = (
                 os.urandom(8).hex(), asked.run, asked.tool, asked.digest,
-                msgspec.json.encode(asked.arguments), asked.description, asked.reason,
+                msgspec.json.encode(asked.kept_arguments), asked.description, asked.reason,
                 "pending", "", time.time(), expires, asked.call,
             )  # fmt: skip
             marks = ", ".join("?" * len(row))

@@ -2,12 +2,11 @@
 
 import json
 
-import msgspec
-
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...policies.policy import check_limit, check_names
-from ...runner.result import SandboxResult, SandboxStatus, Usage, Violation
+from ...runner.result import SandboxResult, SandboxStatus
+from .command_result import CommandResult
 from .parameters import CallArguments, CommandArguments
 from .request import check_environment
 
@@ -42,33 +41,6 @@ def start(argv, cwd, env, stdin, timeout):
         raise
     return [process.returncode if process.returncode >= 0 else 128 - process.returncode, False]
 """
-
-
-class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a command.
-
-    exit_code: its own; 128 and the number of the signal that killed it; 127 if there is no such
-        program, 126 if it cannot be executed, 124 if it took too long, 137 if its cell was killed
-    stdout, stderr: its output as text; bytes that are not UTF-8 are U+FFFD
-    timed_out: it took longer than `timeout`, or than the policy allows
-    error: why it did not end by itself; None if it did
-    usage, violations, truncated, execution_id: those of the SandboxResult
-    """
-
-    exit_code: int
-    stdout: str = ""
-    stderr: str = ""
-    timed_out: bool = False
-    error: str | None = None
-    usage: Usage = Usage()
-    violations: tuple[Violation, ...] = ()
-    truncated: dict[str, int] = {}
-    execution_id: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether it ended with 0."""
-        return self.exit_code == 0
 
 
 def argv_of(given: CommandArguments) -> tuple[str, ...]:
@@ -151,8 +123,13 @@ def refuse_without_subprocesses(method: str, result: SandboxResult) -> None:
 def _outcome(
     result: SandboxResult, exit_code: int, *, timed_out: bool, error: str | None
 ) -> CommandResult:
-    return CommandResult(
+    outcome = CommandResult(
         exit_code=exit_code, stdout=result.stdout, stderr=result.stderr,
         timed_out=timed_out, error=error, usage=result.usage, violations=result.violations,
         truncated=result.truncated, execution_id=result.execution_id,
     )  # fmt: skip
+    if type(result) is SandboxResult:
+        return outcome
+    from .private import private_outcome  # seldom needed
+
+    return private_outcome(outcome, result)

@@ -14,7 +14,7 @@ from ...runner.result import SandboxResult
 from .parameters import CallArguments, CommandArguments, FileContent
 
 if TYPE_CHECKING:
-    from .commands import CommandResult
+    from .command_result import CommandResult
     from .run import Run, Threads
 
 
@@ -200,7 +200,7 @@ class Executing(Closing):
         Programs that the command starts in the background live on in a session.  The policy must allow
         subprocesses, as the profile standard does.  Raises PolicyError if not; else as `execute` does.
         """
-        given = CommandArguments.of(locals())
+        given = self._with_tokens(CommandArguments.of(locals()))
         from .commands import call_of, command_result
 
         return command_result(self._execute(self._for_commands(call_of(given)), None, NEVER))
@@ -219,12 +219,16 @@ class Executing(Closing):
         requirements: Sequence[str] = (),
     ) -> "CommandResult":
         """`run` for asyncio callers; cancelling the task ends the command."""
-        given = CommandArguments.of(locals())
+        given = self._with_tokens(CommandArguments.of(locals()))
         from .commands import call_of, command_result
 
         call = self._for_commands(call_of(given))
         done = await self._aexecutor().execute(lambda cancel: self._execute(call, None, cancel))
         return command_result(done)
+
+    def _with_tokens(self, given: CommandArguments) -> CommandArguments:
+        """Return the arguments of a command as its cell gets them: with privacy, without values."""
+        return given
 
     def _for_commands(self, call: CallArguments) -> CallArguments:
         """Return `call`; raises PolicyError if this session runs another language than Python."""

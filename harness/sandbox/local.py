@@ -33,7 +33,7 @@ from .checks import (
     check_sessions,
 )
 from .packaged import PackagedCells
-from .parameters import CallArguments, ProgramArguments, SessionArguments
+from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
 from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
@@ -44,11 +44,13 @@ from .sessions import OpenSessions, SkillReplay
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
+    from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .config import SandboxConfig
     from .network import SandboxNetwork
     from .network_control import NetworkControl
     from .packages.store import OpenSet
+    from .private import PrivateCalls
     from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
     from .sandbox_skills import SandboxSkills
@@ -92,7 +94,8 @@ class LocalCells:
         if not isinstance(given.spawned, Spawned | None):
             raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
         self.audit = _audit_log(given)
-        sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit)
+        self._private = _private_calls(given, self.policy)
+        sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
         self._skills = _sandbox_skills(given.skills, self.policy)
         shared_files = partial(_shared_files, sandbox_tools, self._skills)
         spawned = given.spawned or (python.spawn() if python else Spawned(interpreter()))
@@ -136,7 +139,7 @@ class LocalCells:
         try:
             trail = _trail_of(self.audit, self.plan)
             self._pipeline = RequestPipeline(
-                self.policy, self.plan.layers, rules, trail, sandbox_tools
+                self.policy, self.plan.layers, rules, trail, sandbox_tools, self._private
             )
             if self._skills:
                 self._skills.has_tool = self._pipeline.has_tool
@@ -158,7 +161,13 @@ class LocalCells:
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
         wanted = self._wanted(given)
+        with self._pipeline.streamed(on_output) as told:
+            return self._perform(given, wanted, told, cancel)
 
+    def _perform(
+        self, given: CallArguments, wanted: "NamedWorkspace | None", on_output: OnOutput | None,
+        cancel: int,
+    ) -> SandboxResult:  # fmt: skip
         def perform(language: str, request: Request) -> SandboxResult:
             lease = self._packaged.lease(
                 given.packages, language, request.limits.wall_seconds, cancel
@@ -199,6 +208,8 @@ class LocalCells:
         if given.workspace is not None:
             from .workspaces.calls import NamedWorkspace  # seldom needed
 
+            if self._private:
+                self._private.check_workspace()
             if clean and self.workspaces.review:
                 raise PolicyError(
                     "clean: a workspace with review=True is not removed by a call",
@@ -210,6 +221,15 @@ class LocalCells:
                 "clean: there is no workspace to remove", "name one with workspace= (--workspace)"
             )
         return None
+
+    @property
+    def privacy(self) -> "Privacy | None":
+        return self._private.privacy if self._private else None
+
+    def private_to(self, client: str) -> None:
+        """Let this sandbox share no values with those of other clients."""
+        if self._private:
+            self._private.of = client
 
     @cached_property
     def workspaces(self) -> "Workspaces":
@@ -231,6 +251,9 @@ class LocalCells:
         if self._skills is None:
             raise PolicyError("skills: this sandbox has none", "pass Sandbox(skills=Skills())")
         return self._skills
+
+    def with_tokens(self, given: CommandArguments) -> CommandArguments:
+        return self._pipeline.with_tokens(given)
 
     def has_tool(self, name: str) -> bool:
         return self._pipeline.has_tool(name)
@@ -294,6 +317,15 @@ def _packaged(policy: Policy, given: SandboxArguments) -> "tuple[Policy, OpenSet
     from .packages.required import open_required  # seldom needed
 
     return open_required(policy, given.packages, given.package_store)
+
+
+def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | None":
+    """Return what the argument `privacy` and the policy ask for; None if programs see everything."""
+    if given.privacy is None and not policy.privacy.enabled:
+        return None
+    from .private import private_calls  # seldom needed
+
+    return private_calls(given.privacy, policy)
 
 
 def _once_at_rest(_: int) -> None:
@@ -462,13 +494,16 @@ def _audit_log(arguments: SandboxArguments) -> "AuditLog | None":
 
 
 def _sandbox_tools(
-    tools: "Offered | None", policy: Policy, audit: "AuditLog | None"
+    tools: "Offered | None",
+    policy: Policy,
+    audit: "AuditLog | None",
+    private: "PrivateCalls | None",
 ) -> "SandboxTools | None":
     if tools is None and not policy.http.allow:
         return None
     from .sandbox_tools import SandboxTools, broker_of
 
-    return SandboxTools(broker_of(tools, policy, audit), policy.tools, audit)
+    return SandboxTools(broker_of(tools, policy, audit), policy.tools, audit, private)
 
 
 def _trail_of(log: "AuditLog | None", plan: Plan) -> "ExecutionTrail | None":

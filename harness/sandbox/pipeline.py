@@ -1,6 +1,7 @@
 """`RequestPipeline`: checks each request to a sandbox, executes it, and records both in the trail."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
@@ -9,17 +10,19 @@ from ...policies.languages import PYTHON
 from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Policy, Validation, check_names
 from ...policies.source.findings import Finding, Rules
+from ...runner.capture import OnOutput
 from ...runner.request import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
 from ..tools.caller import CALLING
-from .parameters import CallArguments, ProgramArguments
+from .parameters import CallArguments, CommandArguments, ProgramArguments
 from .request import Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.spans import Span
     from ...runner.egress_process import NetworkRecord
+    from .private import PrivateCalls
     from .sandbox_tools import SandboxTools
 
 _FENCE = "```"
@@ -31,18 +34,44 @@ class RequestPipeline:
 
     def __init__(
         self, policy: Policy, layers: tuple[str, ...], rules: Rules, trail: "ExecutionTrail | None",
-        sandbox_tools: "SandboxTools | None" = None,
+        sandbox_tools: "SandboxTools | None" = None, private: "PrivateCalls | None" = None,
     ) -> None:  # fmt: skip
         self.policy = policy
         self._layers = layers
         self._rules = rules
         self._trail = trail
         self._sandbox_tools = sandbox_tools
+        self._private = private
 
     def perform(
         self, given: CallArguments, perform: Perform, session_id: str | None = None
     ) -> SandboxResult:
-        """Check a request, execute it by `perform`, and record both."""
+        """Check a request, execute it by `perform`, and record both; with privacy, the program gets
+        tokens."""
+        if self._private is None:
+            return self._performed(given, perform, session_id)
+        result = self._performed(self._private.given(given, session_id), perform, session_id)
+        return self._private.result(result, session_id)
+
+    def with_tokens(
+        self, given: CommandArguments, session_id: str | None = None
+    ) -> CommandArguments:
+        """Return the arguments of a command, with privacy with tokens in place of values."""
+        return self._private.command(given, session_id) if self._private else given
+
+    def streamed(
+        self, on_output: OnOutput | None, session_id: str | None = None
+    ) -> AbstractContextManager[OnOutput | None]:
+        """Return the listener for output during a block; with privacy, it hears tokens."""
+        if self._private is None:
+            return nullcontext(on_output)
+        from .private import streamed
+
+        return streamed(on_output, self._private.scope(session_id))
+
+    def _performed(
+        self, given: CallArguments, perform: Perform, session_id: str | None
+    ) -> SandboxResult:
         try:
             language = check_language(given.language)
             request, notices = _unwrapped(make_request(given, self.policy.limits), language)
@@ -127,8 +156,14 @@ class RequestPipeline:
             result,
             trace_id=begun.span.trace_id,
             traceparent=begun.span.traceparent,
-            audited=self._trail.end(result, begun),
+            audited=self._trail.end(self._recordable(result, session_id), begun),
         )
+
+    def _recordable(self, result: SandboxResult, session_id: str | None) -> SandboxResult:
+        """Return a result whose violations and connections, which quote the program, have no values."""
+        if self._private is None or not (result.violations or result.connections):
+            return result
+        return self._private.result(result, session_id).for_model()
 
     def _with_tools(
         self, request: Request, language: str, span: "Span | None", session_id: str | None

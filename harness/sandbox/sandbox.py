@@ -22,6 +22,7 @@ from .checks import check_host_path
 from .executing import Executing
 from .parameters import (
     CallArguments,
+    CommandArguments,
     FileContent,
     ProgramArguments,
     SessionArguments,
@@ -32,6 +33,7 @@ from .sandbox_arguments import SandboxArguments
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
+    from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .config import SandboxConfig
     from .network import SandboxNetwork
@@ -57,6 +59,11 @@ class _Cells(Protocol):
     def plan(self) -> Plan: ...
 
     @property
+    def privacy(self) -> "Privacy | None": ...
+
+    def private_to(self, client: str, /) -> None: ...
+
+    @property
     def workspaces(self) -> "Workspaces": ...
 
     @property
@@ -72,6 +79,8 @@ class _Cells(Protocol):
     def program(self, given: ProgramArguments, /) -> "Program": ...
 
     def session(self, given: SessionArguments, /) -> "Session": ...
+
+    def with_tokens(self, given: CommandArguments, /) -> CommandArguments: ...
 
     def has_tool(self, name: str, /) -> bool: ...
 
@@ -113,6 +122,8 @@ class Sandbox(Executing):
     `blocked_imports`, `blocked_builtins`: lists for source checks, instead of the policy's.
     `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
     same uid in every process; by default each process has another uid.
+    `privacy`: programs and models see tokens in place of personal data, and tools that it names get the
+    values (harness/privacy/README.md); by default what the policy says.
     `packages`: what Python programs can import besides the standard library: requirements such as
     "pandas==2.3.*", or the path of a pylock.toml or requirements file (extra `packages`); calls can
     name more.  `requirements` is another name for it.
@@ -145,6 +156,7 @@ class Sandbox(Executing):
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
+        privacy: "Privacy | None" = None,
         packages: "Requirements | None" = None,
         requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
@@ -176,6 +188,7 @@ class Sandbox(Executing):
         blocked_imports: Sequence[str] | None = None,
         blocked_builtins: Sequence[str] | None = None,
         user: int | str | None = None,
+        privacy: "Privacy | None" = None,
         packages: "Requirements | None" = None,
         requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
@@ -212,12 +225,20 @@ class Sandbox(Executing):
         return self._cells.plan
 
     @property
+    def privacy(self) -> "Privacy | None":
+        """Its personal data; None if programs and models see everything."""
+        return self._cells.privacy
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
         return self.plan.layers
 
     def has_tool(self, name: str) -> bool:
         return self._cells.has_tool(name)
+
+    def _with_tokens(self, given: CommandArguments) -> CommandArguments:
+        return self._cells.with_tokens(given)
 
     def _execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
@@ -332,13 +353,14 @@ class Sandbox(Executing):
     def sibling(
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
-        rules: "Rules | None" = None, skills: "Skills | None" = None,
+        rules: "Rules | None" = None, skills: "Skills | None" = None, private_to: str = "",
     ) -> "Sandbox":  # fmt: skip
         """Return a sandbox of another policy with the same interpreter, cgroups, uid, source checks and
         trail.
 
         `rules` are for source checks, where this sandbox has no `blocked_imports` or
-        `blocked_builtins` of its own.
+        `blocked_builtins` of its own.  Personal data is that of this sandbox, or only of the client
+        that `private_to` names.
         """
         given = self._given
         if given.connect is not None:
@@ -347,12 +369,14 @@ class Sandbox(Executing):
         if rules:
             imports = rules.blocked_imports if imports is None else imports
             builtins = rules.blocked_builtins if builtins is None else builtins
-        return Sandbox(
+        other = Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, skills=skills,
-            sessions=sessions,
+            sessions=sessions, privacy=self.privacy,
             python=given.python, runtime=given.runtime, cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
         )  # fmt: skip
+        other._cells.private_to(private_to)
+        return other
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         """Check Python source against the names that this sandbox blocks, whatever its validation mode.

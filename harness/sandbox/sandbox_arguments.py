@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...policies.permissions import PermissionSet
     from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog
+    from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .config import SandboxConfig
     from .packages.store import PackageStore, Requirements
@@ -46,6 +47,7 @@ class SandboxArguments(Parameters, frozen=True, kw_only=True):
     blocked_imports: Sequence[str] | None = None
     blocked_builtins: Sequence[str] | None = None
     user: int | str | None = None
+    privacy: "Privacy | None" = None
     packages: "Requirements | None" = None
     package_store: "PackageStore | None" = None
     connect: str | os.PathLike[str] | None = None

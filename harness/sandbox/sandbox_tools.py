@@ -32,6 +32,7 @@ from ..tools.results import READ_ALL, READ_RESULT
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ...runner.audit.spans import Span
+    from .private import PrivateCalls
 
 _LONGEST_NAME = 128  # of a requested tool; it is repeated in the answer and in records
 _REMEMBERED = 64
@@ -68,11 +69,15 @@ class SandboxTools:
     A program sends the name of a tool and arguments, nothing else; the socket identifies the caller.
     """
 
-    def __init__(self, broker: Broker, rules: Tools, audit: "AuditLog | None") -> None:
+    def __init__(
+        self, broker: Broker, rules: Tools, audit: "AuditLog | None",
+        private: "PrivateCalls | None" = None,
+    ) -> None:  # fmt: skip
         """`audit` is the trail of the sandbox: calls are recorded there and in the broker's trail."""
         self.broker = broker
         self._trails = (audit,) if audit else ()
         self._rules = rules
+        self._private = private
         self._orphans = Orphans()
         self._known: dict[tuple[frozenset[str] | None, str], tuple[int | None, _Names]] = {}
         self._stubs = StubFolders(lambda name: broker.may_call(name, Caller(rules=rules)))
@@ -86,6 +91,8 @@ class SandboxTools:
     ) -> Request:
         """Return `request` with the tools that its program may call, and the function that answers."""
         caller = self._caller(session_id or request.execution_id, span)
+        if self._private and caller.privacy is None:
+            caller = caller._replace(privacy=self._private.scope(session_id))
         names = self._names(caller, language)
         return replace(
             request, tools=names, orphans=self._orphans,

@@ -117,7 +117,7 @@ class Session(Executing):
         such processes run.
         """
         given = CommandArguments(command=command, shell=shell, cwd=cwd, env=env, trace_id=trace_id)
-        return self._processes().start(given)
+        return self._processes().start(self._with_tokens(given))
 
     async def astart_command(
         self,
@@ -130,7 +130,9 @@ class Session(Executing):
     ) -> "BackgroundProcess":
         """`start_command` for asyncio."""
         given = CommandArguments(command=command, shell=shell, cwd=cwd, env=env, trace_id=trace_id)
-        return await self._aexecutor().call(lambda: self._processes().start(given))
+        return await self._aexecutor().call(
+            lambda: self._processes().start(self._with_tokens(given))
+        )
 
     def processes(self) -> "tuple[BackgroundProcess, ...]":
         """Return the commands that `start_command` started: those that run, and the last that ended."""

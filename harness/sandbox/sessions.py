@@ -23,7 +23,7 @@ from .archive import files_of, pack
 from .checks import check_flag
 from .history import History, outcome_of
 from .packaged import Lease, PackagedCells
-from .parameters import CallArguments, SessionArguments, TerminalArguments
+from .parameters import CallArguments, CommandArguments, SessionArguments, TerminalArguments
 from .pipeline import RequestPipeline
 from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
 from .request import Rejected, check_language
@@ -98,6 +98,9 @@ class CellSession(Session):
     def has_tool(self, name: str) -> bool:
         return self._pipeline.has_tool(name)
 
+    def _with_tokens(self, given: CommandArguments) -> CommandArguments:
+        return self._pipeline.with_tokens(given, self.id)
+
     def _execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
@@ -106,9 +109,10 @@ class CellSession(Session):
                 raise PolicyError(
                     f"language: this session runs {self.language} only, got {language}"
                 )
-            return self._cell.execute(request, on_output, cancel)
+            return self._cell.execute(request, told, cancel)
 
-        result = self._pipeline.perform(own(given), perform, self.id)
+        with self._pipeline.streamed(on_output, self.id) as told:
+            result = self._pipeline.perform(own(given), perform, self.id)
         if result.ok and (look_at := self._lease.look_at):
             look_at(given.code)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed

@@ -13,7 +13,11 @@ from ..text.terminal import harmless
 
 
 class ApprovalRequest(NamedTuple):
-    """A call that needs approval: its tool, arguments and caller, and the rule that requires it."""
+    """A call that needs approval: its tool, arguments and caller, and the rule that requires it.
+
+    `arguments` are those of the tool, for the person; `written` are the caller's own, which have tokens
+    in place of personal data, if they differ.
+    """
 
     tool: str
     description: str
@@ -23,11 +27,17 @@ class ApprovalRequest(NamedTuple):
     run: str = ""  # the durable run that can wait for the decision; "" if the call cannot wait
     version: str = ""  # of the tool: `ToolSpec.identity`
     call: str = ""  # the identity of the call within the run
+    written: dict[str, Any] | None = None
+
+    @property
+    def kept_arguments(self) -> dict[str, Any]:
+        """The arguments that may be written to a file: without personal data."""
+        return self.arguments if self.written is None else self.written
 
     @property
     def digest(self) -> str:
         """Return the hash of the tool's version and the arguments; an approval holds for it alone."""
-        return digest(f"{self.tool}@{self.version}", self.arguments)
+        return digest(f"{self.tool}@{self.version}", self.kept_arguments)
 
 
 Approve = Callable[[ApprovalRequest], bool]  # True approves this one call

@@ -30,6 +30,7 @@ from ...policies.tools import (
 from ...runner.audit.spans import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
 from ..search.model import Model, model_of
+from ..text.redaction import Redaction
 from .approval import ApprovalRequest, Approve, refuse_approval
 from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail
 from .caller import CALLING, Caller, Tool
@@ -39,9 +40,10 @@ from .checks import check_arguments
 from .discovery import Discovery
 from .filters import Hits, ResultFilter
 from .meter import Meter
+from .private_calls import PrivateResults, private_error, restored_of
 from .results import READ_ALL, READ_RESULT, Results
 from .sanitizer import SanitizedResult, Sanitizer
-from .vault import Redaction, Vault
+from .vault import Vault
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
@@ -107,6 +109,7 @@ class Broker:
         try:
             return self._made(tool, arguments, caller, span, hits).value
         except ToolError as error:
+            private_error(caller.privacy, error)
             self._trail.record_failure(tool.spec.name, caller, span, error, hits)
             raise
 
@@ -124,6 +127,7 @@ class Broker:
                 caller.meter.count()
         except ToolBudgetExceeded as exceeded:
             error = exceeded
+        private_error(caller.privacy, error)
         self._trail.record_failure(name, caller, span_of(caller.traceparent), error, {})
         return error
 
@@ -135,6 +139,7 @@ class Broker:
                 caller.meter.count()
             return self._made(self._find(name, caller), arguments, caller, span, hits)
         except ToolError as error:
+            private_error(caller.privacy, error)  # before it is recorded
             self._trail.record_failure(name, caller, span, error, hits)
             raise
 
@@ -142,7 +147,9 @@ class Broker:
         self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
     ) -> SanitizedResult:
         rules = self._rules_with(caller.rules)
-        call = BrokerCall(tool, arguments, caller, span, self._trail.of(caller), rules)
+        restored = restored_of(caller.privacy, tool.spec, arguments) if caller.privacy else None
+        given = restored.arguments if restored else arguments
+        call = BrokerCall(tool, given, caller, span, self._trail.of(caller), rules, restored)
         self._check_arguments(call)
         verdict = self._judge(call)
         if verdict.effect == "approve" or tool.spec.risky:
@@ -152,8 +159,12 @@ class Broker:
         self._trail.record_call(call)
         if caller.intend:
             caller.intend()
-        value = self._perform(call, secrets, redaction, hits)
-        returned = self._sanitizer.result(tool.spec, value, redaction, call.rules.result_rows, hits)
+        private = None
+        if caller.privacy and restored:
+            private = PrivateResults(caller.privacy, restored.values)
+        value = self._perform(call, secrets, redaction, hits, private)
+        rows = call.rules.result_rows
+        returned = self._sanitizer.result(tool.spec, value, redaction, rows, hits, private)
         fitted = self._fit(call, returned)
         self._trail.record_result(call, len(returned.data), hits)
         return fitted
@@ -259,7 +270,7 @@ class Broker:
         run = caller.recorder.run if caller.recorder else ""
         asked = ApprovalRequest(
             spec.name, spec.description, call.arguments, caller.id, verdict.reason or why, run,
-            spec.identity, caller.call,
+            spec.identity, caller.call, call.written if call.restored else None,
         )  # fmt: skip
         if self._approve(asked) is not True:
             raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
@@ -269,14 +280,15 @@ class Broker:
         return {name: self._vault.get(key) for name, key in spec.credentials.items()}
 
     def _perform(
-        self, call: BrokerCall, secrets: dict[str, str], redaction: Redaction | None, hits: Hits
-    ) -> Any:
+        self, call: BrokerCall, secrets: dict[str, str], redaction: Redaction | None, hits: Hits,
+        private: PrivateResults | None,
+    ) -> Any:  # fmt: skip
         inner = _within(call)
         token = CALLING.set(inner)
         try:
             return call.tool.perform(call.arguments | secrets, inner)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything
-            told = self._sanitizer.error(call.tool.spec, error, redaction, hits)
+            told = self._sanitizer.error(call.tool.spec, error, redaction, hits, private)
             raise told from told.__cause__
         finally:
             CALLING.reset(token)
@@ -338,4 +350,5 @@ def _within(call: BrokerCall) -> Caller:
         is_model=caller.is_model
         and spec in (READ_RESULT, READ_ALL),  # these two read for the caller
         trails=caller.trails,
+        privacy=caller.privacy,
     )

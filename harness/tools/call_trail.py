@@ -17,6 +17,7 @@ from ...policies.errors import (
 from ...policies.tools import Tools
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.spans import Span
+from ..privacy.outcomes import Restored
 from .caller import Caller, Tool
 from .filters import Hits
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class BrokerCall(msgspec.Struct, frozen=True):
-    """A call that the broker found the tool of, and checks or makes."""
+    """A call that the broker found the tool of, and checks or makes.
+
+    `arguments` are those of the tool: `restored` tells which of them were tokens.
+    """
 
     tool: Tool
     arguments: dict[str, Any]
@@ -33,6 +37,13 @@ class BrokerCall(msgspec.Struct, frozen=True):
     span: Span
     trails: "Sequence[AuditLog]"  # that record it
     rules: Tools  # of the broker and of the caller as one
+    restored: Restored | None = None  # for a caller that gets tokens
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The arguments as the caller wrote them.  Records are made of these alone: a hash of a value
+        would betray it."""
+        return self.restored.written if self.restored else self.arguments
 
 
 OWN: Final = "own"
@@ -81,14 +92,14 @@ class CallTrail:
         Of the arguments it records hash and length, never the text, which may hold secrets.
         """
         if call.trails:
-            text = msgspec.json.encode(call.arguments, order="deterministic")
+            text = msgspec.json.encode(call.written, order="deterministic")
             digest = hashlib.sha256(text).hexdigest()
-            self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text))
+            more = _restored(call.restored) if call.restored else {}
+            self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text), **more)
 
     def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
         """Record the length of the result, and how often each kind of content was filtered out."""
-        more = _filtered(hits) if hits else {}
-        self._record("returned", call, result_bytes=size, **more)
+        self._record("returned", call, result_bytes=size, **_counted("filtered", hits))
 
     def _record(self, action: str, call: BrokerCall, **details: Any) -> None:
         for trail in call.trails:
@@ -118,13 +129,19 @@ class CallTrail:
             trail.record(
                 "tool", "waiting" if error.kind == "paused" else action, target=name, span=span,
                 allowed=not refused, level=AuditLevel.WARNING, caller=caller.id, kind=error.kind,
-                why=error.what, **more, **_filtered(hits),
+                why=error.what, **more, **_counted("filtered", hits),
             )  # fmt: skip
+
+
+def _restored(restored: Restored) -> dict[str, Any]:
+    """Return how many tokens of each kind became values, and how many words only look like tokens."""
+    unknown = {"unknown_tokens": restored.unknown} if restored.unknown else {}
+    return _counted("restored", restored.counts) | unknown
 
 
 def _each_once(trails: "Iterable[AuditLog]") -> "list[AuditLog]":
     return list({id(trail): trail for trail in trails}.values())
 
 
-def _filtered(hits: Hits) -> dict[str, Any]:
-    return {"filtered": [f"{kind}: {count}" for kind, count in hits.items()]} if hits else {}
+def _counted(field: str, hits: Hits) -> dict[str, Any]:
+    return {field: [f"{kind}: {count}" for kind, count in hits.items()]} if hits else {}

@@ -14,6 +14,7 @@ from .meter import Meter
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
+    from ..privacy.scope import PrivacyScope
     from ..schemas.spec import ToolSpec
 
 
@@ -45,7 +46,8 @@ class Caller(NamedTuple):
 
     `id` is its id or name; `traceparent` is the span that causes the call; `depth` counts the tools
     that called each other before this call; `tools` are the only tools that it may call, None means
-    all; `rules` are those of its policy; `meter` counts its calls.
+    all; `rules` are those of its policy; `meter` counts its calls; `privacy` holds the personal data
+    that it gets as tokens.
     """
 
     id: str = ""
@@ -61,6 +63,7 @@ class Caller(NamedTuple):
     is_model: bool = False  # it reads results itself: long ones come in parts
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
     call: str = ""  # the identity of the call within the run
+    privacy: "PrivacyScope | None" = None
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

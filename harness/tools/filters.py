@@ -5,12 +5,12 @@ an error.  The filter returns the value to pass on, or a `Filtered`, which also 
 kind.  If a filter raises, the call fails and nothing is passed on.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..schemas.spec import ToolSpec
 from ..text.secrets import find_secrets, names_no_secret, secret_named
+from ..text.walking import changed, spliced
 
 ResultFilter = Callable[[ToolSpec, Any], Any]
 Hits = dict[str, int]  # kind -> how many
@@ -55,22 +55,25 @@ class CapRows:
         return Filtered(frame, {"rows": longest - self._rows})
 
 
-def _without_secrets(value: Any, hits: Hits, key: str = "") -> Any:
-    """Return a value with its secrets redacted; `key` is the name of its entry."""
-    if isinstance(value, str):
-        return _of_key(key, value, hits)
-    if isinstance(value, list):
-        return [_without_secrets(each, hits, key) for each in value]
-    if not isinstance(value, dict):
-        return value
-    cleaned: dict[str, Any] = {}
-    numbers = itertools.count(2)
-    for name, each in value.items():
-        word = own = _cleaned(name, hits)
-        while own in cleaned:  # two redacted names may be equal
-            own = f"{word} {next(numbers)}"
-        cleaned[own] = _without_secrets(each, hits, name[-_LONGEST_NAME:])
-    return cleaned
+class _Named(str):
+    """The name of the nearest entry; the items of a list share it."""
+
+    __slots__ = ()
+
+    def entry(self, name: str) -> "_Named":
+        return _Named(name[-_LONGEST_NAME:])
+
+    def item(self) -> "_Named":
+        return self
+
+
+def _without_secrets(value: Any, hits: Hits) -> Any:
+    """Return a value with its secrets redacted."""
+
+    def change(leaf: Any, name: _Named) -> Any:
+        return _of_key(name, leaf, hits) if isinstance(leaf, str) else leaf
+
+    return changed(value, _Named(), change, lambda name: _cleaned(name, hits))
 
 
 def _of_key(key: str, value: str, hits: Hits) -> str:
@@ -87,14 +90,9 @@ def _cleaned(text: str, hits: Hits, *, is_name: bool = False) -> str:
     A name, such as an id or a cursor, may look random without being a secret.
     """
     leaks = find_secrets(text, at_random=not is_name)
-    if not leaks:
-        return text
-    parts, end = [], 0
     for leak in leaks:
-        parts += [text[end : leak.start], f"[redacted {leak.kind}]"]
-        end = leak.end
         hits[leak.kind] = hits.get(leak.kind, 0) + 1
-    return "".join([*parts, text[end:]])
+    return spliced(text, [(leak.start, leak.end, f"[redacted {leak.kind}]") for leak in leaks])
 
 
 def _longest(value: Any) -> int:

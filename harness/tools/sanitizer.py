@@ -9,9 +9,10 @@ import msgspec
 from ...policies.errors import CellwrightError, ToolError, ToolFailed, ToolResultInvalid
 from ...runner.cell.values import SCALARS, plain, quick_json
 from ..schemas.spec import ToolSpec
+from ..text.redaction import Redaction
 from .checks import check_result
 from .filters import CapRows, Filtered, Hits, ResultFilter, name_of
-from .vault import Redaction
+from .private_calls import PrivateResults
 
 _ENCODE = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _ERROR_CHARACTERS = 1000
@@ -32,7 +33,7 @@ class Sanitizer:
 
     def result(
         self, spec: ToolSpec, value: Any, redaction: Redaction | None, rows: float,
-        hits: Hits,
+        hits: Hits, private: PrivateResults | None = None,
     ) -> SanitizedResult:  # fmt: skip
         """Return a result without the content that its caller may not see.
 
@@ -47,33 +48,40 @@ class Sanitizer:
         if len(found.data) > 2 * rows:  # a list of `rows` items has at least as many bytes
             filters = (CapRows(int(rows)), *filters)
         passed = _passed(spec, found.value, filters, hits) if filters else found.value
+        if private:  # last: the filters of the host see the values
+            passed = _taken(private(spec, passed), hits)
         return found if passed is found.value else _json_of(spec, passed)
 
     def error(
-        self, spec: ToolSpec, error: BaseException, redaction: Redaction | None, hits: Hits
-    ) -> ToolError:
+        self, spec: ToolSpec, error: BaseException, redaction: Redaction | None, hits: Hits,
+        private: PrivateResults | None = None,
+    ) -> ToolError:  # fmt: skip
         """Return the error to pass on for an exception of a tool, which is its cause unless filtered.
 
         Raises ToolResultInvalid if a filter fails.
         """
         known = isinstance(error, CellwrightError)
         words = str(error) if known else f"{type(error).__name__}: {error}"
-        words = self._words(spec, words, redaction, hits)
+        words = self._words(spec, words, redaction, hits, private)
         told = _nearest(error)(words, tool=spec.name)
-        if redaction is None and not self._filters:
+        if redaction is None and private is None and not self._filters:
             if isinstance(told, ToolFailed):
                 told.result = getattr(error, "result", None)
             if not isinstance(error, ToolError):
                 told.__cause__ = error
         return told
 
-    def _words(self, spec: ToolSpec, text: str, redaction: Redaction | None, hits: Hits) -> str:
+    def _words(
+        self, spec: ToolSpec, text: str, redaction: Redaction | None, hits: Hits,
+        private: PrivateResults | None,
+    ) -> str:  # fmt: skip
         text = redaction.text(text) if redaction else text
         passed = _passed(spec, text, self._filters, hits)
         if not isinstance(passed, str):
             raise ToolResultInvalid(
                 "the text of the error was withheld: a filter returned no text", tool=spec.name
             )
+        passed = private.words(passed, hits) if private else passed
         return passed if len(passed) <= _ERROR_CHARACTERS else passed[:_ERROR_CHARACTERS] + "..."
 
 
@@ -123,10 +131,15 @@ def _passed(spec: ToolSpec, value: Any, filters: Sequence[ResultFilter], hits: H
             )
             raise ToolResultInvalid(said, tool=spec.name) from None
         if isinstance(passed, Filtered):
-            for kind, count in passed.hits.items():
-                hits[kind] = hits.get(kind, 0) + count
-            passed = passed.value
+            passed = _taken(passed, hits)
         elif passed is not value:
             hits[name_of(each)] = hits.get(name_of(each), 0) + 1
         value = passed
     return value
+
+
+def _taken(filtered: Filtered, hits: Hits) -> Any:
+    """Return what a filter passed on, and count what it removed."""
+    for kind, count in filtered.hits.items():
+        hits[kind] = hits.get(kind, 0) + count
+    return filtered.value

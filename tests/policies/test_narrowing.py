@@ -23,6 +23,7 @@ from cellwright.policies.policy import (
     check_policy,
     lies_in,
 )
+from cellwright.policies.privacy import PrivacyRules
 from cellwright.policies.source.findings import Rules
 from cellwright.policies.tools import ToolRule, Tools
 
@@ -43,6 +44,13 @@ RULES = st.lists(
     ),
     max_size=2,
 ).map(tuple)
+
+
+PRIVACY = (
+    PrivacyRules(), PrivacyRules(enabled=True), PrivacyRules(enabled=True, kinds=("email",), restore=("a:b",)),
+    PrivacyRules(enabled=True, kinds=("card", "email"), names=("Ann",), inputs="values", scope="session"),
+    PrivacyRules(enabled=True, restore=("a:b", "c:d"), fields={"a:b": "name"}, inputs="texts"),
+)  # fmt: skip
 
 
 @st.composite
@@ -68,6 +76,7 @@ def policies(draw: st.DrawFn) -> Policy:
             mode=draw(st.sampled_from(["off", "advise", "enforce"])), blocked_imports=draw(NAMES),
             allowed_imports=draw(NAMES), blocked_builtins=draw(NAMES),
         ),
+        privacy=draw(st.sampled_from(PRIVACY)),
         tools=Tools(rules=draw(RULES), calls=draw(st.integers(0, 9)), depth=draw(st.integers(0, 3))),
         syscalls=Syscalls(groups=draw(st.sampled_from([(), ("file_watching",)]))),
         environment=draw(st.dictionaries(st.sampled_from(["A", "B"]), st.sampled_from(["1", "2"]))),
@@ -164,6 +173,7 @@ MORE = {
         validation=Validation(blocked_builtins=())
     ),
     "tools.calls: 1001 instead of 1000": Policy(tools=Tools(calls=1001)),
+    "privacy.enabled: personal data is passed on": Policy(),
     "environment: A=1": Policy(environment={"A": "1"}),
     "optional_layers: going on without landlock": Policy(optional_layers=("landlock",)),
 }
@@ -171,11 +181,11 @@ MORE = {
 
 @pytest.mark.parametrize("words", MORE)
 def test_what_is_more_is_said_in_words(words: str) -> None:
-    least = (
-        Policy(filesystem=Filesystem(read=("/srv",), hidden=("/srv/a",)))
-        if "hidden" in words
-        else STRICT
-    )
+    leasts = {
+        "hidden": Policy(filesystem=Filesystem(read=("/srv",), hidden=("/srv/a",))),
+        "privacy": Policy(privacy=PrivacyRules(enabled=True)),
+    }
+    least = next((leasts[word] for word in leasts if word in words), STRICT)
     assert words in exceeds(MORE[words], least)
     assert exceeds(least, MORE[words]) == ()
     assert exceeds(narrow(MORE[words], least), least) == ()

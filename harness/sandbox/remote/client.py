@@ -6,7 +6,7 @@ from ....policies.errors import PolicyError
 from ....policies.plan import Plan
 from ....runner.capture import OnOutput
 from ....runner.result import SandboxResult
-from ..parameters import CallArguments, ProgramArguments, SessionArguments
+from ..parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .arguments import requirements_of
 from .connections import ConnectionPool
 from .frames import (
@@ -23,6 +23,7 @@ from .requests import Requests
 
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog
+    from ...privacy.privacy import Privacy
     from ..network import SandboxNetwork
     from ..program import Program
     from ..sandbox_arguments import PolicyLike
@@ -35,6 +36,7 @@ class DaemonsCells:
     """Cells of the daemon that listens at `path`, under its policy of that name."""
 
     audit: "AuditLog | None" = None  # the daemon keeps the trail
+    privacy: "Privacy | None" = None
 
     def __init__(self, path: str, policy: "PolicyLike | None") -> None:
         if not isinstance(policy, str | None):
@@ -64,6 +66,12 @@ class DaemonsCells:
     @property
     def skills(self) -> "SandboxSkills":
         raise PolicyError("skills: not available with connect=")
+
+    def private_to(self, client: str) -> None:
+        """Do nothing: a daemon has no personal data."""
+
+    def with_tokens(self, given: CommandArguments) -> CommandArguments:
+        return given
 
     def execute(
         self, given: CallArguments, on_output: OnOutput | None, cancel: int

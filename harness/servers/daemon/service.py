@@ -78,6 +78,11 @@ class Service:
         lifetime_seconds: float = SessionSettings().lifetime_seconds,
     ) -> None:  # fmt: skip
         """`lifetime_seconds`: the most by which a client can extend the life of a session."""
+        if sandbox.privacy:
+            raise PolicyError(
+                f"policy {sandbox.policy.name!r}: privacy is not available in a daemon",
+                "make a Sandbox in the process that holds the personal data",
+            )
         self._sandbox = sandbox
         self._lifetime_seconds = lifetime_seconds
         self._ports = DaemonsPorts(limits.ports_per_session)

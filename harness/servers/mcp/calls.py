@@ -10,7 +10,7 @@ from ....policies.errors import CellwrightError
 from .answer_sizes import refused_if_too_large
 from .answers import refused
 from .approvals import ApprovalQuestion, PausedCalls, Verdicts, ask, requests_of, verdicts_of
-from .clients import Context, is_modern, owner_of
+from .clients import Context, Owner, is_modern, owner_of
 from .request_threads import RequestControl, RequestThreads
 
 
@@ -24,13 +24,16 @@ class PausedCall(NamedTuple):
 
 Outcome = types.CallToolResult | PausedCall
 StartCall = Callable[[RequestControl], Outcome]
+ShowAnswer = Callable[[Owner, types.CallToolResult], types.CallToolResult]
 
 
 class CallRunner:
     """Carries out calls.  Clients with a handshake are asked during the request.  Others get the
     questions as the answer and send a new request; meanwhile the call has no cell and no thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: ShowAnswer) -> None:
+        """`shown` returns an answer as the client may see it."""
+        self._shown = shown
         self._threads = RequestThreads()
         self._waiting = PausedCalls()
 
@@ -81,15 +84,17 @@ class CallRunner:
     async def _run_part(self, context: Context, begin: StartCall) -> Outcome:
         """Run a call until it ends or pauses; an error of the caller's is an answer."""
         kept: list[Outcome] = []
+        owner = owner_of(context)
 
         def work(control: RequestControl) -> Outcome:
             kept.append(begin(control))
-            return kept[0]
+            outcome = kept[0]
+            return outcome if isinstance(outcome, PausedCall) else self._shown(owner, outcome)
 
         try:
             return await self._threads.do(context, work)
         except CellwrightError as error:
-            return refused(str(error))
+            return self._shown(owner, refused(str(error)))
         except BaseException:
             for each in kept:  # cancelled: no request will continue it
                 if isinstance(each, PausedCall):

@@ -4,7 +4,7 @@ import functools
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,7 @@ from ....runner.capture import OnOutput
 from ....runner.concurrency import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...runs.durable_runs import RunAttempt, Runs
+from ...runs.store import Approval
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
 from .answers import ran
@@ -63,7 +64,8 @@ class ProgramRunner:
                 attempt = self._runs._begin(executing, given)
                 return self._outcome(services, attempt, request.owner)
         result = executing._execute(given, None, NEVER)
-        return ran(result, "", _notes(services, result), request.owner.answer_bytes)
+        notes = _notes(services, result)
+        return ran(result.for_model(), "", notes, request.owner.answer_bytes)
 
     def _in_session(
         self, services: ClientServices, request: ProgramRequest, control: RequestControl
@@ -75,7 +77,7 @@ class ProgramRunner:
             session = self._sessions.get(owner, asked.session)
         given = request.given(session.language)
         result = CancellableExecuting(session, control)._execute(given, None, NEVER)
-        return ran(result, session.id, _notes(services, result), owner.answer_bytes)
+        return ran(result.for_model(), session.id, _notes(services, result), owner.answer_bytes)
 
     def _outcome(self, services: ClientServices, attempt: RunAttempt, owner: Owner) -> Outcome:
         run = attempt.run
@@ -83,9 +85,11 @@ class ProgramRunner:
             self._runs.forget(run)
             notes = [f"not called again: {each}" for each in attempt.unused]
             notes += _notes(services, attempt.result)
-            return ran(attempt.result, "", notes, owner.answer_bytes)
+            return ran(attempt.result.for_model(), "", notes, owner.answer_bytes)
         questions = [
-            ApprovalQuestion(each.approval, each.tool, each.arguments, each.reason)
+            ApprovalQuestion(
+                each.approval, each.tool, _as_the_tool_gets(services, each), each.reason
+            )
             for each in self._runs.pending() if each.run == run
         ]  # fmt: skip
         go_on = functools.partial(self._go_on, services, run, owner)
@@ -116,6 +120,13 @@ class ProgramRunner:
         except BaseException:
             self._runs.forget()
             raise
+
+
+def _as_the_tool_gets(services: ClientServices, approval: Approval) -> dict[str, Any]:
+    """Return the arguments of a call that waits, for the person: with the values that it restores."""
+    if services.privacy is None:
+        return approval.arguments
+    return services.privacy.restored(approval.tool, approval.arguments, None).arguments
 
 
 def _notes(services: ClientServices, result: SandboxResult) -> list[str]:

@@ -57,7 +57,7 @@ class McpServer:
         self._services = services
         self._sessions = sessions
         self._programs = ProgramRunner(runs, sessions)
-        self._calls = CallRunner()
+        self._calls = CallRunner(self._shown)
         self._tools = types.ListToolsResult(
             tools=served_tools(open_world=open_world, has_skills=services.has_skills),
             ttl_ms=_HOUR_MS,
@@ -152,6 +152,15 @@ class McpServer:
         if audit := self._services.ceiling.audit:
             audit.record("mcp", name, target=owner.client, span=span, owner=owner.id)
         return span.traceparent or span.trace_id
+
+    def _shown(self, owner: Owner, answer: types.CallToolResult) -> types.CallToolResult:
+        """Return an answer as a model may see it."""
+        privacy = self._services.ceiling.privacy and self._services.of(owner.client).privacy
+        if not privacy:
+            return answer
+        from .private_answers import private_answer  # seldom needed
+
+        return private_answer(answer, privacy)
 
     def _run_code(
         self, asked: arguments.RunCodeArguments, call: CallContext, control: RequestControl

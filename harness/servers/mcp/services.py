@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....policies.errors import PolicyError
 from ....runner.settings import PoolSettings
@@ -19,12 +19,16 @@ from ...tools.meter import Meter
 from ...tools.registry import ToolRegistry
 from .sessions import SessionLimits
 
+if TYPE_CHECKING:
+    from ...privacy.scope import PrivacyScope
+
 _CELLS = 4  # kept ready for the programs of one client
 
 
 class ClientServices(NamedTuple):
     """The services of one client.  `search` and `catalogue` know the tools that `broker` can call, and
-    that programs in `sandbox` can call; `factory` makes tools that belong to this client."""
+    that programs in `sandbox` can call; `factory` makes tools that belong to this client.  With
+    `privacy`, it gets tokens in place of personal data."""
 
     sandbox: Sandbox
     broker: Broker
@@ -32,11 +36,15 @@ class ClientServices(NamedTuple):
     search: Callable[..., dict[str, Any]]
     factory: ToolFactory
     meter: Meter
+    privacy: "PrivacyScope | None" = None
 
     def caller(self, id: str, traceparent: str) -> Caller:
         """Return the caller for a single call, under the same rules of the policy as a program."""
         rules = self.sandbox.policy.tools
-        return Caller(id=id, traceparent=traceparent, rules=rules, meter=self.meter, is_model=True)
+        return Caller(
+            id=id, traceparent=traceparent, rules=rules, meter=self.meter, is_model=True,
+            privacy=self.privacy,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the running programs."""
@@ -91,6 +99,7 @@ class ServicesByClient:
                 factory.broker,
                 self._limits.settings,
                 skills=self._skills,
+                private_to=f"mcp {client}",
             )
         except BaseException:
             factory.close()
@@ -100,7 +109,9 @@ class ServicesByClient:
         search = factory.search
         if self._skills:
             search = partial(_search_all, sandbox.skills, factory)
-        return ClientServices(sandbox, factory.broker, factory, search, factory, meter)
+        privacy = self.ceiling.privacy
+        scope = privacy.scope(of=f"mcp {client}") if privacy else None
+        return ClientServices(sandbox, factory.broker, factory, search, factory, meter, scope)
 
     def close(self) -> None:
         """End the running programs of all clients."""

@@ -19,9 +19,9 @@ from cellwright import (
     Workspaces,
 )
 from cellwright.harness.making.builtin import api_query, file_tools, text_summarize
+from cellwright.harness.sources import from_keyring
 from cellwright.harness.tools.approval import ApprovalRequest, ask_terminal
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.vault import from_keyring
 from tests.conftest import policy_named
 
 CSV = "city,country,people\nParis,FR,2100000\nLyon,FR,520000\nBonn,DE,330000\n"

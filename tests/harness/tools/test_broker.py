@@ -350,7 +350,7 @@ def test_a_caller_cannot_pass_a_credential() -> None:
 
 
 def test_a_credential_that_cannot_be_had_ends_the_call(tmp_path: Any) -> None:
-    from cellwright.harness.tools.vault import from_environment, from_file
+    from cellwright.harness.sources import from_environment, from_file
 
     (tmp_path / "open").write_text("hush-hush")
     (tmp_path / "open").chmod(0o644)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.harness.tools.vault import REDACTED, Redaction
+from cellwright.harness.text.redaction import REDACTED, Redaction
 from tests.work import cost_of
 
 SECRET = 'ab/c"d\\e\nf\u00e9\U0001f600x'

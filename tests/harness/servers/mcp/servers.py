@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 
-from cellwright import AuditLog, Sandbox, Skills, ToolRegistry, tool
+from cellwright import AuditLog, Privacy, Sandbox, Skills, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import McpServer
@@ -72,12 +72,16 @@ def inside(
     policy: str = "strict",
     audit: AuditLog | None = None,
     skills: Skills | None = None,
+    privacy: Privacy | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
     **limits: Any,
 ) -> Iterator[Inside]:
-    """Give a server in this process that offers `add` and `pay`."""
+    """Give a server in this process that offers `add`, `pay` and `tools`."""
     bounds = SessionLimits(**limits)
     with (
-        Sandbox(policy=policy_named(policy), pool=0, audit=audit or False) as ceiling,
+        Sandbox(
+            policy=policy_named(policy), pool=0, audit=audit or False, privacy=privacy
+        ) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,
         contextlib.closing(
@@ -86,6 +90,8 @@ def inside(
     ):
         registry.register(add)
         registry.register(pay)
+        for each in tools:
+            registry.register(each)
         sessions = OwnedSessions(bounds)
         serving = McpServer(services, sessions, runs, open_world=False)
         yield Inside(serving.server(), services, sessions, runs)

@@ -1,0 +1,61 @@
+"""Inputs of a call: what the host passes into a cell, with tokens in place of values.
+
+Programs then hold no value that they could pass on in another form.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...policies.errors import PolicyError
+from .scope import PrivacyScope
+
+_Content = Mapping[str, Any] | None
+
+
+class CallInputs(NamedTuple):
+    """The arguments of a call that hold data; the code is the model's own, and is none of them."""
+
+    inputs: _Content
+    files: _Content
+    stdin: str | bytes | None
+    env: _Content
+    arguments: tuple[str, ...]
+
+
+def tokenised_inputs(given: CallInputs, scope: PrivacyScope, *, refuse_binary: bool) -> CallInputs:
+    """Return inputs with tokens in place of values; raises PolicyError for content that is no text, if
+    that is to be refused."""
+
+    def content(name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return scope.text(value)
+        if not isinstance(value, bytes):
+            return value  # invalid, which the check of the arguments says
+        if refuse_binary and not _is_text(value):
+            raise PolicyError(
+                f"{name}: is no text, and may hold personal data that a program would see",
+                'privacy.inputs = "texts" passes such content on unchanged',
+            )
+        made = scope.content(value)
+        return type(value)(made) if made != value else value
+
+    def contents(name: str, values: _Content) -> _Content:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: content(f"{name}: {key!r}", value) for key, value in values.items()}
+
+    return CallInputs(
+        scope.json(dict(given.inputs)).value if isinstance(given.inputs, Mapping) else given.inputs,
+        contents("files", given.files),
+        content("stdin", given.stdin),
+        contents("env", given.env),
+        tuple(map(scope.text, given.arguments)),
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text

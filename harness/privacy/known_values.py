@@ -1,0 +1,114 @@
+"""`KnownValues`: values that are known by their text, such as names, found wherever they stand.
+
+They are compared word by word and without regard to case, so that "ANN  SMITH" is "Ann Smith".  The
+search takes time linear in the text, however many values are known.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_WORD = re.compile(r"[^\W_]+")
+_GAP = 3  # characters at most between two words of one value
+_SHORTEST, _ANY_CASE = 3, 5  # characters of a value; a shorter one than the second counts case
+_SHORTEST_NUMBER = 5  # digits alone
+_MOST_WORDS = 24
+
+
+class KnownValue(NamedTuple):
+    """The kind and the normal form of a value, and its text as it was first written."""
+
+    kind: str
+    normal: str
+    text: str
+
+
+class _Node:
+    """The words that may follow, and the values that end here."""
+
+    __slots__ = ("ends", "following")
+
+    def __init__(self) -> None:
+        self.following: dict[str, _Node] = {}
+        self.ends: list[KnownValue] = []
+
+
+class KnownValues:
+    """A set of values.  Adding and finding may happen in several threads."""
+
+    kinds: frozenset[str] = frozenset()  # those that are known
+
+    def __init__(self, values: Iterable[KnownValue] = ()) -> None:
+        self._root = _Node()
+        for each in values:
+            self.add(each)
+
+    def add(self, value: KnownValue) -> None:
+        """Add a value, unless it is too short to be told from other words."""
+        words = [word.casefold() for word in _WORD.findall(value.text)]
+        size = sum(map(len, words))
+        least = _SHORTEST_NUMBER if "".join(words).isdigit() else _SHORTEST
+        if size < least or len(words) > _MOST_WORDS:
+            return
+        node = self._root
+        for word in words:
+            node = node.following.setdefault(word, _Node())
+        if all(each.text != value.text for each in node.ends):
+            node.ends = [*node.ends, value]
+
+    def find(self, text: str) -> Iterator[tuple[int, int, KnownValue]]:
+        """Yield the longest known value at each word: start, end, value."""
+        if not self._root.following:
+            return
+        for match in _WORD.finditer(text):
+            if node := self._root.following.get(match[0].casefold()):
+                found = _longest(node, text, match.start(), match.end())
+                if found:
+                    yield found
+
+    def held_from(self, text: str) -> int:
+        """Return where a value may begin that goes on behind the end of `text`; else its length."""
+        for match in _WORD.finditer(text, max(0, len(text) - 512)):
+            node = self._root.following.get(match[0].casefold())
+            if node and _goes_on(node, text, match.end()):
+                return match.start()
+        return len(text)
+
+
+def _longest(node: _Node, text: str, start: int, end: int) -> tuple[int, int, KnownValue] | None:
+    found = _ended(node, text, start, end)
+    while node.following and (match := _next_word(text, end)):
+        following = node.following.get(match[0].casefold())
+        if following is None:
+            break
+        node, end = following, match.end()
+        found = _ended(node, text, start, end) or found
+    return found
+
+
+def _ended(node: _Node, text: str, start: int, end: int) -> tuple[int, int, KnownValue] | None:
+    written = text[start:end]
+    for value in node.ends:
+        if len(value.text) >= _ANY_CASE or value.text == written:
+            return start, end, value
+    return None
+
+
+def _next_word(text: str, end: int) -> re.Match[str] | None:
+    match = _WORD.search(text, end, end + _GAP + 256)
+    return match if match and match.start() - end <= _GAP else None
+
+
+def _goes_on(node: _Node, text: str, end: int) -> bool:
+    """Tell whether the end of `text` is reached while a value may still go on."""
+    while node.following:
+        match = _next_word(text, end)
+        if match is None:
+            return len(text) - end <= _GAP
+        if match.end() == len(text):
+            return True
+        following = node.following.get(match[0].casefold())
+        if following is None:
+            return False
+        node, end = following, match.end()
+    return end == len(text)

@@ -1,0 +1,156 @@
+"""`Privacy`: what personal data is, which values are kept, and where they may go."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...policies.errors import PolicyError
+from ...policies.privacy import KINDS, Inputs, PrivacyRules, Scope, check_privacy, narrow_privacy
+from ..sources import SecretSource, from_environment, from_file, from_keyring
+from .accounts import CardDetector, IbanDetector
+from .contacts import EmailDetector, PhoneDetector
+from .detector import Detector
+from .hosts import SecretDetector, host_detectors
+from .inputs import CallInputs, tokenised_inputs
+from .national_ids import national_ids
+from .paths import path_rule
+from .scope import PrivacyScope
+from .values import ValueVault
+
+_MOST_SCOPES = 100_000
+_DAY_SECONDS = 86_400.0
+
+
+class Privacy:
+    """Personal data: models and programs see tokens, and tools that a rule names get the values.
+
+    The rules are those of a policy (PrivacyRules, policies/privacy.py).  `rules`: all of them at once,
+    to which kinds, fields, names and places to restore are added.  `detectors`: more detectors, which
+    may find kinds of their own.  `vault`: where values are kept, default in memory, or in the file
+    that the rules name.
+
+    Several sandboxes may share one Privacy, and then have the same tokens.  `close` drops the values of
+    a vault that it made.  Raises PolicyError for invalid rules, or a vault that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[str] = (),
+        fields: Mapping[str, str] | None = None,
+        names: Sequence[str] = (),
+        regions: Sequence[str] = ("US",),
+        restore: Sequence[str] = (),
+        inputs: Inputs = "tokens",
+        scope: Scope = "vault",
+        detectors: Sequence[Detector] = (),
+        vault: ValueVault | None = None,
+        rules: PrivacyRules | None = None,
+    ) -> None:
+        own = PrivacyRules(
+            kinds=tuple(kinds), fields=dict(fields or {}), names=tuple(names), regions=tuple(regions),
+            restore=tuple(restore), inputs=inputs, scope=scope, enabled=True,
+        )  # fmt: skip
+        self.rules = check_privacy(own if rules is None else _together(own, rules))
+        self.vault = vault or _vault_of(self.rules)
+        self._owns_vault = vault is None
+        self._more = tuple(detectors)
+        self._detectors = (*_detectors_of(self.rules), *self._more)
+        self._lock = threading.Lock()
+        self._scopes: dict[str, PrivacyScope] = {}
+
+    def __repr__(self) -> str:
+        return f"Privacy({self.vault!r}, restore={list(self.rules.restore)})"
+
+    def scope(self, session: str = "", *, of: str = "") -> PrivacyScope:
+        """Return the scope of a session; `of` names a client that shares nothing with others."""
+        name = f"{of}\0{session if self.rules.scope == 'session' else ''}".strip("\0")
+        with self._lock:
+            if name not in self._scopes:
+                if len(self._scopes) >= _MOST_SCOPES:
+                    self._scopes.clear()  # the vault keeps the values
+                self._scopes[name] = self._new_scope(name)
+            return self._scopes[name]
+
+    def _new_scope(self, name: str) -> PrivacyScope:
+        rules = self.rules
+        return PrivacyScope(
+            name, self.vault, self._detectors, rules.names,
+            [path_rule(place, kind) for place, kind in rules.fields.items()],
+            [path_rule(place) for place in rules.restore],
+        )  # fmt: skip
+
+    def within(self, policy: PrivacyRules) -> "Privacy":
+        """Return this, with the rules of a policy besides: it finds what either finds, and restores
+        where both do."""
+        both = narrow_privacy(self.rules, policy)
+        if both == self.rules:
+            return self
+        return Privacy(rules=both, detectors=self._more, vault=self.vault)
+
+    def inputs(self, given: CallInputs, scope: PrivacyScope) -> CallInputs:
+        """Return what a program gets of a call; raises PolicyError for content that is no text."""
+        if self.rules.inputs == "values":
+            return given
+        return tokenised_inputs(given, scope, refuse_binary=self.rules.inputs == "tokens")
+
+    def text(self, text: str) -> str:
+        """Return a text with tokens in place of values."""
+        return self.scope().text(text)
+
+    def reveal(self, value: Any) -> Any:
+        """Return a text or a JSON value with values in place of tokens, for a person."""
+        return self.scope().reveal(value)
+
+    def forget(self, value: str | None = None, *, session: str | None = None) -> int:
+        """Erase a value, the values of a session, or all; return how many.  Their tokens stay unknown
+        until a tool returns the values again."""
+        scope = None if session is None else self.scope(session).name
+        return self.vault.forget(value, scope=scope)
+
+    def close(self) -> None:
+        """Drop the values from memory, if this made the vault."""
+        if self._owns_vault:
+            self.vault.close()
+
+
+def _together(own: PrivacyRules, rules: PrivacyRules) -> PrivacyRules:
+    """Return the given rules with what was named beside them."""
+    return msgspec.structs.replace(
+        rules, enabled=True,
+        kinds=tuple(dict.fromkeys((*rules.kinds, *own.kinds))) if rules.kinds else (),
+        fields={**rules.fields, **own.fields}, names=tuple(dict.fromkeys((*rules.names, *own.names))),
+        restore=tuple(dict.fromkeys((*rules.restore, *own.restore))),
+    )  # fmt: skip
+
+
+def _detectors_of(rules: PrivacyRules) -> list[Detector]:
+    wanted = frozenset(rules.kinds or KINDS)
+    # Of two kinds at one place the first counts.
+    every: Iterable[Detector] = (
+        EmailDetector(), IbanDetector(), CardDetector(), *national_ids(),
+        PhoneDetector(rules.regions), *host_detectors(), SecretDetector(),
+    )  # fmt: skip
+    return [each for each in every if each.kinds & wanted]
+
+
+def _vault_of(rules: PrivacyRules) -> ValueVault:
+    kept = rules.keep_days * _DAY_SECONDS
+    if not rules.vault:
+        return ValueVault(keep_seconds=kept)
+    from .value_file import ValueFile
+
+    return ValueFile(rules.vault, _source_of(rules.key), keep_seconds=kept)
+
+
+def _source_of(name: str) -> SecretSource:
+    """Return the source of a key that a policy names."""
+    kind, _, rest = name.partition(":")
+    if kind == "keyring":
+        service, _, user = rest.partition("/")
+        return from_keyring(service, user)
+    if kind in ("env", "file"):
+        return from_environment(rest) if kind == "env" else from_file(rest)
+    raise PolicyError(f"key: must be env:NAME, file:/PATH or keyring:SERVICE/USER, got {name!r}")

@@ -1,0 +1,251 @@
+"""`PrivacyScope`: the values of one session, client or sandbox, and the tokens that stand for them.
+
+Replaces values in texts, in JSON and in the content of files, and restores tokens.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...policies.errors import PolicyError
+from ..text.secrets import names_no_secret, secret_named
+from ..text.walking import changed, spliced
+from .detector import Detector, FoundValue, merged
+from .folding import decoded, views
+from .known_values import KnownValue, KnownValues
+from .outcomes import Replaced, Restored, WithheldError
+from .paths import PlaceRule, ToolPlace, place_of
+from .tokens import is_intact, tokens_in
+from .values import ValueVault
+
+_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
+
+
+_LEAST_NUMBER = 10**7  # shorter numbers are of no kind that detectors find
+
+
+class PrivacyScope:
+    """Personal data as one scope sees it.  Safe from many threads."""
+
+    def __init__(
+        self, name: str, vault: ValueVault, detectors: Sequence[Detector], names: Iterable[str] = (),
+        fields: Sequence[PlaceRule] = (), restore: Sequence[PlaceRule] = (),
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.vault = vault
+        self._detectors = tuple(detectors)
+        self._kinds = frozenset(kind for each in detectors for kind in each.kinds)
+        self._names = [KnownValue("name", each.casefold(), each) for each in names]
+        self._fields = tuple(fields)
+        self._restore = tuple(restore)
+        self._lock = threading.Lock()
+        self._revision = -1
+        self._known = KnownValues()
+
+    # towards the model
+
+    def text(self, text: str) -> str:
+        """Return a text with tokens in place of values."""
+        return self.replaced_text(text).value  # type: ignore[no-any-return]
+
+    def replaced_text(self, text: str) -> Replaced:
+        """Do what `text` does, and count."""
+        found = self.find(text)
+        if not found:
+            return Replaced(text, {})
+        values = [KnownValue(each.kind, each.normal, text[each.start : each.end]) for each in found]
+        tokens = self._tokens_for(values)
+        parts = [(each.start, each.end, token) for each, token in zip(found, tokens, strict=True)]
+        return Replaced(spliced(text, parts), dict(Counter(each.kind for each in found)))
+
+    def find(self, text: str) -> list[FoundValue]:
+        """Return the values in a text, in order and apart; known tokens are not looked into."""
+        plain = self._without_tokens(text)
+        found = [*self._found_in(plain), *self._encoded_in(plain)]
+        for view in views(plain):
+            for each in self._found_in(view.text):
+                start, end = view.places[each.start], view.places[each.end - 1]
+                end = next(place for place in view.places[each.end :] if place > end)
+                found.append(each._replace(start=start, end=end))
+        return merged(found, text) if found else found
+
+    def _without_tokens(self, text: str) -> str:
+        """Return a text with blanks in place of tokens of this scope: no detector may match them."""
+        blanks = [
+            (each.start, each.end, " " * (each.end - each.start)) for each in tokens_in(text)
+            if self.vault.value_of(self.name, each.token)
+        ]  # fmt: skip
+        return spliced(text, blanks) if blanks else text
+
+    def _found_in(self, text: str) -> list[FoundValue]:
+        found = [each for detector in self._detectors for each in detector.find(text)]
+        known = self._known_values().find(text)
+        return found + [
+            FoundValue(start, end, value.kind, value.normal) for start, end, value in known
+        ]
+
+    def _encoded_in(self, text: str) -> Iterable[FoundValue]:
+        """Yield the runs of base64 or hexadecimal whose content holds a value."""
+        for start, end, content in decoded(text):
+            if any(each.kind != "secret" for each in self._found_in(content)):
+                yield FoundValue(start, end, "encoded", text[start:end])
+
+    def _known_values(self) -> KnownValues:
+        """Return the dictionary and the values of the scope, without those that were forgotten."""
+        with self._lock:
+            if self._revision != self.vault.revision:
+                self._revision = self.vault.revision
+                self._known = KnownValues([*self._names, *self.vault.known(self.name)])
+            return self._known
+
+    def _tokens_for(self, values: Sequence[KnownValue]) -> list[str]:
+        try:
+            tokens = self.vault.tokens_for(self.name, values)
+        except PolicyError as error:
+            raise WithheldError(error.what) from None
+        known = self._known_values()
+        for each in values:
+            known.add(each)
+        return tokens
+
+    def held_from(self, text: str) -> int:
+        """Return where a known value may have begun that goes on behind the end of `text`."""
+        return self._known_values().held_from(text)
+
+    def json(self, value: Any, tool: str = "", schema: Mapping[str, Any] | None = None) -> Replaced:
+        """Return a JSON value with tokens in place of values; `tool` and `schema` declare some.
+
+        Raises WithheldError for a number that is personal data, where the schema allows no text.
+        """
+        counts: Counter[str] = Counter()
+
+        def text(each: str) -> str:
+            replaced = self.replaced_text(each)
+            counts.update(replaced.counts)
+            return str(replaced.value)
+
+        def leaf(each: Any, place: ToolPlace) -> Any:
+            if kind := place.kind or self._kind_by_name(each, place):
+                return self._declared(each, kind, place, counts)
+            if isinstance(each, str):
+                return (
+                    text(each) if not names_no_secret(place.name) else self._identifier(each, text)
+                )
+            if _has_many_digits(each) and (found := self.find(str(each))):
+                return self._declared(each, found[0].kind, place, counts)
+            return each
+
+        made = changed(value, place_of(self._fields, tool, schema), leaf, text)
+        return Replaced(made if counts else value, dict(counts))
+
+    def _kind_by_name(self, value: Any, place: ToolPlace) -> str:
+        """Return "secret" for a text whose entry is called a password, or the like."""
+        if "secret" in self._kinds and isinstance(value, str) and secret_named(place.name, value):
+            return "secret"
+        return ""
+
+    def _identifier(self, value: str, text: Callable[[str], str]) -> str:
+        """Return what stands under a name such as `cursor`: it may look random, and is no secret."""
+        return value if all(each.kind == "secret" for each in self.find(value)) else text(value)
+
+    def _declared(self, value: Any, kind: str, place: ToolPlace, counts: Counter[str]) -> Any:
+        """Return the token of what stands at a declared place; nothing stays nothing."""
+        if value is None or isinstance(value, bool) or value == "":
+            return value
+        written = str(value)
+        if not isinstance(value, str) and not place.allows("string"):
+            raise WithheldError(
+                f"{place} is a number of the kind {kind}, and the tool's schema allows no text there"
+            )
+        if any(self.value(each.token) for each in tokens_in(written)):
+            return self.text(written)
+        found = [each for each in self.find(written) if (each.start, each.end) == (0, len(written))]
+        normal = found[0].normal if found and found[0].kind == kind else written.casefold()
+        counts[kind] += 1
+        return self._tokens_for([KnownValue(kind, normal, written)])[0]
+
+    def content(self, data: bytes) -> bytes:
+        """Return the content of a file with tokens in place of values, if it is text."""
+        encoding = "utf-16" if data.startswith(_MARKS) else "utf-8"
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            return data
+        made = self.text(text)
+        return data if made == text else made.encode(encoding)
+
+    # towards a tool, or the person
+
+    def value(self, token: str) -> str | None:
+        """Return the value of a token, as it was first written; None if it is unknown or expired."""
+        found = self.vault.value_of(self.name, token.lower())
+        return found.text if found else None
+
+    def reveal(self, value: Any) -> Any:
+        """Return a text or a JSON value with values in place of tokens, for the host alone."""
+        return changed(value, place_of((), "", None), self._revealed, self._revealed_text)
+
+    def _revealed(self, value: Any, _: ToolPlace) -> Any:
+        return self._revealed_text(value) if isinstance(value, str) else value
+
+    def _revealed_text(self, text: str) -> str:
+        parts = [
+            (each.start, each.end, value) for each in tokens_in(text)
+            if (value := self.value(each.token)) is not None
+        ]  # fmt: skip
+        return spliced(text, parts) if parts else text
+
+    def restored(
+        self, tool: str, arguments: dict[str, Any], schema: Mapping[str, Any] | None
+    ) -> Restored:
+        """Return the arguments of a call with values in place of tokens, where a rule names the place.
+
+        Raises WithheldError where the schema allows no value of that kind.
+        """
+        taken: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        unknown = 0
+
+        def leaf(each: Any, place: ToolPlace) -> Any:
+            nonlocal unknown
+            if not isinstance(each, str):
+                return each
+            written = list(tokens_in(each))
+            unknown += sum(self.value(token.token) is None for token in written)
+            if not (written and place.is_named):
+                return each
+            for token in written:
+                if found := self.vault.value_of(self.name, token.token):
+                    taken[found.text] = token.token
+                    counts[found.kind] += 1
+            return _typed(each, self._revealed_text(each), place)
+
+        made = changed(arguments, place_of(self._restore, tool, schema), leaf, lambda name: name)
+        return Restored(made if taken else arguments, arguments, taken, dict(counts), unknown)
+
+    def why_unknown(self, token: str) -> str:
+        """Say why a word that is written like a token has no value here."""
+        return (
+            "unknown here, or expired" if is_intact(token) else "mangled: its check letter is wrong"
+        )
+
+
+def _has_many_digits(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) >= _LEAST_NUMBER
+
+
+def _typed(written: str, restored: str, place: ToolPlace) -> Any:
+    """Return a restored text in the type that the schema asks for at its place."""
+    if restored == written or place.allows("string"):
+        return restored
+    digits = restored.replace(" ", "").replace("-", "")
+    if (
+        digits.isascii()
+        and digits.isdigit()
+        and (place.allows("integer") or place.allows("number"))
+    ):
+        return int(digits)
+    raise WithheldError(
+        f"{place}: the value of this token is text, and the tool's schema allows none"
+    )

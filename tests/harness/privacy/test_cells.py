@@ -1,0 +1,300 @@
+"""Programs in cells hold tokens; tools that a rule names get the values, and nothing else does."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cellwright import (
+    AuditLog,
+    Broker,
+    Policy,
+    PolicyError,
+    Privacy,
+    PrivacyRules,
+    Runs,
+    Sandbox,
+    ToolArgumentsInvalid,
+    tool,
+)
+from cellwright.runner.result import SandboxResult
+
+pytestmark = pytest.mark.needs("userns")
+
+MAIL, CARD, NAME = "ann@example.org", 4111111111111111, "Ann Smith"
+SENT: list[dict[str, Any]] = []
+
+
+@tool
+def find(name: str) -> dict:  # type: ignore[type-arg]
+    """Find a customer; write to help@example.org."""
+    return {"name": NAME, "mail": MAIL, "card": CARD, MAIL: "as a name", "asked": name}
+
+
+@tool
+def send(to: str, body: str, amount: int = 0) -> dict:  # type: ignore[type-arg]
+    """Send a mail."""
+    SENT.append({"to": to, "body": body, "amount": amount})
+    import base64
+
+    return {"sent": to, "said": f"to {to}", "code": base64.b64encode(to.encode()).decode(),
+            "hex": to.encode().hex(), "escaped": json.dumps(json.dumps(to))}  # fmt: skip
+
+
+@tool
+def fail(to: str) -> str:
+    """Fail."""
+    raise RuntimeError(f"no mailbox {to}, ask {MAIL}")
+
+
+@tool(risky=True)
+def pay(to: str) -> str:
+    """Pay."""
+    SENT.append({"to": to})
+    return f"paid {to}"
+
+
+PRIVACY = {
+    "restore": ["send:to", "send:amount", "fail:to", "pay:to"],
+    "fields": {"find:name": "name"},
+}
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    SENT.clear()
+    with Sandbox(pool=0, tools=[find, send, fail], privacy=Privacy(**PRIVACY)) as made:
+        yield made
+
+
+def every_text(result: SandboxResult) -> str:
+    """Return all that a result says, as text."""
+    return str(result.to_dict())
+
+
+SECRET = re.compile(r"ann@|4111|Ann Smith|help@", re.IGNORECASE)
+
+
+def test_a_program_gets_tokens_of_what_a_tool_returns(sandbox: Sandbox) -> None:
+    result = sandbox.execute("import tools\nfound = tools.find(name='x')\nprint(found)\nfound")
+    assert result.ok, result.error
+    assert not SECRET.search(every_text(result))
+    kinds = re.findall("pii_([a-z]+)_", str(result.value))
+    assert sorted(kinds) == ["card", "email", "email", "name"]
+
+
+def test_the_tool_gets_the_value_and_the_program_its_token_again(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "import tools\nfound = tools.find(name='x')\n"
+        "tools.send(to=found['mail'].upper(), body=f\"{found['mail']} {found['name']}\")"
+    )
+    assert result.ok, result.error
+    assert [{"to": MAIL, "body": SENT[0]["body"], "amount": 0}] == SENT
+    assert re.fullmatch(r"pii_email_\w+ pii_name_\w+", SENT[0]["body"])
+    assert not SECRET.search(every_text(result))
+    token = SENT[0]["body"].split()[0]
+    assert result.value["sent"] == token
+    for name in ("code", "hex", "escaped"):
+        assert re.search(r"pii_\w+", result.value[name]), name
+
+
+def test_a_number_goes_back_into_a_number(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "import tools\ntools.send(to='x', body='', amount=tools.find(name='')['card'])"
+    )
+    assert result.ok, result.error
+    assert SENT[0]["amount"] == CARD
+    result = sandbox.execute(
+        "import tools\ntools.send(to='x', body='', amount=tools.find(name='')['mail'])"
+    )
+    assert "amount: the value of this token is text" in str(result.error)
+    assert not SECRET.search(every_text(result))
+
+
+def test_errors_of_tools_and_of_checks_have_tokens(sandbox: Sandbox) -> None:
+    result = sandbox.execute("import tools\ntools.fail(to=tools.find(name='')['mail'])")
+    assert "no mailbox pii_email_" in str(result.error)
+    assert not SECRET.search(every_text(result))
+
+
+def test_what_tools_are_for_is_said_without_values(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "import tools\n[tools.search_tools('customer', detail='full'), tools.describe('find'), tools.browse()]"
+    )
+    assert "pii_email_" in str(result.value)
+    assert not SECRET.search(every_text(result))
+
+
+def test_inputs_of_the_host_are_tokens_in_the_cell(sandbox: Sandbox) -> None:
+    result = sandbox.execute(
+        "import os, sys\nprint(mail, open('a.csv').read(), sys.stdin.read(), os.environ['WHO'], sys.argv[1:])",
+        inputs={"mail": MAIL}, files={"a.csv": f"a,{MAIL}\n"}, stdin=f"{MAIL}\n", env={"WHO": MAIL},
+        arguments=[MAIL],
+    )  # fmt: skip
+    assert result.ok, result.error
+    assert not SECRET.search(every_text(result))
+    assert len(set(re.findall(r"pii_email_\w{8}", result.stdout))) == 1
+    assert result.stdout.count("pii_email_") == 5
+
+
+def test_content_that_is_no_text_is_refused_or_passed_on() -> None:
+    with Sandbox(pool=0, privacy=Privacy()) as sandbox:
+        with pytest.raises(PolicyError, match=r"^files: 'a.bin': is no text"):
+            sandbox.execute("1", files={"a.bin": b"\xff\xfe\x00"})
+        with pytest.raises(PolicyError, match="^workspace: "):
+            sandbox.execute("1", workspace="w")
+    with Sandbox(pool=0, privacy=Privacy(inputs="texts")) as sandbox:
+        assert (
+            sandbox.execute("len(open('a.bin','rb').read())", files={"a.bin": b"\xff\0"}).value == 2
+        )
+
+
+def test_values_that_a_program_has_are_tokens_for_a_model() -> None:
+    """With inputs="values" programs see everything, and a result is for the host; `for_model` is not."""
+    code = (
+        "import sys, os\nprint(mail)\nprint(mail, file=sys.stderr)\nopen('out.txt','w').write(mail)\n"
+        "os.mkdir(mail)\nopen(mail + '/f', 'w').write('x')\n"
+        "try: open('/' + mail)\nexcept OSError: pass\n"
+        "raise ValueError(f'about {mail}')"
+    )
+    heard: list[bytes] = []
+    with Sandbox(pool=0, privacy=Privacy(inputs="values")) as sandbox:
+        result = sandbox.execute(
+            code, inputs={"mail": MAIL}, collect=["*"], on_output=lambda _, data: heard.append(data)
+        )
+        value = sandbox.execute("{mail: [mail, 4111111111111111]}", inputs={"mail": MAIL})
+    assert MAIL in result.stdout
+    assert MAIL in str(result.error)
+    shown = result.for_model()
+    assert type(shown) is SandboxResult
+    for name in ("stdout", "stderr", "error", "traceback", "files", "artifacts"):
+        assert MAIL in str(getattr(result, name)), name
+        assert "pii_email_" in str(getattr(shown, name)), name
+    assert not SECRET.search(every_text(shown))
+    assert not SECRET.search(b"".join(heard).decode())
+    assert not SECRET.search(every_text(value.for_model()))
+    assert sandbox.privacy is not None
+    assert sandbox.privacy.reveal(shown.stdout) == result.stdout
+    assert shown.execution_id == result.execution_id
+
+
+def test_sessions_commands_and_background_processes() -> None:
+    with (
+        Sandbox(policy="standard", pool=0, privacy=Privacy(scope="session")) as sandbox,
+        sandbox.session() as one, sandbox.session() as other,
+    ):  # fmt: skip
+        first = one.execute("x = mail\nx", inputs={"mail": MAIL}).value
+        assert other.execute("mail", inputs={"mail": MAIL}).value != first
+        one.upload("a.txt", f"to {MAIL}")
+        assert one.download("a.txt").decode() == f"to {first}"
+        ran = one.run(["cat", "-"], stdin=MAIL)
+        assert ran.stdout == first
+        assert one.run(["echo", MAIL]).stdout.strip() == first
+        whole = one.run("printf 'ann%s' '@example.org'", shell=True)
+        assert whole.stdout == MAIL
+        assert whole.for_model().stdout == first
+        process = one.start_command(["cat"], env={"WHO": MAIL})
+        assert process.write("x") == 1
+        process.kill()
+
+
+def test_the_trail_counts_and_holds_no_value(tmp_path: Any) -> None:
+    path = tmp_path / "audit.jsonl"
+    with (
+        AuditLog(path=path) as audit,
+        Sandbox(
+            pool=0, tools=[find, send, fail], audit=audit, privacy=Privacy(**PRIVACY)
+        ) as sandbox,
+    ):
+        sandbox.execute(
+            "import tools\nfound = tools.find(name='pii_email_00000000')\n"
+            "tools.send(to=found['mail'] + ' pii_email_00000000', body='')\n"
+            "try: open('/' + 'ann@' + 'example.org')\nexcept OSError: pass\n"
+            "tools.fail(to=found['mail'])"
+        )
+    text = path.read_text()
+    assert not SECRET.search(text)
+    for word in ('"restored":["email: 1"]', '"unknown_tokens":1', "card: 1", "name: 1"):
+        assert word in text, word
+
+
+def test_a_person_sees_values_and_the_model_and_the_file_do_not(tmp_path: Any) -> None:
+    """`Runs` pauses at a risky call; the file of the runs has tokens."""
+    SENT.clear()
+    asked: list[Any] = []
+
+    def approve(request: Any) -> bool:
+        asked.append(request.arguments)
+        return runs.ask(request)
+
+    path = tmp_path / "runs"
+    with (
+        Runs(path) as runs,
+        Sandbox(
+            pool=0, tools=Broker([find, pay], approve=approve), privacy=Privacy(**PRIVACY)
+        ) as sandbox,
+    ):
+        code = "import tools\ntools.pay(to=tools.find(name='')['mail'])"
+        attempt = runs.start(sandbox, code)
+        (waiting,) = runs.pending()
+        assert asked == [{"to": MAIL}]
+        assert waiting.arguments["to"].startswith("pii_email_")
+        assert not SECRET.search(every_text(attempt.result))
+        runs.approve(waiting.approval)
+        done = runs.resume(sandbox, attempt.run)
+        assert done.result.value == f"paid {waiting.arguments['to']}"
+        assert SENT == [{"to": MAIL}]
+        stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+        assert MAIL.encode() not in stored
+
+
+def test_calls_of_the_host_see_values() -> None:
+    broker = Broker([find, send])
+    with Sandbox(pool=0, tools=broker, privacy=Privacy(**PRIVACY)):
+        assert broker.call("find", {"name": ""})["mail"] == MAIL
+
+
+def test_a_policy_asks_for_it_and_an_argument_cannot_loosen_it() -> None:
+    policy = Policy(privacy=PrivacyRules(enabled=True, kinds=("email",), restore=("send:to",)))
+    with Sandbox(policy=policy, pool=0, tools=[find]) as sandbox:
+        assert "pii_email_" in str(sandbox.execute("import tools\ntools.find(name='')").value)
+    with Sandbox(
+        policy=policy, pool=0, privacy=Privacy(kinds=["card"], restore=["find:name"])
+    ) as sandbox:
+        assert sandbox.privacy is not None
+        assert sandbox.privacy.rules.kinds == ("card", "email")
+        assert sandbox.privacy.rules.restore == ()
+    with pytest.raises(PolicyError, match="^privacy: must be a Privacy"):
+        Sandbox(pool=0, privacy=True)  # type: ignore[arg-type]
+
+
+def test_a_number_that_cannot_become_a_token_is_withheld() -> None:
+    @tool
+    def balance() -> int:
+        """Tell."""
+        return CARD
+
+    with Sandbox(pool=0, tools=[balance], privacy=Privacy()) as sandbox:
+        result = sandbox.execute("import tools\ntools.balance()")
+    assert "the result was withheld" in str(result.error)
+    assert not SECRET.search(every_text(result))
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
+    from cellwright.harness.schemas.spec import ToolSpec
+    from cellwright.harness.tools.private_calls import restored_of
+
+    value: Any = "x"
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ToolArgumentsInvalid):
+        restored_of(Privacy().scope(), ToolSpec(name="t"), {"a": value})
+
+
+def test_without_privacy_a_result_is_for_everyone() -> None:
+    with Sandbox(pool=0) as sandbox:
+        result = sandbox.execute(f"{MAIL!r}")
+    assert result.for_model() is result
+    assert sandbox.privacy is None

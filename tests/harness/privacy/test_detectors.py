@@ -1,0 +1,182 @@
+"""Detectors find values in every common form, and leave alone what fails their check."""
+
+import re
+import sys
+import time
+
+import pytest
+
+from cellwright import Privacy
+from cellwright.harness.privacy import checksums
+
+REGIONS = ("US", "GB", "DE", "FR")
+VALUES = {
+    "email": ["ann@example.org", "a.b+c@mail.example.co.uk", "jörg@bücher.example", "bob [at] example [dot] org"],
+    "phone": ["+1 202-555-0143", "(202) 555-0143", "+442079460958", "0049 30 123456", "+33 1 42 68 53 00"],
+    "iban": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "FR1420041010050500013M02606"],
+    "card": ["4111111111111111", "5500 0000 0000 0004", "3782-822463-10005", "6011000990139424"],
+    "ssn": ["219-09-9999", "219 09 9999"],
+    "nino": ["AB123456C", "AB 12 34 56 C"],
+    "taxid": ["86095742719", "86 095 742 719"],
+    "nir": ["255081416802538", "2 55 08 14 168 025 38"],
+    "dni": ["12345678Z", "X1234567L", "12345678-Z"],
+    "fiscal": ["RSSMRA85T10A562S"],
+    "pesel": ["44051401359"],
+    "cpf": ["529.982.247-25"],
+    "aadhaar": ["2341 2341 2346"],
+    "sin": ["130 692 544", "130-692-544"],
+    "personnummer": ["640823-3234", "19640823-3234"],
+    "ip": ["203.0.113.7", "2001:db8::ff00:42:8329"],
+    "mac": ["00:1B:44:11:3A:B7", "00-1b-44-11-3a-b7", "001b.4411.3ab7"],
+    "login": ["bob:s3cret-pass"],
+    "secret": ["ghp_" + "a1B2" * 9, "AKIAIOSFODNN7EXAMPLD"],
+}  # fmt: skip
+AROUND = ("{}", "it is {}, you see", "<b>{}</b>", '{{"a": "{}"}}', "a,{},b\n", "({})", "value={};")
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_value_is_found_whole_wherever_it_stands(kind: str) -> None:
+    scope = Privacy(kinds=[kind], regions=REGIONS).scope()
+    for value in VALUES[kind]:
+        for around in AROUND if kind != "login" else ("https://{}@example.org/x",):
+            text = around.format(value)
+            found = [(each.kind, text[each.start : each.end]) for each in scope.find(text)]
+            assert found == [(kind, value)], text
+
+
+NOTHING = {
+    "email": ["user@localhost", "@decorator", "a@b", "git@github.com:org/repo.git", "x @ y.org"],
+    "phone": ["2026-11-22", "192.168.100.100", "1234567890", "+1 111 111 1111", "3.14159265358"],
+    "iban": ["DE88370400440532013000", "XX82WEST12345698765432", "GB82WEST123456987654321"],
+    "card": ["4111111111111112", "1234567890123456", "0.4111111111111111", "0000000000000000"],
+    "ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "219-00-9999", "219-09-0000", "219-09 9999"],
+    "nino": ["BG123456C", "AB123456E", "DA123456C"],
+    "taxid": ["86095742718", "12345678903"],
+    "nir": ["255081416802539"],
+    "dni": ["12345678A", "123456789Z"],
+    "fiscal": ["RSSMRA85T10A562T"],
+    "pesel": ["44051401358", "44991401359"],
+    "cpf": ["529.982.247-26", "111.111.111-11"],
+    "aadhaar": ["2341 2341 2347", "234123412346"],
+    "sin": ["130 692 545", "130692544"],
+    "personnummer": ["640823-3235", "641323-3234"],
+    "ip": ["127.0.0.1", "0.0.0.0", "1.2.3", "1.2.3.4.5", "300.1.1.1", "::1", "[::2]", "12:30:45"],
+    "mac": ["00:00:00:00:00:00", "00:1B:44:11:3A", "00:1B-44:11-3A:B7"],
+    "login": ["https://example.org/a:b@c"],
+    "secret": ["password: secret", "c0ffee" * 6],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+def test_what_fails_its_check_is_no_value(kind: str) -> None:
+    scope = Privacy(kinds=[kind], regions=REGIONS).scope()
+    for text in NOTHING[kind]:
+        assert scope.find(text) == [], text
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_spelling_of_a_value_has_the_same_token(kind: str) -> None:
+    scope = Privacy(kinds=[kind], regions=REGIONS).scope()
+    for value in VALUES[kind]:
+        text = value if kind != "login" else f"https://{value}@example.org"
+        assert scope.text(text) == scope.text(text)
+    groups = {"card": ["4111111111111111", "4111 1111 1111 1111"], "phone": ["+12025550143", "(202) 555-0143"],
+              "iban": ["DE89 3704 0044 0532 0130 00", "de89370400440532013000"], "ssn": ["219-09-9999", "219 09 9999"],
+              "email": ["ANN@example.org", "ann@example.org"], "ip": ["2001:DB8::FF00:42:8329", "2001:db8:0::ff00:42:8329"]}  # fmt: skip
+    assert len({scope.text(each) for each in groups.get(kind, ["x"])}) == 1
+
+
+FORMS = {
+    "zero-width characters between": "a\u200bnn@exam\u200dple.org",
+    "full-width characters": "\uff41\uff4e\uff4e\uff20\uff45\uff58\uff41\uff4d\uff50\uff4c\uff45.org",
+    "NUL between": "a\0n\0n\0@\0e\0x\0.\0o\0r\0g\0",
+    "JSON escapes": r"ann\u0040example.org",
+    "percent-encoding": "ann%40example.org",
+    "HTML entities": "ann&#64;example.org ann&commat;example.org",
+    "quoted-printable": "ann=40example.org",
+    "base64": "YW5uQGV4YW1wbGUub3Jn",
+    "hexadecimal": "616e6e406578616d706c652e6f7267",
+    "spelt out": "ann (at) example (dot) org",
+}
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
+def test_other_ways_to_write_the_same_characters_are_undone(text: str) -> None:
+    assert re.fullmatch(r"(pii_\w+ ?)+", Privacy().text(text))
+
+
+NEVER = {
+    "reversed": "gro.elpmaxe@nna",
+    "rot13": "naa@rknzcyr.bet".replace("@", " "),
+    "base64 of base64": "WVc1dVFHVjRZVzF3YkdVdWIzSm4=",
+    "one character a line": "\n".join("ann@example.org"),
+    "in words": "ann at example dot org",
+    "homoglyphs": "ann\u0430@ex\u0430mple.org".replace("@", "\u0430"),
+    "as codes": str(list(b"ann@example.org")),
+}
+
+
+@pytest.mark.parametrize("text", NEVER.values(), ids=NEVER)
+def test_what_the_documents_say_is_never_found(text: str) -> None:
+    """If one of these is found some day, the table in the README must say so."""
+    assert Privacy(kinds=["email"]).text(text) == text
+
+
+def test_names_are_found_as_words_without_regard_to_case_and_gaps() -> None:
+    scope = Privacy(names=["Ann Smith", "Li", "Bob", "Zoë"]).scope()
+    assert scope.text("ANN  SMITH and Ann-Smith") == scope.text("Ann Smith and Ann Smith")
+    assert scope.text("Bob came").startswith("pii_name")
+    assert scope.text("Zoë came").startswith("pii_name")
+    for text in (
+        "bob",
+        "Annie Smith",
+        "Bobby",
+        "Ann",
+        "Li came",
+    ):  # Li is too short to be looked for
+        assert scope.text(text) == text
+
+
+def test_partly_overlapping_values_become_one() -> None:
+    scope = Privacy(names=["example org Ltd"]).scope()
+    text = "ann@example.org Ltd"
+    assert re.fullmatch(r"pii_email_\w+", scope.text(text))
+    assert scope.reveal(scope.text(text)) == text
+
+
+HOSTILE = ["1" * 40_000, "1 " * 20_000, "a@" * 20_000, "a." * 20_000, "@" * 40_000, "+1" * 20_000,
+           "0:" * 20_000, "DE89" * 10_000, "%4" * 20_000, "\u200b" * 40_000, "A" * 40_000,
+           "a" * 76 + "\n" + ("b" * 76 + "\n") * 500, "-----BEGIN " * 4000, "://a:" * 8000, "1." * 20_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_time_is_linear_in_hostile_texts(text: str) -> None:
+    """The work for twice the text is about twice: counted in CPU time of this process, with room."""
+    scope = Privacy(names=["a b c", "1 2 3"]).scope()
+
+    def seconds(each: str) -> float:
+        begun = time.process_time()
+        scope.find(each)
+        return time.process_time() - begun
+
+    once = min(seconds(text[: len(text) // 4]) for _ in range(2))
+    assert seconds(text) < 12 * once + 0.2
+
+
+def test_check_digits() -> None:
+    checks = {checksums.luhn: "79927398713", checksums.verhoeff: "2363", checksums.mod_11_10: "86095742719",
+              checksums.mod_97: "GB82WEST12345698765432"}  # fmt: skip
+    for check, number in checks.items():
+        last = (int(number[-1]) + 1) % 10
+        assert [check(number), check(f"{number[:-1]}{last}")] == [True, False]
+
+
+def test_without_phonenumbers_american_and_international_numbers_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "phonenumbers", None)
+    scope = Privacy(kinds=["phone"]).scope()
+    assert [each.normal for each in scope.find("+442079460958, (202) 555-0143, 2026-11-22")] == [
+        "+442079460958",
+        "+12025550143",
+    ]

@@ -1,0 +1,144 @@
+"""Texts, JSON and arguments of tools: values to tokens, and back where a rule names the place."""
+
+from typing import Any
+
+import pytest
+
+from cellwright import Privacy
+from cellwright.harness.privacy.outcomes import WithheldError
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "customers": {"type": "array", "items": {"$ref": "#/$defs/customer"}},
+        "total": {"type": "integer"},
+    },
+    "$defs": {"customer": {"type": "object", "properties": {
+        "name": {"type": "string", "x-pii": "name"},
+        "born": {"anyOf": [{"type": "string", "x-pii": "Birth-Date"}, {"type": "null"}]},
+        "number": {"type": ["integer", "string"], "x-pii": "customer"},
+        "friends": {"type": "array", "items": {"$ref": "#/$defs/customer"}},
+    }}},
+}  # fmt: skip
+FOUND = {"total": 1, "customers": [{"name": "Ann Smith", "born": "1980-02-03", "number": 17, "friends": [
+    {"name": "Bob Jones", "born": None}]}]}  # fmt: skip
+
+
+def test_what_the_schema_declares_becomes_a_token_of_its_kind() -> None:
+    scope = Privacy().scope()
+    made, counts = scope.json(FOUND, "crm.find", SCHEMA)
+    customer = made["customers"][0]
+    assert counts == {"name": 2, "birthdate": 1, "customer": 1}
+    assert customer["born"].startswith("pii_birthdate_")
+    assert customer["number"].startswith("pii_customer_")
+    assert customer["friends"][0]["born"] is None
+    assert scope.text("about Bob Jones") == f"about {customer['friends'][0]['name']}"
+
+
+def test_places_that_rules_name_are_declared_too() -> None:
+    scope = Privacy(fields={"crm.*:rows[].who": "name", "crm.find:*.address": "address"}).scope()
+    made = scope.json(
+        {"rows": [{"who": "Ann"}], "x": {"address": "1 Main St"}, "who": "Eve"}, "crm.find"
+    ).value
+    assert made["rows"][0]["who"].startswith("pii_name_")
+    assert made["x"]["address"].startswith("pii_address_")
+    assert made["who"] == "Eve"
+    assert scope.json({"rows": [{"who": "Cid Roe"}]}, "other").counts == {}
+
+
+def test_names_of_entries_and_numbers_are_values_too() -> None:
+    scope = Privacy(kinds=["email", "card"]).scope()
+    made = scope.json({"ann@example.org": {"n": 4111111111111111, "f": 1.5, "b": True}}).value
+    (key,) = made
+    assert key.startswith("pii_email_")
+    assert made[key]["n"].startswith("pii_card_")
+    assert made[key]["f"] == 1.5
+    assert scope.json({"a": [1, 2.5, None, True, "x"]}).value == {"a": [1, 2.5, None, True, "x"]}
+
+
+def test_a_number_is_withheld_where_the_schema_allows_no_text() -> None:
+    schema = {"properties": {"card": {"type": "integer"}}}
+    with pytest.raises(WithheldError, match=r"^card is a number of the kind card") as refused:
+        Privacy().scope().json({"card": 4111111111111111}, "pay", schema)
+    assert "4111" not in str(refused.value)
+
+
+def test_cursors_stay_and_passwords_go() -> None:
+    scope = Privacy().scope()
+    cursor = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7x"
+    made = scope.json({"next_token": cursor, "note": cursor, "password": "correct horse1"}).value
+    assert made["next_token"] == cursor
+    assert made["note"].startswith("pii_secret_")
+    assert scope.json({"password": "hunter2hunter2"}).value["password"].startswith("pii_secret_")
+
+
+def test_tokens_are_not_replaced_again() -> None:
+    scope = Privacy().scope()
+    made = scope.json({"password": "hunter2hunter2", "mail": "ann@example.org"}).value
+    assert scope.json(made).value == made
+    assert scope.text(f"password: {made['password']}") == f"password: {made['password']}"
+    assert (
+        scope.json({"who": made["mail"]}, "t", {"properties": {"who": {"x-pii": "name"}}}).value[
+            "who"
+        ]
+        == made["mail"]
+    )
+
+
+RESTORE = ["mail.send:to", "mail.send:cc[]", "mail.send:headers.*", "pay.*:amounts[].card"]
+
+
+def test_tokens_become_values_only_where_a_rule_names_the_place() -> None:
+    scope = Privacy(restore=RESTORE).scope()
+    token = scope.text("ann@example.org")
+    given = {
+        "to": f"Ann <{token.upper()}>",
+        "cc": [token],
+        "headers": {"X": token},
+        "body": token,
+        "bcc": [token],
+    }
+    restored = scope.restored("mail.send", given, None)
+    assert restored.arguments == {
+        "to": "Ann <ann@example.org>", "cc": ["ann@example.org"], "headers": {"X": "ann@example.org"},
+        "body": token, "bcc": [token],
+    }  # fmt: skip
+    assert restored.counts == {"email": 3}
+    assert restored.values == {"ann@example.org": token}
+    assert scope.restored("other", given, None).arguments == given
+
+
+def test_mangled_and_invented_tokens_stay_and_are_counted() -> None:
+    scope = Privacy(restore=RESTORE).scope()
+    token = scope.text("ann@example.org")
+    given = {"to": f"pii_email_00000000 {token[:-1]}z {token}"}
+    restored = scope.restored("mail.send", given, None)
+    assert restored.unknown >= 1
+    assert restored.arguments["to"].startswith("pii_email_00000000 ")
+
+
+def test_a_restored_value_has_the_type_of_the_schema_or_is_withheld() -> None:
+    scope = Privacy(restore=RESTORE).scope()
+    card, mail = scope.text("4111 1111 1111 1111"), scope.text("ann@example.org")
+    schema = {"properties": {"amounts": {"items": {"properties": {"card": {"type": "integer"}}}}}}
+    restored = scope.restored("pay.now", {"amounts": [{"card": card}]}, schema)
+    assert restored.arguments == {"amounts": [{"card": 4111111111111111}]}
+    with pytest.raises(WithheldError, match=r"^amounts\[\]\.card: the value of this token is text"):
+        scope.restored("pay.now", {"amounts": [{"card": mail}]}, schema)
+
+
+def test_files_of_text_are_replaced_and_others_stay() -> None:
+    scope = Privacy().scope()
+    for encoding in ("utf-8", "utf-16"):
+        made = scope.content("to ann@example.org".encode(encoding))
+        assert made.decode(encoding).startswith("to pii_email_")
+    assert scope.content(b"\x89PNG\xff ann@example.org") == b"\x89PNG\xff ann@example.org"
+
+
+def test_schemas_that_refer_to_themselves_end() -> None:
+    schema: dict[str, Any] = {"$ref": "#", "anyOf": [{"$ref": "#/anyOf/0"}, {"$ref": "#/x/y"}, 1]}
+    schema["items"] = schema
+    value: Any = "ann@example.org"
+    for _ in range(100):
+        value = [value]
+    assert "example" not in repr(Privacy().scope().json(value, "t", schema).value)

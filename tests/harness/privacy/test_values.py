@@ -1,0 +1,136 @@
+"""Values are kept on the host, for their time, and can be erased."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cellwright import PolicyError, Privacy, PrivacyRules, ValueFile, ValueVault
+
+KEY = "0123456789abcdef" * 4
+TEXT = "ann@example.org and bob@example.org"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_values_expire_after_they_were_last_found() -> None:
+    clock = Clock()
+    scope = Privacy(vault=ValueVault(keep_seconds=100, clock=clock)).scope()
+    made = scope.text(TEXT)
+    clock.now += 90
+    scope.text("ann@example.org")
+    clock.now += 20
+    assert scope.reveal(made) == f"ann@example.org and {made.split()[-1]}"
+    assert scope.vault.expire() == 1
+    clock.now += 100
+    assert scope.reveal(made) == made
+
+
+def test_forgetting_erases_a_value_in_any_form_of_writing_or_a_session() -> None:
+    privacy = Privacy(scope="session", names=["Ann Smith"])
+    one, other = privacy.scope("one"), privacy.scope("other")
+    made = one.text("Ann Smith: 4111 1111 1111 1111, ann@example.org")
+    kept = other.text("ann@example.org")
+    assert privacy.forget("4111-1111-1111-1111") == 1
+    assert privacy.forget("ANN SMITH") == 1
+    assert one.reveal(made).count("pii_") == 2
+    assert privacy.forget(session="one") == 1
+    assert other.reveal(kept) == "ann@example.org"
+    assert privacy.forget() == 1
+
+
+def test_a_forgotten_name_is_no_longer_looked_for() -> None:
+    scope = Privacy(fields={"crm:name": "name"}).scope()
+    scope.json({"name": "Ann Smith"}, "crm")
+    assert scope.text("Dear Ann Smith") != "Dear Ann Smith"
+    scope.vault.forget("Ann Smith")
+    assert scope.text("Dear Ann Smith") == "Dear Ann Smith"
+
+
+def test_a_full_vault_withholds_rather_than_passes_on() -> None:
+    from cellwright.harness.privacy.outcomes import WithheldError
+
+    scope = Privacy(vault=ValueVault(most=1)).scope()
+    assert "pii_email" in scope.text("ann@example.org")
+    with pytest.raises(WithheldError, match="full"):
+        scope.text("bob@example.org")
+
+
+def test_a_file_keeps_values_encrypted_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    with_key = ValueFile(path, KEY)
+    made = Privacy(vault=with_key).text(TEXT)
+    with_key.close()
+    stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert b"ann" not in stored
+    assert b"example" not in stored
+    assert made.split()[0].encode() in stored
+    assert os.stat(path).st_mode & 0o077 == 0
+    again = Privacy(vault=ValueFile(path, lambda: KEY))
+    assert again.reveal(made) == TEXT
+    assert again.text(TEXT) == made
+    with pytest.raises(PolicyError, match="does not open"):
+        ValueFile(path, KEY[::-1])
+
+
+def test_a_value_cannot_be_moved_to_another_token_in_the_file(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "values"
+    vault = ValueFile(path, KEY)
+    Privacy(vault=vault).text(TEXT)
+    vault.close()
+    with sqlite3.connect(path) as db:
+        (_, sealed), (other, _) = db.execute("SELECT token, sealed FROM stored").fetchall()
+        db.execute("UPDATE stored SET sealed = ? WHERE token = ?", (sealed, other))
+    db.close()
+    with pytest.raises(PolicyError, match="changed"):
+        ValueFile(path, KEY)
+
+
+def test_an_erased_value_is_gone_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    vault = ValueFile(path, KEY)
+    made = Privacy(vault=vault).text("ann@example.org")
+    assert vault.forget("ann@example.org") == 1
+    stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert made.encode() not in stored
+    assert vault.forget() == 0
+    vault.close()
+
+
+def test_a_token_that_another_process_made_is_found_in_the_file(tmp_path: Path) -> None:
+    one, other = (Privacy(vault=ValueFile(tmp_path / "values", KEY)) for _ in range(2))
+    assert other.reveal(one.text(TEXT)) == TEXT
+    one.vault.close()
+    other.vault.close()
+
+
+@pytest.mark.parametrize("key", ["short", lambda: "short", lambda: 1 / 0])
+def test_a_missing_or_short_key_is_refused_without_its_text(tmp_path: Path, key: object) -> None:
+    with pytest.raises(PolicyError, match="^key: ") as refused:
+        ValueFile(tmp_path / "values", key)  # type: ignore[arg-type]
+    assert "short'" not in str(refused.value)
+
+
+def test_the_rules_of_a_policy_name_file_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PII_KEY", KEY)
+    rules = PrivacyRules(enabled=True, vault=str(tmp_path / "values"), key="env:PII_KEY")
+    with_file = Privacy(rules=rules)
+    made = with_file.text(TEXT)
+    with_file.close()
+    (tmp_path / "key").write_text(KEY + "\n")
+    (tmp_path / "key").chmod(0o600)
+    again = Privacy(rules=PrivacyRules(
+        enabled=True, vault=str(tmp_path / "values"), key=f"file:{tmp_path}/key"
+    ))  # fmt: skip
+    assert again.reveal(made) == TEXT
+    again.close()
+    assert repr(again) == "Privacy(ValueFile(0 values), restore=[])"
