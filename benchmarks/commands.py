@@ -64,6 +64,7 @@ BENCHMARKS = {
     "stream": "output in bytes a second",
     "network": "connections to hosts by name, and their bytes, beside a CONNECT proxy",
     "agent": "cost of a step of an agent, a long run, and tools made against tasks done",
+    "privacy": "personal data: what is found, what reaches a model, and text in MB a second",
 }
 _COUNTS = (
     "kernel",
@@ -72,6 +73,7 @@ _COUNTS = (
     "chaos",
     "replays",
     "workflows",
+    "privacy",
 )  # of things: load is no error
 _PATIENCE_SECONDS = 120.0  # with --quiet, for others to leave the machine alone
 _USUAL = ("latency", "throughput", "reach", "ladder", "density", "growth", "peers")

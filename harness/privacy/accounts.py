@@ -72,7 +72,9 @@ def _compact(text: str, start: int, length: int) -> tuple[str, int]:
     taken: list[str] = []
     place = start
     while len(taken) < length and place < len(text):
-        if text[place] not in " -":
+        if text[place].isascii() and text[place].isalnum():
             taken.append(text[place].upper())
+        elif text[place] not in " -":
+            break
         place += 1
     return "".join(taken), place

@@ -57,7 +57,8 @@ def _plain(match: re.Match[str]) -> str:
 
 
 _CANDIDATE = re.compile(
-    r"(?<![\w.+-])(?:\+|00|\()?(?:\d|\(\d)(?:[ ()./\u00a0\u2010-\u2015-]{0,3}\d){6,16}(?![\w-]|[.,]\d)"
+    r"(?<![\w.+-])(?:\+|00|\()?(?:\d|\(\d)(?:[ ()./\u00a0\u2010-\u2015-]{0,3}\d){6,16}(?![\w-]|[.,]\d)",
+    re.ASCII,
 )
 _ANNOUNCED = re.compile(
     r"(?i)(?:tel|telephone|phone|mobile|cell|fax|call|dial|sms|whatsapp)\b[^\w\n]{0,4}(?:(?:no|number|nr)\b[^\w\n]{0,4})?$"
@@ -67,6 +68,42 @@ _DATE = re.compile(
 )
 _AMERICAN = re.compile(r"\(?[2-9]\d\d\)?[ .-]{1,2}[2-9]\d\d[ .-]\d{4}")
 _ADDRESS_OF_HOST = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+
+
+_GROUPED = re.compile(
+    r"(?:(?:\+|00)\d{1,3}[ ./-]{0,2})?[ (]{0,2}\d{1,15}(?:[^\d]{1,3}\d{2,8}){0,6}", re.ASCII
+)  # rows of single digits are no number
+_MOST_TRIES = 3  # ends of one number
+_FREE_CHECKS, _CHARACTERS_A_CHECK = 500, 16  # a check takes 50 microseconds
+
+
+class _Checks:
+    """The checks of numbers that one text may cost; beyond, what is grouped like a number is one."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+_FEWEST_DIGITS = 7
+
+
+def _next_group(text: str, start: int) -> int:
+    """Return where the group of digits ends that begins at `start`, which is no number."""
+    place = start + 1
+    while place < len(text) and text[place].isdigit():
+        place += 1
+    return place
+
+
+def _ends(text: str, start: int, end: int) -> Iterable[int]:
+    """Yield the ends of the groups of a candidate, but the last, from the back."""
+    for place in range(end - 1, start + _FEWEST_DIGITS, -1):
+        if text[place - 1].isdigit() and text[place] in " /":
+            yield place
 
 
 class PhoneDetector:
@@ -83,12 +120,26 @@ class PhoneDetector:
         self._regions = tuple(regions)
 
     def find(self, text: str) -> Iterable[FoundValue]:
-        for match in _CANDIDATE.finditer(text):
-            number = match[0].removeprefix("(" * (match[0].count("(") > match[0].count(")")))
-            if _DATE.match(number) or _ADDRESS_OF_HOST.fullmatch(number):
+        place, checks = 0, _Checks(_FREE_CHECKS + len(text) // _CHARACTERS_A_CHECK)
+        while match := _CANDIDATE.search(text, place):
+            found = self._first_of(text, *match.span(), checks)
+            place = found.end if found else _next_group(text, match.start())
+            if found:
+                yield found
+
+    def _first_of(self, text: str, start: int, end: int, checks: "_Checks") -> FoundValue | None:
+        """Return the longest number at `start`: other digits may stand behind it."""
+        before = text[max(0, start - 30) : start]
+        if _DATE.match(text, start, end) or _ADDRESS_OF_HOST.fullmatch(text, start, end):
+            return None
+        for stop in [end, *(each for each in _ends(text, start, end))][:_MOST_TRIES]:
+            number = text[start:stop]
+            number = number.removeprefix("(" * (number.count("(") > number.count(")")))
+            if not _GROUPED.fullmatch(number):
                 continue
-            if normal := self._normal(number, text[max(0, match.start() - 30) : match.start()]):
-                yield FoundValue(match.end() - len(number), match.end(), "phone", normal)
+            if normal := self._normal(number, before) if checks.take() else number:
+                return FoundValue(stop - len(number), stop, "phone", normal)
+        return None
 
     def _normal(self, number: str, before: str) -> str | None:
         digits = "".join(filter(str.isdigit, number))

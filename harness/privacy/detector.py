@@ -40,7 +40,9 @@ class PatternDetector:
     ) -> None:  # fmt: skip
         self.kinds = frozenset([kind])
         self._kind = kind
-        self._pattern = re.compile(pattern)
+        self._pattern = re.compile(
+            pattern, re.ASCII
+        )  # folding.py makes other digits and letters plain
         self._normal = normal
         self._hints = tuple(hints)
 
@@ -62,7 +64,7 @@ class DigitRun(NamedTuple):
     ends: list[int]
 
 
-_RUN = re.compile(r"(?<!\d)(?<!\d\.)\d(?:[ \u00a0-]?\d){7,255}(?!\.\d)")  # no part of 0.4111...
+_RUN = re.compile(r"(?<!\d)(?<!\d\.)\d(?:[ \u00a0-]?\d){7,255}(?!\.\d)", re.ASCII)  # not of 0.4111
 _SHORTEST_GROUP = 2  # else every row of single digits would be one number
 
 

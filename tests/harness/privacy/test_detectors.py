@@ -5,6 +5,8 @@ import sys
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cellwright import Privacy
 from cellwright.harness.privacy import checksums
@@ -144,7 +146,7 @@ def test_partly_overlapping_values_become_one() -> None:
     assert scope.reveal(scope.text(text)) == text
 
 
-HOSTILE = ["1" * 40_000, "1 " * 20_000, "a@" * 20_000, "a." * 20_000, "@" * 40_000, "+1" * 20_000,
+HOSTILE = ["1" * 40_000, "1 " * 20_000, "12 " * 14_000, "202 555 " * 5000, "a@" * 20_000, "a." * 20_000, "@" * 40_000, "+1" * 20_000,
            "0:" * 20_000, "DE89" * 10_000, "%4" * 20_000, "\u200b" * 40_000, "A" * 40_000,
            "a" * 76 + "\n" + ("b" * 76 + "\n") * 500, "-----BEGIN " * 4000, "://a:" * 8000, "1." * 20_000]  # fmt: skip
 
@@ -180,3 +182,34 @@ def test_without_phonenumbers_american_and_international_numbers_are_found(
         "+442079460958",
         "+12025550143",
     ]
+
+
+ODD = "0123456789 -.:+@()/%&;\\=_\n\0\u212a\u017f\u00b2\u0663\uff11\u200b\ud800\U0001d7ce\u2160aAeEfFxXzZiIkKsS"
+PIECES = (
+    "DE89",
+    "RSSMRA",
+    "4111 1111",
+    "+1 202",
+    "pii_email_",
+    "-----BEGIN ",
+    "://a:b@",
+    "%40",
+    "\\u00",
+    "&#",
+    "AB12",
+    "1::",
+)
+
+
+@given(
+    st.lists(st.one_of(st.text(ODD, max_size=12), st.sampled_from(PIECES)), max_size=12).map(
+        "".join
+    )
+)
+@settings(deadline=None, max_examples=300)
+def test_any_text_can_be_replaced_and_revealed(text: str) -> None:
+    scope = Privacy(names=["AB12 x", "aA1"], regions=REGIONS).scope()
+    made = scope.text(text)
+    assert isinstance(scope.text(made) + scope.reveal(made), str)
+    places = [place for each in scope.find(text) for place in (each.start, each.end)]
+    assert places == sorted(places)
