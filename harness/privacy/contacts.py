@@ -10,9 +10,7 @@ from .detector import FoundValue
 _LOCAL = re.compile(
     r"[\w.+~-]{1,64}"
 )  # others are legal, and end a name more often than they are in one
-_DOMAIN = re.compile(
-    r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}(?:xn--[\w-]{2,59}|[^\W\d_]{2,24})(?![\w-])"
-)
+_DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}(?:xn--[\w-]{2,59}|[^\W\d_]{2,24})")
 _SPELT = re.compile(
     r"(?i)[\w.+-]{1,64} {0,2}[\[({] {0,2}(?:at|@) {0,2}[\])}] {0,2}[\w-]{1,63}"
     r"(?:(?: {0,2}[\[({] {0,2}(?:dot|\.) {0,2}[\])}] {0,2}|\.)[\w-]{1,63}){1,8}"
@@ -57,7 +55,8 @@ def _plain(match: re.Match[str]) -> str:
 
 
 _CANDIDATE = re.compile(
-    r"(?<![\w.+-])(?:\+|00|\()?(?:\d|\(\d)(?:[ ()./\u00a0\u2010-\u2015-]{0,3}\d){6,16}(?![\w-]|[.,]\d)",
+    r"(?<![A-Za-z0-9.+-])(?:\+|00|\()?(?:\d|\(\d)(?:[ ()./\u00a0\u2010-\u2015-]{0,3}\d){6,16}"
+    r"(?![A-Za-z0-9-]|[.,]\d)",
     re.ASCII,
 )
 _ANNOUNCED = re.compile(

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from ..text.secrets import find_secrets
 from .detector import FoundValue, PatternDetector
 
-_V4 = r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"
-_V6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:\d{1,3}\.){3}\d{1,3})?(?![\w:])"
+_A = "A-Za-z0-9"
+_V4 = rf"(?<![{_A}.])(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?![{_A}]|\.\d)"
+_V6 = (
+    rf"(?<![{_A}:.])(?:[0-9A-Fa-f]{{0,4}}:){{2,7}}"
+    rf"(?:[0-9A-Fa-f]{{1,4}}|(?:\d{{1,3}}\.){{3}}\d{{1,3}})?(?![{_A}:])"
+)
 _HEX = re.compile(r"[0-9A-Fa-f]{3}")
 
 
@@ -36,7 +40,8 @@ def _mac(text: str) -> str | None:
 def host_detectors() -> tuple[PatternDetector, ...]:
     """Return the detectors of IP and MAC addresses, and of credentials in URLs."""
     pair, word = "[0-9A-Fa-f]{2}", "[0-9A-Fa-f]{4}"
-    mac = rf"(?<![\w:.-])(?:{pair}([:-]){pair}(?:\1{pair}){{4}}|{word}\.{word}\.{word})(?![\w:-])"
+    mac = rf"(?:{pair}([:-]){pair}(?:\1{pair}){{4}}|{word}\.{word}\.{word})"
+    mac = rf"(?<![{_A}:.-]){mac}(?![{_A}:-])"
     login = r"(?<=://)[^\s:/@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}(?=@)"
     return (
         PatternDetector("ip", _V4, _address, ["."]),

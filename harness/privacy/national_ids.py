@@ -9,7 +9,7 @@ import re
 from .checksums import luhn, mod_11_10, verhoeff, weighted
 from .detector import PatternDetector
 
-_ALONE, _ENDS = r"(?<![\w.+-])", r"(?![\w-]|\.\d)"
+_ALONE, _ENDS = "(?<![A-Za-z0-9.+-])", r"(?![A-Za-z0-9-]|\.\d)"
 
 
 def _digits(text: str) -> str:

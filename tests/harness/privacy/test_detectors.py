@@ -69,6 +69,16 @@ NOTHING = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", VALUES.keys() - {"login", "secret"})
+def test_a_value_is_found_beside_an_underscore_or_a_token(kind: str) -> None:
+    """A program may glue something to a value so that no detector sees its end."""
+    scope = Privacy(kinds=[kind], regions=REGIONS).scope()
+    for value in VALUES[kind]:
+        assert value not in Privacy(kinds=[kind], regions=REGIONS).text(f"k/{value}_x")
+        assert value not in scope.text(f"{value}_{scope.text(value)}")
+    assert "ann@example" not in Privacy().text("ann@example.orgpii_email_00000000 ann@example.org2")
+
+
 @pytest.mark.parametrize("kind", NOTHING)
 def test_what_fails_its_check_is_no_value(kind: str) -> None:
     scope = Privacy(kinds=[kind], regions=REGIONS).scope()
