@@ -74,7 +74,9 @@ def every_text(result: SandboxResult) -> str:
     return str(result.to_dict())
 
 
-SECRET = re.compile(r"ann@|4111|Ann Smith|help@", re.IGNORECASE)
+SECRET = re.compile(
+    r"ann@|41111111|Ann Smith|help@", re.IGNORECASE
+)  # ids hold four digits by chance
 
 
 def test_a_program_gets_tokens_of_what_a_tool_returns(sandbox: Sandbox) -> None:
