@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-import socket
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +11,9 @@ from ..policies.errors import LaunchError
 from . import channel
 from .messages import Booted, Failed, decode, encode
 from .spawn import Spawned
+
+if TYPE_CHECKING:
+    import socket
 
 _BOOT_SECONDS = 30.0
 
@@ -20,9 +23,11 @@ class ConfinedProcess:
 
     def __init__(self, executable: str, module: str, boot: msgspec.Struct, name: str) -> None:
         """Start `module`, hand it `boot` and wait until it is confined; raises LaunchError."""
+        from socket import socket  # slow to import, and not needed by most sandboxes
+
         self._spawned = spawned = Spawned(executable, module)
         self.pid = spawned.keeper
-        self.control = socket.socket(fileno=spawned.take_socket())
+        self.control = socket(fileno=spawned.take_socket())
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             channel.send(self.control, encode(boot))
         if why := _why_not_booted(self.control):
@@ -44,7 +49,7 @@ class ConfinedProcess:
             os.waitpid(self.pid, 0)
 
 
-def _why_not_booted(sock: socket.socket) -> str:
+def _why_not_booted(sock: "socket.socket") -> str:
     if not channel.has_news(sock.fileno(), _BOOT_SECONDS):
         return f"no answer within {_BOOT_SECONDS:g} s"
     try:

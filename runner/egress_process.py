@@ -7,7 +7,6 @@ ends, and the next cell gets a new process.
 import contextlib
 import importlib.util
 import os
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,12 +16,11 @@ import msgspec
 from ..policies.errors import ClosedError, InternalError, LaunchError, PolicyError
 from ..policies.plan import Plan
 from . import channel
+from .confined_process import ConfinedProcess
 from .fixed_root import ANY_ADDRESS, DNS_ADDRESS
 from .messages import (
     AddCell,
-    Booted,
     EgressBoot,
-    Failed,
     ListPending,
     Manage,
     Refusal,
@@ -34,14 +32,12 @@ from .messages import (
     encode,
 )
 from .result import NetworkConnection, Violation
-from .spawn import Spawned
 from .upstream_proxy import ENVIRONMENT, UpstreamProxy, proxy_of
 
 if TYPE_CHECKING:
     import socket
 
 _MODULE = "cellwright.runner.egress.main"
-_BOOT_SECONDS = 30.0
 _SETTLE_SECONDS = 10.0
 _MOST_FRAMES = 10_000  # of one answer
 _NO_ANSWER = OSError, EOFError, msgspec.DecodeError, channel.ProtocolError
@@ -133,8 +129,7 @@ class EgressProcess:
         self._made_at = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._spawned: Spawned | None = None
-        self._sock: socket.socket | None = None
+        self._process: ConfinedProcess | None = None
         self._rules: bytes | None = None  # instead of the plan's
         self._is_closed = False
 
@@ -146,7 +141,7 @@ class EgressProcess:
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
-        return self._spawned.keeper if self._spawned else None
+        return self._process.pid if self._process else None
 
     def add(self, plan: Plan, sockets: list[int]) -> CellEgress:
         """Have the process serve a cell through its `sockets`.
@@ -176,9 +171,9 @@ class EgressProcess:
         with self._lock:
             self.require_open()
             self._rules = rules
-            if self._sock:
+            if self._process:
                 try:
-                    self._ask(self._sock, SetRules(rules))
+                    self._ask(self._process.control, SetRules(rules))
                 except _NO_ANSWER:
                     self._end()
 
@@ -190,12 +185,12 @@ class EgressProcess:
         """
         with self._lock:
             self.require_open()
-            if self._sock is None:
+            if self._process is None:
                 return []
             try:
                 return [
                     each
-                    for each in self._ask(self._sock, ListPending())
+                    for each in self._ask(self._process.control, ListPending())
                     if isinstance(each, Refusal)
                 ]
             except (EOFError, ConnectionError):
@@ -227,47 +222,29 @@ class EgressProcess:
         if self._is_closed:
             raise LaunchError("the sandbox was closed")
         for _ in range(2):
-            if self._sock is None or channel.has_news(self._sock.fileno()):  # it only ever ends
+            if self._process is None or self._process.has_ended():
                 self._end()
-                self._sock = self._start(plan)
+                self._process = self._start(plan)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                channel.send(self._sock, encode(AddCell()), descriptors)
+                channel.send(self._process.control, encode(AddCell()), descriptors)
                 return
         raise LaunchError("the egress process ended twice")
 
-    def _start(self, plan: Plan) -> "socket.socket":
-        """Start the process, and return the channel to it once it is confined; raises LaunchError."""
+    def _start(self, plan: Plan) -> ConfinedProcess:
+        """Start the process and return it once it is confined; raises LaunchError."""
         network = plan.network
         assert network  # noqa: S101 - `add` has looked
         if self._rules is not None:
             network = msgspec.structs.replace(network, rules=self._rules)
         parser = _http_parser() if network.reads_requests else ""
         proxy = _proxy() if network.has_proxy else None
-        self._spawned = spawned = Spawned(self._executable, _MODULE)
-        from socket import socket  # slow to import, and not needed by most sandboxes
-
-        sock = socket(fileno=spawned.take_socket())
         boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser, proxy)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            channel.send(sock, encode(boot))
-        if why := _why_not_booted(sock):
-            said = os.pread(spawned.stderr, 4096, 0).decode("utf-8", "replace").strip()
-            sock.close()
-            self._end()
-            raise LaunchError(f"the egress process cannot start: {said or why}")
-        return sock
+        return ConfinedProcess(self._executable, _MODULE, boot, "the egress process")
 
     def _end(self) -> None:
-        if self._spawned is None:
-            return
-        if self._sock:
-            self._sock.close()
-        os.close(self._spawned.stderr)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._spawned.keeper, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
-            os.waitpid(self._spawned.keeper, 0)
-        self._sock = self._spawned = None
+        if self._process:
+            self._process.end()
+            self._process = None
 
     def close(self) -> None:
         """End the process, and so every connection; does nothing in a forked child of the owner."""
@@ -316,18 +293,3 @@ def _listens(sock: "socket.socket") -> bool:
     import socket  # slow to import
 
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _why_not_booted(sock: "socket.socket") -> str:
-    if not channel.has_news(sock.fileno(), _BOOT_SECONDS):
-        return f"no answer within {_BOOT_SECONDS:g} s"
-    try:
-        frame = channel.Receiver(sock, channel.PACKET_BYTES).receive_whole()
-    except ConnectionResetError:
-        frame = b""
-    if not frame:
-        return "it ended"
-    answer: Booted | Failed = decode(frame, Booted | Failed)
-    if isinstance(answer, Booted):
-        return ""
-    return f"{answer.message}: {os.strerror(answer.errno)}" if answer.errno else answer.message

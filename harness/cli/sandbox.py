@@ -94,9 +94,10 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
         with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
             yield sandbox
         return
-    policy = with_environment(policy_of(options), options)
+    policy = policy_of(options)
     if language != PYTHON and not policy.processes.subprocesses:
         _refuse_packages(options, language)
+    policy = with_environment(policy, options)
     limits = with_timeout(policy.limits, options.timeout, "--timeout")
     limits = with_memory(limits, options.memory, "--memory")
     policy = msgspec.structs.replace(policy, limits=limits)

@@ -6,7 +6,7 @@ from typing import NoReturn
 from .. import channel
 from ..cell.enter import LauncherFacts
 from ..kernel.steps import Steps
-from ..messages import Listed, encode
+from ..messages import Booted, Listed, encode
 from . import main as launcher
 
 
@@ -20,5 +20,6 @@ def _tell(
 ) -> None:
     calls = tuple((step.layer, str(step)) for step in steps.steps if step.is_call)
     supervisor = socket.socket(fileno=sock)
+    channel.send(supervisor, encode(Booted()))
     channel.send(supervisor, encode(Listed(calls)))
     supervisor.recv(1)  # until it hangs up: it looks for a launcher that lives
