@@ -1,6 +1,7 @@
 """Every call of a tool leaves a record in the trail of the sandbox whose program makes it, and a call
 of the host in the broker's, however the tools are offered."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -153,7 +154,7 @@ assert PERFORMED and CALLS == PERFORMED, (PERFORMED, CALLS)
 EXAMPLES = [
     pytest.param(block, id=block.name)
     for block in BLOCKS
-    if block.kind == "python" and any(word in block.text for word in ("tools=", "ToolFactory(", "Broker("))
+    if block.kind == "python" and re.search(r"\b(tools=|ToolFactory\(|Broker\()", block.text)
 ]  # fmt: skip
 
 
