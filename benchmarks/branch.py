@@ -16,13 +16,14 @@ from .measuring import (
 )
 from .report import Column, Criterion, Curves, Report, ReportTable
 from .settings import Settings, sandbox
+from .twins import Twins, twins
 
 _FRESH, _SMALL, _EIGHT = "a fresh session", "branch, small session", "branch, eight at once, each"
 _LARGE, _REPLAY = "branch, 8,000 more pages", "fork by replay of ten calls"
 _AT_ONCE = 8
 _PAGES = 8_000
 _CALL = "class Point:\n    x = 1\npoints = [Point() for _ in range(1000)]"
-_MOST_RATIO = 1.0  # of a branch to ten short calls
+_PROGRAMS, _SMOKE_PROGRAMS = 500, 3
 
 
 def measure(settings: Settings) -> Report:
@@ -41,7 +42,7 @@ def measure(settings: Settings) -> Report:
             ],
             settings.amount(300, 5),
         )
-    return _report(times)
+    return _report(times, twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS)))
 
 
 def _opened(make: Callable[[], tuple[Session, ...]]) -> float:
@@ -60,7 +61,7 @@ def _eight(session: Session) -> float:
     return _opened(partial(session.branch, _AT_ONCE)) / _AT_ONCE
 
 
-def _report(times: dict[str, list[float]]) -> Report:
+def _report(times: dict[str, list[float]], found: Twins) -> Report:
     fresh = median(times[_FRESH])
     rows = [
         (way, *percentile_row(seconds), median(seconds) / fresh) for way, seconds in times.items()
@@ -78,7 +79,6 @@ def _report(times: dict[str, list[float]]) -> Report:
         lines=tuple(distribution(way, seconds) for way, seconds in times.items()),
         logarithmic=True,
     )
-    ratio = median(times[_SMALL]) / median(times[_REPLAY])
     return Report(
         name="branch",
         title="What it costs to branch a session",
@@ -86,9 +86,14 @@ def _report(times: dict[str, list[float]]) -> Report:
         charts=(chart,),
         verdicts=(
             Criterion(
-                "a branch takes no longer than a replay of ten short calls",
-                ratio <= _MOST_RATIO,
-                f"{ratio:.2f} times",
+                "random programs go on in branches as an unbranched twin does",
+                found.agreed == found.programs,
+                f"{found.agreed} of {found.programs}",
+            ),
+            Criterion(
+                "their branches are made by memory",
+                found.by_memory == found.branches,
+                f"{found.by_memory} of {found.branches}",
             ),
         ),
         notes=(f"{page:.2f} µs for each page beyond those of the small session.",),
