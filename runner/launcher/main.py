@@ -39,7 +39,7 @@ _BOOT_BYTES = 4 * 1024 * 1024
 _TOO_MUCH = "show fewer directories, or deny fewer names: allow_hidden=True, no pattern with **"
 _NOT_PRELOADED = "name a module of the standard library, or of a directory in python.path"
 _TCP_TABLES = "sys/net/ipv4/tcp_child_ehash_entries"
-_TCP_TABLE = 256  # entries: their chains stay short for the sockets of one cell
+_TCP_TABLE = 2048  # entries, 16 KiB: chains stay short for the sockets that fit into a cell
 _LAUNCHER_ID = 1000  # the launcher's uid and gid in its own user namespace
 
 

@@ -26,5 +26,5 @@ def test_a_cell_with_tcp_has_a_small_table_of_its_own(loopback: bool) -> None:
         read = subprocess.run(
             ["nsenter", f"--net={place}", "cat", _SIZE], capture_output=True, text=True, check=True
         )
-    assert (int(read.stdout) == 256) is loopback
+    assert (int(read.stdout) == 2048) is loopback
     assert (int(read.stdout) < 0) is not loopback
