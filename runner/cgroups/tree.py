@@ -1,7 +1,10 @@
 """`Cgroup` and `CgroupTree`: the interface of control groups, for both versions."""
 
 import contextlib
+import itertools
 import os
+import select
+import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -306,18 +309,37 @@ def remove_with_cells(directory: Path) -> bool:
     return remove([*_below(directory), directory])
 
 
+_END_SECONDS = 5.0  # for killed processes to leave their cgroup
 _BUSY: set[Path] = set()  # given up, and not removed yet
 
 
 def give_up(directory: Path) -> None:
     """Remove the cgroup of a supervisor that is done.  The next sweep of this process removes what
     is still busy, or another process does after its end."""
-    if remove_with_cells(directory):
+    gone = remove_with_cells(directory)
+    if not gone:  # a launcher that was killed while it began may be dying still
+        _wait_for(itertools.chain.from_iterable(map(processes_in, _below(directory))))
+        gone = remove_with_cells(directory)
+    if gone:
         _BUSY.discard(directory)
     elif directory not in _BUSY:
         _BUSY.add(directory)
         words = f"{directory}: a process in it does not end; it is removed later"
         warnings.warn(words, ResourceWarning, stacklevel=2)
+
+
+def _wait_for(pids: Iterable[int]) -> None:
+    """Wait until processes have ended, for _END_SECONDS at most in all."""
+    deadline = time.monotonic() + _END_SECONDS
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
+                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            finally:
+                os.close(pidfd)
 
 
 def remove_given_up() -> None:
