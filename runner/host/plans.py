@@ -48,7 +48,9 @@ def _compile(
 
 def _modules_of(folder: str) -> Iterator[str]:
     """Yield the modules and profiles in and below `folder`: pathlib's globs take ten times as long."""
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
         if entry.name.endswith((".py", ".toml")):
             yield entry.path
         elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
