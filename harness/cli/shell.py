@@ -16,7 +16,7 @@ from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
-from .options import AUDIT_HELP, add_policy
+from .options import AUDIT_HELP, add_policy, add_skills
 from .packages import add_packages, packages_of_calls
 from .sandbox import add_connect, sandbox_of
 
@@ -41,6 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_connect(parser)
     add_policy(parser, default=_PROFILE)
     add_packages(parser)
+    add_skills(parser, "show programs, below /skills,")
     parser.set_defaults(policy=_PROFILE, **_NO_STATUS)
 
 
