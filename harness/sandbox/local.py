@@ -161,6 +161,8 @@ class LocalCells:
         self, given: CallArguments, on_output: OnOutput | None, cancel: int
     ) -> SandboxResult:
         wanted = self._wanted(given)
+        if on_output is None:
+            return self._perform(given, wanted, None, cancel)
         with self._pipeline.streamed(on_output) as told:
             return self._perform(given, wanted, told, cancel)
 
