@@ -92,10 +92,10 @@ class BackgroundProcess:
 
     def _read(self, max_bytes: int, patience: "_Patience") -> bytes:
         size = min(_checked_size(max_bytes), self._cell.most_read)
-        if self._returned:
-            returned, self._returned = self._returned[:size], self._returned[size:]
-            return returned
         while True:
+            if self._returned:  # also by a task that is being cancelled meanwhile
+                returned, self._returned = self._returned[:size], self._returned[size:]
+                return returned
             seconds, is_last = patience.turn()
             data: bytes = self._ask(bytes, "read", size, seconds)
             if data or is_last or self.exit_code is not None:

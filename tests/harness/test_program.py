@@ -251,7 +251,7 @@ def test_its_environment_is_what_policy_and_caller_say(
     with Sandbox(policy=policy, pool=0) as sandbox:
         lines = said(sandbox, "/usr/bin/env", env={"GIVEN": "a b", "LANG": "C"}).splitlines()
     assert sorted(lines) == [
-        b"GIVEN=a b", b"HOME=/workspace", b"LANG=C", b"PATH=/usr/bin:/bin", b"TMPDIR=/tmp", b"TZ=CET",
+        b"GIVEN=a b", b"HOME=/workspace", b"LANG=C", b"PATH=/dev/bin:/usr/bin:/bin", b"TMPDIR=/tmp", b"TZ=CET",
     ]  # fmt: skip
 
 
