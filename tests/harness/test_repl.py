@@ -109,7 +109,7 @@ def test_a_block_ends_with_an_empty_line(screen: Screen) -> None:
 
 def test_ctrl_c_interrupts_the_program_and_keeps_its_state(screen: Screen) -> None:
     screen.tell("n = 41")
-    screen.type("""exec("print('r' + 'uns', flush=True)\\nwhile True: n = 42")\n""")
+    screen.type("""exec("n = 42; print('r' + 'uns', flush=True)\\nwhile True: pass")\n""")
     screen.until("runs\r\n")
     screen.type("\x03")
     shown = screen.until(">>> ")
