@@ -4,12 +4,11 @@ The file tells how many values there are, when they expire, and their scopes and
 values are encrypted, each bound to its scope and token.  Needs the extra `privacy`.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from ...policies.errors import PolicyError
 from ..database import Database
@@ -68,7 +67,7 @@ class ValueFile(ValueVault):
                 f"key: does not open the vault of personal data in {self._file.path}",
                 "it was made with another key, or was changed",
             ) from None
-        return StoredValue(scope, token, msgspec.json.decode(text, type=KnownValue), until)
+        return StoredValue(scope, token, KnownValue(*json.loads(text)), until)
 
     def _read(self, scope: str, token: str) -> StoredValue | None:
         """Return a value that another process has added."""
@@ -90,7 +89,7 @@ class ValueFile(ValueVault):
 
     def _sealed(self, stored: StoredValue) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
-        text = msgspec.json.encode(stored.value)
+        text = json.dumps(stored.value).encode()  # msgspec refuses what is no Unicode
         sealed: bytes = self._cipher.encrypt(nonce, text, _bound(stored.scope, stored.token))
         return nonce + sealed
 

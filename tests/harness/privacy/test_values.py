@@ -134,3 +134,10 @@ def test_the_rules_of_a_policy_name_file_and_key(
     assert again.reveal(made) == TEXT
     again.close()
     assert repr(again) == "Privacy(ValueFile(0 values), restore=[])"
+
+
+def test_a_value_that_is_no_unicode_is_kept_in_a_file(tmp_path: Path) -> None:
+    scope = Privacy(vault=ValueFile(tmp_path / "values", KEY)).scope()
+    made = scope.json({"password": "hunter2\udcfcxQ9"}).value["password"]
+    again = Privacy(vault=ValueFile(tmp_path / "values", KEY)).scope()
+    assert again.reveal(made) == "hunter2\udcfcxQ9"
