@@ -60,7 +60,7 @@ def _mapped(text: str, pattern: re.Pattern[str], change: Callable[[str], str]) -
 def _fold(character: str) -> str:
     """Return the plain form of a character; nothing for one that is not shown."""
     category = unicodedata.category(character)
-    if category in ("Cf", "Mn", "Me", "Cc") or character in _SHY:
+    if category in ("Cf", "Mn", "Me", "Cc", "Cs") or character in _SHY:
         return ""
     if category == "Nd":
         return str(unicodedata.digit(character))

@@ -1,10 +1,12 @@
 """`KnownValues`: values that are known by their text, such as names, found wherever they stand.
 
-They are compared word by word and without regard to case, so that "ANN  SMITH" is "Ann Smith".  The
+They are compared word by word, without regard to case and accents: "JOSE  NANDU" is "José Ñandú", and
+so is a text in which each accent is a character of its own.  The
 search takes time linear in the text, however many values are known.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -45,7 +47,7 @@ class KnownValues:
 
     def add(self, value: KnownValue) -> None:
         """Add a value, unless it is too short to be told from other words."""
-        words = [word.casefold() for word in _WORD.findall(value.text)]
+        words = [_plain(word) for word in _WORD.findall(unicodedata.normalize("NFC", value.text))]
         size = sum(map(len, words))
         least = _SHORTEST_NUMBER if "".join(words).isdigit() else _SHORTEST
         if size < least or len(words) > _MOST_WORDS:
@@ -61,7 +63,7 @@ class KnownValues:
         if not self._root.following:
             return
         for match in _WORD.finditer(text):
-            if node := self._root.following.get(match[0].casefold()):
+            if node := self._root.following.get(_plain(match[0])):
                 found = _longest(node, text, match.start(), match.end())
                 if found:
                     yield found
@@ -69,16 +71,30 @@ class KnownValues:
     def held_from(self, text: str) -> int:
         """Return where a value may begin that goes on behind the end of `text`; else its length."""
         for match in _WORD.finditer(text, max(0, len(text) - 512)):
-            node = self._root.following.get(match[0].casefold())
+            node = self._root.following.get(_plain(match[0]))
             if node and _goes_on(node, text, match.end()):
                 return match.start()
         return len(text)
 
 
+def _plain(word: str) -> str:
+    return _without_accents(word).casefold()
+
+
+def _without_accents(text: str) -> str:
+    """Return the characters of a text without the marks above and below them."""
+    if text.isascii():
+        return text
+    apart = unicodedata.normalize("NFKD", text)
+    return unicodedata.normalize(
+        "NFC", "".join(c for c in apart if unicodedata.category(c) != "Mn")
+    )
+
+
 def _longest(node: _Node, text: str, start: int, end: int) -> tuple[int, int, KnownValue] | None:
     found = _ended(node, text, start, end)
     while node.following and (match := _next_word(text, end)):
-        following = node.following.get(match[0].casefold())
+        following = node.following.get(_plain(match[0]))
         if following is None:
             break
         node, end = following, match.end()
@@ -89,7 +105,8 @@ def _longest(node: _Node, text: str, start: int, end: int) -> tuple[int, int, Kn
 def _ended(node: _Node, text: str, start: int, end: int) -> tuple[int, int, KnownValue] | None:
     written = text[start:end]
     for value in node.ends:
-        if len(value.text) >= _ANY_CASE or value.text == written:
+        is_long = len(unicodedata.normalize("NFC", value.text)) >= _ANY_CASE
+        if is_long or _without_accents(value.text) == _without_accents(written):
             return start, end, value
     return None
 
@@ -107,7 +124,7 @@ def _goes_on(node: _Node, text: str, end: int) -> bool:
             return len(text) - end <= _GAP
         if match.end() == len(text):
             return True
-        following = node.following.get(match[0].casefold())
+        following = node.following.get(_plain(match[0]))
         if following is None:
             return False
         node, end = following, match.end()

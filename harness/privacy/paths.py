@@ -39,12 +39,16 @@ def path_rule(place: str, kind: str = "") -> PlaceRule:
 
 class ToolPlace(NamedTuple):
     """A place in the arguments or in the result of a tool: the rules that may hold there or below, each
-    with the rest of its path, and the schemas that hold there."""
+    with the rest of its path, and the schemas that hold there.
+
+    `above` is the kind that was declared for the object or list around it.
+    """
 
     rules: tuple[tuple[Path, str], ...]
     schemas: tuple[Schema, ...]
     root: Schema
     path: Path = ()
+    above: str = ""
 
     def entry(self, name: str) -> "ToolPlace":
         rules = tuple(
@@ -61,14 +65,16 @@ class ToolPlace(NamedTuple):
     def _at(
         self, rules: tuple[tuple[Path, str], ...], below: Iterable[Any], step: str
     ) -> "ToolPlace":
-        return ToolPlace(rules, expanded(below, self.root), self.root, (*self.path, step))
+        schemas = expanded(below, self.root)
+        return ToolPlace(rules, schemas, self.root, (*self.path, step), self.kind)
 
     @property
     def kind(self) -> str:
-        """The kind of personal data that stands here by declaration; empty if none was declared."""
+        """The kind of personal data that was declared for this place, or for what it is a part of;
+        empty if none was."""
         declared = [kind for path, kind in self.rules if not path]
         declared += [str(each[DECLARATION]) for each in self.schemas if DECLARATION in each]
-        return next((_as_kind(each) for each in declared if each), "")
+        return next((_as_kind(each) for each in declared if each), self.above)
 
     @property
     def name(self) -> str:
@@ -116,14 +122,17 @@ def expanded(schemas: Iterable[Any], root: Schema) -> tuple[Schema, ...]:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             waiting += _referred(reference, root)
-        for word in ("allOf", "anyOf", "oneOf"):
-            parts = schema.get(word)
-            waiting += (
-                [each for each in parts if isinstance(each, Mapping)]
-                if isinstance(parts, list)
-                else []
-            )
+        waiting += [each for each in _combined(schema) if isinstance(each, Mapping)]
     return tuple(found)
+
+
+def _combined(schema: Schema) -> list[Any]:
+    """Return the schemas that may hold at the same place."""
+    parts = [schema.get(word) for word in ("allOf", "anyOf", "oneOf")]
+    found = [each for part in parts if isinstance(part, list) for each in part]
+    dependent = schema.get("dependentSchemas")
+    found += dependent.values() if isinstance(dependent, Mapping) else ()
+    return found + [schema.get(word) for word in ("if", "then", "else")]
 
 
 def _referred(reference: str, root: Schema) -> list[Schema]:
@@ -136,12 +145,16 @@ def _referred(reference: str, root: Schema) -> list[Schema]:
 
 
 def _of_entry(schema: Schema, name: str) -> list[Any]:
+    """Return the schemas of an entry; patterns are not tried: a server can make them slow."""
+    patterns = schema.get("patternProperties")
+    found = list(patterns.values()) if isinstance(patterns, Mapping) else []
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        return [properties[name]]
-    return [schema.get("additionalProperties")]
+        return [*found, properties[name]]
+    return [*found, schema.get("additionalProperties"), schema.get("unevaluatedProperties")]
 
 
 def _of_items(schema: Schema) -> list[Any]:
     first = schema.get("prefixItems")
-    return [schema.get("items"), *(first if isinstance(first, list) else ())]
+    others = [schema.get(word) for word in ("items", "contains", "unevaluatedItems")]
+    return [*others, *(first if isinstance(first, list) else ())]

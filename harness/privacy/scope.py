@@ -166,14 +166,22 @@ class PrivacyScope:
         return self._tokens_for([KnownValue(kind, normal, written)])[0]
 
     def content(self, data: bytes) -> bytes:
-        """Return the content of a file with tokens in place of values, if it is text."""
+        """Return the content of a file with tokens in place of values, if it is text.
+
+        Content that is neither UTF-8 nor UTF-16, but has no NUL, is read as text of eight bits.
+        """
         encoding = "utf-16" if data.startswith(_MARKS) else "utf-8"
         try:
-            text = data.decode(encoding)
+            return self._encoded(data, encoding)
         except UnicodeDecodeError:
-            return data
+            if b"\0" in data:
+                return data
+        return self._encoded(self._encoded(data, "utf-8", "surrogateescape"), "latin-1")
+
+    def _encoded(self, data: bytes, encoding: str, errors: str = "strict") -> bytes:
+        text = data.decode(encoding, errors)
         made = self.text(text)
-        return data if made == text else made.encode(encoding)
+        return data if made == text else made.encode(encoding, errors)
 
     # towards a tool, or the person
 

@@ -1,5 +1,7 @@
 """Texts, JSON and arguments of tools: values to tokens, and back where a rule names the place."""
 
+import itertools
+import unicodedata
 from typing import Any
 
 import pytest
@@ -44,6 +46,33 @@ def test_places_that_rules_name_are_declared_too() -> None:
     assert made["x"]["address"].startswith("pii_address_")
     assert made["who"] == "Eve"
     assert scope.json({"rows": [{"who": "Cid Roe"}]}, "other").counts == {}
+
+
+@pytest.mark.parametrize("declared", [
+    {"properties": {"home": {"type": "object", "x-pii": "address"}}},
+    {"properties": {"home": {"x-pii": "address", "properties": {"lines": {"type": "array"}}}}},
+    {"patternProperties": {"^h": {"x-pii": "address"}}},
+    {"unevaluatedProperties": {"x-pii": "address"}},
+    {"if": {}, "then": {"properties": {"home": {"x-pii": "address"}}}},
+    {"dependentSchemas": {"home": {"properties": {"home": {"x-pii": "address"}}}}},
+])  # fmt: skip
+def test_all_parts_of_a_declared_object_are_values(declared: dict[str, Any]) -> None:
+    found = {"home": {"lines": ["12 Elm Road", "Springfield"], "town": {"name": "Quahog"}}}
+    made = Privacy().scope().json(found, "crm.get", declared).value["home"]
+    parts = [*made["lines"], made["town"]["name"]]
+    assert all(each.startswith("pii_address_") for each in parts), made
+    by_rule = Privacy(fields={"crm.get:home": "address"}).scope().json(found, "crm.get")
+    assert by_rule.counts == {"address": 3}
+
+
+@pytest.mark.parametrize("name", ["José Ñandú", "Zoë", "Łukasz Żak", "강민준", "Straße Öl"])
+def test_a_declared_name_is_found_however_its_accents_are_written(name: str) -> None:
+    for declared, written in itertools.product(("NFC", "NFD"), repeat=2):
+        scope = Privacy(names=[unicodedata.normalize(declared, name)]).scope()
+        text = unicodedata.normalize(written, f"to {name}, today")
+        assert scope.text(text).startswith("to pii_name_"), (declared, written)
+        assert scope.text(text).endswith(", today")
+    assert Privacy(names=["José Ñandú"]).scope().text("JOSE NANDU").startswith("pii_name_")
 
 
 def test_names_of_entries_and_numbers_are_values_too() -> None:
@@ -132,7 +161,18 @@ def test_files_of_text_are_replaced_and_others_stay() -> None:
     for encoding in ("utf-8", "utf-16"):
         made = scope.content("to ann@example.org".encode(encoding))
         assert made.decode(encoding).startswith("to pii_email_")
-    assert scope.content(b"\x89PNG\xff ann@example.org") == b"\x89PNG\xff ann@example.org"
+    picture = b"\x89PNG\0\xff ann@example.org"
+    assert scope.content(picture) == picture
+
+
+@pytest.mark.parametrize("data", [b"M\xfcller;ann@example.org\n", b"ann\xff@example.org \xc3\xa9"])
+def test_text_of_another_encoding_is_replaced_too(data: bytes) -> None:
+    scope = Privacy(names=["Müller"]).scope()
+    made = scope.content(data)
+    assert b"example.org" not in made
+    assert b"pii_email_" in made
+    assert b"ller" not in made
+    assert scope.content(b"M\xfcnster \xff\xfe") == b"M\xfcnster \xff\xfe"
 
 
 def test_schemas_that_refer_to_themselves_end() -> None:
