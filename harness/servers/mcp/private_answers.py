@@ -26,7 +26,7 @@ def _block(block: types.ContentBlock, scope: PrivacyScope) -> types.ContentBlock
     if isinstance(block, types.TextContent):
         return block.model_copy(update={"text": _text(block.text, scope)})
     if isinstance(block, types.EmbeddedResource):
-        return block.model_copy(update={"resource": _resource(block.resource, scope)})
+        return block.model_copy(update={"resource": private_resource(block.resource, scope)})
     return block
 
 
@@ -40,9 +40,10 @@ def _text(text: str, scope: PrivacyScope) -> str:
     return _json(replaced.value) if replaced.counts else text
 
 
-def _resource(
+def private_resource(
     resource: types.TextResourceContents | types.BlobResourceContents, scope: PrivacyScope
 ) -> types.TextResourceContents | types.BlobResourceContents:
+    """Return the content of a resource with tokens in place of values."""
     changed: dict[str, Any] = {"uri": scope.text(str(resource.uri))}
     if isinstance(resource, types.TextResourceContents):
         changed["text"] = scope.text(resource.text)

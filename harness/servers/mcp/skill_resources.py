@@ -39,13 +39,13 @@ class SkillResources:
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         """Return the SKILL.md of each skill; it names the other files."""
-        skills = await self._skills(context)
+        services = await self._services_of(context)
         found = [
             types.Resource(
                 name=each.name, uri=f"{_SCHEME}://{each.name}/{FILE}", mime_type="text/markdown",
-                description=_AUTHOR + line(each.description),
+                description=_shown(services, _AUTHOR + line(each.description)),
             )
-            for each in skills.usable()
+            for each in services.sandbox.skills.usable()
         ]  # fmt: skip
         return types.ListResourcesResult(resources=found)
 
@@ -53,17 +53,32 @@ class SkillResources:
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
         """Return a file of a skill: text as a labelled block, other files as they are."""
-        skills = await self._skills(context)
+        services = await self._services_of(context)
         most = owner_of(context).answer_bytes * 7 // 10  # base64 takes 4 bytes for 3
         try:
-            content = _content(skills, params.uri, most)
+            content = _content(services.sandbox.skills, params.uri, most)
         except (SkillError, PolicyError) as error:
-            raise MCPError(types.INVALID_PARAMS, error.what[:500]) from None
-        return types.ReadResourceResult(contents=[content])
+            raise MCPError(types.INVALID_PARAMS, _shown(services, error.what)[:500]) from None
+        return types.ReadResourceResult(contents=[_shown_content(services, content)])
 
-    async def _skills(self, context: Context) -> SkillSet:
+    async def _services_of(self, context: Context) -> ClientServices:
         find = partial(self._services.of, owner_of(context).client)
-        return (await anyio.to_thread.run_sync(find)).sandbox.skills
+        return await anyio.to_thread.run_sync(find)
+
+
+def _shown(services: ClientServices, text: str) -> str:
+    return services.privacy.text(text) if services.privacy else text
+
+
+def _shown_content(
+    services: ClientServices, content: types.TextResourceContents | types.BlobResourceContents
+) -> types.TextResourceContents | types.BlobResourceContents:
+    """Return a content as a model may see it."""
+    if services.privacy is None:
+        return content
+    from .private_answers import private_resource  # seldom needed
+
+    return private_resource(content, services.privacy)
 
 
 def _content(

@@ -1,12 +1,15 @@
 """A client of the server gets tokens on every way, and each client its own."""
 
+import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
 
-from cellwright import Privacy, tool
+from cellwright import Privacy, SkillManifest, Skills, tool
+from cellwright.harness.skills.skill import make_skill
 from tests.harness.servers.mcp.servers import PAID, at, call, drive, failing, inside, yes
 
 pytestmark = pytest.mark.needs("userns")
@@ -68,6 +71,32 @@ def test_every_answer_has_tokens(era: str) -> None:
             assert json.loads(block.text) == answers[4].structured_content
 
     with inside(privacy=Privacy(), tools=[look, complain]) as server:
+        drive(at(server.server, era), body)
+
+
+def test_resources_and_texts_of_skills_have_tokens(era: str, tmp_path: Path) -> None:
+    skills = Skills([], store=tmp_path)
+    manifest = SkillManifest(name="ask", description=f"Asks {MAIL}.", body=f"Ask {MAIL}.")
+    files = {"assets/a.txt": MAIL.encode(), "assets/a.bin": f"\xff {MAIL}".encode("latin-1")}
+    kept = skills.store.add(make_skill(manifest, {**files}))
+    skills.store.trust.trust(kept.skill.reference)
+
+    async def body(client: Client) -> None:
+        answers = [
+            await client.list_resources(),
+            await client.call_tool("load_skill", {"name": "ask"}),
+            *[
+                await client.read_resource(f"skill://ask/{path}")
+                for path in ("SKILL.md", "assets/a.txt", "assets/a.bin")
+            ],
+        ]
+        for number, answer in enumerate(answers):
+            blobs = [each.blob for each in getattr(answer, "contents", ()) if hasattr(each, "blob")]
+            text = everything(answer) + "".join(str(base64.b64decode(each)) for each in blobs)
+            assert MAIL not in text, number
+            assert "pii_email_" in text, number
+
+    with inside("standard", privacy=Privacy(), skills=skills) as server:
         drive(at(server.server, era), body)
 
 
