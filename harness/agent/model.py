@@ -6,7 +6,6 @@ error says whether the run can be resumed.
 """
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -69,6 +68,7 @@ class ModelClient(Closing):
         self._counts_usage = True  # until the server refuses the request for it
         key = os.environ.get(KEY_VARIABLE, "") if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers["Accept-Encoding"] = "identity"
         self._http = httpx2.Client(
             headers=headers, timeout=httpx2.Timeout(timeout), trust_env=True, follow_redirects=False
         )
@@ -129,10 +129,11 @@ class ModelClient(Closing):
         if self._counts_usage:
             body = body | {"stream_options": {"include_usage": True}}
         try:
+            deadline = time.monotonic() + self._reply_seconds
             with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
                 if response.status_code == httpx2.codes.OK:
-                    return _read(response, on_text, time.monotonic() + self._reply_seconds)
-                words = _words(response)
+                    return _read(response, on_text, deadline)
+                words = _words(response, deadline)
                 if response.status_code == httpx2.codes.BAD_REQUEST and self._counts_usage:
                     self._counts_usage = False  # an older server
                     raise _MayPassError(words)
@@ -243,18 +244,31 @@ def _read(response: httpx2.Response, on_text: OnText | None, deadline: float) ->
     return answer
 
 
-def _lines(response: httpx2.Response, deadline: float = math.inf) -> Iterator[bytes]:
+def _lines(response: httpx2.Response, deadline: float) -> Iterator[bytes]:
     """Return the lines of an answer of at most _MOST_BYTES; what comes after them is not read."""
-    left, held = _MOST_BYTES, b""
-    for part in response.iter_bytes():
-        left -= len(part)
+    held = b""
+    for part, is_last in _parts(response, deadline, _MOST_BYTES):
         *lines, held = (held + part).split(b"\n")
         yield from lines
-        if left < 0:
+        if is_last:
+            return
+    yield held
+
+
+def _parts(response: httpx2.Response, deadline: float, most: int) -> Iterator[tuple[bytes, bool]]:
+    """Return the parts of an answer, and whether a part goes beyond `most` bytes, which ends it.
+
+    A compressed answer is refused: a few bytes could be unpacked to gigabytes.
+    """
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise _MayPassError("its answer is compressed")
+    for part in response.iter_raw():
+        most -= len(part)
+        yield part, most < 0
+        if most < 0:
             return
         if time.monotonic() > deadline:
             raise _MayPassError("its reply took too long")
-    yield held
 
 
 @contextlib.contextmanager
@@ -265,14 +279,15 @@ def _decoding() -> Iterator[None]:
         raise _MayPassError("its answer is not JSON") from None
 
 
-def _words(response: httpx2.Response) -> str:
+def _words(response: httpx2.Response, deadline: float) -> str:
     """Return the status of a failed request, with what the server says about it."""
-    data = b"\n".join(_lines(response))[: 16 * _SHOWN]
+    most = 16 * _SHOWN
+    data = b"".join(part for part, _ in _parts(response, deadline, most))[:most]
     try:
         said = msgspec.json.decode(data)
         error = said.get("error", said) if isinstance(said, dict) else said
         text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         text = data.decode(errors="replace")
     return f"{response.status_code} {line(text, _SHOWN)}".rstrip()
 

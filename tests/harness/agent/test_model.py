@@ -1,8 +1,9 @@
 """A model's client against a server with every fault that small servers have."""
 
+import gzip
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -151,6 +152,39 @@ def test_an_endless_reply_is_cut() -> None:
     reply = ask(endless)
     assert reply.finish == "length"
     assert len(reply.text) == 1 << 20
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_compressed_answer_is_not_unpacked(status: int) -> None:
+    def bomb(exchange: Exchange) -> None:
+        exchange.send(
+            status, gzip.compress(gzip.compress(b" " * 1000)), Content_Encoding="gzip, gzip"
+        )
+
+    with pytest.raises(ModelUnavailable, match="compressed"):
+        ask(bomb, retries=0)
+
+
+def test_the_words_of_a_failure_are_read_for_a_time_and_up_to_a_size() -> None:
+    left = [10_000]  # so that the test ends without the protection too
+
+    def endless(exchange: Exchange) -> None:
+        exchange.send(500, b"")
+        with suppress(OSError):  # the client has gone
+            while left[0]:
+                left[0] -= 1
+                exchange.handler.wfile.write(b"x" * 1000)
+
+    with pytest.raises(ModelUnavailable, match="500 xxx"):
+        ask(endless, retries=0)
+    with pytest.raises(ModelUnavailable, match="too long"):
+        ask(failing(500, 1, ""), retries=0, reply_seconds=0.0)
+    assert left[0] > 0
+
+
+def test_words_that_are_nested_too_deeply_are_shown_as_they_are() -> None:
+    with pytest.raises(ModelError, match=r"422 \[\[\["):
+        ask(lambda exchange: exchange.send(422, b"[" * 5000))
 
 
 @pytest.mark.parametrize(
