@@ -179,7 +179,7 @@ class Agent(Closing):
         loop = self._working.get(run_of(caller.id))
         if loop is None:
             raise ClosedError("the run that asked for a tool is over")
-        toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note)
+        toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note, check=loop.check_budget)
         return toolsmith.build_new_tool(name, description, task=loop.task)
 
     @property

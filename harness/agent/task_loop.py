@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from ...policies.errors import ToolBudgetExceeded
 from ...runner.result import SandboxResult
 from ..runs.durable_runs import CallState, RunCall, Runs
 from ..sandbox.sandbox import Sandbox
@@ -83,7 +84,9 @@ class TaskLoop:
         self, messages: Sequence[Message], sampling: Sampling = USUAL, *,
         schema: dict[str, Any] | None = None, on_text: OnText | None = None,
     ) -> ModelReply:  # fmt: skip
-        """Ask the model, and count what it costs."""
+        """Ask the model, and count what it costs; with privacy, it sees tokens for personal data."""
+        if privacy := self._parts.sandbox.privacy:
+            messages = [each._replace(text=privacy.text(each.text)) for each in messages]
         reply = self._model.ask(messages, sampling, schema=schema, on_text=on_text)
         with self._lock:
             self._used = replace(
@@ -93,6 +96,14 @@ class TaskLoop:
                 money=self._used.money + self._limits.cost(self.name, reply),
             )
         return reply
+
+    def check_budget(self) -> None:
+        """Raise ToolBudgetExceeded if the run must not ask for another draft of a tool.
+
+        The step that asks is counted already, and may be the last one.
+        """
+        if why := self._limits.spent(replace(self._now(), steps=0)):
+            raise ToolBudgetExceeded(why, "use the tools that exist, or call final_answer")
 
     def note(self, told: str) -> None:
         """Tell what came of the draft of a tool, after the program that asked for it."""

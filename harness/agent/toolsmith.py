@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...policies.errors import ToolExists, ToolFailed, ToolInvalid, ToolNotFound
 from ..making.factory import ToolFactory
 from ..schemas.spec import Provenance, ToolSpec, ToolState
+from ..schemas.tool_names import normalised
 from ..text.hidden import line, prose
 from .messages import ChatModel, Message, Sampling
 from .reply import Block, fenced_blocks
@@ -40,22 +41,25 @@ class Draft(NamedTuple):
 class Toolsmith:
     """Makes tools in a ToolFactory, each with at most `attempts` drafts.
 
-    `on_draft` is told what came of each draft, in a line.
+    `on_draft` is told what came of each draft, in a line.  `check` is called before each draft, and
+    raises what forbids it.
     """
 
     def __init__(
         self, model: ChatModel, factory: ToolFactory, *, attempts: int = 4,
         on_draft: Callable[[str], None] = lambda told: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._model, self._factory, self._attempts = model, factory, attempts
-        self._on_draft = on_draft
+        self._on_draft, self._check = on_draft, check
 
     def build_new_tool(self, name: str, description: str, *, task: str = "") -> ToolSpec:
         """Return a tested tool of that name, or the tool that does the same already.
 
         Raises ToolInvalid for a name that no tool can have, ToolFailed if no draft passes its tests,
-        and ModelError.
+        ModelError, and what `check` raises.
         """
+        name = normalised(name)  # first: it is shown to the model
         if known := self._known(name):
             return known
         asked = f"Name: {name}\nWhat it must do: {prose(description, 4000)}"
@@ -63,6 +67,7 @@ class Toolsmith:
         provenance = Provenance(task=task[:1000], model=self._model.name)
         why = ""
         for attempt in range(self._attempts):
+            self._check()
             sampling = Sampling(temperature=0.2 * attempt, seed=attempt)
             reply = self._model.ask(messages, sampling)
             try:
