@@ -5,7 +5,7 @@ Everything behind them is the agent of this folder: programs and tools run in ce
 
 import io
 import os
-from collections.abc import Mapping
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
 
     `model_url` and `model_name` name the model's server; by default the variables OPENAI_BASE_URL and
     OPENAI_MODEL, of the environment or of a file `.env` in the working directory that this user owns
-    and nobody else may write.  `planning["max_react_steps"]` is the budget of steps, and
+    and nobody else may write.  A key of the environment is not sent to a server that only the file
+    names.  `planning["max_react_steps"]` is the budget of steps, and
     `mcp["execution_timeout"]` the seconds of a call of a tool.  `security["sandbox_enabled"]` must stay
     True: there is no other way of running anything.
     """
@@ -64,8 +65,11 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
     security: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        known = _environment()
-        self.openai_api_key = self.openai_api_key or known.get("OPENAI_API_KEY")
+        file = _file_variables()
+        known = file | os.environ
+        is_of_file = not self.model_url and not os.environ.get(_URL) and bool(file.get(_URL))
+        keys = file if is_of_file else known  # a repository's file must not send for the user's key
+        self.openai_api_key = self.openai_api_key or keys.get("OPENAI_API_KEY")
         self.anthropic_api_key = self.anthropic_api_key or known.get("ANTHROPIC_API_KEY")
         self.model_url = self.model_url or known.get(_URL) or _DEFAULT_URL
         self.model_name = self.model_name or known.get("OPENAI_MODEL") or ""
@@ -89,22 +93,21 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
         return ModelClient(self.model_url, self.model_name, key=self.openai_api_key or "")
 
 
-def _environment() -> Mapping[str, str]:
-    """Return the environment, with what a `.env` file of this user adds to it."""
+def _file_variables() -> dict[str, str]:
+    """Return the variables of a `.env` file of this user."""
     try:
-        with open(".env", encoding="utf-8") as file:
-            about = os.fstat(file.fileno())
-            text = file.read(65_536)
+        descriptor = os.open(".env", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
+            about = os.fstat(descriptor)
+            is_own = about.st_uid == os.geteuid() and not about.st_mode & 0o022
+            text = file.read(65_536) if is_own and stat.S_ISREG(about.st_mode) else ""
     except (OSError, UnicodeDecodeError):
-        return os.environ
-    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-        return os.environ
+        return {}
     from dotenv import dotenv_values  # part of the extra `agent`
 
-    found = {
-        name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value
-    }
-    return found | os.environ
+    # ${OPENAI_API_KEY} in a URL must stay as it is.
+    values = dotenv_values(stream=io.StringIO(text), interpolate=False)
+    return {name: value for name, value in values.items() if value}
 
 
 class WebAgent:

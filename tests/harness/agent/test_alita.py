@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,27 @@ def test_settings_come_from_the_environment_and_from_an_own_file(
     assert AlitaConfig().openai_api_key == "k"
     assert AlitaConfig().model_url == "http://127.0.0.1:1/v1"
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
-    assert AlitaConfig().openai_api_key == "mine"
+    assert AlitaConfig(model_url="http://127.0.0.1:2/v1").openai_api_key == "mine"
     Path(".env").chmod(0o666)  # another user could send the key elsewhere
+    assert AlitaConfig().model_url == "https://api.openai.com/v1"
+
+
+@pytest.mark.parametrize("name", ["plain", "${OPENAI_API_KEY}"])
+def test_a_file_that_names_the_server_does_not_get_the_key_of_the_environment(
+    config: AlitaConfig, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    Path(".env").write_text(f"OPENAI_BASE_URL=http://{name}.example/v1\n")
+    Path(".env").chmod(0o600)
+    config = AlitaConfig()
+    assert config.model_url == f"http://{name}.example/v1"
+    assert config.openai_api_key is None
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:2/v1")
+    assert AlitaConfig().openai_api_key == "mine"
+
+
+def test_a_file_that_is_a_pipe_is_not_waited_for(config: AlitaConfig) -> None:
+    os.mkfifo(".env", 0o600)
     assert AlitaConfig().model_url == "https://api.openai.com/v1"
 
 
