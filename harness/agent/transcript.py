@@ -85,8 +85,8 @@ class Transcripts:
         return run
 
     def take_up(self, run: str) -> None:
-        """Record that this process works on a run; raises PolicyError if it is over, or another
-        process that lives works on it."""
+        """Record that this process works on a run; raises PolicyError if it is over, or a process that
+        lives works on it, be it this one."""
         with self._database.writing("change") as db:
             found = db.execute("SELECT state, owner FROM agents WHERE run = ?", (run,)).fetchone()
             if found is None:
@@ -94,7 +94,7 @@ class Transcripts:
             state, owner = found
             if state == COMPLETED:
                 raise PolicyError(f"run {run} cannot be resumed: it is completed")
-            if state == RUNNING and owner != _this_process() and _lives(owner):
+            if state == RUNNING and _lives(owner):
                 raise PolicyError(
                     f"run {run} cannot be resumed: process {owner.partition(' ')[0]} works on it",
                     "wait until it ends, or end that process",
