@@ -5,6 +5,7 @@ in a cell, because a parser of hostile bytes does not belong in this process.
 """
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +83,7 @@ class Research:
         if pypi:
             self._engines.append(self._on_pypi)
         self._folders = [Path(each) for each in folders]
+        self._real_folders = [Path(os.path.realpath(each)) for each in folders]
         self._installed = installed
         self._index: SearchIndex | None = None
 
@@ -158,7 +160,9 @@ class Research:
         ]
 
     def _documents(self) -> list[tuple[str, str, str]]:
-        found = [(str(path), path.stem, text) for path in self._paths() if (text := _text_of(path))]
+        found = [
+            (str(path), path.stem, text) for path in self._paths() if (text := self._text_of(path))
+        ]
         if self._installed:
             from importlib.metadata import distributions
 
@@ -183,17 +187,23 @@ class Research:
             raise ToolNotFound(
                 f"there is no document {line(str(path))!r}", "see what search returns"
             )
-        return prose(_text_of(path), _PAGE)
+        return prose(self._text_of(path), _PAGE)
 
+    def _text_of(self, path: Path) -> str:
+        """Return the text of a regular file, "" for any other, and for one that cannot be read.
 
-def _text_of(path: Path) -> str:
-    """Return the text of a regular file, "" for any other, and for one that cannot be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return file.read(_MOST_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+        A directory on the way may become a link meanwhile, so the open file must be in a folder.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+                is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                if not is_regular or not any(map(opened.is_relative_to, self._real_folders)):
+                    return ""
+                return file.read(_MOST_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def _items(told: object, key: str) -> list[Any]:

@@ -65,6 +65,29 @@ def test_documents_of_a_folder_are_found_and_read(tmp_path: Path) -> None:
                 research.read(outside, sandbox)
 
 
+def test_a_directory_that_becomes_a_link_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents, elsewhere = tmp_path / "documents", tmp_path / "elsewhere"
+    for folder in (documents / "sub", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "a.md").write_text(f"text of {folder.name}")
+    research = Research(folders=[documents])
+    listed = Research._paths
+
+    def swapped(self: Research) -> list[Path]:
+        found = listed(self)
+        (documents / "sub").rename(documents / "old")
+        (documents / "sub").symlink_to(elsewhere)
+        return found
+
+    path = str(documents / "sub" / "a.md")
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        assert research.read(path, sandbox) == "text of sub"
+        monkeypatch.setattr(Research, "_paths", swapped)
+        assert research.read(path, sandbox) == ""
+
+
 def test_installed_packages_are_found_by_their_summaries() -> None:
     found = Research(installed=True).search("fast serialization and validation library")
     assert "package msgspec" in [each.source for each in found]
