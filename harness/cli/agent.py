@@ -22,7 +22,7 @@ from ..agent.transcript import FAILED as AGENT_FAILED
 from ..agent.transcript import PAUSED, Transcripts
 from ..runs.durable_runs import Runs
 from ..state import make_private_directory, state_directory
-from ..text.presentation import presented_whole, shortened
+from ..text.presentation import present, presented_whole, shortened
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
 from .options import FAILED, SUCCEEDED, add_json, add_policy, add_subcommands, policy_of, print_json
@@ -223,8 +223,10 @@ def _indented(text: str) -> str:
 
 
 def _print_approval(waiting: "Approval") -> None:
-    words = presented_whole(waiting.tool, waiting.arguments)
-    print(f"waits: {waiting.approval}  {harmless(waiting.tool)}  {words}", file=sys.stderr)
+    shown = present(waiting.arguments)
+    cut = "" if shown.is_whole else "  (too long to be shown whole, so it can be rejected only)"
+    words = f"{harmless(waiting.tool)}  {shown.text}{cut}"
+    print(f"waits: {waiting.approval}  {words}", file=sys.stderr)
 
 
 def _text(answer: Any) -> str:
@@ -241,8 +243,10 @@ def _outcome(result: AgentResult) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _records(options: argparse.Namespace) -> Iterator[tuple[Transcripts, Runs]]:
-    """Open the files of the runs; raises RegistryError if there are none."""
+    """Open the files of the runs; raises PolicyError if there are none."""
     place = _directory(options)
+    if not (place / "agents.db").exists():
+        raise PolicyError(f"there are no runs in {place}", "name another place by --directory")
     transcripts = Transcripts(place / "agents.db", must_exist=True)
     with contextlib.closing(transcripts), Runs(place / "calls.db") as calls:
         yield transcripts, calls
@@ -256,7 +260,7 @@ def _runs(options: argparse.Namespace) -> int:
         return SUCCEEDED
     for each in runs:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began))
-        reason = f" ({harmless(each.reason)})" if each.reason else ""
+        reason = f" ({harmless(shortened(each.reason))})" if each.reason else ""
         print(f"{each.run}  {began}  {each.state}{reason}  {harmless(shortened(each.task))}")
     return SUCCEEDED
 
@@ -330,15 +334,20 @@ def _reject(options: argparse.Namespace) -> int:
 
 
 def _decide(options: argparse.Namespace, decide: Callable[[Runs, str], bool], word: str) -> int:
-    """Decide on the calls of a run; what is approved is shown whole before."""
+    """Decide on the calls of a run, each of which is printed before.
+
+    Raises ApprovalRequired, and approves none, if one of them is too long to be printed whole.
+    """
     with _records(options) as (transcripts, calls):
         run = transcripts.get(options.run).run
         waiting = [each for each in calls.pending() if each.run.startswith(f"{run}-")]
         waiting = [each for each in waiting if options.approval in (None, each.approval)]
+        for each in waiting if decide is Runs.approve else ():
+            presented_whole(each.tool, each.arguments)
         for each in waiting:
-            words = presented_whole(each.tool, each.arguments)
+            _print_approval(each)
             if decide(calls, each.approval):
-                print(f"{word} {harmless(each.tool)}, once: {words}")
+                print(f"{word} {harmless(each.tool)}{', once' if word == 'approved' else ''}")
     if not waiting:
         print(f"cellwright: no such call of run {run} waits for approval", file=sys.stderr)
         return FAILED
