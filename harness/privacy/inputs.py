@@ -44,9 +44,20 @@ def tokenised_inputs(given: CallInputs, scope: PrivacyScope, *, refuse_binary: b
             return values
         return {key: content(f"{name}: {key!r}", value) for key, value in values.items()}
 
+    def named(values: _Content) -> _Content:
+        """Return files with tokens in their names too."""
+        if not isinstance(values, Mapping):
+            return values
+        made = {
+            scope.text(key) if isinstance(key, str) else key: each for key, each in values.items()
+        }
+        if len(made) < len(values):
+            raise PolicyError("files: two names differ in the writing of personal data alone")
+        return made
+
     return CallInputs(
         scope.json(dict(given.inputs)).value if isinstance(given.inputs, Mapping) else given.inputs,
-        contents("files", given.files),
+        named(contents("files", given.files)),
         content("stdin", given.stdin),
         contents("env", given.env),
         tuple(map(scope.text, given.arguments)),

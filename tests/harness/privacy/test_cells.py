@@ -17,9 +17,11 @@ from cellwright import (
     Runs,
     Sandbox,
     ToolArgumentsInvalid,
+    ToolFactory,
     tool,
 )
 from cellwright.runner.result import SandboxResult
+from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -139,6 +141,34 @@ def test_inputs_of_the_host_are_tokens_in_the_cell(sandbox: Sandbox) -> None:
     assert not SECRET.search(every_text(result))
     assert len(set(re.findall(r"pii_email_\w{8}", result.stdout))) == 1
     assert result.stdout.count("pii_email_") == 5
+
+
+def test_names_of_files_are_tokens_in_the_cell(sandbox: Sandbox) -> None:
+    code = "import os\n' '.join(''.join(os.listdir('.')))"  # in a form that nobody finds
+    found = sandbox.execute(code, files={f"{MAIL}.txt": "x", "plain.csv": "y"}).value.replace(
+        " ", ""
+    )
+    assert "ann" not in found
+    assert "pii_email_" in found
+    assert "plain.csv" in found
+    with pytest.raises(PolicyError, match="differ in the writing"):
+        sandbox.execute("1", files={MAIL: "x", MAIL.upper(): "y"})
+
+
+@pytest.mark.parametrize(("inputs", "is_told"), [("tokens", False), ("values", True)])
+def test_a_made_tool_gets_tokens_whatever_a_rule_restores(inputs: Any, is_told: bool) -> None:
+    privacy = Privacy(restore=["send_on:to"], inputs=inputs)
+    source = "def send_on(to: str) -> list:\n    return [ord(each) for each in to]"
+    policy = policy_named("strict")
+    with (
+        Sandbox(policy=policy, pool=0, privacy=privacy) as ceiling,
+        ToolFactory(ceiling, pool=0) as factory,
+        Sandbox(policy=policy, pool=0, privacy=privacy, tools=factory.broker) as sandbox,
+    ):
+        factory.create_tool("send_on", "Send on.", source)
+        code = f"import tools\ntools.send_on(to={privacy.text(MAIL)!r})"
+        told = sandbox.execute(code).value
+    assert ("".join(map(chr, told)) == MAIL) is is_told
 
 
 def test_content_that_is_no_text_is_refused_or_passed_on() -> None:
