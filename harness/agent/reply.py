@@ -20,7 +20,8 @@ _ACTION = re.compile(r"^[ \t]*Action[ \t]*:[ \t]*`?([A-Za-z_][\w.]*)`?[ \t]*$", 
 _INPUT = re.compile(r"^[ \t]*Action[ \t]*Input[ \t]*:", re.M | re.I)
 _ANSWER = re.compile(r"^[ \t]*Final[ \t]*Answer[ \t]*:[ \t]*", re.M | re.I)
 # What models of several families write around a call, and servers sometimes leave in the text.
-_CONTROL = re.compile(r"<\|[a-z_]{1,24}\|>|</?(?:tool_call|think)>")
+_CONTROL = re.compile(r"<\|[a-z_]{1,24}\|>|</?tool_call>")
+_THINKING, _THOUGHT = "<think>", re.compile(r"^[ \t]*</think>[ \t]*$", re.M)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 
 
@@ -55,7 +56,7 @@ Action = CodeAction | FinalAnswer | Unusable
 
 def read_reply(reply: ModelReply) -> Action:
     """Return the action that a reply asks for; a reply is never executed in part."""
-    text = _CONTROL.sub("", reply.text)
+    text = _CONTROL.sub("", _without_thinking(reply.text))
     if reply.requests:
         return _requested(text, reply.requests)
     blocks, is_open = fenced_blocks(text)
@@ -72,6 +73,15 @@ def read_reply(reply: ModelReply) -> Action:
     if not text.strip():
         return Unusable("it is empty")
     return Unusable("it has no code block, no Action and no Final Answer")
+
+
+def _without_thinking(text: str) -> str:
+    """Return what follows the thoughts that a reasoning model writes first: drafts of programs in them
+    are not to be run.  Some servers leave out the tag that opens them."""
+    if text.lstrip().startswith(_THINKING):
+        return text.partition("</think>")[2]
+    ended = _THOUGHT.search(text)
+    return text[ended.end() :] if ended else text
 
 
 def fenced_blocks(text: str) -> tuple[list[Block], bool]:

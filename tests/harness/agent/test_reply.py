@@ -28,10 +28,17 @@ def read(text: str, finish: str = "stop", *requests: tuple[str, str]) -> Action:
         ("```bash\nls\n```\n```python\nx\n```", "x"),
         ("<|channel|>```python\nx\n```", "x"),
         ("```python\nx\n```\n```python\ny", "x"),
+        ("<think>\n```python\ndraft\n```\n</think>\n```python\nx\n```", "x"),
+        ("a draft:\n```python\ndraft\n```\n</think>\n\n```python\nx\n```", "x"),
+        ("```python\nprint('</think>')\n```", "print('</think>')"),
     ],
 )
 def test_python_blocks_are_the_program(text: str, code: str) -> None:
     assert read(text)[1] == code  # type: ignore[index]
+
+
+def test_a_draft_in_thoughts_without_an_end_is_not_run() -> None:
+    assert isinstance(read("<think>\n```python\ndraft\n```\nbut", "length"), Unusable)
 
 
 def test_the_text_before_a_block_is_the_thought() -> None:
