@@ -24,6 +24,7 @@ from .messages import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest,
 KEY_VARIABLE = "OPENAI_API_KEY"
 _MOST_BYTES = 8 << 20  # of one answer, with what frames its text
 _MOST_CHARACTERS = 1 << 20  # of the text of a reply
+_MOST_REPLY_TOKENS = 4096
 _MOST_REQUESTS = 32  # calls of tools in one reply
 _SHOWN = 300  # characters of a server's own words in an error
 _FIRST_WAIT_SECONDS = 0.5  # doubled with each repetition
@@ -39,7 +40,8 @@ class ModelClient(Closing):
     that may pass without a byte, also before the first token; `reply_seconds`: those that one reply may
     take.  `retries`: how often a request that
     failed for a reason that may pass is repeated.  `context_tokens`: of the conversation with its
-    reply, as the server was started.  `reply_tokens`: the longest reply.  `extra`: further members of
+    reply, as the server was started.  `reply_tokens`: the longest reply, by default a quarter of the
+    context, at most 4,096.  `extra`: further members of
     each request.
 
     Raises PolicyError for invalid arguments.
@@ -48,17 +50,16 @@ class ModelClient(Closing):
     def __init__(
         self, url: str, model: str = "", *, key: str | None = None, timeout: float = 120.0,
         reply_seconds: float = 600.0, retries: int = 4, context_tokens: int = 16_384,
-        reply_tokens: int = 4096, first_wait: float = _FIRST_WAIT_SECONDS,
+        reply_tokens: int | None = None, first_wait: float = _FIRST_WAIT_SECONDS,
         extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        if not url.startswith(("http://", "https://")):
-            raise PolicyError(
-                f"model: must be the URL of a server, got {url!r}",
-                "llama-server and vLLM have http://127.0.0.1:8080/v1",
-            )
+        self._shown_url = _checked(url)
+        if reply_tokens is None:
+            reply_tokens = min(_MOST_REPLY_TOKENS, context_tokens // 4)
         if not 0 < reply_tokens < context_tokens:
             raise PolicyError(
-                f"reply_tokens: must be > 0 and less than context_tokens, got {reply_tokens}"
+                f"reply_tokens: must be > 0 and less than context_tokens, got {reply_tokens} of "
+                f"{context_tokens}"
             )
         self.url, self.name, self.context_tokens = url.rstrip("/"), model, context_tokens
         self._reply_tokens, self._reply_seconds = reply_tokens, reply_seconds
@@ -90,7 +91,7 @@ class ModelClient(Closing):
             except _MayPassError as failure:
                 if wait is None:
                     raise ModelUnavailable(
-                        f"the model at {self.url} does not answer: {failure}",
+                        f"the model at {self._shown_url} does not answer: {failure}",
                         "start the server, and resume the run",
                     ) from failure
                 if self._closed.wait(max(wait, failure.wait_seconds)):
@@ -139,7 +140,9 @@ class ModelClient(Closing):
                     raise _MayPassError(words)
                 if response.status_code in _MAY_PASS:
                     raise _MayPassError(words, _retry_after(response))
-                raise ModelError(f"the model at {self.url} refuses: {words}", _way_out(response))
+                raise ModelError(
+                    f"the model at {self._shown_url} refuses: {words}", _way_out(response)
+                )
         except httpx2.TimeoutException:
             raise _MayPassError("nothing came in time") from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
@@ -152,6 +155,20 @@ class ModelClient(Closing):
             return answer.reply(text, asked, said, is_estimated=False)
         asked = sum(estimated_tokens(each.text) for each in messages)
         return answer.reply(text, asked, estimated_tokens(text), is_estimated=True)
+
+
+def _checked(url: str) -> str:
+    """Return a URL as errors may show it, without a password; raises PolicyError for an invalid one."""
+    try:
+        parsed = httpx2.URL(url)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return str(parsed.copy_with(userinfo=b"")).rstrip("/")
+    except httpx2.InvalidURL:
+        pass
+    raise PolicyError(
+        f"model: must be the URL of a server, got {url!r}",
+        "llama-server and vLLM have http://127.0.0.1:8080/v1",
+    )
 
 
 class _MayPassError(Exception):

@@ -188,8 +188,32 @@ def test_words_that_are_nested_too_deeply_are_shown_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"url": "127.0.0.1"}, {"url": "http://x", "reply_tokens": 1 << 20}]
+    "given",
+    [
+        {"url": "127.0.0.1"},
+        {"url": "http://"},
+        {"url": "http://[::1"},
+        {"url": "file:///x"},
+        {"url": "http://x", "reply_tokens": 1 << 20},
+        {"url": "http://x", "context_tokens": 3},
+    ],
 )
 def test_invalid_arguments_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
         ModelClient(**given)  # type: ignore[arg-type]
+
+
+def test_the_longest_reply_fits_into_a_small_context() -> None:
+    with client("hi", context_tokens=4096) as (model, server):
+        model.ask(ASKED)
+    assert server.requests[0]["max_tokens"] == 1024
+
+
+def test_an_error_does_not_show_the_password_of_the_url() -> None:
+    with (
+        ModelClient("http://me:hunter2@127.0.0.1:1/v1", retries=0) as model,
+        pytest.raises(ModelUnavailable) as failed,
+    ):
+        model.ask(ASKED)
+    assert "hunter2" not in str(failed.value)
+    assert "127.0.0.1:1/v1" in str(failed.value)
