@@ -355,7 +355,7 @@ def check_path(path: str, where: str = "path") -> None:
     the places that a cell builds itself."""
     if not isinstance(path, str) or "\0" in path:
         raise PolicyError(f"{where}: must be a path without NUL, got {path!r}")
-    _check_encodable(where, path)
+    check_encodable(where, path)
     if path != os.path.normpath(path) or not path.startswith("/") or path.startswith("//"):
         raise PolicyError(f"{where}: must be a plain absolute path, got {path!r}")
     own = path.startswith(_OWN_TREES) and not path.startswith(_SHARED_MEMORY)
@@ -411,10 +411,11 @@ def check_variable(name: object, value: object, where: str = "environment") -> N
         )
     if "\0" in value or "\n" in value:
         raise PolicyError(f"{where}: the value of {name!r} must not hold NUL or newline")
-    _check_encodable(where, name + value)
+    check_encodable(where, name + value)
 
 
-def _check_encodable(where: str, text: str) -> None:
+def check_encodable(where: str, text: str) -> None:
+    """Raise PolicyError for a text that UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

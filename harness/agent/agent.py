@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...policies.closing import Closing
 from ...policies.errors import ClosedError, PolicyError
-from ...policies.policy import Policy
+from ...policies.policy import Policy, check_encodable
 from ...runner.settings import PoolSettings
 from ..making.factory import ToolFactory
 from ..runs.durable_runs import Runs
@@ -142,6 +142,7 @@ class Agent(Closing):
     def _begin(self, task: str) -> str:
         if not task.strip():
             raise PolicyError("task: must not be empty")
+        check_encodable("task", task)
         return self._transcripts.begin(task, self.model.name)
 
     def _events(self, run: str, on_text: OnText | None) -> Events:

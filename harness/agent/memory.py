@@ -17,7 +17,7 @@ from ...policies.errors import PolicyError
 from ..database import Database
 from ..search.documents import document_of
 from ..search.search import SearchIndex
-from ..text.hidden import line, prose
+from ..text.hidden import line
 
 _FORMAT = 1
 _SCHEMA = """
@@ -113,7 +113,7 @@ class AgentMemory(Closing):
 
         Raises PolicyError if it is empty or longer than 1,000 characters, or there are 200 already.
         """
-        clean = prose(text, _LONGEST)
+        clean = line(text, _LONGEST)
         if not clean or len(text) > _LONGEST:
             raise PolicyError("fact: must have 1 to 1,000 characters")
         with self._database.writing("add to") as db:

@@ -73,6 +73,9 @@ class Research:
             raise PolicyError(
                 "http: is missing", "pass HttpClient([NetworkRule(...)]) with the hosts to ask"
             )
+        for each in folders:
+            if not os.path.isdir(each):
+                raise PolicyError(f"folders: not a directory: {os.fspath(each)!r}")
         self._request = http_tool(http) if http else None
         self._engines: list[Callable[[str, Caller], list[ResearchFinding]]] = []
         if search_url:

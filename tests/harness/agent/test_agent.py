@@ -407,6 +407,13 @@ def _accepted(request: dict[str, Any]) -> int:
     )
 
 
+def test_a_task_must_be_text_that_can_be_stored(make: Make) -> None:
+    agent = make([answer("1")])
+    for task in (" ", "a\udcffb"):
+        with pytest.raises(PolicyError, match="task: must"):
+            agent.run(task)
+
+
 def test_an_agent_needs_the_url_of_a_model(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="URL"):
         Agent("llama", directory=tmp_path / "a")

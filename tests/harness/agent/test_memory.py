@@ -40,7 +40,7 @@ def test_a_run_that_is_noted_twice_counts_once(memory: AgentMemory) -> None:
 
 def test_facts_are_kept_by_a_person_and_recalled_by_their_words(memory: AgentMemory) -> None:
     kept = memory.keep_fact("The company's sales year begins in April.")
-    memory.keep_fact("Ann is the administrator.")
+    assert memory.keep_fact("Ann is\n\nthe administrator.").text == "Ann is the administrator."
     assert memory.facts_for("When does the sales year begin?") == (kept,)
     assert memory.forget_fact(kept.id)
     assert not memory.forget_fact(kept.id)

@@ -93,6 +93,11 @@ def test_installed_packages_are_found_by_their_summaries() -> None:
     assert "package msgspec" in [each.source for each in found]
 
 
+def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="folders: not a directory"):
+        Research(folders=[tmp_path / "missing"])
+
+
 def test_without_a_client_no_page_is_read() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, pytest.raises(ToolNotFound):
         Research().read("http://localhost/", sandbox)
