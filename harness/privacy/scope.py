@@ -3,6 +3,7 @@
 Replaces values in texts, in JSON and in the content of files, and restores tokens.
 """
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,10 @@ from .values import ValueVault
 _MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 
 
+_ANNOUNCEMENT = "phone: "  # PhoneDetector looks for it before digits without groups
+_PHONE_NAME = re.compile(
+    r"(?i)(?:phone|mobile|fax|msisdn|whatsapp)s?(?:[_ -]?(?:no|nr|numbers?))?$|^(?:tel|cell)$"
+)
 _LEAST_NUMBER = 10**7  # shorter numbers are of no kind that detectors find
 
 
@@ -140,7 +145,11 @@ class PrivacyScope:
         return Replaced(made if counts else value, dict(counts))
 
     def _kind_by_name(self, value: Any, place: ToolPlace) -> str:
-        """Return "secret" for a text whose entry is called a password, or the like."""
+        """Return "secret" for a text whose entry is called a password, or the like, and "phone" for a
+        number that only the name of its entry announces."""
+        is_digits = isinstance(value, str | int) and not isinstance(value, bool)
+        if is_digits and "phone" in self._kinds and _PHONE_NAME.search(place.name):
+            return "phone" if self._normal_of(str(value), "phone") else ""
         if "secret" in self._kinds and isinstance(value, str) and secret_named(place.name, value):
             return "secret"
         return ""
@@ -160,10 +169,16 @@ class PrivacyScope:
             )
         if any(self.value(each.token) for each in tokens_in(written)):
             return self.text(written)
-        found = [each for each in self.find(written) if (each.start, each.end) == (0, len(written))]
-        normal = found[0].normal if found and found[0].kind == kind else written.casefold()
+        normal = self._normal_of(written, kind) or written.casefold()
         counts[kind] += 1
         return self._tokens_for([KnownValue(kind, normal, written)])[0]
+
+    def _normal_of(self, written: str, kind: str) -> str:
+        """Return the normal form of a text that is one value of that kind; empty if it is not."""
+        said = _ANNOUNCEMENT * (kind == "phone") + written
+        whole = len(said) - len(written), len(said)
+        found = [each for each in self.find(said) if (each.start, each.end) == whole]
+        return found[0].normal if found and found[0].kind == kind else ""
 
     def content(self, data: bytes) -> bytes:
         """Return the content of a file with tokens in place of values, if it is text.

@@ -92,6 +92,17 @@ def test_a_number_is_withheld_where_the_schema_allows_no_text() -> None:
     assert "4111" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["phone", "phoneNumber", "home_phones", "mobile", "Fax-No", "tel"])
+def test_the_name_of_an_entry_announces_a_phone_number(name: str) -> None:
+    scope = Privacy(kinds=["phone"]).scope()
+    token = scope.text("call (415) 555-2671").split()[1]
+    assert scope.json({name: "415-555-2671"}).value == {name: token}
+    assert scope.json({name: ["4155552671", 4155552671, None, "unknown", 7]}).value == {
+        name: [token, token, None, "unknown", 7]
+    }
+    assert scope.json({f"{name}_id": "9155552671"}).counts == {}
+
+
 def test_cursors_stay_and_passwords_go() -> None:
     scope = Privacy().scope()
     cursor = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7x"
