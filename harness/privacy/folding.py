@@ -62,6 +62,8 @@ def _fold(character: str) -> str:
     category = unicodedata.category(character)
     if category in ("Cf", "Mn", "Me", "Cc", "Cs") or character in _SHY:
         return ""
+    if category == "Pd" or character == "\u2212":  # dashes, such as of word processors
+        return "-"
     if category == "Nd":
         return str(unicodedata.digit(character))
     return unicodedata.normalize("NFKC", character) if category != "Zs" else " "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...policies.errors import PolicyError
-from ..text.secrets import names_no_secret, secret_named
+from ..text.secrets import find_secrets, names_no_secret, secret_named
 from ..text.walking import changed, spliced
 from .detector import Detector, FoundValue, merged
 from .folding import decoded, views
@@ -155,8 +155,11 @@ class PrivacyScope:
         return ""
 
     def _identifier(self, value: str, text: Callable[[str], str]) -> str:
-        """Return what stands under a name such as `cursor`: it may look random, and is no secret."""
-        return value if all(each.kind == "secret" for each in self.find(value)) else text(value)
+        """Return what stands under a name such as `cursor`: it may look random, and is no secret
+        unless it has the form of one."""
+        is_secret = any(find_secrets(value, at_random=False))
+        only_looks = all(each.kind == "secret" for each in self.find(value))
+        return value if only_looks and not is_secret else text(value)
 
     def _declared(self, value: Any, kind: str, place: ToolPlace, counts: Counter[str]) -> Any:
         """Return the token of what stands at a declared place; nothing stays nothing."""

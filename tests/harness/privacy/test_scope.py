@@ -92,6 +92,20 @@ def test_a_number_is_withheld_where_the_schema_allows_no_text() -> None:
     assert "4111" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["id", "next_token", "cursor"])
+def test_a_secret_by_its_form_goes_under_any_name(name: str) -> None:
+    secret = "ghp_" + "a8Zk3LmQ9rT2vX7yB4nC6dF1gH5jK0pW2sE8"
+    assert Privacy().scope().json({name: secret}).counts == {"secret": 1}
+
+
+@pytest.mark.parametrize("dash", ["\u2010", "\u2011", "\u2013", "\u2014", "\u2212", "\uff0d"])
+def test_dashes_of_word_processors_separate_groups(dash: str) -> None:
+    for kind, value in (("card", "4111-1111-1111-1111"), ("ssn", "536-22-8726")):
+        scope = Privacy(kinds=[kind]).scope()
+        assert scope.text(value.replace("-", dash)) == scope.text(value)
+        assert scope.text(value).startswith(f"pii_{kind}_")
+
+
 @pytest.mark.parametrize("name", ["phone", "phoneNumber", "home_phones", "mobile", "Fax-No", "tel"])
 def test_the_name_of_an_entry_announces_a_phone_number(name: str) -> None:
     scope = Privacy(kinds=["phone"]).scope()
