@@ -36,6 +36,13 @@ def test_a_line_of_the_kernel_is_read_whole() -> None:
     )
 
 
+def test_a_name_is_one_line_whatever_is_in_it() -> None:
+    """The kernel escapes a newline in a name, and nothing else that ends a line elsewhere."""
+    name = b"/workspace/x\r40000-50000 rwxp 00000000 00:00 0\x0b\x0c\x1c\xc2\x85y"
+    (found,) = parse(b"1000-2000 r--p 00000000 00:2a 5    " + name + b"\n")
+    assert found.name == name
+
+
 def test_equal_layouts_need_no_change() -> None:
     assert described(BASE) == []
 
