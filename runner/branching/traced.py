@@ -33,9 +33,9 @@ class Traced:
         self._is_stopped = False
         self._stop()
         try:
+            signal.pidfd_send_signal(pidfd, 0)  # the number is still this process's
             if not is_source:
                 tracing.die_with_us(self.pid)
-            signal.pidfd_send_signal(pidfd, 0)  # the number is still this process's
             self.directory = self._open_directory()
             self.parked = self._wait_for_request()
             self.extended = tracing.registers(self.pid, machine.extended)
