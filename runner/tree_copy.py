@@ -1,8 +1,8 @@
 """The files of a session's own file systems, copied into a fresh cell.
 
 The supervisor reads them through the descriptor of /workspace that it holds, as everything that a guest
-made: no link is followed, and entries, levels, bytes and time are bounded.  A program in the fresh cell
-writes them, so that its cell pays for them and nothing of the host is written.
+made: no link is followed, and entries, levels, names, bytes and time are bounded.  A program in the
+fresh cell writes them, so that its cell pays for them and nothing of the host is written.
 """
 
 import errno
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .kernel.files import open_beneath
-from .workspace import MOST_LEVELS, room
+from .workspace import MOST_LEVELS, PATH_CHARACTERS, room
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ENTRIES = 20_000
@@ -22,6 +22,7 @@ _SECONDS = 5.0
 _BATCH_BYTES = 8 * 1024 * 1024
 _HEAD_BYTES = 8
 _BLOCK_BYTES = 512  # of st_blocks (stat(2))
+_CHANGES = "its files change while they are copied"
 _ENTRY_BYTES = 20  # that tmpfs counts for each name in a directory (BOGO_DIRENT_SIZE in mm/shmem.c)
 
 # Runs in the fresh cell, before it becomes a copy: so it leaves no trace but the files.
@@ -120,11 +121,14 @@ def _walk(
 ) -> Iterator[bytes]:
     device, left = os.fstat(root).st_dev, room(root)
     waiting = [(b".", 0)]
-    count = 0
+    count = characters = 0
     while waiting:
         directory, level = waiting.pop()
         for path, status, link in _entries(root, directory):
             count += 1
+            characters += len(path) + len(link)
+            if characters > PATH_CHARACTERS:
+                raise Uncopied("the paths and links of its files are too long to copy them")
             if count > _ENTRIES or level >= MOST_LEVELS or time.monotonic() > deadline:
                 raise Uncopied("it has too many files, or directories too deep, to copy them")
             if status.st_dev != device:
@@ -139,7 +143,7 @@ def _walk(
             else:
                 left -= status.st_blocks * _BLOCK_BYTES
                 if left < 0:
-                    raise Uncopied("its files change while they are copied")
+                    raise Uncopied(_CHANGES)
                 yield from _file(root, path, status, entry, batch)
 
 
@@ -174,19 +178,33 @@ def _file(
     opened = open_beneath(root, path, _FLAGS)
     try:
         pieces: list[tuple[int, int]] = []
-        for offset, length in _stretches(opened, status.st_size):
-            for start in range(offset, offset + length, _BATCH_BYTES):
-                data = os.pread(opened, min(_BATCH_BYTES, offset + length - start), start)
-                pieces.append((start, len(data)))
-                batch.data.append(data)
-                batch.size += len(data)
-                if batch.size >= _BATCH_BYTES:
-                    batch.add_file(entry, status.st_size, pieces)
-                    yield batch.take()
-                    pieces = []
+        for start, data in _content(opened, status):
+            pieces.append((start, len(data)))
+            batch.data.append(data)
+            batch.size += len(data)
+            if batch.size >= _BATCH_BYTES:
+                batch.add_file(entry, status.st_size, pieces)
+                yield batch.take()
+                pieces = []
         batch.add_file(entry, status.st_size, pieces)
     finally:
         os.close(opened)
+
+
+def _content(opened: int, status: os.stat_result) -> Iterator[tuple[int, bytes]]:
+    """Yield what a file has, in pieces, and where; raises Uncopied if it has not what `status` says.
+
+    Else a program that fills it before us, or cuts it, would have us read for ever.
+    """
+    left = status.st_blocks * _BLOCK_BYTES
+    for offset, length in _stretches(opened, status.st_size):
+        left -= length
+        for start in range(offset, offset + length, _BATCH_BYTES):
+            size = min(_BATCH_BYTES, offset + length - start)
+            data = os.pread(opened, size, start)
+            if left < 0 or len(data) != size:
+                raise Uncopied(_CHANGES)
+            yield start, data
 
 
 def _stretches(opened: int, size: int) -> Iterator[tuple[int, int]]:

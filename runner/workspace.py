@@ -25,7 +25,7 @@ _ENTRIES = 20_000
 # Of a path below /workspace.  The next cell opens a file by its whole path: with /workspace/ and a NUL
 # this is PATH_MAX (limits.h).  A program can make longer paths with chdir(2).
 MOST_PATH_BYTES = 4096 - len("/workspace/") - 1
-_PATH_CHARACTERS = (
+PATH_CHARACTERS = (
     4 * 1024 * 1024
 )  # of all paths together: each may have 4,095, and is kept in memory
 _SECONDS = 5.0
@@ -281,7 +281,7 @@ def _walk(
         for entry in _scan(workspace, path, leave_out):
             name = f"{path}/{entry.name}" if path else entry.name
             entries, characters = entries + 1, characters + len(name)
-            too_many = entries > _ENTRIES or characters > _PATH_CHARACTERS
+            too_many = entries > _ENTRIES or characters > PATH_CHARACTERS
             if too_many or time.monotonic() > deadline:
                 return leave_out("there are too many for a look")
             if not _is_utf8(name):

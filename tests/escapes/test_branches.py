@@ -115,6 +115,16 @@ HOSTILE = {
         "f = open(name, 'w+'); f.write('x' * 4096); f.flush()\nm = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, 1)\nf.close()"),
         "laid out",
     ),
+    "a name with a carriage return": (
+        ("import mmap\nname = 'x\\r7f0000000000-7f0000001000 rwxp 00000000 00:00 0 [vdso]'\n"
+        "f = open(name, 'w+'); f.write('x' * 4096); f.flush()\nm = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, 1)\nf.close()"),
+        "laid out",
+    ),
+    "files of long paths and links": (
+        ("import os\nlong = '\\xff' * 120\nfor n in range(15): os.mkdir(long); os.chdir(long)\n"
+        "for n in range(1100): os.symlink(long * 2, str(n))\nos.chdir('/workspace')"),
+        "paths and links",
+    ),
     "a name as of a library": (
         ("import mmap, os, sys\nos.makedirs('usr/lib'); f = open('usr/lib/libc.so.6', 'w+'); f.write('x' * 4096); f.flush()\n"
         "m = mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, 1); f.close()"),
