@@ -31,8 +31,9 @@ class Traced:
         self._is_source = is_source
         self._opened: list[int] = []
         self._is_stopped = False
-        self._stop()
+        self._signal = 0  # that comes to it when it goes on
         try:
+            self._stop()
             signal.pidfd_send_signal(pidfd, 0)  # the number is still this process's
             if not is_source:
                 tracing.die_with_us(self.pid)
@@ -42,8 +43,12 @@ class Traced:
             self._memory = self.open("mem", os.O_RDONLY if is_source else os.O_RDWR)
             if self.read(self.parked.instruction, len(machine.instruction)) != machine.instruction:
                 raise NotCopyable("it does not wait for a request")
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, tracing.Signalled):
+                self._is_stopped, self._signal = True, error.number
             self.close(dies=not is_source)
+            if is_source and isinstance(error, tracing.Signalled):
+                raise NotCopyable("a signal came to it at this moment") from None
             raise
 
     def _stop(self) -> None:
@@ -149,7 +154,7 @@ class Traced:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 tracing.reap(self.pid)
             else:
-                tracing.let_go(self.pid)
+                tracing.let_go(self.pid, self._signal)
 
 
 def number_of(pidfd: int) -> int:

@@ -26,26 +26,30 @@ _WALL = 0x40000000  # wait for threads of any kind
 _VECTOR = struct.Struct("=2Q")  # struct iovec
 
 
-def stop(pid: int) -> None:
-    """Attach to a process and stop it.
+class Signalled(InterruptedError):  # noqa: N818 - it happens to the traced process
+    """A signal that comes to a traced process has stopped it: `number`, 0 for a stop of its group."""
 
-    Raises OSError, among them InterruptedError if it stopped for another reason.
-    """
+    def __init__(self, pid: int, status: int) -> None:
+        super().__init__(errno.EINTR, "a signal came at this moment", str(pid))
+        self.number = status if status < _EVENT_STOP else 0
+
+
+def stop(pid: int) -> None:
+    """Attach to a process and stop it; raises OSError, among them Signalled."""
     libc.call("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
     _interrupt(pid)
 
 
 def stop_in_call(pid: int) -> None:
     """Have a process that was stopped as it began a call make it, and stop it there; raises
-    InterruptedError."""
+    Signalled."""
     libc.call("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
     _interrupt(pid)
 
 
 def _interrupt(pid: int) -> None:
     libc.call("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
-    if _wait(pid) != signal.SIGTRAP | _EVENT_STOP << 8:
-        raise InterruptedError(errno.EINTR, "a signal came at this moment", str(pid))
+    _expect(pid, signal.SIGTRAP | _EVENT_STOP << 8)
 
 
 def die_with_us(pid: int) -> None:
@@ -53,9 +57,9 @@ def die_with_us(pid: int) -> None:
     libc.call("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
 
 
-def let_go(pid: int) -> None:
-    """Detach: the process goes on."""
-    libc.call("ptrace", _DETACH, pid, 0, 0, about=f"detach {pid}")
+def let_go(pid: int, number: int = 0) -> None:
+    """Detach: the process goes on, with the signal `number` if one stopped it: else that is lost."""
+    libc.call("ptrace", _DETACH, pid, 0, number, about=f"detach {pid}")
 
 
 def reap(pid: int) -> None:
@@ -65,18 +69,20 @@ def reap(pid: int) -> None:
 
 
 def go_on_to_call(pid: int) -> None:
-    """Have a stopped process go on until it begins a system call, or ends one; raises InterruptedError
-    if a signal came."""
+    """Have a stopped process go on until it begins a system call, or ends one; raises Signalled."""
     libc.call("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
-    if _wait(pid) != signal.SIGTRAP:
-        raise InterruptedError(errno.EINTR, "a signal came at this moment", str(pid))
+    _expect(pid, signal.SIGTRAP)
 
 
 def step(pid: int) -> None:
-    """Have a stopped process execute one instruction; raises InterruptedError if a signal came."""
+    """Have a stopped process execute one instruction; raises Signalled."""
     libc.call("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
-    if _wait(pid) != signal.SIGTRAP:
-        raise InterruptedError(errno.EINTR, "a signal came in the middle of a call", str(pid))
+    _expect(pid, signal.SIGTRAP)
+
+
+def _expect(pid: int, stop: int) -> None:
+    if (status := _wait(pid)) != stop:
+        raise Signalled(pid, status)
 
 
 def _wait(pid: int) -> int:
