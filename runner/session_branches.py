@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from ..policies.languages import PYTHON
 from ..policies.plan import Plan
 from .branching_process import BranchingProcess, CannotBranch
+from .cells import pid_of
 from .concurrency import NEVER
 from .held_cell import HeldCell
+from .kernel import processes
 from .request import Request
 from .session import SessionCell
 from .tree_copy import WRITER, Uncopied, batches, is_untouched
@@ -24,6 +26,7 @@ def branch_sessions(
     if plan.language != PYTHON:
         raise CannotBranch(f"sessions of {plan.language} are branched by replay")
     try:
+        _require_alone(held)
         _copy_files(held, fresh, tuple(each.target for each in plan.tmpfs))
     except (Uncopied, OSError) as error:
         raise CannotBranch(str(error)) from None
@@ -42,6 +45,13 @@ def _copy_memory(
             _copy_memory(held, fresh[1:], [*targets, target], process, plan)
         return
     process.branch(held, targets, plan.branching_filter)
+
+
+def _require_alone(held: HeldCell) -> None:
+    """Raise CannotBranch if something runs that changes the files after their copy: it may have ended
+    when the process is stopped, which would not show it any more."""
+    if company := processes.company_of(pid_of(held.cell.guest), pid_of(held.cell.pidfd)):
+        raise CannotBranch(f"it {company}")
 
 
 def _copy_files(held: HeldCell, fresh: Sequence[SessionCell], places: tuple[str, ...]) -> None:

@@ -67,7 +67,9 @@ class Change(NamedTuple):
 
 def parse(text: bytes) -> list[Mapping]:
     """Return the mappings that /proc/PID/maps lists; raises NotCopyable if there are too many."""
-    lines = text.split(b"\n")[:-1]  # splitlines would cut at \r too, which the kernel leaves in a name
+    lines = text.split(b"\n")[
+        :-1
+    ]  # splitlines would cut at \r too, which the kernel leaves in a name
     if len(text) >= MAPS_BYTES or len(lines) > MOST_MAPPINGS:
         raise NotCopyable(f"it has more than {MOST_MAPPINGS} mappings")
     found = [_parsed(line) for line in lines]

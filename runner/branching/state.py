@@ -11,7 +11,7 @@ import signal
 import stat
 from typing import NamedTuple
 
-from ..kernel import tracing
+from ..kernel import processes, tracing
 from .layout import NotCopyable
 from .traced import Traced
 
@@ -100,18 +100,14 @@ def _status(process: Traced) -> dict[str, str]:
 
 def require_alone(source: Traced, init: int) -> None:
     """Raise NotCopyable if other threads or processes run in the cell, whose init is `init`."""
-    if len(os.listdir(f"/proc/{source.pid}/task")) != 1:
-        raise NotCopyable("it runs threads")
+    try:
+        company = processes.company_of(source.pid, init)
+    except FileNotFoundError:
+        raise NotCopyable("this kernel does not list children (CONFIG_PROC_CHILDREN)") from None
+    if company:
+        raise NotCopyable(f"it {company}")
     if source.text("timers").strip():
         raise NotCopyable("it has timers (timer_create)")
-    for pid in (source.pid, init):
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-                children = file.read(64)
-        except FileNotFoundError:
-            raise NotCopyable("this kernel does not list children (CONFIG_PROC_CHILDREN)") from None
-        if children.strip():
-            raise NotCopyable("it has child processes")
 
 
 def require_copyable(wanted: State, had: State) -> None:

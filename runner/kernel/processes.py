@@ -1,5 +1,6 @@
 """Processes and namespaces: clone, setns, unshare, close_range."""
 
+import os
 import signal
 import struct
 
@@ -64,3 +65,17 @@ def close_all_but(keep: list[int]) -> None:
         close_range(first, descriptor - 1)
         first = descriptor + 1
     close_range(first, 0xFFFFFFFF)
+
+
+def company_of(pid: int, init: int) -> str:
+    """Return what runs in a cell beside the thread `pid`, in words; its orphans are children of `init`.
+
+    Raises FileNotFoundError if one has ended, or the kernel lists no children (CONFIG_PROC_CHILDREN).
+    """
+    if len(os.listdir(f"/proc/{pid}/task")) != 1:
+        return "runs threads"
+    for each in (pid, init):
+        with open(f"/proc/{each}/task/{each}/children", "rb") as file:
+            if file.read(64).strip():
+                return "has child processes"
+    return ""

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cellwright import AuditLog, BusyError, PolicyError, Sandbox, Session
-from cellwright.runner import channel
+from cellwright.policies.policy import Processes
+from cellwright.runner import channel, session_branches
 from cellwright.runner.branching_process import BranchingProcess, CannotBranch
+from cellwright.runner.cells import pid_of
 from cellwright.runner.held_cell import HeldCell
+from cellwright.runner.kernel import processes
 from cellwright.runner.settings import SessionSettings
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named
@@ -168,6 +172,35 @@ sorted(found)
         branch.close()
 
 
+def test_files_are_not_copied_while_a_child_changes_them(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child would end between the copy of the files and the stop, which would not find it."""
+    make = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.mkdir('old')
+if not os.fork():
+    while os.path.exists('old'): pass
+    os.mkdir('new'); os._exit(0)
+"""
+
+    def copy(held: HeldCell, *given: Any) -> None:
+        copied(held, *given)
+        os.rmdir("old", dir_fd=held.cell.workspace)
+        init = pid_of(held.cell.pidfd)
+        while processes.company_of(pid_of(held.cell.guest), init):
+            continue
+
+    copied = session_branches._copy_files
+    policy = policy_named("strict", processes=Processes(subprocesses=True))
+    with Sandbox(policy=policy) as box, box.session() as source:
+        value(source, make)
+        monkeypatch.setattr(session_branches, "_copy_files", copy)
+        (branch,) = source.branch()
+        assert (branch.forked_by, branch.not_copied) == ("replay", "it has child processes")
+        branch.close()
+
+
 def test_a_branch_of_a_branch_replays_every_call(sandbox: Sandbox) -> None:
     with sandbox.session() as source:
         source.execute("x = 1")
@@ -270,12 +303,7 @@ def test_the_trail_says_which_session_a_branch_is_of() -> None:
 
 
 def test_a_branch_has_the_cpu_time_that_its_source_had_left() -> None:
-    with (
-        Sandbox(policy=policy_named("strict"), limits=None)
-        if False
-        else Sandbox(policy=policy_named("strict")) as box,
-        box.session() as source,
-    ):
+    with Sandbox(policy=policy_named("strict")) as box, box.session() as source:
         source.execute(
             "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
         )
