@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from .layout import Mapping
+from .layout import Mapping, NotCopyable
 from .traced import Traced
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -38,18 +38,25 @@ def copy_pages(
 ) -> None:
     """Make the memory of each target equal to that of `source`, whose layout they have already.
 
-    `maps`: the page maps of all, if root has opened them; else they are opened here.  Raises OSError if
-    a page cannot be read, or a target has no room for it.
+    `maps`: the page maps of all, if root has opened them; else they are opened here.  Raises
+    NotCopyable if a page cannot be read, and OSError if a target has no room for it.
     """
     maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
     for first, length, is_own in _differing(maps, mappings):
         for start in range(first, first + length, _CHUNK_BYTES):
-            data = source.read(start, min(_CHUNK_BYTES, first + length - start))
+            data = _read(source, start, min(_CHUNK_BYTES, first + length - start))
             for target in targets:
                 if is_own:
                     target.write(start, data)
                 else:
                     _write_differences(target, start, data)
+
+
+def _read(source: Traced, start: int, size: int) -> bytes:
+    try:
+        return source.read(start, size)
+    except OSError as error:  # such as of a guard page: madvise(2)
+        raise NotCopyable(f"some of its memory cannot be read: {error.strerror}") from None
 
 
 def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, bool]]:

@@ -143,6 +143,11 @@ HOSTILE = {
         "libc.mprotect(ctypes.c_void_p(m), 1 << 20, 0)",
         "",
     ),
+    "guard pages": (
+        LIBC + "m = libc.mmap(None, 1 << 20, 3, 34, -1, 0)\n"
+        "libc.madvise(ctypes.c_void_p(m), ctypes.c_size_t(4096), 102)",  # MADV_GUARD_INSTALL, Linux 6.13
+        "cannot be read|^$",
+    ),
     "code of its own": (
         LIBC + "m = libc.mmap(None, 4096, 7, 34, -1, 0); ctypes.memmove(m, b'\\xb8\\x07\\0\\0\\0\\xc3', 6)\n"
         "f = ctypes.CFUNCTYPE(ctypes.c_int)(m); assert f() == 7",
