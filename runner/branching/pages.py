@@ -18,6 +18,8 @@ _CHUNK_BYTES = 1 << 20  # that are read at once
 _MOST_ENTRIES = 1 << 16  # of a page map that are read at once
 _ENTRY_BYTES = 8
 _SHARED, _OWN = 1, 2
+# That are compared.  A page that was only read costs a process nothing: all such are one page of zeros.
+_MOST_COMPARED = 2 << 30
 
 
 def _kind(flags: int) -> int:
@@ -42,7 +44,11 @@ def copy_pages(
     NotCopyable if a page cannot be read, and OSError if a target has no room for it.
     """
     maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
+    left = _MOST_COMPARED
     for first, length, is_own in _differing(maps, mappings):
+        left -= 0 if is_own else length
+        if left < 0:
+            raise NotCopyable(f"it has read more than {_MOST_COMPARED >> 30} GiB it never wrote")
         for start in range(first, first + length, _CHUNK_BYTES):
             data = _read(source, start, min(_CHUNK_BYTES, first + length - start))
             for target in targets:

@@ -143,6 +143,11 @@ HOSTILE = {
         "libc.mprotect(ctypes.c_void_p(m), 1 << 20, 0)",
         "",
     ),
+    "zeros without an end": (
+        LIBC + "n = (2 << 30) + (1 << 20); m = libc.mmap(None, n, 3, 0x4022, -1, 0)\n"
+        "assert libc.madvise(ctypes.c_void_p(m), ctypes.c_size_t(n), 22) == 0",  # MADV_POPULATE_READ, 5.14
+        "it never wrote",
+    ),
     "guard pages": (
         LIBC + "m = libc.mmap(None, 1 << 20, 3, 34, -1, 0)\n"
         "libc.madvise(ctypes.c_void_p(m), ctypes.c_size_t(4096), 102)",  # MADV_GUARD_INSTALL, Linux 6.13
