@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 MOST_MAPPINGS = 4096
 MOST_BYTES = 16 << 30  # of addresses that are mapped
 MAPS_BYTES = 1 << 20  # of the file that lists them
+_REMEMBERED_BYTES = 256  # of a line at most: a guest names its files
 _FIXED = (b"[vdso]", b"[vvar]", b"[vvar_vclock]", b"[vsyscall]", b"[uprobes]")
 _ESCAPED = re.compile(rb"\\(\d{3})")  # how the kernel writes a newline in a name (seq_path)
 _DELETED = b" (deleted)"
@@ -72,14 +73,15 @@ def parse(text: bytes) -> list[Mapping]:
     ]  # splitlines would cut at \r too, which the kernel leaves in a name
     if len(text) >= MAPS_BYTES or len(lines) > MOST_MAPPINGS:
         raise NotCopyable(f"it has more than {MOST_MAPPINGS} mappings")
-    found = [_parsed(line) for line in lines]
+    found = [
+        _remembered(line) if len(line) <= _REMEMBERED_BYTES else _parsed(line) for line in lines
+    ]
     size = sum(each.end - each.start for each in found if not each.is_fixed)
     if size > MOST_BYTES:
         raise NotCopyable(f"it maps more than {MOST_BYTES >> 30} GiB")
     return found
 
 
-@lru_cache(8 * MOST_MAPPINGS)  # cells of one launcher have most mappings in common
 def _parsed(line: bytes) -> Mapping:
     span, rights, offset, device, inode, *name = line.split(maxsplit=5)
     start, end = (int(each, 16) for each in span.split(b"-"))
@@ -87,6 +89,10 @@ def _parsed(line: bytes) -> Mapping:
     return Mapping(
         start, end, rights.decode(), int(offset, 16), device.decode(), int(inode), path
     )  # fmt: skip
+
+
+# Cells of one launcher have most mappings in common.
+_remembered = lru_cache(8 * MOST_MAPPINGS)(_parsed)
 
 
 def changes(source: list[Mapping], target: list[Mapping]) -> list[Change]:

@@ -1,6 +1,7 @@
 """Layouts of memory: parsed, bounded and compared, without any process."""
 
 import re
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -113,6 +114,20 @@ def test_the_number_of_mappings_is_bounded() -> None:
 def test_the_mapped_bytes_are_bounded() -> None:
     with pytest.raises(NotCopyable, match="GiB"):
         parse(b"10000-%x ---p 00000000 00:00 0\n" % (0x10000 + MOST_BYTES + 4096))
+
+
+def test_long_names_are_not_kept_from_one_session_to_the_next() -> None:
+    tracemalloc.start()
+    try:
+        for n in range(4):
+            parse(
+                b"".join(
+                    b"1000-2000 r--p 0 00:2a 5 /%d-%d%s\n" % (n, m, b"x" * 4000) for m in range(200)
+                )
+            )
+        assert tracemalloc.get_traced_memory()[0] < 200 * 4000
+    finally:
+        tracemalloc.stop()
 
 
 def test_changes_never_overlap_and_are_in_order() -> None:
