@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import signal
+import time
 
 from ..kernel import tracing
 from .layout import MAPS_BYTES, Mapping, NotCopyable, parse
@@ -13,6 +14,7 @@ _RECEIVING_FROM = 3  # the descriptor on which a session waits for its next requ
 # Where arguments of our calls lie: below what the process uses of its stack.
 _BELOW_STACK = 16 * 1024
 _MOST_CALLS = 64  # between the answer of a request and waiting for the next one
+_MOST_SECONDS = 1.0  # meanwhile; other sessions' branches wait for this one
 _MOST_ERRNO = 4095
 _SMALL = 64 * 1024  # of a file of /proc
 
@@ -61,7 +63,10 @@ class Traced:
     def _wait_for_request(self) -> Parked:
         """Have the process go on until it waits for a request: it may have sent its answer just now."""
         waits = self._machine.numbers["recvfrom"], _RECEIVING_FROM
+        deadline = time.monotonic() + _MOST_SECONDS
         for _ in range(_MOST_CALLS):
+            if time.monotonic() > deadline:
+                break
             self.registers = tracing.registers(self.pid)
             parked = self._machine.parked(self.registers)
             if parked is None or (parked.number, parked.argument) != waits:

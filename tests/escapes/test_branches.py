@@ -186,14 +186,17 @@ def test_a_hostile_layout_is_copied_whole_or_refused_by_name(sandbox: Sandbox, n
         branch.close()
 
 
-def test_a_session_that_does_not_wait_is_refused(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("seconds", [60, 1.5])
+def test_a_session_that_does_not_wait_is_refused(sandbox: Sandbox, seconds: float) -> None:
     """A program sees to it that its process sleeps instead of waiting for the next request."""
-    sleep = """
+    sleep = f"""
 import sys, time
+def nap(self):
+    while True: time.sleep({seconds})
 frame = sys._getframe()
 while frame:
     if "receiver" in frame.f_locals:
-        type(frame.f_locals["receiver"]).receive_whole = lambda self: time.sleep(60)
+        type(frame.f_locals["receiver"]).receive_whole = nap
     frame = frame.f_back
 """
     with sandbox.session() as source:
