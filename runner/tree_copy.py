@@ -23,6 +23,7 @@ _BATCH_BYTES = 8 * 1024 * 1024
 _HEAD_BYTES = 8
 _BLOCK_BYTES = 512  # of st_blocks (stat(2))
 _CHANGES = "its files change while they are copied"
+_MODE = 0o700  # of each file system, until a guest changes it
 _ENTRY_BYTES = 20  # that tmpfs counts for each name in a directory (BOGO_DIRENT_SIZE in mm/shmem.c)
 
 # Runs in the fresh cell, before it becomes a copy: so it leaves no trace but the files.
@@ -67,11 +68,12 @@ class _Entry(NamedTuple):
 
 
 def is_untouched(workspace: int, places: tuple[str, ...]) -> bool:
-    """Tell whether the file systems of a cell mounted at `places` are empty."""
+    """Tell whether the file systems of a cell mounted at `places` are empty, with their first mode."""
     for place in places:
         root = _open_root(workspace, place)
         try:
-            if os.fstat(root).st_size > 2 * _ENTRY_BYTES:
+            status = os.fstat(root)
+            if status.st_size > 2 * _ENTRY_BYTES or stat.S_IMODE(status.st_mode) != _MODE:
                 return False
         finally:
             os.close(root)
@@ -119,7 +121,9 @@ class _Batch:
 def _walk(
     root: int, place: str, batch: _Batch, directories: list[_Entry], deadline: float
 ) -> Iterator[bytes]:
-    device, left = os.fstat(root).st_dev, room(root)
+    top = os.fstat(root)
+    device, left = top.st_dev, room(root)
+    directories.append(_entry(place, b"", top))
     waiting = [(b".", 0)]
     count = characters = 0
     while waiting:

@@ -149,11 +149,12 @@ import os
 os.makedirs('a/b'); open('a/b/f', 'w').write('x'); os.chmod('a/b/f', 0o640); os.utime('a/b/f', ns=(5, 7))
 os.symlink('b/f', 'a/l'); os.symlink('/etc/passwd', 'out'); open(b'a/\\xff', 'w').close()
 with open('/tmp/sparse', 'wb') as f: f.truncate(1 << 24); f.seek(1 << 23); f.write(b'middle')
-os.chmod('a/b', 0o500); os.utime('a', ns=(1, 2))
+os.chmod('a/b', 0o500); os.utime('a', ns=(1, 2)); os.chmod('/workspace', 0o550); os.chmod('/tmp', 0o1700)
 """
     show = """
 found = []
 for top in ('/workspace', '/tmp'):
+    s = os.stat(top); found.append((top, s.st_mode, s.st_mtime_ns, 0, 0, ''))
     for directory, names, files in os.walk(top.encode()):
         for name in (*names, *files):
             path = os.path.join(directory, name); s = os.lstat(path)
