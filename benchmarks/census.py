@@ -15,6 +15,7 @@ from ..runner.kernel import libc
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024
 _M_ARENA_MAX = -8  # malloc.h
+_OF_NETWORKS = ("net:[", "anon_inode:[pidfd]")
 
 
 class Census(NamedTuple):
@@ -47,7 +48,7 @@ def count() -> Census:
         cgroups=_made_by({ours, *machinery}, cgroups),
         mounts=sum(_lines(f"/proc/{pid}/mountinfo") for pid in (ours, *machinery)),
         net_namespaces=len({_namespace(pid) for pid in below}),
-        descriptors=sum(len(_listed(f"/proc/{pid}/fd")) for pid in (ours, *machinery)),
+        descriptors=len(_listed("/proc/self/fd")) + sum(map(_descriptors, machinery)),
         threads=len(_listed("/proc/self/task")),
         files=sum(
             name.startswith("cellwright")
@@ -59,6 +60,17 @@ def count() -> Census:
         memory_mib=_anonymous_bytes(ours) / _MIB,
         launchers_mib=sum(map(_anonymous_bytes, machinery)) / _MIB,
     )
+
+
+def _descriptors(pid: int) -> int:
+    """Return how many descriptors a keeper, nursery or launcher holds, without what a nursery keeps for
+    later cells: at most 24 network namespaces, and the inits that had them
+    (runner/launcher/networks.py)."""
+    count = 0
+    for name in _listed(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            count += not os.readlink(f"/proc/{pid}/fd/{name}").startswith(_OF_NETWORKS)
+    return count
 
 
 def machinery_below(pid: int) -> list[int]:
