@@ -24,7 +24,7 @@ class LoopbackName(NamedTuple):
 
 
 def loopback_name() -> LoopbackName | None:
-    """Return a name that this host resolves to loopback alone; None if it has none but localhost."""
+    """Return a name that this host resolves to one loopback address, not localhost; None without."""
     for name in (socket.gethostname(), *_USUAL):
         if name == "localhost":
             continue
@@ -32,7 +32,7 @@ def loopback_name() -> LoopbackName | None:
             found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError:  # gaierror is one
             continue
-        addresses = [str(each[4][0]) for each in found]
-        if all(ipaddress.ip_address(each).is_loopback for each in addresses):
-            return LoopbackName(name, addresses[0])
+        addresses = {str(each[4][0]) for each in found}
+        if len(addresses) == 1 and ipaddress.ip_address(min(addresses)).is_loopback:
+            return LoopbackName(name, min(addresses))
     return None
