@@ -175,7 +175,7 @@ class AgentMemory(Closing):
     # forgetting
 
     def forget_fact(self, id: int) -> bool:
-        """Remove a fact; return False if there is none of that id."""
+        """Remove the fact with this id; return False if no fact has it."""
         with self._database.writing("remove from") as db:
             return bool(db.execute("DELETE FROM facts WHERE id = ?", (id,)).rowcount)
 

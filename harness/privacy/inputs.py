@@ -13,7 +13,7 @@ _Content = Mapping[str, Any] | None
 
 
 class CallInputs(NamedTuple):
-    """The arguments of a call that hold data; the code is the model's own, and is none of them."""
+    """The arguments of a call that hold data.  The code is not among them: the model wrote it."""
 
     inputs: _Content
     files: _Content

@@ -151,7 +151,7 @@ class RunStore:
         return StoredRun(run, CallArguments(code=code, language=language, **rest), attempt)
 
     def state(self, run: str) -> str:
-        """Return the state of a run; empty if there is none of that id."""
+        """Return the state of a run, or an empty text if no run has this id."""
         with self._database.reading() as db:
             found = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
         return str(found[0]) if found else ""
