@@ -6,6 +6,7 @@ from typing import Any
 from ...policies.errors import ToolError, ToolNotFound
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..skills.skills import SkillSet
 from ..tools.caller import Caller, Tool
 from ..tools.catalogue import Catalogue
 from .research import Research, as_data
@@ -13,15 +14,20 @@ from .research import Research, as_data
 ACTIONS = "agent"  # the server that actions seem to be of: the first part of their names
 FINAL_ANSWER, BUILD_TOOL = "agent.final_answer", "agent.build_tool"
 SEARCH_WEB, READ_PAGE = "agent.search_web", "agent.read_page"
+FIND_SKILL, LOAD_SKILL = "agent.find_skill", "agent.load_skill"
 
 Build = Callable[[str, str, Caller], ToolSpec]  # name, description, and for whom
+SkillsOf = Callable[[], SkillSet]  # of the sandbox, which is made after its tools
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 4000}
 
 
-def actions(build: Build, research: Research | None, sandbox: Sandbox) -> list[Tool]:
+def actions(
+    build: Build, research: Research | None, sandbox: Sandbox, skills: SkillsOf | None = None
+) -> list[Tool]:
     """Return the tools by which a program acts on its run; `sandbox` reads pages."""
     looking = [_search_web(research), _read_page(research, sandbox)] if research else []
-    return [_final_answer(), _build_tool(build), *looking]
+    loading = [_find_skill(skills), _load_skill(skills)] if skills else []
+    return [_final_answer(), _build_tool(build), *looking, *loading]
 
 
 def _final_answer() -> Tool:
@@ -63,6 +69,25 @@ def _read_page(research: Research, sandbox: Sandbox) -> Tool:
         ["source"],
     )  # fmt: skip
     return Tool(spec, lambda given, caller: research.read(given["source"], sandbox, caller))
+
+
+def _find_skill(skills: SkillsOf) -> Tool:
+    spec = _spec(FIND_SKILL, "Find skills for a task.", {"query": _TEXT}, ["query"])
+    return Tool(spec, lambda given, caller: skills().search(given["query"]))
+
+
+def _load_skill(skills: SkillsOf) -> Tool:
+    spec = _spec(
+        LOAD_SKILL, "A page of the instructions of a skill, or of a text file of it.",
+        {"name": _TEXT, "path": {"type": "string", "maxLength": 4000},
+         "page": {"type": "integer", "minimum": 1}},
+        ["name"],
+    )  # fmt: skip
+
+    def perform(given: dict[str, Any], caller: Caller) -> str:
+        return skills().load_page(given["name"], given.get("path", ""), given.get("page", 1))
+
+    return Tool(spec, perform)
 
 
 def _spec(name: str, description: str, properties: dict[str, Any], required: list[str]) -> ToolSpec:

@@ -35,6 +35,7 @@ from .transcript import INTERRUPTED, PAUSED, AgentRun, AgentStep, Transcripts
 
 if TYPE_CHECKING:
     from ..sandbox.sandbox_tools import Offered
+    from ..skills.skills import Skills, SkillSet
 
 OnEvent = Callable[[AgentEvent], None]
 _Opened = TypeVar("_Opened", bound="Closing | Transcripts")
@@ -52,6 +53,8 @@ class Agent(Closing):
     `research`: what programs can look up, default nothing.  `planner`: proposes plans, default none.
     `memory` keeps recipes and facts; default `memory.db` in `directory`.  `trusted_after`: in so many
     completed runs a made tool must have served to be TRUSTED; 0 leaves that to a person.
+    `skills`: skills that the model is told of, can load, and whose files programs see below /skills;
+    default none.
 
     Close it, or use it as a context manager.
     """
@@ -62,7 +65,7 @@ class Agent(Closing):
         tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
         maker: str = "agent", research: Research | None = None, planner: Planner | None = None,
-        memory: AgentMemory | None = None, trusted_after: int = 10,
+        memory: AgentMemory | None = None, trusted_after: int = 10, skills: "Skills | None" = None,
     ) -> None:  # fmt: skip
         self.model = _client(model) if isinstance(model, str) else model
         self.limits = limits
@@ -78,15 +81,21 @@ class Agent(Closing):
                 ToolFactory(base, registry or files.tools, maker=maker, pool=1)
             )
             offered = AgentTools(
-                catalogue_of(actions(self._build, research, base)),
+                catalogue_of(
+                    actions(self._build, research, base, self._skills if skills else None)
+                ),
                 catalogue_of(tools),
                 self.factory,
             )
             broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
-            cells = self._own(base.sibling(base.policy, PoolSettings(size=1), broker))
+            cells = self._own(
+                base.sibling(base.policy, PoolSettings(size=1), broker, skills=skills)
+            )
+            told = instructions(
+                has_research=research is not None, skills=cells.skills.prompt() if skills else ""
+            )
             self._parts = AgentParts(
-                self._transcripts, self.calls, cells, self.memory, planner, offered,
-                instructions(has_research=research is not None),
+                self._transcripts, self.calls, cells, self.memory, planner, offered, told,
             )  # fmt: skip
         except BaseException:
             self.close()
@@ -182,6 +191,9 @@ class Agent(Closing):
             raise ClosedError("the run that asked for a tool is over")
         toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note, check=loop.check_budget)
         return toolsmith.build_new_tool(name, description, task=loop.task)
+
+    def _skills(self) -> "SkillSet":
+        return self._parts.sandbox.skills
 
     @property
     def policy(self) -> Policy:

@@ -83,7 +83,7 @@ class StepSession(Closing):
 
     def _opened(self) -> Session:
         if self._session is None:
-            self._session = self._sandbox.session()
+            self._session = self._sandbox.session(self._run)
             prepared = self._session.execute(PRELUDE)
             if not prepared.ok:
                 raise SessionLost(f"the session cannot be prepared: {prepared.error}")

@@ -86,7 +86,8 @@ class TaskLoop:
     ) -> ModelReply:  # fmt: skip
         """Ask the model, and count what it costs; with privacy, it sees tokens for personal data."""
         if privacy := self._parts.sandbox.privacy:
-            messages = [each._replace(text=privacy.text(each.text)) for each in messages]
+            scope = privacy.scope(self.run)
+            messages = [each._replace(text=scope.text(each.text)) for each in messages]
         reply = self._model.ask(messages, sampling, schema=schema, on_text=on_text)
         with self._lock:
             self._used = replace(

@@ -25,7 +25,17 @@ from ..state import make_private_directory, state_directory
 from ..text.presentation import present, presented_whole, shortened
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
-from .options import FAILED, SUCCEEDED, add_json, add_policy, add_subcommands, policy_of, print_json
+from .options import (
+    FAILED,
+    SUCCEEDED,
+    add_json,
+    add_policy,
+    add_skills,
+    add_subcommands,
+    policy_of,
+    print_json,
+    skills_of,
+)
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
@@ -111,6 +121,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--json-lines", action="store_true",
         help="print each event as a line of JSON, and the outcome as the last one",
     )  # fmt: skip
+    add_skills(parser, "offer")
     add_policy(parser)
 
 
@@ -157,7 +168,7 @@ def _agent(options: argparse.Namespace, model: "ChatModel") -> Iterator[Agent]:
     with Agent(
         model, policy=policy_of(options), tools=tools, directory=_directory(options), limits=limits,
         research=Research(folders=options.documents) if options.documents else None,
-        planner=Planner(options.plans) if options.plans else None,
+        planner=Planner(options.plans) if options.plans else None, skills=skills_of(options),
     ) as agent:  # fmt: skip
         yield agent
 

@@ -14,8 +14,8 @@ import msgspec
 
 from ...policies.errors import PolicyError, SkillError, SkillInvalid, SkillNotFound, SkillUntrusted
 from ...policies.policy import MIB
-from .manifest import check_name
-from .prompt import NOTE_ON_DESCRIPTIONS, body_block, file_block, prompt_list
+from .manifest import FILE, check_name
+from .prompt import NOTE_ON_DESCRIPTIONS, SkillText, body_text, file_text, prompt_list
 from .skill import Skill, read_skill, skeleton
 from .store import SkillStore
 
@@ -76,10 +76,23 @@ class SkillSet(ABC):
         They say which of the tools that it asks for may be called; asking grants none.  Raises what
         `get` raises.
         """
+        return self._instructions(name).block()
+
+    def load_page(self, name: str, path: str = "", page: int = 1) -> str:
+        """Return a part of the instructions of a skill, or of a text file of it, labelled as untrusted,
+        for a model that gets little text at once.
+
+        Raises SkillNotFound for an unknown page too, and what `load` and `read_text` raise.
+        """
+        is_file = path not in ("", FILE)
+        text = text_of(self.get(name), path) if is_file else self._instructions(name)
+        return text.page(page)
+
+    def _instructions(self, name: str) -> SkillText:
         skill = self.get(name)
         asked = skill.manifest.allowed_tools
         permitted = [tool for tool in asked if self.permits(tool)]
-        return body_block(skill, permitted, [tool for tool in asked if tool not in permitted])
+        return body_text(skill, permitted, [tool for tool in asked if tool not in permitted])
 
     def read(self, name: str, path: str) -> bytes:
         """Return a file of a skill; raises SkillNotFound, and what `get` raises."""
@@ -90,7 +103,7 @@ class SkillSet(ABC):
 
         Raises SkillInvalid if it is not text, and what `read` raises.
         """
-        return text_of(self.get(name), path)
+        return text_of(self.get(name), path).block()
 
     def search(self, query: str, limit: int = 5, *, among: Iterable[Any] = ()) -> dict[str, Any]:
         """Return the skills that match a query, the best first, and of `among` the matching tools.
@@ -230,10 +243,10 @@ def file_of(skill: Skill, path: str) -> bytes:
     return file.content
 
 
-def text_of(skill: Skill, path: str) -> str:
-    """Return a text file for a model, labelled as untrusted; raises SkillNotFound, SkillInvalid."""
+def text_of(skill: Skill, path: str) -> SkillText:
+    """Return a text file; raises SkillNotFound, SkillInvalid."""
     try:
-        return file_block(skill, path, file_of(skill, path).decode())
+        return file_text(skill, path, file_of(skill, path).decode())
     except UnicodeDecodeError:
         raise SkillInvalid(f"{skill.name}: {path} is not text", "open it in a cell") from None
 
