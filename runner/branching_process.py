@@ -6,15 +6,14 @@ and the next branch gets a new process.  The kernel lets a session go on whose t
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..policies.errors import ClosedError, LaunchError
+from ..policies.errors import LaunchError
 from . import channel
 from .cells import pid_of
-from .confined_process import ConfinedProcess
+from .confined_process import ConfinedProcess, ProcessOnDemand
 from .held_cell import HeldCell
 from .messages import BranchCells, Branched, BranchingBoot, BranchRefused, Failed, decode, encode
 
@@ -35,15 +34,12 @@ class BranchingProcess:
         """`uid` is whom the process becomes if this one is root, else 0."""
         self._executable = executable
         self._uid = uid
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._process: ConfinedProcess | None = None
-        self._is_closed = False
+        self._process = ProcessOnDemand()
 
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     def branch(self, source: HeldCell, targets: Sequence[HeldCell], seccomp_filter: bytes) -> None:
         """Make the process of each fresh cell equal to that of the session's cell `source`.
@@ -53,47 +49,31 @@ class BranchingProcess:
         cells = [each.cell for each in targets]
         guests = [cell.guest for cell in cells]
         descriptors = (source.cell.guest, source.cell.pidfd, *guests)
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the sandbox was closed")
+        with self._process.lock:
             try:
-                process = self._ready(seccomp_filter)
+                process = self._process.ready(lambda: self._start(seccomp_filter))
                 with _page_maps(source.cell.guest, *guests) as maps:
                     asked = BranchCells(len(guests), bool(maps))
                     channel.send(process.control, encode(asked), (*descriptors, *maps))
                 answer = _answer_of(process)
             except _NO_ANSWER as error:
-                self._end()
+                self._process.end()
                 raise CannotBranch(f"the branching process failed: {error}") from None
             if isinstance(answer, Failed):
-                self._end()
+                self._process.end()
         if isinstance(answer, BranchRefused):
             raise CannotBranch(answer.why)
         if isinstance(answer, Failed):
             words = f": {os.strerror(answer.errno)}" if answer.errno else ""
             raise CannotBranch(f"the copy failed: {answer.message}{words}")
 
-    def _ready(self, seccomp_filter: bytes) -> ConfinedProcess:
-        if self._process is None or self._process.has_ended():
-            self._end()
-            boot = BranchingBoot(seccomp_filter, self._uid)
-            self._process = ConfinedProcess(
-                self._executable, _MODULE, boot, "the branching process"
-            )
-        return self._process
-
-    def _end(self) -> None:
-        if self._process:
-            self._process.end()
-        self._process = None
+    def _start(self, seccomp_filter: bytes) -> ConfinedProcess:
+        boot = BranchingBoot(seccomp_filter, self._uid)
+        return ConfinedProcess(self._executable, _MODULE, boot, "the branching process")
 
     def close(self) -> None:
         """End the process; does nothing in a forked child of the owner."""
-        if os.getpid() != self._owner:
-            return
-        with self._lock:
-            self._is_closed = True
-            self._end()
+        self._process.close()
 
 
 @contextlib.contextmanager

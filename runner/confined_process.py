@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import LaunchError
+from ..policies.errors import ClosedError, LaunchError
 from . import channel
 from .messages import Booted, Failed, decode, encode
 from .spawn import Spawned
@@ -47,6 +49,52 @@ class ConfinedProcess:
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.pid, 0)
+
+
+class ProcessOnDemand:
+    """A confined process that starts when it is needed, and again when it has ended.
+
+    Hold `lock` around `running`, `ready` and `end`, and what is said to the process between them.
+    """
+
+    def __init__(self) -> None:
+        """Start nothing."""
+        self.lock = threading.Lock()
+        self.running: ConfinedProcess | None = None
+        self._owner = os.getpid()
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self.running.pid if self.running else None
+
+    def require_open(self) -> None:
+        """Raise ClosedError after `close`, and in a forked child of the owner."""
+        if self._is_closed or os.getpid() != self._owner:
+            raise ClosedError("the sandbox was closed")
+
+    def ready(self, start: Callable[[], ConfinedProcess]) -> ConfinedProcess:
+        """Return the process, which `start` makes if none lives; raises ClosedError, or as `start`."""
+        self.require_open()
+        if self.running is None or self.running.has_ended():
+            self.end()
+            self.running = start()
+        return self.running
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        process, self.running = self.running, None
+        if process:
+            process.end()
+
+    def close(self) -> None:
+        """Kill the process and start no other one; does nothing in a forked child of the owner."""
+        if os.getpid() != self._owner:
+            return
+        with self.lock:
+            self._is_closed = True
+            self.end()
 
 
 def _why_not_booted(sock: "socket.socket") -> str:

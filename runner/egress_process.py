@@ -7,16 +7,15 @@ ends, and the next cell gets a new process.
 import contextlib
 import importlib.util
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ..policies.errors import ClosedError, InternalError, LaunchError, PolicyError
+from ..policies.errors import InternalError, LaunchError, PolicyError
 from ..policies.plan import Plan
 from . import channel
-from .confined_process import ConfinedProcess
+from .confined_process import ConfinedProcess, ProcessOnDemand
 from .fixed_root import ANY_ADDRESS, DNS_ADDRESS
 from .messages import (
     AddCell,
@@ -127,11 +126,8 @@ class EgressProcess:
         self._executable = executable
         self._uid = uid
         self._made_at = time.monotonic()
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._process: ConfinedProcess | None = None
+        self._process = ProcessOnDemand()
         self._rules: bytes | None = None  # instead of the plan's
-        self._is_closed = False
 
     @property
     def age_seconds(self) -> float:
@@ -141,7 +137,7 @@ class EgressProcess:
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     def add(self, plan: Plan, sockets: list[int]) -> CellEgress:
         """Have the process serve a cell through its `sockets`.
@@ -152,7 +148,7 @@ class EgressProcess:
             raise InternalError(
                 "a cell is ready without its sockets for the network, or with others"
             )
-        with self._lock:
+        with self._process.lock:
             ours, theirs = channel.pair()
             try:
                 self._hand_over(plan, (theirs.fileno(), *sockets))
@@ -168,14 +164,14 @@ class EgressProcess:
 
         A process that does not answer is ended, and with it every connection.  Raises ClosedError.
         """
-        with self._lock:
-            self.require_open()
+        with self._process.lock:
+            self._process.require_open()
             self._rules = rules
-            if self._process:
+            if running := self._process.running:
                 try:
-                    self._ask(self._process.control, SetRules(rules))
+                    self._ask(running.control, SetRules(rules))
                 except _NO_ANSWER:
-                    self._end()
+                    self._process.end()
 
     def pending(self) -> list[Refusal]:
         """Return the names that were refused and are neither allowed nor denied by now.
@@ -183,14 +179,15 @@ class EgressProcess:
         Those that a process knew which has ended are lost.  Raises ClosedError, and LaunchError if the
         process does not answer.
         """
-        with self._lock:
-            self.require_open()
-            if self._process is None:
+        with self._process.lock:
+            self._process.require_open()
+            running = self._process.running
+            if running is None:
                 return []
             try:
                 return [
                     each
-                    for each in self._ask(self._process.control, ListPending())
+                    for each in self._ask(running.control, ListPending())
                     if isinstance(each, Refusal)
                 ]
             except (EOFError, ConnectionError):
@@ -201,8 +198,7 @@ class EgressProcess:
 
     def require_open(self) -> None:
         """Raise ClosedError if the sandbox was closed, and in a forked child of its owner."""
-        if self._is_closed or os.getpid() != self._owner:
-            raise ClosedError("the sandbox was closed")
+        self._process.require_open()
 
     def _ask(
         self, control: "socket.socket", question: SetRules | ListPending
@@ -219,14 +215,10 @@ class EgressProcess:
             return _until_settled(ours)
 
     def _hand_over(self, plan: Plan, descriptors: tuple[int, ...]) -> None:
-        if self._is_closed:
-            raise LaunchError("the sandbox was closed")
         for _ in range(2):
-            if self._process is None or self._process.has_ended():
-                self._end()
-                self._process = self._start(plan)
+            process = self._process.ready(lambda: self._start(plan))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                channel.send(self._process.control, encode(AddCell()), descriptors)
+                channel.send(process.control, encode(AddCell()), descriptors)
                 return
         raise LaunchError("the egress process ended twice")
 
@@ -241,18 +233,9 @@ class EgressProcess:
         boot = EgressBoot(network, self._uid, plan.landlock_abi, self._made_at, parser, proxy)
         return ConfinedProcess(self._executable, _MODULE, boot, "the egress process")
 
-    def _end(self) -> None:
-        if self._process:
-            self._process.end()
-            self._process = None
-
     def close(self) -> None:
         """End the process, and so every connection; does nothing in a forked child of the owner."""
-        if os.getpid() != self._owner:
-            return
-        with self._lock:
-            self._is_closed = True
-            self._end()
+        self._process.close()
 
 
 def _proxy() -> UpstreamProxy:

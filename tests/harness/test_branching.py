@@ -358,7 +358,8 @@ def test_a_branching_process_that_was_killed_is_replaced(sandbox: Sandbox) -> No
         before = process.pid
         assert before
         os.kill(before, signal.SIGKILL)
-        assert process._process
-        assert channel.has_news(process._process.control.fileno(), 5.0)
+        killed = process._process.running
+        assert killed
+        assert channel.has_news(killed.control.fileno(), 5.0)
         branches(source)[0].close()
         assert process.pid != before
