@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
-from ...policies.errors import PolicyError, SessionLost
+from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...policies.policy import Limits
 from ...runner.result import SandboxResult
+from .cell_modules import code_calling, value_told
 from .commands import argv_of, refuse_without_subprocesses
 from .parameters import CallArguments, CommandArguments
 from .request import as_bytes, check_environment
@@ -21,14 +20,7 @@ from .request import as_bytes, check_environment
 _READ_BYTES = 256 * 1024  # at most in one call, whatever is asked for
 _WRITE_BYTES = 256 * 1024
 _TURN_SECONDS = 1.0  # of a wait in the cell; then other calls of the session get their turn
-
-# An expression, so that no name stays in the session: the module is kept where no program looks.
-_MODULE = "_cellwright_processes"
-_LOADED = (
-    "(__import__('sys').modules.get({name!r}) or (lambda module: (exec({text!r}, module.__dict__), "
-    "__import__('sys').modules.setdefault({name!r}, module))[1])"
-    "(__import__('types').ModuleType({name!r})))"
-)  # fmt: skip
+_MODULE = Path(__file__).with_name("cell_processes.py")
 
 
 class ProcessReport(NamedTuple):
@@ -235,22 +227,10 @@ class ProcessesOfCell:
 
     def _call(self, kind: Any, name: str, *arguments: object, trace_id: str | None = None) -> Any:
         """Return what a function of the cell's module gave; believe nothing of it but its type."""
-        loaded = _LOADED.format(name=_MODULE, text=_text())
-        code = f"{loaded}.{name}(*{arguments!r})"
+        code = code_calling(_MODULE, name, *arguments)
         result = self._execute(CallArguments(code=code, language=PYTHON, trace_id=trace_id))
         refuse_without_subprocesses("start_command", result)
-        if not result.ok:
-            raise SessionLost(f"background processes: {result.error or result.reason}")
-        try:
-            return msgspec.convert(result.value, kind)
-        except msgspec.ValidationError as error:  # a program of the session took the place of ours
-            raise SessionLost(
-                f"background processes: the cell told another thing: {error}"
-            ) from None
-
-
-def _text() -> str:
-    return Path(__file__).with_name("cell_processes.py").read_text()
+        return value_told(kind, result, "background processes")
 
 
 def _checked_seconds(timeout: object) -> float:

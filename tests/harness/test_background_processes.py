@@ -135,7 +135,7 @@ def test_no_more_than_some_run_at_once() -> None:
 )
 def test_a_program_that_answers_in_its_place_is_not_believed(forged: str, session: Session) -> None:
     process = session.start_command(["true"])
-    module = "__import__('sys').modules['_cellwright_processes']"
+    module = "__import__('sys').modules['_cellwright_cell_processes']"
     session.execute(f"{module}.ask = lambda *_: {forged}")
     with pytest.raises(SessionLost, match="the cell told another thing"):
         process.read()
