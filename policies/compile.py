@@ -10,7 +10,6 @@ from .errors import PolicyError
 from .host import Host
 from .languages import LANGUAGES, OWN_PROGRAMS, PYTHON
 from .layers import layers_in_force
-from .network.rule import NetworkRule
 from .plan import CERTIFICATES, Bind, NetworkPlan, PathRule, Plan, Tmpfs
 from .policy import MIB, Policy, check_policy, has_sockets, shown_paths
 from .seccomp import Listened, compile_filter, number_of
@@ -227,7 +226,7 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
             f"network.allow: must have at most {_MOST_PORTS} different ports, and not {_DNS_PORT}, "
             f"got {', '.join(map(str, ports[:20]))}"
         )
-    words = (*(f"{rule}{_in_detail(rule)}" for rule in section.allow), *map(str, section.deny))
+    words = (*(rule.in_full() for rule in section.allow), *map(str, section.deny))
     return NetworkPlan(
         rules=encode_rules(section.allow, section.deny, section.addresses),
         words=words,
@@ -239,18 +238,6 @@ def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | N
     )
 
 
-def _in_detail(rule: NetworkRule) -> str:
-    """Return the settings of a rule beyond host and ports, as far as they differ from the default."""
-    default, found = NetworkRule(host=rule.host), []
-    for name in rule.__struct_fields__:
-        value = getattr(rule, name)
-        if name in _IN_EVERY_LINE or value == getattr(default, name):
-            continue
-        found.append(f"{name} {' '.join(value) if isinstance(value, tuple) else value}")
-    return f" ({', '.join(found)})" if found else ""
-
-
-_IN_EVERY_LINE = ("host", "ports", "sni", "any")
 _UNIX = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)  # the family, of socket(2) and socketpair(2)
 
 

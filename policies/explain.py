@@ -1,7 +1,8 @@
-"""Explanations: a plan as text, one line for each operation, in the order in which a cell is built."""
+"""Explanations: a policy as text, one line for each operation: first the plan of a cell in the order in
+which it is built, then what the supervisor enforces."""
 
 from .plan import Plan
-from .policy import OPTIONAL_LAYERS, Limits
+from .policy import OPTIONAL_LAYERS, Limits, Policy
 
 _MIB = 1024 * 1024
 _LAYERS = {
@@ -27,8 +28,8 @@ _LAYERS = {
 }
 
 
-def explain(plan: Plan, limits: Limits) -> list[str]:
-    """Return the operations of `plan`, one a line, and the `limits` that the supervisor enforces."""
+def explain(plan: Plan, policy: Policy) -> list[str]:
+    """Return the operations of `plan`, one a line, and what the supervisor enforces of its `policy`."""
     return [
         f"policy {plan.policy}",
         "show the interpreter's standard library and shared libraries, read-only",
@@ -46,7 +47,8 @@ def explain(plan: Plan, limits: Limits) -> list[str]:
         ),
         *_network(plan),
         _caps(plan),
-        *_ends(limits),
+        *_ends(policy.limits),
+        *_host_rules(policy),
         _filters(plan),
         *(f"layer {name}: {_LAYERS.get(name, name)}" for name in plan.layers),
         *(f"MISSING {name}" for name in missing_layers(plan)),
@@ -92,6 +94,30 @@ def _ends(limits: Limits) -> list[str]:
         f"keep {value} bytes of its value, and {artifacts} bytes of files that are collected",
         f"kill it after {limits.violations:,} refused attempts",
     ]
+
+
+def _host_rules(policy: Policy) -> list[str]:
+    """Return the rules that hold outside the cell: for tools, packages, personal data and sources."""
+    http, tools, privacy, packages = policy.http, policy.tools, policy.privacy, policy.packages
+    found = [f"tool http.request: {rule.in_full()}" for rule in http.allow]
+    found += [f"tool http.request: {denial}" for denial in http.deny if http.allow]
+    if http.allow and http.proxy != "none":
+        found.append("tool http.request: all through the proxy in HTTPS_PROXY of the host")
+    for rules in filter(None, (tools.rules, *tools.further)):  # each list must allow a call
+        found += [f"tools: {rule}" for rule in rules]
+        found.append("tools: deny every other")
+    found.append(
+        f"tools: {tools.calls:,} calls of one execution, {tools.calls_per_second:,g} a second"
+    )
+    found += [f"packages: install {requirement}" for requirement in packages.require]
+    if packages.allow:
+        found.append(f"packages: no others than {', '.join(packages.allow)}")
+    if privacy.enabled:
+        found.append(f"privacy: tokens in place of {', '.join(privacy.kinds) or 'every kind'}")
+        found += [f"privacy: values in place of tokens in {place}" for place in privacy.restore]
+    if policy.validation.mode != "off":
+        found.append(f"check the source before it runs: {policy.validation.mode}")
+    return found
 
 
 def _filters(plan: Plan) -> str:

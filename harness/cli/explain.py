@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if options.system_calls:
         return _list_system_calls(policy_of(options), options)
     with _sandbox(options) as sandbox:
-        lines = explain(sandbox.plan, sandbox.policy.limits)
+        lines = explain(sandbox.plan, sandbox.policy)
     if options.json:
         print_json(lines)
     else:

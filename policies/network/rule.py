@@ -11,6 +11,7 @@ Scheme = Literal["http", "https", "tcp"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 Sni = Literal["match", "any"]
 SNI: tuple[Sni, ...] = get_args(Sni)
+_IN_EVERY_LINE = ("host", "ports", "sni", "any")
 _STANDARD_PORTS: dict[Scheme, int] = {"http": 80, "https": 443}
 
 
@@ -68,6 +69,16 @@ class NetworkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __str__(self) -> str:
         ports = ",".join(map(str, self.each_port()))
         return f"allow {self.host}:{ports}" + (" with any SNI" if self.sni == "any" else "")
+
+    def in_full(self) -> str:
+        """Return the rule with the settings beyond host and ports that differ from the default."""
+        default, found = NetworkRule(host=self.host), []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name in _IN_EVERY_LINE or value == getattr(default, name):
+                continue
+            found.append(f"{name} {' '.join(value) if isinstance(value, tuple) else value}")
+        return f"{self} ({', '.join(found)})" if found else str(self)
 
     def each_port(self) -> tuple[int, ...]:
         if self.ports is not None:

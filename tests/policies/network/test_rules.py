@@ -14,7 +14,7 @@ from cellwright.policies.network.checks import check_rules
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules
 from cellwright.policies.network.suffixes import is_public_suffix
-from cellwright.policies.policy import Limits, Network, Policy, check_policy
+from cellwright.policies.policy import Network, Policy, check_policy
 
 
 def rules(*allow: dict[str, Any], deny: tuple[dict[str, Any], ...] = ()) -> NetworkRules:
@@ -288,7 +288,7 @@ def test_a_policy_with_hosts_compiles_to_sockets_for_its_ports() -> None:
     assert plan.loopback
     assert "loopback_sockets" in plan.groups
     assert plan.socket_bytes
-    assert "network: allow api.example.org:443" in "\n".join(explain(plan, Limits()))
+    assert "network: allow api.example.org:443" in "\n".join(explain(plan, Policy()))
     assert compile_policy(Policy(), HOST).network is None
 
 
