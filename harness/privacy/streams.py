@@ -1,19 +1,23 @@
 """`StreamGuard`: output on its way to a model, in chunks, with tokens in place of values.
 
-A value may come in several chunks, so the guard holds back what may be the beginning of one: the last
-line if it is incomplete, an unfinished private key, and words with which a known value begins.
+A value may come in several chunks, so the guard holds back whatever may be the beginning of one: the
+last line if it is incomplete, an unfinished private key, lines of base64 that may go on, the name of a
+secret, and words with which a known value begins.
 """
 
 import codecs
 import re
 
+from ..text.secrets import end_of_key, unfinished_assignment, unfinished_key
 from .scope import PrivacyScope
 
 MOST_HELD = 4096  # characters; of a longer line the beginning is passed on
-_MOST_KEY = 16_384  # characters of a private key without an end
+_MOST_KEY = (
+    16_384  # characters of a private key without an end; the rest of a longer one is dropped
+)
 _KEPT = 512  # of a line that is too long: no value but a key is longer
-_KEY_BEGINS = "-----BEGIN "
-_WORD_ENDS = re.compile(r"[^\w.+@:/-](?=[^\s]*$)")
+_ENDING = 80  # characters at most of the line that ends a key
+_ENCODED_LINE = re.compile(r"[A-Za-z0-9+/]{60,76}\r?\n")  # of base64 in lines (folding.py)
 
 
 class StreamGuard:
@@ -23,31 +27,68 @@ class StreamGuard:
         self._scope = scope
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._held = ""
+        self._line = 0  # characters of the last, incomplete line of what is held
+        self._look_at = 0  # characters of a long line; each look takes time linear in it
+        self._is_in_key = False  # one that is too long
 
     def feed(self, data: bytes) -> bytes:
         """Take the next chunk; return what can be passed on, which may be nothing."""
-        text = self._held + self._decoder.decode(data)
-        return self._passed(text, self._cut(text))
+        new = self._decoder.decode(data)
+        text = self._without_key(self._held + new)
+        newline = new.rfind("\n")
+        self._line = len(new) - newline - 1 if newline >= 0 else self._line + len(new)
+        is_long = self._line > MOST_HELD and len(text) >= self._look_at
+        if newline < 0 and not is_long:
+            self._held = text
+            return b""
+        return self._passed(text, self._cut(text, is_long=is_long))
 
     def finish(self) -> bytes:
         """Return the rest, at the end of the stream."""
-        text = self._held + self._decoder.decode(b"", final=True)
-        return self._passed(text, len(text))
+        text = self._without_key(self._held + self._decoder.decode(b"", final=True))
+        return b"" if self._is_in_key else self._passed(text, len(text))
+
+    def _without_key(self, text: str) -> str:
+        """Return a text without the rest of a private key that was too long to be held back."""
+        if not self._is_in_key:
+            return text
+        end = end_of_key(text)
+        self._is_in_key = not end
+        return text[end:] if end else text[-_ENDING:]
 
     def _passed(self, text: str, end: int) -> bytes:
         self._held = text[end:]
         return self._scope.text(text[:end]).encode("utf-8", "surrogateescape") if end else b""
 
-    def _cut(self, text: str) -> int:
+    def _cut(self, text: str, *, is_long: bool) -> int:
         """Return where the part ends that can be passed on."""
-        end = text.rfind("\n") + 1
-        if len(text) - end > MOST_HELD:
+        if self._is_in_key:
+            return 0
+        if len(text) - unfinished_key(text) >= _MOST_KEY:
+            self._is_in_key = True
+            return len(text)
+        if is_long:
             end = self._within_line(text)
-        end = min(end, self._scope.held_from(text[:end]))
-        begins = text.rfind(_KEY_BEGINS, 0, end)
-        if begins >= 0 and "-----END " not in text[begins:end] and len(text) - begins < _MOST_KEY:
-            return begins
-        return end
+            self._look_at = len(text) - end + _KEPT
+            return min(end, self._scope.held_from(text[:end]))
+        lines = text[: text.rfind("\n") + 1]
+        begins = min(
+            unfinished_key(lines), _encoded_from(lines), unfinished_assignment(lines),
+            self._scope.held_from(lines),
+        )  # fmt: skip
+        return len(lines) if begins == len(lines) else self._before_line(lines, begins)
+
+    def _before_line(self, text: str, begins: int) -> int:
+        """Return where the line begins in which `begins` is, or a line before it: one at whose beginning
+        no value is cut.  A line that is too long is cut."""
+        found = self._scope.find(text)
+        while True:
+            line = text.rfind("\n", 0, begins) + 1
+            end = line if begins - line < MOST_HELD else begins
+            cut = [each.start for each in found if each.start < end < each.end]
+            if not cut:
+                return end
+            begins = cut[0]
 
     def _within_line(self, text: str) -> int:
         """Return a place in a long line that is in no value: between two words, and in no match."""
@@ -58,3 +99,14 @@ class StreamGuard:
             if each.start < end < each.end:
                 return each.start if each.start else each.end
         return end
+
+
+def _encoded_from(text: str) -> int:
+    """Return where the lines of base64 begin with which a text ends, unless they are too many."""
+    begins = len(text)
+    while begins and len(text) - begins < MOST_HELD:
+        line = text.rfind("\n", 0, begins - 1) + 1
+        if not _ENCODED_LINE.fullmatch(text, line, begins):
+            return begins
+        begins = line
+    return begins if len(text) - begins < MOST_HELD else len(text)

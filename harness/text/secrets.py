@@ -164,6 +164,23 @@ def _private_keys(text: str) -> Iterator[Secret]:
         yield Secret(begins.start(), place, "private_key")
 
 
+def unfinished_key(text: str) -> int:
+    """Return where a private key begins that has no END line; the length of `text` if none does."""
+    place = 0
+    while begins := _KEY_BEGINS.search(text, place):
+        ends = _KEY_ENDS.search(text, begins.end())
+        if ends is None:
+            return begins.start()
+        place = ends.end()
+    return len(text)
+
+
+def end_of_key(text: str) -> int:
+    """Return where the first END line of a private key ends; 0 if there is none."""
+    ends = _KEY_ENDS.search(text)
+    return ends.end() if ends else 0
+
+
 # by the name before it
 
 _NAMES = (
@@ -187,6 +204,16 @@ _PLACEHOLDER = re.compile(
 )
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _WORDS = re.compile(r"[A-Za-z]+(?:[_-][A-Za-z]+)*")
+
+
+_UNFINISHED = re.compile(rf"(?i:{_NAMES})[\"']?\s{{0,3}}(?:(?:=|:=|:|=>)\s{{0,3}}[\"']?)?\Z")
+_LONGEST_NAME = 40  # with what may stand behind it
+
+
+def unfinished_assignment(text: str) -> int:
+    """Return where a name begins, at the end of a text, that a secret may follow; else the length."""
+    found = _UNFINISHED.search(text, max(0, len(text) - _LONGEST_NAME))
+    return found.start() if found else len(text)
 
 
 def _assignments(text: str) -> Iterator[Secret]:

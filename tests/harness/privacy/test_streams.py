@@ -1,10 +1,14 @@
 """Streams: a value that comes in several chunks is a token, and what is held back is bounded."""
 
+import base64
 import random
+import re
+import textwrap
 
 import pytest
 
-from cellwright import Privacy
+from cellwright import Privacy, ValueVault
+from cellwright.harness.privacy.scope import PrivacyScope
 from cellwright.harness.privacy.streams import MOST_HELD, StreamGuard
 
 TEXT = (
@@ -58,3 +62,56 @@ def test_a_value_is_not_cut_within_a_long_line() -> None:
 def test_bytes_that_are_no_text_are_passed_on() -> None:
     guard = StreamGuard(Privacy().scope())
     assert guard.feed(b"\xff\xfe\n") + guard.finish() == b"\xff\xfe\n"
+
+
+KEY = b"k" * 32
+PIECES = (
+    "ann@example.org", "4111 1111 1111 1111", "4111.1111.1111.1111", "536-22-8726", "Ann", "Smith", "Ann\nSmith",
+    "DE89 3704 0044 0532 0130 00", "8.8.4.4", "password=", "hunter2hunter2", "https://user:passw0rd@host.example/x",
+    "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n-----END PRIVATE KEY-----", "-----BEGIN ", "ann\u200b@example.org",
+    "José Ñandú", base64.b64encode(b"to ann@example.org today").decode(), "\n", "\n", "\r\n", " ", ", ", "word", "12",
+    "\u20ac", "e\u0301", "=", ":", "a" * 50, "lorem ipsum " * 400,
+)  # fmt: skip
+
+
+def fresh() -> PrivacyScope:
+    """Return a scope that makes the same tokens each time, and knows two names."""
+    return Privacy(names=["Ann Smith", "José Ñandú"], vault=ValueVault(KEY)).scope()
+
+
+def streamed(text: str, source: random.Random, most: int) -> str:
+    guard, data, parts = StreamGuard(fresh()), text.encode(), []
+    while data:
+        size = source.randint(1, most)
+        parts.append(guard.feed(data[:size]))
+        data = data[size:]
+    return b"".join([*parts, guard.finish()]).decode()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_chunks_of_random_texts_show_no_more_than_the_whole(seed: int) -> None:
+    source = random.Random(seed)
+    text = "".join(source.choices(PIECES, k=source.choice([5, 20, 60])))
+    whole, shown = fresh().text(text), streamed(text, source, source.choice([1, 5, 60, 5000]))
+    for piece in PIECES:
+        if len(piece) > 6 and "lorem" not in piece:
+            assert shown.count(piece) <= whole.count(piece), (piece, shown, whole)
+
+
+@pytest.mark.parametrize("text", [
+    "api_key:\n\n  'zR8kQ2mX7vL4nB9c'\nend", "password\n=\nhunter2hunter2\n",
+    "\n".join(textwrap.wrap(base64.b64encode(b"x" * 40 + b" ann@example.org " * 9).decode(), 76)) + "\n.",
+    "Ann\n\nSmith\n", "password=Ann\nSmith lives\n",
+])  # fmt: skip
+def test_a_value_that_goes_on_in_the_next_line_is_held_back(text: str) -> None:
+    source = random.Random(1)
+    for most in (1, 10, 1000):
+        assert streamed(text, source, most) == fresh().text(text)
+
+
+def test_the_rest_of_a_key_that_is_too_long_is_dropped() -> None:
+    begins, ends = "-----BEGIN RSA PRIVATE KEY-----\n", "-----END RSA PRIVATE KEY-----\n"
+    line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n"
+    shown = streamed(f"first\n{begins}{line * 600}{ends}last\n", random.Random(1), 700)
+    assert re.fullmatch(r"first\npii_secret_\w{8}\nlast\n", shown)
+    assert streamed(f"first\n{begins}{line * 600}", random.Random(1), 700).count("MII") == 0
