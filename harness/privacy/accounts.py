@@ -18,6 +18,9 @@ _BRANDS = (
     (re.compile("50|5[6-9]|6[37]"), (16, 18, 19)),  # Maestro
 )
 CARD_LENGTHS = range(13, 20)
+_DOTTED = re.compile(
+    r"(?<![A-Za-z0-9.])\d{4}\.(?:\d{4}\.\d{4}\.\d{4}|\d{6}\.\d{4,5})(?![A-Za-z0-9]|\.\d)"
+)
 
 
 def is_card(digits: str) -> bool:
@@ -36,6 +39,9 @@ class CardDetector:
             for start, end, digits in windows(run, CARD_LENGTHS):
                 if is_card(digits):
                     yield FoundValue(start, end, "card", digits)
+        for match in _DOTTED.finditer(text):
+            if is_card(digits := match[0].replace(".", "")):
+                yield FoundValue(*match.span(), "card", digits)
 
 
 # Characters of an IBAN by country (SWIFT, IBAN registry).

@@ -41,7 +41,7 @@ def host_detectors() -> tuple[PatternDetector, ...]:
     """Return the detectors of IP and MAC addresses, and of credentials in URLs."""
     pair, word = "[0-9A-Fa-f]{2}", "[0-9A-Fa-f]{4}"
     mac = rf"(?:{pair}([:-]){pair}(?:\1{pair}){{4}}|{word}\.{word}\.{word})"
-    mac = rf"(?<![{_A}:.-]){mac}(?![{_A}:-])"
+    mac = rf"(?<![{_A}:.-]){mac}(?![{_A}:-]|\.[{_A}])"  # two groups of four more are a card
     login = r"(?<=://)[^\s:/@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}(?=@)"
     return (
         PatternDetector("ip", _V4, _address, ["."]),

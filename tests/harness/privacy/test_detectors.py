@@ -223,3 +223,10 @@ def test_any_text_can_be_replaced_and_revealed(text: str) -> None:
     assert isinstance(scope.text(made) + scope.reveal(made), str)
     places = [place for each in scope.find(text) for place in (each.start, each.end)]
     assert places == sorted(places)
+
+
+def test_groups_with_dots_are_a_card_and_no_machine() -> None:
+    for number in ("4111.1111.1111.1111", "3782.822463.10005"):
+        assert [each.kind for each in Privacy().scope().find(f"paid by {number}.")] == ["card"]
+    assert Privacy().scope().find("4111.1111.1111.1112") == []
+    assert [each.kind for each in Privacy().scope().find("at 4111.1a11.1111.")] == ["mac"]
