@@ -66,13 +66,26 @@ class Privacy:
 
     def scope(self, session: str = "", *, of: str = "") -> PrivacyScope:
         """Return the scope of a session; `of` names a client that shares nothing with others."""
-        name = f"{of}\0{session if self.rules.scope == 'session' else ''}".strip("\0")
+        name = self._name(session, of)
         with self._lock:
             if name not in self._scopes:
                 if len(self._scopes) >= _MOST_SCOPES:
                     self._scopes.clear()  # the vault keeps the values
                 self._scopes[name] = self._new_scope(name)
             return self._scopes[name]
+
+    def _name(self, session: str, of: str) -> str:
+        """Return the name of a scope; that of a session is never that of a client."""
+        return f"{of}\0{session}" if session and self.rules.scope == "session" else of
+
+    def continue_scope(self, source: str, session: str, *, of: str = "") -> None:
+        """Let a new session, a branch of `source`, begin with the values of that, under their tokens.
+
+        The two share nothing from then on.  Raises PolicyError if the vault is full.
+        """
+        before, after = self._name(source, of), self._name(session, of)
+        if before != after:
+            self.vault.copy_scope(before, after)
 
     def _new_scope(self, name: str) -> PrivacyScope:
         rules = self.rules

@@ -79,8 +79,10 @@ class StreamGuard:
         return len(lines) if begins == len(lines) else self._before_line(lines, begins)
 
     def _before_line(self, text: str, begins: int) -> int:
-        """Return where the line begins in which `begins` is, or a line before it: one at whose beginning
-        no value is cut.  A line that is too long is cut."""
+        """Return where the line of `begins` begins, or one before it, so that no value is cut.
+
+        A line that is too long is cut.
+        """
         found = self._scope.find(text)
         while True:
             line = text.rfind("\n", 0, begins) + 1

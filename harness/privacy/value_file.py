@@ -14,21 +14,24 @@ from ...policies.errors import PolicyError
 from ..database import Database
 from ..sources import SecretSource
 from .known_values import KnownValue
-from .values import MONTH_SECONDS, StoredValue, ValueVault
+from .values import MONTH_SECONDS, MOST_VALUES, StoredValue, ValueVault
 
 _VERSION = 1
+# Numbers are never used again, so that each process knows which rows it has not read yet.
 _SCHEMA = """
 CREATE TABLE stored (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
     scope TEXT NOT NULL, token TEXT NOT NULL, until REAL NOT NULL, sealed BLOB NOT NULL,
-    PRIMARY KEY (scope, token)
-) WITHOUT ROWID
+    UNIQUE (scope, token)
+)
 """
 _NONCE_BYTES = 12  # as SP 800-38D recommends
 _SHORTEST_KEY = 32  # characters
 
 
 class ValueFile(ValueVault):
-    """A vault that outlives the process.
+    """A vault that outlives the process.  Several processes may use one file at a time: what one
+    of them erases, the others forget too.
 
     `key`: a text of at least 32 characters that nobody can guess, or a source of it, such as
     `from_keyring("cellwright", "privacy")`, `from_file(path)` or `from_environment("NAME")`.  Raises
@@ -38,54 +41,70 @@ class ValueFile(ValueVault):
 
     def __init__(
         self, path: str | os.PathLike[str], key: str | SecretSource, *,
-        keep_seconds: float = MONTH_SECONDS, clock: Callable[[], float] = time.time,
+        keep_seconds: float = MONTH_SECONDS, most: int = MOST_VALUES,
+        clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        super().__init__(_key_of(key), keep_seconds=keep_seconds, clock=clock)
+        super().__init__(_key_of(key), keep_seconds=keep_seconds, most=most, clock=clock)
         self._cipher = _cipher(self.subkey("encryption"))
         self._file = Database(path, "vault of personal data", _VERSION, _SCHEMA)
+        self._is_open = True
+        self._version = -1  # of the file, as SQLite counts what other connections write
+        self._read_to = 0  # the number of the newest row that was read
         try:
-            self._load()
+            with self._file.writing("expire values of") as db:
+                db.execute("PRAGMA secure_delete = ON")  # also of rows that are replaced
+                db.execute("DELETE FROM stored WHERE until <= ?", (self._clock(),))
+            self._refresh()
         except BaseException:
             self._file.close()
             raise
 
-    def _load(self) -> None:
-        with self._file.writing("expire values of") as db:
-            db.execute("DELETE FROM stored WHERE until <= ?", (self._clock(),))
-            rows = db.execute("SELECT scope, token, until, sealed FROM stored").fetchall()
-        for row in rows:
-            self._put(self._opened(*row))
+    def _refresh(self) -> None:
+        """Read what other processes added, and drop what they erased."""
+        if not self._is_open:
+            return
+        with self._lock, self._file.reading() as db:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+            if version == self._version:
+                return
+            (rows,) = db.execute("SELECT count(*) FROM stored").fetchone()
+            if rows > self._most:
+                raise PolicyError(f"{self._file.path}: more than {self._most} values")
+            query = "SELECT number, scope, token, until, sealed FROM stored WHERE number > ?"
+            for number, *row in db.execute(f"{query} ORDER BY number", (self._read_to,)).fetchall():
+                self._put(self._opened(*row))
+                self._read_to = number
+            self._version = version
+            self._revision += 1
+            if rows != len(self._stored):
+                kept = set(db.execute("SELECT scope, token FROM stored").fetchall())
+                self._drop([each for key, each in self._stored.items() if key not in kept])
 
-    def _opened(self, scope: str, token: str, until: float, sealed: bytes) -> StoredValue:
+    def _opened(self, scope: object, token: object, until: object, sealed: object) -> StoredValue:
         from cryptography.exceptions import InvalidTag
 
-        nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
+            if not (isinstance(scope, str) and isinstance(token, str) and isinstance(until, float)
+                    and isinstance(sealed, bytes)):  # fmt: skip
+                raise InvalidTag
+            nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
             text = self._cipher.decrypt(nonce, data, _bound(scope, token))
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # a sealed value that is too short is a ValueError
             raise PolicyError(
                 f"key: does not open the vault of personal data in {self._file.path}",
                 "it was made with another key, or was changed",
             ) from None
         return StoredValue(scope, token, KnownValue(*json.loads(text)), until)
 
-    def _read(self, scope: str, token: str) -> StoredValue | None:
-        """Return a value that another process has added."""
-        query = "SELECT until, sealed FROM stored WHERE scope = ? AND token = ?"
-        with self._file.reading() as db:
-            row = db.execute(query, (scope, token)).fetchone()
-        if row is None:
-            return None
-        stored = self._opened(scope, token, *row)
-        self._put(stored)
-        return stored
-
     def _write(self, stored: list[StoredValue]) -> None:
         if not stored:
             return
         rows = [(each.scope, each.token, each.until, self._sealed(each)) for each in stored]
         with self._file.writing("write") as db:
-            db.executemany("INSERT OR REPLACE INTO stored VALUES (?, ?, ?, ?)", rows)
+            db.executemany(
+                "INSERT OR REPLACE INTO stored (scope, token, until, sealed) VALUES (?, ?, ?, ?)",
+                rows,
+            )
 
     def _sealed(self, stored: StoredValue) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
@@ -99,12 +118,12 @@ class ValueFile(ValueVault):
             return
         rows = [(each.scope, each.token) for each in stored]
         with self._file.writing("erase values of") as db:
-            db.execute("PRAGMA secure_delete = ON")
             db.executemany("DELETE FROM stored WHERE scope = ? AND token = ?", rows)
         with self._file.reading("erase values of") as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
+        self._is_open = False
         super().close()
         self._file.close()
 

@@ -17,7 +17,7 @@ from .known_values import KnownValue
 from .tokens import make_token
 
 MONTH_SECONDS = 30 * 86_400.0
-_MOST_VALUES = 1_000_000
+MOST_VALUES = 1_000_000
 _KEY_BYTES = 32
 
 
@@ -40,7 +40,7 @@ class ValueVault:
 
     def __init__(
         self, key: bytes | None = None, *, keep_seconds: float = MONTH_SECONDS,
-        most: int = _MOST_VALUES, clock: Callable[[], float] = time.time,
+        most: int = MOST_VALUES, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         if key is not None and len(key) < _KEY_BYTES:
             raise PolicyError(f"key: must have at least {_KEY_BYTES} bytes, got {len(key)}")
@@ -51,10 +51,16 @@ class ValueVault:
         self._lock = threading.RLock()
         self._stored: dict[tuple[str, str], StoredValue] = {}
         self._tokens: dict[tuple[str, str, str], str] = {}  # scope, kind, normal form
-        self.revision = 0  # grows when values are forgotten or expire
+        self._revision = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._stored)} values)"
+
+    @property
+    def revision(self) -> int:
+        """A number that grows when values are forgotten or expire, or come from elsewhere."""
+        self._refresh()
+        return self._revision
 
     def subkey(self, purpose: str) -> bytes:
         """Return a key for one purpose, made of the vault's own (HMAC-SHA256 as a KDF, SP 800-108)."""
@@ -67,6 +73,7 @@ class ValueVault:
         """
         until = self._clock() + self._keep_seconds
         with self._lock:
+            self._refresh()
             kept = [self._kept(scope, value, until) for value in values]
             self._write([each for each, is_new in kept if is_new])
         return [each.token for each, _ in kept]
@@ -100,7 +107,8 @@ class ValueVault:
     def value_of(self, scope: str, token: str) -> KnownValue | None:
         """Return the value of a token in lower case; None if it is unknown, or has expired."""
         with self._lock:
-            stored = self._stored.get((scope, token)) or self._read(scope, token)
+            self._refresh()
+            stored = self._stored.get((scope, token))
         return stored.value if stored and stored.until > self._clock() else None
 
     def known(self, scope: str) -> Iterator[KnownValue]:
@@ -109,6 +117,25 @@ class ValueVault:
         with self._lock:
             stored = list(self._stored.values())
         return (each.value for each in stored if each.scope == scope and each.until > now)
+
+    def copy_scope(self, source: str, target: str) -> None:
+        """Give a new scope the values of another one, under the same tokens.
+
+        Raises PolicyError if the vault has no room for them.
+        """
+        now = self._clock()
+        with self._lock:
+            self._refresh()
+            copies = [
+                each._replace(scope=target) for each in self._stored.values()
+                if each.scope == source and each.until > now
+            ]  # fmt: skip
+            if len(self._stored) + len(copies) > self._most:
+                raise PolicyError(f"the vault of personal data is full: {self._most} values")
+            self._write(copies)
+            for each in copies:
+                self._put(each)
+            self._revision += 1
 
     def forget(self, value: str | None = None, *, scope: str | None = None) -> int:
         """Erase a value, in whatever form it is written, or a whole scope, or all; return how many."""
@@ -127,13 +154,17 @@ class ValueVault:
 
     def _erase(self, is_meant: Callable[[StoredValue], bool]) -> int:
         with self._lock:
+            self._refresh()
             erased = [each for each in self._stored.values() if is_meant(each)]
             self._delete(erased)
-            for each in erased:
-                del self._stored[each.scope, each.token]
-                del self._tokens[each.scope, each.value.kind, each.value.normal]
-            self.revision += bool(erased)
+            self._drop(erased)
+            self._revision += bool(erased)
         return len(erased)
+
+    def _drop(self, dropped: Iterable[StoredValue]) -> None:
+        for each in dropped:
+            del self._stored[each.scope, each.token]
+            self._tokens.pop((each.scope, each.value.kind, each.value.normal), None)
 
     def close(self) -> None:
         """Drop all values from memory."""
@@ -143,8 +174,8 @@ class ValueVault:
 
     # what a vault with a file does besides
 
-    def _read(self, scope: str, token: str) -> StoredValue | None:
-        return None
+    def _refresh(self) -> None:
+        """Take over what other processes changed."""
 
     def _write(self, stored: list[StoredValue]) -> None:
         """Keep values beyond this process."""

@@ -59,6 +59,11 @@ class RequestPipeline:
         """Return the arguments of a command, with privacy with tokens in place of values."""
         return self._private.command(given, session_id) if self._private else given
 
+    def continue_session(self, source: str, session_id: str) -> None:
+        """Let a branch of a session know the tokens of personal data that its memory holds."""
+        if self._private:
+            self._private.continue_session(source, session_id)
+
     def streamed(
         self, on_output: OnOutput | None, session_id: str | None = None
     ) -> AbstractContextManager[OnOutput | None]:

@@ -111,6 +111,10 @@ class PrivateCalls:
         fields = {name: getattr(result, name) for name in SandboxResult.__struct_fields__}
         return PrivateResult(**fields, scope=self.scope(session_id))
 
+    def continue_session(self, source: str, session_id: str) -> None:
+        """Let a branch of a session begin with the values of that, under their tokens."""
+        self.privacy.continue_scope(source, session_id, of=self.of)
+
     def check_workspace(self) -> None:
         """Raise PolicyError if the files of a named workspace would have to be replaced in it."""
         if self.privacy.rules.inputs != "values":

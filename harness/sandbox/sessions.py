@@ -221,6 +221,7 @@ class CellSession(Session):
         branch = self._another(f"a fork of {self.id}")
         branch.forked_by = "replay"
         try:
+            self._pipeline.continue_session(self.id, branch.id)
             branch.diverged = tuple(
                 number
                 for number, call in enumerate(calls, 1)
@@ -249,6 +250,7 @@ class CellSession(Session):
 
     def take_history(self, source: "CellSession") -> None:
         """Go on from the calls of `source`, of which this is a branch."""
+        self._pipeline.continue_session(source.id, self.id)
         self._history = source._history.copy()
         self._cell.on_begin = self._history.begin
 

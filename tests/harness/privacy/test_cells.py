@@ -330,3 +330,24 @@ def test_without_privacy_a_result_is_for_everyone() -> None:
         result = sandbox.execute(f"{MAIL!r}")
     assert result.for_model() is result
     assert sandbox.privacy is None
+
+
+@pytest.mark.parametrize("how", ["branch", "fork"])
+def test_a_branch_uses_the_tokens_of_its_memory_and_no_later_ones(how: str) -> None:
+    SENT.clear()
+    privacy = Privacy(**PRIVACY, scope="session")
+    with (
+        Sandbox(pool=0, tools=[find, send], privacy=privacy) as sandbox,
+        sandbox.session() as source,
+    ):
+        assert source.execute("import tools\nmail = tools.find(name='x')['mail']; mail").ok
+        (branch,) = source.branch() if how == "branch" else (source.fork(),)
+        with branch:
+            assert branch.diverged == ()
+            made = branch.execute("tools.send(to=mail, body=''); mail")
+            assert SENT[-1]["to"] == MAIL
+            later = source.execute("to", inputs={"to": "bob@example.org"}).value
+            assert branch.execute("to", inputs={"to": "bob@example.org"}).value != later
+            assert source.execute("mail").value == made.value
+            assert branch.execute(f"tools.send(to={later!r}, body='')").ok
+            assert SENT[-1]["to"] == later  # unknown to the branch

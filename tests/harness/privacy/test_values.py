@@ -1,11 +1,12 @@
 """Values are kept on the host, for their time, and can be erased."""
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
-from cellwright import PolicyError, Privacy, PrivacyRules, ValueFile, ValueVault
+from cellwright import PolicyError, Privacy, PrivacyRules, RegistryError, ValueFile, ValueVault
 
 KEY = "0123456789abcdef" * 4
 TEXT = "ann@example.org and bob@example.org"
@@ -141,3 +142,101 @@ def test_a_value_that_is_no_unicode_is_kept_in_a_file(tmp_path: Path) -> None:
     made = scope.json({"password": "hunter2\udcfcxQ9"}).value["password"]
     again = Privacy(vault=ValueFile(tmp_path / "values", KEY)).scope()
     assert again.reveal(made) == "hunter2\udcfcxQ9"
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_branch_begins_with_the_values_of_its_source_and_then_has_its_own(
+    tmp_path: Path, *, is_file: bool
+) -> None:
+    vault = ValueFile(tmp_path / "values", KEY) if is_file else ValueVault()
+    privacy = Privacy(scope="session", vault=vault)
+    source = privacy.scope("source")
+    before = source.text("ann@example.org")
+    branches = [privacy.scope(name) for name in ("one", "two")]
+    for each in ("one", "two"):
+        privacy.continue_scope("source", each)
+    later = [scope.text("bob@example.org") for scope in (source, *branches)]
+    assert len(set(later)) == 3
+    for scope, own in zip((source, *branches), later, strict=True):
+        assert scope.text("ann@example.org") == before
+        assert scope.reveal(" ".join([before, *later])).count("@") == 2
+        assert scope.reveal(own) == "bob@example.org"
+    assert privacy.forget(session="one") == 2
+    assert branches[1].reveal(before) == source.reveal(before) == "ann@example.org"
+    assert privacy.forget("ann@example.org") == 2
+    if is_file:
+        again = Privacy(scope="session", vault=ValueFile(tmp_path / "values", KEY)).scope("two")
+        assert again.reveal(later[2]) == "bob@example.org"
+
+
+def test_a_branch_for_which_the_vault_has_no_room_is_refused() -> None:
+    privacy = Privacy(scope="session", vault=ValueVault(most=3))
+    privacy.scope("source").text("ann@example.org, bob@example.org")
+    with pytest.raises(PolicyError, match="full"):
+        privacy.continue_scope("source", "branch")
+    assert privacy.forget() == 2
+
+
+def test_a_session_that_is_called_like_a_client_has_values_of_its_own() -> None:
+    privacy = Privacy(scope="session")
+    made = privacy.scope(of="mcp pipe").text("ann@example.org")
+    assert privacy.scope("mcp pipe").reveal(made) == made
+    assert Privacy().scope("mcp pipe") is not None
+
+
+def test_what_one_process_erases_is_gone_from_the_others(tmp_path: Path) -> None:
+    one, other = (Privacy(vault=ValueFile(tmp_path / "values", KEY)) for _ in range(2))
+    made = one.text("4111 1111 1111 1111, ann@example.org")
+    assert other.reveal(made).count("pii_") == 0
+    assert other.forget("ann@example.org") == 1
+    assert one.reveal(made).count("pii_") == 1
+    assert one.forget() == 1
+    assert other.reveal(made) == made
+    declared = one.scope().json(
+        {"name": "Ann Smith"}, "t", {"properties": {"name": {"x-pii": "name"}}}
+    )
+    assert other.text("to Ann Smith") == f"to {declared.value['name']}"
+    for each in (one, other):
+        each.vault.close()
+
+
+def test_a_value_that_was_found_again_and_erased_is_gone_from_the_file(tmp_path: Path) -> None:
+    clock = Clock()
+    vault = ValueFile(tmp_path / "values", KEY, keep_seconds=100, clock=clock)
+    scope = Privacy(vault=vault).scope()
+    tokens = set()
+    for _ in range(20):
+        tokens.add(scope.text("ann@example.org").encode())
+        clock.now += 50
+    assert vault.forget() == 1
+    vault.close()
+    stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert len(tokens) == 1
+    assert not any(each in stored for each in tokens)
+
+
+@pytest.mark.parametrize("change", [
+    "UPDATE stored SET sealed = 7", "UPDATE stored SET sealed = x'00'", "UPDATE stored SET until = 'x'",
+    "UPDATE stored SET token = x'ff'", "UPDATE stored SET scope = 'other'",
+    "DROP TABLE stored", "DROP TABLE stored; CREATE VIEW stored AS SELECT 1",
+    "PRAGMA user_version = 9", "ALTER TABLE stored DROP COLUMN until",
+])  # fmt: skip
+def test_a_changed_file_is_refused(tmp_path: Path, change: str) -> None:
+    import sqlite3
+
+    path = tmp_path / "values"
+    vault = ValueFile(path, KEY)
+    Privacy(vault=vault).text("ann@example.org")
+    vault.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(change)
+    with pytest.raises((PolicyError, RegistryError)):
+        ValueFile(path, KEY)
+
+
+def test_a_file_with_too_many_values_is_refused(tmp_path: Path) -> None:
+    vault = ValueFile(tmp_path / "values", KEY)
+    Privacy(vault=vault).text(TEXT)
+    vault.close()
+    with pytest.raises(PolicyError, match="more than 1 values"):
+        ValueFile(tmp_path / "values", KEY, most=1)
