@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...policies.errors import ToolError, ToolNotFound
+from ..making.builtin import Summarise, text_summarize
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..skills.skills import SkillSet
@@ -88,6 +89,12 @@ def _load_skill(skills: SkillsOf) -> Tool:
         return skills().load_page(given["name"], given.get("path", ""), given.get("page", 1))
 
     return Tool(spec, perform)
+
+
+def summary_tool(model_of: Callable[[Caller], Summarise]) -> Tool:
+    """Return `text_summarize`, which asks the model of the run whose program calls it."""
+    spec = text_summarize(lambda text, length: "").spec
+    return Tool(spec, lambda given, caller: text_summarize(model_of(caller)).perform(given, caller))
 
 
 def _spec(name: str, description: str, properties: dict[str, Any], required: list[str]) -> ToolSpec:

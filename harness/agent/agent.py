@@ -5,22 +5,26 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from ...policies.closing import Closing
 from ...policies.errors import ClosedError, PolicyError
 from ...policies.policy import Policy, check_encodable
 from ...runner.settings import PoolSettings
+from ..making.builtin import Summarise, api_query, file_tools
 from ..making.factory import ToolFactory
 from ..runs.durable_runs import Runs
 from ..runs.store import Approval
 from ..sandbox.run import in_thread
 from ..sandbox.sandbox import Sandbox
+from ..sandbox.workspaces.store import Workspaces
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..state import make_private_directory
 from ..tools.broker import Broker
-from ..tools.caller import Caller
+from ..tools.caller import Caller, Tool
 from ..tools.catalogue import catalogue_of
 from ..tools.registry import ToolRegistry
-from .actions import AgentTools, actions
+from .actions import AgentTools, actions, summary_tool
 from .limits import AgentLimits
 from .memory import AgentMemory
 from .messages import ChatModel, OnText
@@ -29,13 +33,16 @@ from .planner import Planner
 from .prompts import instructions
 from .research import Research
 from .step_session import run_of
+from .summaries import summarise
 from .task_loop import AgentParts, Events, TaskLoop
 from .toolsmith import Toolsmith
 from .transcript import INTERRUPTED, PAUSED, AgentRun, AgentStep, Transcripts
 
 if TYPE_CHECKING:
+    from ..sandbox.packages.store import PackageStore
     from ..sandbox.sandbox_tools import Offered
     from ..skills.skills import Skills, SkillSet
+    from ..tools.http.client import HttpClient
 
 OnEvent = Callable[[AgentEvent], None]
 _Opened = TypeVar("_Opened", bound="Closing | Transcripts")
@@ -55,6 +62,10 @@ class Agent(Closing):
     completed runs a made tool must have served to be TRUSTED; 0 leaves that to a person.
     `skills`: skills that the model is told of, can load, and whose files programs see below /skills;
     default none.
+    `workspace` names the workspace, of `workspaces` or by default of the user's, whose files programs
+    read and write by `file_read`, `file_write` and `csv_process`; default none.  `http` makes the
+    requests of `api_query`; default none.  `package_store`: where packages of made tools are kept and
+    come from, if `sandbox` is not given; `packages.allow` of the policy names what tools may have.
 
     Close it, or use it as a context manager.
     """
@@ -65,7 +76,10 @@ class Agent(Closing):
         tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
         maker: str = "agent", research: Research | None = None, planner: Planner | None = None,
-        memory: AgentMemory | None = None, trusted_after: int = 10, skills: "Skills | None" = None,
+        memory: AgentMemory | None = None, trusted_after: int = 10, workspace: str = "",
+        workspaces: Workspaces | str | os.PathLike[str] | None = None,
+        http: "HttpClient | None" = None, skills: "Skills | None" = None,
+        package_store: "PackageStore | None" = None,
     ) -> None:  # fmt: skip
         self.model = _client(model) if isinstance(model, str) else model
         self.limits = limits
@@ -76,7 +90,7 @@ class Agent(Closing):
             self._transcripts = self._own(Transcripts(files.transcripts))
             self.calls = self._own(Runs(files.calls))
             self.memory = memory or self._own(AgentMemory(files.memory))
-            base = sandbox or self._own(Sandbox(policy=policy, pool=0))
+            base = sandbox or self._own(Sandbox(policy=policy, pool=0, package_store=package_store))
             self.factory = self._own(
                 ToolFactory(base, registry or files.tools, maker=maker, pool=1)
             )
@@ -85,11 +99,14 @@ class Agent(Closing):
                     actions(self._build, research, base, self._skills if skills else None)
                 ),
                 catalogue_of(tools),
+                catalogue_of(self._ready_made(workspace, workspaces, http)),
                 self.factory,
             )
             broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
+            patient = replace(base.policy.limits, wall_seconds=limits.step_seconds)
+            patient_policy = replace(base.policy, limits=patient)
             cells = self._own(
-                base.sibling(base.policy, PoolSettings(size=1), broker, skills=skills)
+                base.sibling(patient_policy, PoolSettings(size=1), broker, skills=skills)
             )
             told = instructions(
                 has_research=research is not None, skills=cells.skills.prompt() if skills else ""
@@ -101,6 +118,17 @@ class Agent(Closing):
             self.close()
             raise
         self._working: dict[str, TaskLoop] = {}
+
+    def _ready_made(
+        self, workspace: str, workspaces: "Workspaces | str | os.PathLike[str] | None",
+        http: "HttpClient | None",
+    ) -> list[Tool]:  # fmt: skip
+        """Return the ready-made tools that the caller has given something to work on."""
+        tools = [summary_tool(self._summariser)]
+        if workspace:
+            kept = workspaces if isinstance(workspaces, Workspaces) else Workspaces(workspaces)
+            tools += file_tools(kept, workspace)
+        return [*tools, api_query(http)] if http else tools
 
     def _own(self, opened: _Opened) -> _Opened:
         self._opened.append(opened)
@@ -186,14 +214,22 @@ class Agent(Closing):
 
     def _build(self, name: str, description: str, caller: Caller) -> ToolSpec:
         """Make a tool for the run whose program asked; its tokens count for that run."""
-        loop = self._working.get(run_of(caller.id))
-        if loop is None:
-            raise ClosedError("the run that asked for a tool is over")
+        loop = self._loop_of(caller)
         toolsmith = Toolsmith(loop, self.factory, on_draft=loop.note, check=loop.check_budget)
         return toolsmith.build_new_tool(name, description, task=loop.task)
 
     def _skills(self) -> "SkillSet":
         return self._parts.sandbox.skills
+
+    def _summariser(self, caller: Caller) -> Summarise:
+        loop = self._loop_of(caller)
+        return lambda text, length: summarise(loop, text, length, loop.check_budget)
+
+    def _loop_of(self, caller: Caller) -> TaskLoop:
+        """Return the run whose program calls; raises ClosedError if it is over."""
+        if loop := self._working.get(run_of(caller.id)):
+            return loop
+        raise ClosedError("the run whose program calls is over")
 
     @property
     def policy(self) -> Policy:

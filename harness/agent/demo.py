@@ -30,6 +30,24 @@ _USE = """There is one. I call it.
 ```python
 final_answer({each: execute_tool("email_validator", {"email": each}) for each in ADDRESSES})
 ```"""
+_PACKAGE_DRAFT = '''```python
+from email_validator import EmailNotValidError, validate_email
+
+def email_validator(email: str) -> bool:
+    """Tell whether a text is an e-mail address."""
+    try:
+        return bool(validate_email(email, check_deliverability=False))
+    except EmailNotValidError:
+        return False
+```
+```tests
+assert email_validator("ann@example.org")
+assert not email_validator("ann@example")
+assert not email_validator("ann@example..org")
+```
+```requirements
+email-validator
+```'''
 _FIRST_DRAFT = '''```python
 def email_validator(email: str) -> bool:
     """Tell whether a text is an e-mail address."""
@@ -74,7 +92,11 @@ class DemoModel:
 
 
 def _draft(messages: Sequence[Message]) -> str:
-    return _SECOND_DRAFT if "This failed" in messages[-1].text else _FIRST_DRAFT
+    """Return a draft with a package first; if there is none, one that forgets the domain."""
+    why = messages[-1].text
+    if "This failed" not in why:
+        return _PACKAGE_DRAFT
+    return _SECOND_DRAFT if "AssertionError" in why else _FIRST_DRAFT
 
 
 def _step(messages: Sequence[Message]) -> str:

@@ -36,7 +36,10 @@ class AgentUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The budget of one run.
+    """The budget of one run, and `step_seconds`, the wall time of one program of it.
+
+    The policy's `cpu_seconds` end a program that computes; `step_seconds` are longer than its
+    `wall_seconds` usually are, because a program waits for the model while a tool is made.
 
     A run that has used one of them up ends with the reason `budget`, and can be resumed with more.
     `prices`: the name of a model -> its Price; a model that is not in it costs nothing.
@@ -47,10 +50,11 @@ class AgentLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     wall_seconds: float = 3600.0
     cpu_seconds: float = 600.0
     money: float = 1e9
+    step_seconds: float = 600.0
     prices: Mapping[str, Price] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "wall_seconds", "cpu_seconds", "money"):
+        for name in ("steps", "tokens", "wall_seconds", "cpu_seconds", "money", "step_seconds"):
             if not getattr(self, name) > 0:
                 raise PolicyError(f"limits.{name}: must be > 0, got {getattr(self, name)!r}")
 

@@ -6,7 +6,14 @@ That the tests of a tool pass makes it TESTED, not TRUSTED: the same model wrote
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...policies.errors import ToolExists, ToolFailed, ToolInvalid, ToolNotFound
+from ...policies.errors import (
+    PackageError,
+    PolicyError,
+    ToolExists,
+    ToolFailed,
+    ToolInvalid,
+    ToolNotFound,
+)
 from ..making.factory import ToolFactory
 from ..schemas.spec import Provenance, ToolSpec, ToolState
 from ..schemas.tool_names import normalised
@@ -16,26 +23,33 @@ from .reply import Block, fenced_blocks
 
 _INSTRUCTIONS = """\
 You write one tool: a Python function with type annotations and a docstring. It uses the standard
-library only, has no access to files, programs or the network, and returns JSON-like data.
+library{packages}, has no access to files, programs or the network, and returns JSON-like data.
 
-Reply with two blocks and nothing else. The first is the function, with its imports:
+Reply with two blocks{third} and nothing else. The first is the function, with its imports:
 ```python
 def name(argument: str) -> dict:
     \"\"\"What it does.\"\"\"
 ```
 The second has tests, which call the function and assert:
 ```tests
-assert name("x") == {"y": 1}
+assert name("x") == {{"y": 1}}
+```"""
+_REQUIREMENTS = """
+The third, only if it imports packages, has a requirement in each line:
+```requirements
+package
 ```"""
 _SHOWN = 2000  # characters of an error that the model gets
+_PACKAGES = frozenset(("requirements", "requirements.txt"))
 _TESTS = frozenset(("tests", "test", "python", "py"))
 
 
 class Draft(NamedTuple):
-    """The source of a tool and of its tests, as a model wrote them."""
+    """The source of a tool, of its tests, and the packages that it imports, as a model wrote them."""
 
     source: str
     tests: str
+    requirements: tuple[str, ...] = ()
 
 
 class Toolsmith:
@@ -63,7 +77,10 @@ class Toolsmith:
         if known := self._known(name):
             return known
         asked = f"Name: {name}\nWhat it must do: {prose(description, 4000)}"
-        messages = [Message("system", _INSTRUCTIONS), Message("user", asked)]
+        messages = [
+            Message("system", _instructions(self._factory.packages)),
+            Message("user", asked),
+        ]
         provenance = Provenance(task=task[:1000], model=self._model.name)
         why = ""
         for attempt in range(self._attempts):
@@ -74,13 +91,13 @@ class Toolsmith:
                 draft = _draft_of(reply.text)
                 made = self._factory.create_tool(
                     name, prose(description, 1000), draft.source, tests=[draft.tests],
-                    provenance=provenance,
+                    requirements=draft.requirements, provenance=provenance,
                 )  # fmt: skip
                 self._on_draft(f"{made.reference} is made; its tests pass")
                 return made
             except ToolExists as exists:
                 return self._factory.get_tool(exists.existing)
-            except ToolInvalid as error:  # ToolTestFailed among them
+            except (ToolInvalid, PolicyError, PackageError) as error:  # ToolTestFailed among them
                 why = str(error)[:_SHOWN]
                 self._on_draft(f"draft {attempt + 1} of {name}: {line(why)}")
             messages = [*messages[:2], *_repair(reply.text, why)]
@@ -98,6 +115,17 @@ class Toolsmith:
         return None if known.state is ToolState.RETIRED else known
 
 
+def _instructions(packages: tuple[str, ...] | None) -> str:
+    """Return the first message, which names the packages that the tool may have, as far as they fit."""
+    if packages == ():
+        return _INSTRUCTIONS.format(packages=" only", third="")
+    named = "packages" if packages is None else ", ".join(packages)[:_SHOWN]
+    return (
+        _INSTRUCTIONS.format(packages=f" and, where they help, {named}", third=", or three,")
+        + _REQUIREMENTS
+    )
+
+
 def _repair(text: str, why: str) -> list[Message]:
     return [
         Message("assistant", text),
@@ -106,15 +134,18 @@ def _repair(text: str, why: str) -> list[Message]:
 
 
 def _draft_of(text: str) -> Draft:
-    """Return the two blocks of a reply; raises ToolInvalid if one is missing."""
+    """Return the blocks of a reply; raises ToolInvalid if the source or its tests are missing."""
     blocks, _ = fenced_blocks(text)
+    named = [each for each in blocks if each.name in _PACKAGES]
+    blocks = [each for each in blocks if each.name not in _PACKAGES]
     code = next((each for each in blocks if each.name != "tests" and "def " in each.text), None)
     tests = next((each for each in blocks if _is_tests(each) and each is not code), None)
     if code is None:
         raise ToolInvalid("the reply has no block with a function")
     if tests is None:
         raise ToolInvalid("the reply has no block with tests")
-    return Draft(code.text, tests.text)
+    lines = [each.partition("#")[0].strip() for block in named for each in block.text.splitlines()]
+    return Draft(code.text, tests.text, tuple(each for each in lines if each))
 
 
 def _is_tests(block: Block) -> bool:

@@ -36,6 +36,7 @@ from .options import (
     print_json,
     skills_of,
 )
+from .packages import add_sources, store_of
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
@@ -114,6 +115,15 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         help="let programs search the .md, .rst and .txt files below this folder; may be repeated",
     )  # fmt: skip
     parser.add_argument(
+        "--workspace", default="", metavar="NAME",
+        help="let programs keep files in this workspace, by file_read, file_write and csv_process",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tool-packages", action="append", default=[], metavar="NAME",
+        help="a package that made tools may have, dependencies too; may be repeated; default none",
+    )  # fmt: skip
+    add_sources(parser)
+    parser.add_argument(
         "--plans", type=int, default=0, metavar="N",
         help="have the model propose N plans first, and choose one; default 0, none",
     )  # fmt: skip
@@ -142,7 +152,7 @@ def _demo(options: argparse.Namespace) -> int:
     from ..agent.demo import TASKS, DemoModel
 
     status = SUCCEEDED
-    with Agent(DemoModel(), policy=policy_of(options)) as agent:
+    with Agent(DemoModel(), **_packages(options)) as agent:
         for task in TASKS:
             print(f"task: {task}", file=sys.stderr)
             status |= _told(options, partial(_on_task, agent, task))
@@ -166,11 +176,23 @@ def _agent(options: argparse.Namespace, model: "ChatModel") -> Iterator[Agent]:
         register_marked(offered, file)
     tools = [found for spec in offered.list_tools() if (found := offered.developers(spec.name))]
     with Agent(
-        model, policy=policy_of(options), tools=tools, directory=_directory(options), limits=limits,
+        model, tools=tools, directory=_directory(options), limits=limits,
+        workspace=options.workspace, **_packages(options),
         research=Research(folders=options.documents) if options.documents else None,
         planner=Planner(options.plans) if options.plans else None, skills=skills_of(options),
     ) as agent:  # fmt: skip
         yield agent
+
+
+def _packages(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the policy, with the packages that made tools may have, and where these come from."""
+    policy = policy_of(options)
+    if not options.tool_packages:
+        return {"policy": policy}
+    allow = (*policy.packages.allow, *options.tool_packages)
+    packages = msgspec.structs.replace(policy.packages, allow=allow)
+    policy = msgspec.structs.replace(policy, packages=packages)
+    return {"policy": policy, "package_store": store_of(options)}
 
 
 def _model(options: argparse.Namespace) -> "ChatModel":

@@ -33,6 +33,7 @@ from .options import (
     policy_of,
     print_json,
 )
+from .packages import add_sources, store_of
 
 _SIMILAR = "allow it even if an existing tool does the same"
 Action = Callable[[ToolFactory, argparse.Namespace], object]
@@ -108,6 +109,9 @@ def _add_create(create: argparse.ArgumentParser) -> None:
                         help="files of the host that it may write; may be repeated")  # fmt: skip
     create.add_argument("--calls", action="append", default=[], metavar="NAME",
                         help="a tool that it may call; may be repeated")  # fmt: skip
+    create.add_argument("--requires", action="append", default=[], metavar="P",
+                        help="a package that it imports, as 'idna==3.*'; may be repeated")  # fmt: skip
+    add_sources(create)
     create.add_argument("--risky", action="store_true", help="every call needs approval")
     create.add_argument(
         "--timeout", type=float, default=30.0, metavar="S",
@@ -119,7 +123,10 @@ def _add_create(create: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     policy = policy_of(options)
     options.rules = policy.tools
-    ceiling = Sandbox(policy=policy, pool=0, audit=False) if options.policy else None
+    store = store_of(options) if getattr(options, "requires", ()) else None
+    ceiling = None
+    if options.policy:
+        ceiling = Sandbox(policy=policy, pool=0, audit=False, package_store=store)
     try:
         with (
             _registry(options) as registry,
@@ -129,6 +136,7 @@ def run(options: argparse.Namespace) -> int:
                 pool=0,
                 optional_layers=policy.optional_layers,
                 model=commands_model(getattr(options, "model", None)),
+                package_store=store,
             ) as factory,
         ):
             options.action(factory, options)
@@ -220,7 +228,7 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
     spec = factory.create_tool(
         options.name or Path(options.file).stem, options.description, _read(options.file),
         _json("--schema", _read(options.schema)) if options.schema else None, granted,
-        tests, options.timeout, calls=options.calls,
+        tests, options.timeout, calls=options.calls, requirements=options.requires,
         risky=options.risky, allow_similar=options.similar,
     )  # fmt: skip
     _print_state(spec)

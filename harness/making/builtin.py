@@ -60,7 +60,7 @@ def file_tools(workspaces: Workspaces, name: str) -> list[Tool]:
         rows = _rows(_text_of(workspaces, name, filepath))
         return _chosen(rows, columns, where or {}, max(0, min(limit, _ROWS)))
 
-    return [tool_of(each) for each in (file_read, file_write, csv_process)]
+    return [_repeatable(tool_of(each)) for each in (file_read, file_write, csv_process)]
 
 
 def text_summarize(model: Summarise) -> Tool:
@@ -71,13 +71,8 @@ def text_summarize(model: Summarise) -> Tool:
 
     text = {"type": "string", "maxLength": _TEXT_CHARACTERS, "description": "the text to summarize"}
     length = {"type": "integer", "minimum": 1, "description": "of the summary, in characters"}
-    return _tool(
-        "text_summarize",
-        "Summarise a long text.",
-        perform,
-        {"text": text, "length": length},
-        ["text"],
-    )
+    words = {"text": text, "length": length}
+    return _repeatable(_tool("text_summarize", "Summarise a long text.", perform, words, ["text"]))
 
 
 def api_query(client: HttpClient | None = None) -> Tool:
@@ -116,6 +111,11 @@ def _tool(
         owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED,
     )  # fmt: skip
     return Tool(spec, perform)
+
+
+def _repeatable(tool: Tool) -> Tool:
+    """Return the tool as one that may be called again when the outcome of a call is unknown."""
+    return tool._replace(spec=msgspec.structs.replace(tool.spec, idempotent=True))
 
 
 def _text_of(workspaces: Workspaces, name: str, path: str) -> str:

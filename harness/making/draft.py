@@ -23,15 +23,15 @@ _IN_SOURCE = str.maketrans("", "", "\r\f")  # control characters that source may
 
 def draft(
     name: str, description: str, source_code: str, *, input_schema: dict[str, Any] | None,
-    permissions: Any, tests: Iterable[Any], timeout: float, calls: Sequence[str], risky: bool,
-    tags: Sequence[str], provenance: Provenance,
+    permissions: Any, tests: Iterable[Any], timeout: float, calls: Sequence[str],
+    requirements: Sequence[str], risky: bool, tags: Sequence[str], provenance: Provenance,
 ) -> tuple[ToolSpec, FunctionSchema]:  # fmt: skip
     """Return the spec of a tool and the description of its function, without executing its source.
 
     Raises ToolInvalid or PolicyError, which name the invalid argument.
     """
     name = normalised(name)
-    for about in msgspec.structs.astuple(provenance):
+    for about in (provenance.maker, provenance.task, provenance.model, provenance.parent):
         _check_visible("provenance", about)
     _check_text("source", source_code)
     _check_hidden("source", source_code.translate(_IN_SOURCE))
@@ -52,6 +52,7 @@ def draft(
         grants=grants_of(permissions),
         timeout=float(timeout),
         calls=tuple(normalised(each) for each in _names("calls", calls)),
+        requirements=_requirements(requirements),
         risky=bool(risky),
         tags=_names("tags", tags),
         tests=tests_of(tests),
@@ -91,6 +92,16 @@ def json_of(where: str, value: Any) -> Any:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ToolInvalid(f"{where}: cannot be encoded as JSON: {error}") from None
+
+
+def _requirements(given: Sequence[str]) -> tuple[str, ...]:
+    """Return requirements in one form, sorted; raises PolicyError for an invalid one."""
+    if not (names := _names("requirements", given)):
+        return ()
+    from ..sandbox.packages.lock import check_requirements, require_extra  # seldom needed
+
+    require_extra()
+    return check_requirements("requirements", names)
 
 
 def _checked_schema(parameters: dict[str, Any], described: FunctionSchema) -> dict[str, Any]:

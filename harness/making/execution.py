@@ -81,8 +81,9 @@ class ToolExecutor:
             with self._sandboxes.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
                 timeout = min(spec.timeout, sandbox.policy.limits.wall_seconds)
                 return sandbox.execute(
-                    program, inputs=inputs, timeout=timeout, cancel=CANCEL.get(), plain=plain
-                )
+                    program, inputs=inputs, timeout=timeout, cancel=CANCEL.get(), plain=plain,
+                    packages=spec.provenance.packages,
+                )  # fmt: skip
         finally:
             CALLING.reset(token)
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -44,6 +44,9 @@ from .sandboxes import POOL, ToolSandboxes
 from .tool_files import ExportedTool, read_tool, write_tool
 from .tool_skills import skill_of_tool, tools_in
 
+if TYPE_CHECKING:
+    from ..sandbox.packages.store import PackageStore
+
 # The embedding program has no caps; programs in cells have those of their policy.
 _UNBOUNDED = Tools(
     calls=2**52,
@@ -66,7 +69,8 @@ class ToolFactory(Closing):
     `filters` are those of the `broker`, through which every call goes.  `pool` is the number of cells
     kept ready for each set of permissions.  `model`, a folder with a sentence encoder, lets search find
     tools by meaning too (default that of the registry).  Without `sandbox`, `optional_layers` are the
-    layers that cells may do without.  `close` closes the registry if the factory made it.
+    layers that cells may do without, and `package_store` has the packages of tools.  `close` closes the
+    registry if the factory made it.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ToolFactory(Closing):
         model: Model | str | os.PathLike[str] | None = None,
         pool: int = POOL,
         optional_layers: Sequence[str] = (),
+        package_store: "PackageStore | None" = None,
     ) -> None:
         if not isinstance(sandbox, Sandbox | None):
             raise PolicyError(
@@ -92,7 +97,7 @@ class ToolFactory(Closing):
         self.registry = registry if isinstance(registry, ToolRegistry) else ToolRegistry(registry)
         model = model_of(model) or self.registry.model
         self.maker = maker
-        self._sandboxes = ToolSandboxes(sandbox, pool, optional_layers)
+        self._sandboxes = ToolSandboxes(sandbox, pool, optional_layers, package_store)
         audit = self._sandboxes.audit
         self._catalogue = FactoryCatalogue(self.registry, maker)
         self.broker = Broker(
@@ -115,27 +120,30 @@ class ToolFactory(Closing):
         self, name: str, description: str, source_code: str,
         input_schema: dict[str, Any] | None = None, permissions: PermissionSet | None = None,
         tests: Iterable[Any] | None = None, timeout: float = 30.0, *, calls: Sequence[str] = (),
-        risky: bool = False, tags: Sequence[str] = (), provenance: Provenance | None = None,
-        allow_similar: bool = False,
+        requirements: Sequence[str] = (), risky: bool = False, tags: Sequence[str] = (),
+        provenance: Provenance | None = None, allow_similar: bool = False,
     ) -> ToolSpec:  # fmt: skip
         """Check source code, test it in cells, and store it as a tool, or as a new version of one.
 
         The tool is the function with its name, or the only public function.  Its schema is
         `input_schema`, by default the one of signature and docstring.  A test is a pair of input and
         expected result, or source that asserts; a new version without `tests` has those of the version
-        before, and `tests=[]` removes them.  If a step fails, nothing is stored.  Raises
+        before, and `tests=[]` removes them.  `requirements` are packages that it imports, such as
+        "idna==3.*", which are fetched on the host; with a sandbox, only those that `packages.allow` or
+        `packages.require` of its policy name.  If a step fails, nothing is stored.  Raises
         ToolInvalid if the source cannot be a tool, ToolTestFailed, ToolExists if another maker has the
-        name, or another tool does the same (unless `allow_similar`), and PolicyError for permissions
-        that cannot be granted.
+        name, or another tool does the same (unless `allow_similar`), PolicyError for permissions or
+        packages that cannot be granted, and PackageError if packages cannot be had.
         """
-        provenance = replace(provenance or Provenance(), maker=self.maker)
+        provenance = replace(provenance or Provenance(), maker=self.maker, packages=())
         inherited = self._tests_of(name) if tests is None else ()
         spec, described = draft(
             name, description, source_code, input_schema=input_schema, permissions=permissions,
-            tests=inherited if tests is None else tests, timeout=timeout, calls=calls, risky=risky,
-            tags=tags, provenance=provenance,
+            tests=inherited if tests is None else tests, timeout=timeout, calls=calls,
+            requirements=requirements, risky=risky, tags=tags, provenance=provenance,
         )  # fmt: skip
         self._check_calls(spec)
+        self._sandboxes.check_requirements(spec.requirements)
         with self._sandboxes.lend(spec.grants) as sandbox:
             _, why = sandbox.validate_source(source_code)
         if why:
@@ -150,6 +158,9 @@ class ToolFactory(Closing):
                 tool=spec.name,
                 existing=other.name,
             )
+        if spec.requirements:
+            packages = self._sandboxes.build_packages(spec.grants, spec.requirements)
+            spec = replace(spec, provenance=replace(provenance, packages=packages))
         try:
             return self.registry.add(self._executor.try_out(spec, described))
         except ToolTestFailed as failed:
@@ -188,7 +199,11 @@ class ToolFactory(Closing):
             known = self.registry.get(spec.name)
         except ToolNotFound:
             return None
-        alike = replace(spec, created_at=known.created_at, version=known.version, state=known.state)
+        origin = replace(spec.provenance, packages=known.provenance.packages)
+        alike = replace(
+            spec, created_at=known.created_at, version=known.version, state=known.state,
+            provenance=origin,
+        )  # fmt: skip
         return known if alike == known and known.state is not ToolState.RETIRED else None
 
     # calling
@@ -235,6 +250,11 @@ class ToolFactory(Closing):
         return self._catalogue.revision()
 
     # keeping
+
+    @property
+    def packages(self) -> tuple[str, ...] | None:
+        """The packages that its tools may require, by name; None if every one."""
+        return self._sandboxes.packages
 
     def list_tools(self) -> list[ToolSpec]:
         """Return every tool that can be called, by name."""
@@ -330,8 +350,8 @@ class ToolFactory(Closing):
         return self.create_tool(
             found.name, found.description, found.source_code, found.parameters or None,
             found.grants.permissions, found.tests, found.timeout, calls=found.calls,
-            risky=found.risky, tags=found.tags, provenance=found.provenance,
-            allow_similar=allow_similar,
+            requirements=found.requirements, risky=found.risky, tags=found.tags,
+            provenance=found.provenance, allow_similar=allow_similar,
         )  # fmt: skip
 
     def policy_of(self, name: str) -> Policy:

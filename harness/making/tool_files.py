@@ -29,6 +29,7 @@ class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     grants: Grants = Grants()
     timeout: float = 30.0
     calls: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
     risky: bool = False
     tags: tuple[str, ...] = ()
     tests: tuple[ToolTest, ...] = ()
@@ -37,9 +38,10 @@ class ExportedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def asks_for(self) -> str:
-        """Return the permissions and calls that it asks for as text, "" if none."""
+        """Return the permissions, calls and packages that it asks for as text, "" if none."""
         wanted = [repr(each) for each in self.grants.permissions.permissions]
-        return ", ".join([*wanted, *(f"calling {name}" for name in self.calls)])
+        wanted += [f"calling {name}" for name in self.calls]
+        return ", ".join([*wanted, *(f"the package {name}" for name in self.requirements)])
 
     def with_source(self, source: str) -> "ExportedTool":
         return msgspec.structs.replace(self, source_code=source)

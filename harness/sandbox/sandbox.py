@@ -230,6 +230,11 @@ class Sandbox(Executing):
         return self._cells.privacy
 
     @property
+    def package_store(self) -> "PackageStore | None":
+        """Where its sets of packages are kept; None is the user's store."""
+        return self._given.package_store
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The layers in force around every cell of this sandbox."""
         return self.plan.layers

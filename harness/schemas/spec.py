@@ -79,6 +79,7 @@ class Provenance(_Part, frozen=True):
     task: str = ""  # the task that it was made for
     model: str = ""  # the model that wrote it
     parent: str = ""  # the tool that it was derived from
+    packages: tuple[str, ...] = ()  # with which its tests ran, such as "idna==3.10"
 
 
 class ToolSpec(_Part, frozen=True):
@@ -86,8 +87,10 @@ class ToolSpec(_Part, frozen=True):
 
     `parameters` and `output_schema` are JSON Schema.  `source_hash` is the SHA-256 of the source, and
     `function` the name of the function in it that a call runs.  `calls` lists the only tools that the
-    tool may call itself.  A call of a `risky` tool needs approval.  The broker fills in the arguments
-    named in `credentials`.  `idempotent`: two equal calls have the effect of one.
+    tool may call itself.  `requirements` are the packages that it imports; its calls get those versions
+    with which it was tested (`provenance.packages`).  A call of a `risky` tool needs approval.  The
+    broker fills in the arguments named in `credentials`.  `idempotent`: two equal calls have the effect
+    of one.
     """
 
     name: str
@@ -105,6 +108,7 @@ class ToolSpec(_Part, frozen=True):
     grants: Grants = Grants()
     timeout: float = 30.0  # seconds of one call
     calls: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
     risky: bool = False
     idempotent: bool = False
     credentials: dict[str, str] = {}  # argument -> name in the vault; callers cannot pass it

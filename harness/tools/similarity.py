@@ -47,8 +47,10 @@ def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
 
 
 def _does_what(other: ToolSpec, spec: ToolSpec, source: str) -> bool:
-    """Tell whether `other` has this source, and the permissions and calls of `spec`."""
-    may = (other.calls, other.grants) == (spec.calls, spec.grants)
+    """Tell whether `other` has this source, and the permissions, calls and packages of `spec`."""
+    may = (other.calls, other.grants, other.requirements) == (
+        spec.calls, spec.grants, spec.requirements,
+    )  # fmt: skip
     return may and _source_of(other) == source
 
 

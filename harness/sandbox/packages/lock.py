@@ -144,6 +144,13 @@ def normalised(name: str) -> str:
     return str(canonicalize_name(name))
 
 
+def name_of(requirement: str) -> str:
+    """Return the name of the package that a requirement such as "pandas==2.3.*" is about."""
+    from packaging.requirements import Requirement
+
+    return normalised(Requirement(requirement).name)
+
+
 def require_extra() -> None:
     """Raise PackageError if what this module needs is not installed."""
     try:

@@ -75,8 +75,9 @@ def test_a_missing_tool_is_made_and_found_in_the_next_run(make: Make) -> None:
     first = agent.run(TASKS[0], on_event=events.append)
     assert first.answer == {"ann@example.org": True, "bob@example": False}
     drafts = [each.text for each in events if each.kind == "tool"]
-    assert "draft 1 of email_validator" in drafts[0]
-    assert drafts[1] == "email_validator@1 is made; its tests pass"
+    assert "not among the packages" in drafts[0]
+    assert "draft 2 of email_validator: email_validator: test 1" in drafts[1]
+    assert drafts[2] == "email_validator@1 is made; its tests pass"
     made = agent.factory.get_tool("email_validator")
     assert made.state is ToolState.TESTED  # the model wrote the tests: that makes no trust
     assert made.provenance.model == "demo"
@@ -322,7 +323,7 @@ def test_an_agent_cannot_act_on_its_own_approval_or_trust(make: Make) -> None:
     code = "import os\nfinal_answer(sorted(f for _, _, files in os.walk('/tools') for f in files))"
     agent = make([program(code)], tools=[sender([], risky=True)])
     found = [each for each in agent.run("t").answer if not each.startswith("_")]
-    assert found == ["build_tool.py", "final_answer.py", "send.py"]
+    assert found == ["build_tool.py", "final_answer.py", "send.py", "text_summarize.py"]
 
 
 def test_a_conversation_keeps_its_beginning_and_its_size() -> None:

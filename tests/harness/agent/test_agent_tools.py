@@ -1,0 +1,185 @@
+"""Tools that an agent brings: files and tables of a workspace, summaries, requests, and packages of
+tools that it makes."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cellwright import HttpClient, NetworkRule, Workspaces
+from cellwright.agent import Agent, AgentLimits
+from cellwright.harness.agent.messages import Message, ModelReply
+from cellwright.harness.agent.summaries import summarise
+from cellwright.policies.errors import ToolArgumentsInvalid
+from cellwright.policies.policy import Packages
+from tests.conftest import policy_named
+from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
+from tests.harness.packages.wheels import good_wheel, store_at
+
+Make = Callable[..., Agent]
+WITH_PACKAGE = (
+    "```python\nimport thing\ndef answer() -> int:\n    return thing.answer\n```\n"
+    "```tests\nassert answer() == 42\n```\n```requirements\n{}  # for the answer\n```"
+)
+WITHOUT = (
+    "```python\ndef answer() -> int:\n    return 42\n```\n```tests\nassert answer() == 42\n```"
+)
+BUILD = program("build_tool('answer', 'returns the answer')['name']")
+USE = answer("execute_tool('answer', {})")
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    opened: list[Agent] = []
+
+    def agent(script: Script, drafts: Script = (), **about: Any) -> Agent:
+        given = {"policy": policy_named("strict")} | about
+        opened.append(Agent(ScriptedModel(script, drafts), **given))
+        return opened[-1]
+
+    yield agent
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def packaged(tmp_path: Path) -> dict[str, Any]:
+    """Arguments of an agent whose tools may have one package, from a folder of wheels."""
+    (tmp_path / "wheels").mkdir()
+    good_wheel(tmp_path / "wheels")
+    good_wheel(tmp_path / "wheels", name="other")
+    policy = replace(policy_named("strict"), packages=Packages(allow=("thing",)))
+    store = store_at(tmp_path / "store", tmp_path / "wheels")
+    return {"policy": policy, "package_store": store}
+
+
+def test_files_and_tables_of_a_workspace_outlive_the_run(make: Make, tmp_path: Path) -> None:
+    write = "execute_tool('file_write', {'filepath': 't.csv', 'content': 'a,b\\n1,2\\n3,4\\n'})"
+    read = (
+        "rows = execute_tool('csv_process', {'filepath': 't.csv', 'where': {'a': '3'}})['rows']\n"
+        "final_answer([rows, execute_tool('file_read', {'filepath': 't.csv'})['content'][:3]])"
+    )
+    files = Workspaces(tmp_path / "workspaces")
+    agent = make([program(write), program(read)], workspace="notes", workspaces=files)
+    assert agent.run("t").answer == [[{"a": "3", "b": "4"}], "a,b"]
+    assert files.read("notes", "t.csv").startswith(b"a,b")
+
+
+def test_without_a_workspace_there_are_no_files(make: Make) -> None:
+    code = "try:\n    execute_tool('file_read', {'filepath': 'x'})\nexcept Exception as e:\n    final_answer(e.kind)"
+    assert make([program(code)]).run("t").answer == "not_found"
+
+
+def test_a_summary_is_of_the_runs_model_and_counts_for_it() -> None:
+    class Summariser(ScriptedModel):
+        def ask(self, messages: Any, *given: Any, **more: Any) -> ModelReply:
+            if "Summarise" in messages[0].text:
+                return ModelReply(text="a tale of a whale", input_tokens=1000, output_tokens=7)
+            return super().ask(messages, *given, **more)
+
+    script = [answer("execute_tool('text_summarize', {'text': 'Call me Ishmael', 'length': 6})")]
+    with Agent(Summariser(script), policy=policy_named("strict")) as agent:
+        result = agent.run("t")
+    assert result.answer == {"summary": "a tal…"}
+    assert result.usage.input_tokens == 1100
+
+
+class _Echo:
+    """Summarises by the first words of the text; notes what it is asked."""
+
+    name, context_tokens = "echo", 1000
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, messages: "tuple[Message, Message]", *_: Any, **__: Any) -> ModelReply:
+        self.asked.append(messages[1].text)
+        return ModelReply(text=messages[1].text[:5])
+
+
+def test_a_text_that_is_longer_than_the_context_is_summarised_piece_by_piece() -> None:
+    model = _Echo()
+    text = "".join(f"{number:03} äöü€ 🐋\n" for number in range(300))
+    assert summarise(model, text, 100) == "000 ä"
+    assert len(model.asked) > 2
+    assert max(len(each.encode()) for each in model.asked) <= 1200
+    assert "".join(model.asked[:-1]) == text.strip()
+
+
+def test_a_text_of_too_many_pieces_is_refused_before_the_model_is_asked() -> None:
+    model = _Echo()
+    with pytest.raises(ToolArgumentsInvalid, match="32 pieces"):
+        summarise(model, "x" * 100_000, 100)
+    assert model.asked == []
+    assert summarise(model, "", 10) == ""
+
+
+def test_requests_are_made_as_far_as_the_rules_allow(make: Make) -> None:
+    client = HttpClient([NetworkRule(host="api.example.org", methods=["GET"])])
+    code = (
+        "try:\n    execute_tool('api_query', {'url': 'https://evil.example.org/'})\n"
+        "except Exception as error:\n    final_answer(str(error))"
+    )
+    assert "evil.example.org" in str(make([program(code)], http=client).run("t").answer)
+
+
+def test_a_drafted_tool_names_its_packages(make: Make, packaged: dict[str, Any]) -> None:
+    agent = make([BUILD, USE], [WITH_PACKAGE.format("thing>=1")], **packaged)
+    assert agent.run("t").answer == 42
+    made = agent.factory.get_tool("answer")
+    assert (made.requirements, made.provenance.packages) == (("thing>=1",), ("thing==1.0",))
+    (drafting,) = (m for m, _ in agent.model.asked if "You write one tool" in m[0].text)  # type: ignore[attr-defined]
+    assert "library and, where they help, thing," in drafting[0].text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ("other", "use thing, or the standard library"),
+        ("thing==9", "thing==9"),
+        ("-r x", "must be"),
+    ],
+)
+def test_a_package_that_cannot_be_had_is_told_to_the_model(
+    make: Make, packaged: dict[str, Any], wanted: str, why: str
+) -> None:
+    agent = make([BUILD, USE], [WITH_PACKAGE.format(wanted), WITHOUT], **packaged)
+    assert agent.run("t").answer == 42
+    told = [m[-1].text for m, _ in agent.model.asked if "This failed" in m[-1].text]  # type: ignore[attr-defined]
+    assert len(told) == 1
+    assert why in told[0]
+
+
+def test_without_a_list_of_packages_the_model_is_told_of_none(make: Make) -> None:
+    agent = make([BUILD, USE], [WITH_PACKAGE.format("thing"), WITHOUT])
+    assert agent.run("t").answer == 42
+    asked = [m for m, _ in agent.model.asked if "You write one tool" in m[0].text]  # type: ignore[attr-defined]
+    assert "requirements" not in asked[0][0].text
+    assert "packages.allow of the policy" in asked[1][-1].text
+
+
+def test_a_program_may_wait_longer_for_the_model_than_the_policy_lets_it_run() -> None:
+    """A local model takes minutes for the drafts of a tool: the program must not end meanwhile."""
+    policy = policy_named("strict")
+    policy = replace(policy, limits=replace(policy.limits, wall_seconds=0.2))
+    passed = threading.Event()
+
+    class Slow(ScriptedModel):
+        def ask(self, messages: Any, *given: Any, **more: Any) -> ModelReply:
+            if "You write one tool" in messages[0].text:
+                passed.wait(0.5)  # nothing sets it: longer than the policy's time
+            return super().ask(messages, *given, **more)
+
+    with Agent(Slow([BUILD, USE], [WITHOUT]), policy=policy) as agent:
+        assert agent.run("t").answer == 42
+
+
+def test_a_program_that_hangs_ends_with_the_seconds_of_a_step(make: Make) -> None:
+    code = program("kept = 1\nimport time\ntime.sleep(60)")
+    agent = make([code, answer("kept")], limits=AgentLimits(step_seconds=0.3))
+    result = agent.run("t")
+    assert result.answer == 1
+    assert "wall_time" in (agent.show(result.run_id)[1][0].observation or "")
