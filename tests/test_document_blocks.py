@@ -70,6 +70,8 @@ NOT_RUN = {
     "harness/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
     "harness/README.md: python3.12 -m pip": "installs from an index; tests/harness/test_pythons.py",
     "harness/servers/mcp/README.md: $ npx": "fetches from npm; tests/harness/servers/mcp/test_inspector.py",
+    "harness/servers/web/README.md: $ cellwright web": "serves until it is ended; tests/harness/servers/web/test_command.py starts one",
+    "harness/servers/web/README.md: curl -H": "needs the server above it; tests/harness/servers/web/test_command.py",
     "harness/sandbox/packages/README.md: $ cellwright run": "fetches from an index; tests/harness/packages/test_store.py",
     "harness/search/README.md: pip download": "fetches 83 MB from PyPI",
     "harness/search/README.md: $ python -c '": "needs what was fetched; tests/harness/search/test_semantic.py",

@@ -179,21 +179,14 @@ def test_a_script_imports_nothing_of_ours() -> None:
         assert ours(ROOT / name) == []
 
 
-_SDK = {
-    "mcp",
-    "mcp_types",
-    "anyio",
-    "httpx2",
-    "pydantic",
-    "starlette",
-    "uvicorn",
-}  # one whole, of one room
+_SDK = {"mcp", "mcp_types", "httpx2", "pydantic"}  # one whole, of two rooms
+_ASGI = {"anyio", "starlette", "uvicorn"}  # another one; the SDK's client needs anyio, too
 
 
 def _user(package: str, path: Path) -> str:
-    rooms = ("harness/mcp", "harness/servers/mcp")  # the client and the server
-    inside = name_of(path).startswith(rooms)
-    return "the SDK's rooms" if package in _SDK and inside else name_of(path)
+    sdk = package in _SDK and name_of(path).startswith(("harness/mcp", "harness/servers/mcp"))
+    asgi = package in _ASGI and name_of(path).startswith(("harness/mcp", "harness/servers"))
+    return "the SDK's rooms" if sdk else "the servers' rooms" if asgi else name_of(path)
 
 
 def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> None:
@@ -238,7 +231,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         if each.split("/")[0] not in sys.stdlib_module_names
         and each.split("/")[0] not in (*FOLDERS, "cellwright")
     }  # fmt: skip
-    assert declared - {"httpx2"} == used - (_SDK - {"mcp"})  # which come with it
+    assert declared - {"httpx2"} == used - {"httpx2"}
 
 
 def test_no_module_imports_our_own_packages_absolutely() -> None:

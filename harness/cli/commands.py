@@ -49,6 +49,7 @@ COMMANDS = {
     "servers": ("servers", "list MCP servers, and call and pin their tools"),
     "serve": ("serve", "start a daemon that shares one pool of cells among processes"),
     "mcp": ("mcp", "start an MCP server that offers cells and tools to a model"),
+    "web": ("web", "start an HTTP server of programs, sessions, tools and runs"),
     "network": ("network", "list refused names of running sandboxes, and allow or deny hosts"),
     "privacy": ("privacy", "find personal data in files"),
     "ps": ("ps", "list the sandboxes and sessions of this user that live"),

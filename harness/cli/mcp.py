@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import logging
-import sys
 from collections.abc import Iterator
 
 from ...policies.errors import PolicyError
@@ -12,13 +10,13 @@ from ...runner.spawn import Spawned, interpreter
 from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.model import MODEL_HELP, commands_model
-from ..servers.mcp.services import ServicesByClient
-from ..servers.mcp.sessions import OwnedSessions, SessionLimits
 from ..servers.mcp.streams import claim
-from ..servers.mcp.tokens import HttpSettings, tokens_of
-from ..text.terminal import harmless
+from ..servers.owned_sessions import OwnedSessions, SessionLimits
+from ..servers.services import ServicesByClient
+from ..servers.tokens import MCP_VARIABLE, HttpSettings
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
+from .http_options import add_access, http_settings, log_to_stderr
 from .options import (
     AUDIT_HELP,
     SUCCEEDED,
@@ -33,8 +31,6 @@ from .servers import add_configuration, opened, require_sdk
 from .tool_files import register_marked
 
 _ADDRESS = "127.0.0.1:8808"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_LAST_PORT = 65_535
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,19 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--http", nargs="?", const=_ADDRESS, metavar="HOST:PORT",
         help=f"serve over HTTP on this address, default {_ADDRESS}, instead of stdin and stdout",
     )  # fmt: skip
-    parser.add_argument(
-        "--token-file", metavar="FILE",
-        help="the tokens of HTTP clients, a line each: TOKEN or NAME TOKEN; default the token in "
-        "CELLWRIGHT_MCP_TOKEN, else a new one that is printed to stderr",
-    )  # fmt: skip
-    parser.add_argument(
-        "--remote", action="append", default=[], metavar="NAME",
-        help="accept clients from other hosts that call this host NAME; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--origin", action="append", default=[], metavar="URL",
-        help="accept web pages from this origin; may be repeated; default none",
-    )  # fmt: skip
+    add_access(parser, MCP_VARIABLE, "TOKEN or NAME TOKEN")
     parser.add_argument(
         "--registry",
         metavar="FILE",
@@ -98,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     check_limit("--session-idle", options.session_idle)
     limits = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
     place = _place_of(options) or claim()  # first, because a file of --tools may print
-    _log_to_stderr()
+    log_to_stderr()
     spawned = Spawned(
         interpreter()
     )  # started early: its imports take as long as those of this process
@@ -156,36 +140,10 @@ def _place_of(options: argparse.Namespace) -> HttpSettings | None:
     if options.http is None:
         _refuse_without_http(options)
         return None
-    host, _, port = options.http.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > _LAST_PORT:
-        raise PolicyError(f"--http: must be HOST:PORT, got {options.http!r}")
-    if host not in _LOOPBACK and not options.remote:
-        raise PolicyError(
-            f"--http: {host} is not a loopback address: other hosts could connect",
-            "to allow that add --remote NAME, the name by which they call this host",
-        )
-    tokens, made = tokens_of(options.token_file)
-    here = ["127.0.0.1", "localhost", "[::1]"] if host in _LOOPBACK else []
-    return HttpSettings(
-        host, int(port), tokens, made, (*here, *options.remote), tuple(options.origin)
-    )
+    return http_settings(options, "--http", options.http, MCP_VARIABLE)
 
 
 def _refuse_without_http(options: argparse.Namespace) -> None:
     for name in ("token_file", "remote", "origin"):
         if getattr(options, name):
             raise PolicyError(f"--{name.replace('_', '-')}: requires --http")
-
-
-class _HarmlessFormatter(logging.Formatter):
-    """Escapes hidden characters: a record may contain text of clients."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_HarmlessFormatter("cellwright: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])

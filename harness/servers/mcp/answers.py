@@ -14,9 +14,9 @@ from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
 from ...text.hidden import first_hidden
 from ...text.terminal import harmless
+from ..plain_values import plain
 from .answer_sizes import blocks_that_fit, fitted, size_in_answer, visible
 
-_MAX_DEPTH = 64  # of a value; serializers and parsers fail somewhere beyond
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -190,32 +190,6 @@ def _as_text(data: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return None if first_hidden(text.removeprefix("\ufeff").replace("\r\n", "\n")) else text
-
-
-def plain(value: Any) -> Any:
-    """Return a value unchanged if every client can parse it, else as text."""
-    try:
-        if _is_flat(value):
-            json.dumps(value, allow_nan=False)
-            return value
-        return json.dumps(value)
-    except (ValueError, TypeError, RecursionError):
-        return ascii(type(value).__name__)
-
-
-def _is_flat(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        inside: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inside += each.values()
-            elif isinstance(each, list | tuple):
-                inside += each
-        if not inside:
-            return True
-        level = inside
-    return False
 
 
 def _encodable(text: str) -> str:

@@ -11,7 +11,9 @@ from ...runs.durable_runs import RunPaused
 from ...schemas.spec import ToolSpec
 from ...search.documents import summary
 from ...tools.catalogue import Catalogue
-from .answers import Called, Created, DescribedTools, FoundTools, answered, plain
+from ..plain_values import plain
+from ..services import ClientServices
+from .answers import Called, Created, DescribedTools, FoundTools, answered
 from .approvals import SINGLE_APPROVAL, ApprovalQuestion, SingleApproval, Verdicts
 from .arguments import (
     CallToolArguments,
@@ -21,7 +23,6 @@ from .arguments import (
 )
 from .calls import Outcome, PausedCall
 from .request_threads import RequestControl
-from .services import ClientServices
 
 _DESCRIBED_CHARACTERS = 60_000  # of one answer, as much as a model reads
 _CALL = "call"

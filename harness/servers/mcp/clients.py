@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from mcp.server import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-# In the scope of an HTTP request: the name of its token.
-CLIENT = "cellwright.client"
+from ..tokens import CLIENT
+
 _SESSION = "mcp-session-id"
 # Limits of one answer.  The SDK's client reads at most 1 MiB of an event over HTTP by default; over
 # pipes clients have no limit, and a picture of 8 MiB takes 11 MiB as base64.

@@ -1,8 +1,6 @@
 """The life of the MCP server, over a pipe or over HTTP, from start to signal or end of input."""
 
-import signal
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -10,17 +8,16 @@ from mcp.server import Server
 
 from ...runs.durable_runs import Runs
 from ..descriptors import allow_descriptors
+from ..http_server import listening, serve_http, url_of
+from ..owned_sessions import OwnedSessions
+from ..services import ServicesByClient
+from ..signals import until_signalled
+from ..tokens import HttpSettings
 from .clients import PIPE
 from .http_app import PATH, app_of
-from .http_server import listening, serve_http
 from .server import McpServer
-from .services import ServicesByClient
-from .sessions import OwnedSessions
 from .stdio import serve_stdio
 from .streams import StdioStreams
-from .tokens import HttpSettings
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(
@@ -34,25 +31,9 @@ def run(
     server = McpServer(services, sessions, runs, open_world=open_world).server()
     if isinstance(place, StdioStreams):
         services.of(PIPE.client)  # the one client needs it at once
-        anyio.run(_until_signalled, lambda ending: serve_stdio(server, place))
+        anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
         return
-    anyio.run(_until_signalled, lambda ending: _over_http(server, sessions, place, ending))
-
-
-async def _until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> None:
-    """Serve to the end; a signal ends a pipe at once, and HTTP with its grace period."""
-    ending = anyio.Event()
-
-    async def listen(scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(*_SIGNALS) as signals:
-            async for _ in signals:
-                ending.set()
-                scope.cancel()
-
-    async with anyio.create_task_group() as beside:
-        beside.start_soon(listen, beside.cancel_scope)
-        await serve(ending)
-        beside.cancel_scope.cancel()
+    anyio.run(until_signalled, lambda ending: _over_http(server, sessions, place, ending))
 
 
 async def _over_http(
@@ -61,9 +42,7 @@ async def _over_http(
     allow_descriptors()
     with listening(place.host, place.port) as listener:
         app = app_of(server, place.tokens, place.hosts, place.origins, sessions.close_all)
-        host, port, *_ = listener.getsockname()
-        shown = f"[{host}]" if ":" in host else host
-        _report(f"cellwright: serving MCP at http://{shown}:{port}{PATH}")
+        _report(f"cellwright: serving MCP at {url_of(listener)}{PATH}")
         if place.made:
             _report(f"cellwright: token {place.made}")
         with anyio.CancelScope(shield=True):

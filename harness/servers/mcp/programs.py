@@ -15,14 +15,14 @@ from ...runs.durable_runs import RunAttempt, Runs
 from ...runs.store import Approval
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
+from ..owned_sessions import OwnedSessions
+from ..services import ClientServices
 from .answers import ran
 from .approvals import DECLINED, ApprovalQuestion, Verdicts
 from .arguments import NEW, RunCodeArguments
 from .calls import Outcome, PausedCall
 from .clients import Owner
 from .request_threads import RequestControl
-from .services import ClientServices
-from .sessions import OwnedSessions
 
 
 class ProgramRequest(NamedTuple):

@@ -10,12 +10,10 @@ from anyio import CapacityLimiter, from_thread
 from ....runner.capture import OnOutput
 from ...mcp.threads import in_thread
 from ...text.terminal import harmless
+from ..tokens import GONE
 from .clients import Context, owner_of
 
 T = TypeVar("T")
-GONE = (
-    "cellwright.gone"  # in the scope of an HTTP request: an event, set when the client disconnects
-)
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 48
 _UNSENT = 64  # pieces of progress that a client has not read; further ones are dropped
 _MESSAGE_CHARACTERS = 4096

@@ -13,6 +13,8 @@ from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
 from ..client_quota import ClientQuota
+from ..owned_sessions import OwnedSessions
+from ..services import ClientServices, ServicesByClient
 from . import arguments, catalogue_tools, session_tools
 from .answers import refused
 from .approvals import WAIT_SECONDS, can_ask
@@ -28,8 +30,6 @@ from .served_tools import (
     SKILL_INSTRUCTIONS,
     served_tools,
 )
-from .services import ClientServices, ServicesByClient
-from .sessions import OwnedSessions
 from .skill_resources import SkillResources
 from .skill_resources import load as load_skill
 

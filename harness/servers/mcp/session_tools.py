@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from ....policies.errors import PolicyError, WorkspaceError
 from ....runner.workspace import Artifact
+from ..owned_sessions import OwnedSessions
 from .answer_sizes import fitted, visible
 from .answers import Downloaded, FileList, SessionList, Uploaded, answered, block_of
 from .arguments import (
@@ -18,7 +19,6 @@ from .arguments import (
 )
 from .calls import Outcome
 from .clients import Owner
-from .sessions import OwnedSessions
 
 _DOWNLOAD_BYTES = 8 * 1024 * 1024
 _UNLISTED = "sessions cannot be listed over this protocol: use their ids"

@@ -14,11 +14,11 @@ from ....policies.errors import PolicyError, SkillError
 from ...skills.manifest import FILE
 from ...skills.skills import SkillSet
 from ...text.hidden import line
+from ..services import ClientServices, ServicesByClient
 from .answers import LoadedSkill, answered
 from .arguments import LoadSkillArguments
 from .calls import Outcome
 from .clients import Context, owner_of
-from .services import ClientServices, ServicesByClient
 
 _SCHEME = "skill"
 _AUTHOR = "Described by its author: "

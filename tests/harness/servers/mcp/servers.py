@@ -21,8 +21,8 @@ from cellwright import AuditLog, Privacy, Sandbox, Skills, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import McpServer
-from cellwright.harness.servers.mcp.services import ServicesByClient
-from cellwright.harness.servers.mcp.sessions import OwnedSessions, SessionLimits
+from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
+from cellwright.harness.servers.services import ServicesByClient
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
 ERAS = ("legacy", "2026-07-28")

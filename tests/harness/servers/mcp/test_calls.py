@@ -11,8 +11,8 @@ from mcp import Client, MCPError
 from mcp.types import EmbeddedResource, ImageContent, TextContent
 
 import cellwright
-from cellwright.harness.servers.mcp.answers import plain
 from cellwright.harness.servers.mcp.served_tools import BY_NAME, INSTRUCTIONS
+from cellwright.harness.servers.plain_values import plain
 from cellwright.harness.text.hidden import is_hidden
 from tests.conftest import newer_node
 from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing

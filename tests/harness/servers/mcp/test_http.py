@@ -17,7 +17,7 @@ from mcp import Client
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from cellwright.harness.cli.mcp import _place_of
-from cellwright.harness.servers.mcp.tokens import VARIABLE, Tokens, tokens_of
+from cellwright.harness.servers.tokens import MCP_VARIABLE, Tokens, tokens_of
 from cellwright.policies.errors import PolicyError
 from cellwright.runner.audit.verification import read
 from tests.conftest import soon
@@ -428,7 +428,7 @@ def test_a_trace_of_the_clients_goes_on(place: Served) -> None:
 
 @userns
 def test_a_token_is_made_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(MCP_VARIABLE, raising=False)
     with over_http() as http:
         assert http.process.stderr
         token = http.process.stderr.readline().split()[-1]
@@ -488,7 +488,7 @@ def tokens_in(tmp_path: Path, text: str) -> str:
 
 
 def test_tokens_come_from_a_file_of_ones_own(tmp_path: Path) -> None:
-    tokens, made = tokens_of(tokens_in(tmp_path, f"# x\nann {ANN}\n{BOB}\n"))
+    tokens, made = tokens_of(tokens_in(tmp_path, f"# x\nann {ANN}\n{BOB}\n"), MCP_VARIABLE)
     assert made == ""
     assert tokens.client_of(f"Bearer {ANN}") == "ann"
     assert tokens.client_of(f"bearer {BOB}") == "client"
@@ -509,22 +509,22 @@ def test_tokens_come_from_a_file_of_ones_own(tmp_path: Path) -> None:
 )
 def test_an_invalid_file_of_tokens_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
-        tokens_of(tokens_in(tmp_path, text))
+        tokens_of(tokens_in(tmp_path, text), MCP_VARIABLE)
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file = tokens_in(tmp_path, ANN)
     os.chmod(file, stat.S_IRUSR | stat.S_IRGRP)
     with pytest.raises(PolicyError, match="can be read by other users"):
-        tokens_of(file)
+        tokens_of(file, MCP_VARIABLE)
 
 
 def test_a_token_comes_from_the_environment_else_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, ANN)
-    tokens, made = tokens_of(None)
+    monkeypatch.setenv(MCP_VARIABLE, ANN)
+    tokens, made = tokens_of(None, MCP_VARIABLE)
     assert (tokens.client_of(BEARER), made) == ("client", "")
-    monkeypatch.delenv(VARIABLE)
-    made = {tokens_of(None)[1] for _ in range(3)}  # type: ignore[assignment]
+    monkeypatch.delenv(MCP_VARIABLE)
+    made = {tokens_of(None, MCP_VARIABLE)[1] for _ in range(3)}  # type: ignore[assignment]
     assert len(made) == 3
 
 
@@ -562,7 +562,7 @@ def test_a_place_that_makes_no_sense_is_refused(options: Any, words: str) -> Non
 def test_a_server_for_remote_clients_accepts_the_names_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, ANN)
+    monkeypatch.setenv(MCP_VARIABLE, ANN)
     options: Any = Options("0.0.0.0:1", remote=("box.example",))
     place = _place_of(options)
     assert place

@@ -12,13 +12,14 @@ from mcp import MCPError
 
 from cellwright import Sandbox
 from cellwright.harness.servers.client_quota import ClientQuota
+from cellwright.harness.servers.http_access import body_length
 from cellwright.harness.servers.mcp import request_threads as work
-from cellwright.harness.servers.mcp.clients import CLIENT, PIPE, Owner, owner_of
-from cellwright.harness.servers.mcp.http_app import _length
-from cellwright.harness.servers.mcp.request_threads import GONE, RequestControl, RequestThreads
+from cellwright.harness.servers.mcp.clients import PIPE, Owner, owner_of
+from cellwright.harness.servers.mcp.request_threads import RequestControl, RequestThreads
 from cellwright.harness.servers.mcp.server import BUSY, McpServer
-from cellwright.harness.servers.mcp.sessions import OwnedSessions, SessionLimits
 from cellwright.harness.servers.mcp.stdio import LINE_BYTES
+from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
+from cellwright.harness.servers.tokens import CLIENT, GONE
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.servers.mcp.servers import Inside
@@ -115,7 +116,7 @@ def test_one_client_never_has_all_turns(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_body_counts_for_what_it_may_be(headers: dict[str, str], length: int) -> None:
     found = [(name.encode(), value.encode()) for name, value in headers.items()]
-    assert _length({"headers": found}) == length
+    assert body_length({"headers": found}, LINE_BYTES) == length
 
 
 def context(version: str, **headers: str) -> Any:

@@ -10,9 +10,8 @@ import anyio.from_thread
 import pytest
 from starlette.responses import Response
 
-from cellwright.harness.servers.mcp import http_app as http
-from cellwright.harness.servers.mcp.http_app import AccessMiddleware
-from cellwright.harness.servers.mcp.http_server import (
+from cellwright.harness.servers.http_access import AccessLimits, AccessMiddleware
+from cellwright.harness.servers.http_server import (
     HttpConnection,
     Receive,
     Scope,
@@ -20,7 +19,7 @@ from cellwright.harness.servers.mcp.http_server import (
     listening,
     serve_http,
 )  # fmt: skip
-from cellwright.harness.servers.mcp.tokens import Tokens
+from cellwright.harness.servers.tokens import Tokens
 from tests.conftest import soon
 
 TOKEN, OTHER = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"
@@ -82,12 +81,13 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def served(most: int, wait_seconds: float) -> Iterator[Served]:
+def served(most: int, wait_seconds: float, **limits: float) -> Iterator[Served]:
     class Bounded(HttpConnection):
         pass
 
     Bounded.most, Bounded.wait_seconds = most, wait_seconds
-    access = AccessMiddleware(app, Tokens({"ann": TOKEN, "bob": OTHER}), lambda _: None)
+    tokens = Tokens({"ann": TOKEN, "bob": OTHER})
+    access = AccessMiddleware(app, tokens, AccessLimits()._replace(**limits), [b"mcp-session-id"])
     with (
         listening("127.0.0.1", 0) as listener,
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
@@ -146,20 +146,17 @@ def test_a_connection_that_sends_bytes_and_no_welcome_request_is_closed(sent: by
         assert soon(lambda: is_closed_after(b"x"))
 
 
-def test_one_client_never_has_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_CONNECTIONS", 20)
-    monkeypatch.setattr(http, "_REQUESTS_PER_CLIENT", 15)
+def test_one_client_never_has_all_connections() -> None:
     with (
-        served(most=20, wait_seconds=LONG) as server,
+        served(most=20, wait_seconds=LONG, requests=20, requests_per_client=15) as server,
         held([server.connect(request(TOKEN, 5)) for _ in range(15)]),
     ):
         assert soon(lambda: b"503" in server.ask())
         assert server.ask(OTHER).endswith(b"0 bytes")
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_BODY_SECONDS", 0.2)
-    with served(most=20, wait_seconds=LONG) as server:
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    with served(most=20, wait_seconds=LONG, body_seconds=0.2) as server:
         with server.connect(request(TOKEN, 5)) as slow:
             assert soon(lambda: is_closed(slow))
         assert server.ask().endswith(b"0 bytes")

@@ -25,12 +25,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_CONNECTIONS = 1000
 _WAIT_SECONDS = 10.0
-_ADMIT = "cellwright.admit"  # in the state of a request's scope
+_ADMIT, _DROP = "cellwright.admit", "cellwright.drop"  # in the state of a request's scope
 
 
 def admit(scope: Scope) -> None:
     """Stop the idle timeout of a request's connection until the request is answered."""
     noted = scope.get("state", {}).get(_ADMIT)
+    if noted:
+        noted()
+
+
+def drop(scope: Scope) -> None:
+    """Close a request's connection at once, without sending what is buffered."""
+    noted = scope.get("state", {}).get(_DROP)
     if noted:
         noted()
 
@@ -49,7 +56,9 @@ class HttpConnection(H11Protocol):
         self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(config, server_state, {**app_state, _ADMIT: self._stop_timer}, _loop)
+        super().__init__(
+            config, server_state, {**app_state, _ADMIT: self._stop_timer, _DROP: self.drop}, _loop
+        )
         self.idle_timer: asyncio.TimerHandle | None = None
         self.address = ""
 
@@ -124,10 +133,16 @@ async def serve_http(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: lifecycle.py has them."""
+    """uvicorn's server without its signal handlers: signals.py has them."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the URL of the address at which a socket listens."""
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -2,16 +2,13 @@
 
 import secrets
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from ....policies.errors import BusyError, CellwrightError, SessionLost
-from ....runner.settings import SessionSettings
-from ...sandbox.sandbox import Sandbox
-from ...sandbox.session import Session
-from ..client_quota import ClientQuota
-
-if TYPE_CHECKING:
-    from .clients import Owner  # which imports the SDK
+from ...policies.errors import BusyError, CellwrightError, SessionLost
+from ...runner.settings import SessionSettings
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.session import Session
+from .client_quota import ClientQuota
 
 _ID_BYTES = 16
 
@@ -36,6 +33,13 @@ class SessionLimits(NamedTuple):
         return SessionSettings(alive=self.of_all + 1, idle_seconds=self.idle_seconds)
 
 
+class SessionOwner(Protocol):
+    """The owner of sessions; `id` begins with the name of its client (see `client_of`)."""
+
+    @property
+    def id(self) -> str: ...
+
+
 class OwnedSessions:
     """Sessions by owner and id; to other owners a session does not exist.  Safe from many threads."""
 
@@ -46,7 +50,7 @@ class OwnedSessions:
         self._of_owners = ClientQuota("open sessions", limits.of_one, total, hint, "conversation")
         self._of_clients = ClientQuota("open sessions", limits.of_a_client, total, hint)
 
-    def open(self, owner: "Owner", sandbox: Sandbox, language: str) -> Session:
+    def open(self, owner: SessionOwner, sandbox: Sandbox, language: str) -> Session:
         """Open a session; raises BusyError if its owner, its client or all together have too many."""
         self._count(owner.id)
         try:
@@ -73,7 +77,7 @@ class OwnedSessions:
         self._of_clients.give_back(client_of(owner_id))
         self._of_owners.give_back(owner_id)
 
-    def get(self, owner: "Owner", id: str) -> Session:
+    def get(self, owner: SessionOwner, id: str) -> Session:
         """Return a session of this owner; raises the same SessionLost for another owner's as for an
         unknown one."""
         with self._lock:
@@ -83,13 +87,13 @@ class OwnedSessions:
             raise SessionLost(f"session {id[:64]!r}: {why}", 'open a new one with session="new"')
         return session
 
-    def of(self, owner: "Owner") -> list[Session]:
+    def of(self, owner: SessionOwner) -> list[Session]:
         """Return an owner's open sessions, oldest first."""
         with self._lock:
             self._forget_the_lost()
             return [session for (whose, _), session in self._open.items() if whose == owner.id]
 
-    def close(self, owner: "Owner", id: str) -> None:
+    def close(self, owner: SessionOwner, id: str) -> None:
         """End a session; raises SessionLost if it does not exist."""
         self.get(owner, id).close()
 

@@ -5,22 +5,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....policies.errors import PolicyError
-from ....runner.settings import PoolSettings
-from ...making.factory import ToolFactory
-from ...sandbox.sandbox import Sandbox
-from ...skills.skills import Skills, SkillSet
-from ...tools.approval import Approve
-from ...tools.broker import Broker
-from ...tools.caller import Caller
-from ...tools.catalogue import Catalogue
-from ...tools.filters import ResultFilter
-from ...tools.meter import Meter
-from ...tools.registry import ToolRegistry
-from .sessions import SessionLimits
+from ...policies.errors import PolicyError
+from ...runner.settings import PoolSettings
+from ..making.factory import ToolFactory
+from ..sandbox.sandbox import Sandbox
+from ..skills.skills import Skills, SkillSet
+from ..tools.approval import Approve
+from ..tools.broker import Broker
+from ..tools.caller import Caller
+from ..tools.catalogue import Catalogue
+from ..tools.filters import ResultFilter
+from ..tools.meter import Meter
+from ..tools.registry import ToolRegistry
+from .owned_sessions import SessionLimits
 
 if TYPE_CHECKING:
-    from ...privacy.scope import PrivacyScope
+    from ..privacy.scope import PrivacyScope
 
 _CELLS = 4  # kept ready for the programs of one client
 
@@ -61,14 +61,19 @@ class ServicesByClient:
 
     def __init__(
         self, ceiling: Sandbox, registry: ToolRegistry, approve: Approve, limits: SessionLimits,
-        filters: Sequence[ResultFilter] = (), skills: Skills | None = None,
+        filters: Sequence[ResultFilter] = (), skills: Skills | None = None, server: str = "mcp",
+        running: int = PoolSettings().running,
     ) -> None:  # fmt: skip
+        """`server` names the server in the owner of made tools; `running` is the number of cells that
+        one client uses at once."""
         self.ceiling = ceiling
         self.registry = registry
         self._approve = approve
         self._limits = limits
         self._filters = filters
         self._skills = skills
+        self._server = server
+        self._pool = PoolSettings(size=_CELLS, running=running)
         self._lock = threading.Lock()
         self._made: dict[str, ClientServices] = {}
         self._closed = False
@@ -88,18 +93,19 @@ class ServicesByClient:
             return self._made[client]
 
     def _make(self, client: str) -> ClientServices:
+        name = f"{self._server} {client}"
         factory = ToolFactory(
-            self.ceiling, self.registry, maker=f"mcp {client}", approve=self._approve,
+            self.ceiling, self.registry, maker=name, approve=self._approve,
             filters=self._filters,
         )  # fmt: skip
         try:
             sandbox = self.ceiling.sibling(
                 self.ceiling.policy,
-                PoolSettings(size=_CELLS),
+                self._pool,
                 factory.broker,
                 self._limits.settings,
                 skills=self._skills,
-                private_to=f"mcp {client}",
+                private_to=name,
             )
         except BaseException:
             factory.close()
@@ -110,7 +116,7 @@ class ServicesByClient:
         if self._skills:
             search = partial(_search_all, sandbox.skills, factory)
         privacy = self.ceiling.privacy
-        scope = privacy.scope(of=f"mcp {client}") if privacy else None
+        scope = privacy.scope(of=name) if privacy else None
         return ClientServices(sandbox, factory.broker, factory, search, factory, meter, scope)
 
     def close(self) -> None:

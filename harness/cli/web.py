@@ -1,0 +1,109 @@
+"""`cellwright web`: starts a server of programs, sessions and tools over HTTP."""
+
+import argparse
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ...policies.errors import PolicyError
+from ...policies.policy import check_limit
+from ...runner.spawn import Spawned, interpreter
+from ..servers.owned_sessions import OwnedSessions, SessionLimits
+from ..servers.tokens import OPERATOR, WEB_VARIABLE
+from .http_options import add_access, http_settings, log_to_stderr
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, audit_of, policy_of, skills_of
+from .tool_files import register_marked
+
+if TYPE_CHECKING:
+    from ...policies.policy import Policy
+    from ..servers.tokens import HttpSettings
+    from ..servers.web.state import WebState
+
+_ADDRESS = "127.0.0.1:8809"
+_PACKAGES = ("anyio", "starlette", "uvicorn")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_policy(parser)
+    parser.add_argument(
+        "--http", default=_ADDRESS, metavar="HOST:PORT",
+        help="serve on this address, default %(default)s; port 0 takes a free port",
+    )  # fmt: skip
+    add_access(parser, WEB_VARIABLE, f"TOKEN, NAME TOKEN, or NAME TOKEN {OPERATOR}")
+    parser.add_argument(
+        "--tools", action="append", default=[], metavar="FILE",
+        help="offer the functions that this Python file marks @tool; it runs on the host; may be "
+        "repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--registry", metavar="FILE", help="the file of created tools; default none"
+    )
+    parser.add_argument(
+        "--runs", metavar="FILE",
+        help="the file of durable runs; default none: they are lost when the server ends",
+    )  # fmt: skip
+    add_skills(parser, "offer")
+    defaults = SessionLimits()
+    parser.add_argument(
+        "--sessions", type=int, default=defaults.of_all, metavar="N",
+        help="open sessions at most; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session-idle", type=float, default=defaults.idle_seconds, metavar="S",
+        help="seconds after which an idle session is closed; default %(default)g",
+    )  # fmt: skip
+    parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    policy = policy_of(options)
+    _require_packages()
+    check_limit("--sessions", options.sessions, whole=True)
+    check_limit("--session-idle", options.session_idle)
+    place = http_settings(options, "--http", options.http, WEB_VARIABLE, {OPERATOR})
+    log_to_stderr()
+    spawned = Spawned(interpreter())  # its imports take as long as those of this process
+    from ..servers.web.app import web_app
+    from ..servers.web.lifecycle import run as serve
+
+    with _state(options, policy, place, spawned) as state:
+        serve(lambda: web_app(state, place.hosts, place.origins), place)
+    return SUCCEEDED
+
+
+def _require_packages() -> None:
+    """Raise PolicyError if the extra is not installed."""
+    if any(importlib.util.find_spec(each) is None for each in _PACKAGES):
+        raise PolicyError("the extra `web` is not installed", "pip install 'cellwright[web]'")
+
+
+@contextlib.contextmanager
+def _state(
+    options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned
+) -> Iterator["WebState"]:
+    """Open the cells, the tools and the runs behind the server, and close them after it."""
+    from ..runs.durable_runs import Runs
+    from ..sandbox.sandbox import Sandbox
+    from ..servers.services import ServicesByClient
+    from ..servers.web.run_endpoints import approver
+    from ..servers.web.state import WebLimits, WebState
+    from ..tools.registry import ToolRegistry
+
+    limits = WebLimits()
+    of_sessions = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
+    with (
+        audit_of(options) as audit,
+        Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
+        ToolRegistry(options.registry) as registry,
+        Runs(options.runs) as runs,
+    ):
+        for file in options.tools:
+            register_marked(registry, file)
+        services = ServicesByClient(
+            ceiling, registry, approver(runs), of_sessions, skills=skills_of(options),
+            server="web", running=limits.executions_of_one,
+        )  # fmt: skip
+        with contextlib.closing(services):
+            yield WebState(services, OwnedSessions(of_sessions), runs, place.tokens, limits)

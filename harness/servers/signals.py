@@ -1,0 +1,24 @@
+"""The signals that end a server."""
+
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+async def until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> None:
+    """Serve to the end; a signal sets the event that `serve` gets, and cancels what is not shielded."""
+    ending = anyio.Event()
+
+    async def listen(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            async for _ in signals:
+                ending.set()
+                scope.cancel()
+
+    async with anyio.create_task_group() as beside:
+        beside.start_soon(listen, beside.cancel_scope)
+        await serve(ending)
+        beside.cancel_scope.cancel()

@@ -1,0 +1,78 @@
+"""The application: every endpoint and page behind the checks of host, origin, token and limits."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.routing import Route, Router
+
+from ...version import installed_version
+from ..http_access import AccessMiddleware
+from ..http_server import App, Receive, Scope, Send
+from .dispatch import Dispatcher, refusal
+from .endpoint import Endpoint, WebCall
+from .execution_endpoints import EXECUTION_ENDPOINTS
+from .messages import ServerAnswer
+from .pages import PagesFirst
+from .problems import RequestRefused
+from .site_checks import SiteChecks
+from .state import WebState
+
+Wrapper = Callable[[App], App]
+
+
+def describe(call: WebCall) -> ServerAnswer:
+    """Tell a client about this server."""
+    sandbox = call.state.services.ceiling
+    return ServerAnswer(
+        version=installed_version() or "", policy=sandbox.policy.name, layers=sandbox.layers,
+        client=call.client, is_operator=call.is_operator,
+    )  # fmt: skip
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/v1/server", "Describe this server.", ServerAnswer, handler=describe),
+    *EXECUTION_ENDPOINTS,
+)
+
+
+def web_app(
+    state: WebState, hosts: Sequence[str], origins: Sequence[str] = (), *,
+    endpoints: Sequence[Endpoint] = ENDPOINTS, pages: Mapping[str, App] | None = None,
+    around: Sequence[Wrapper] = (),
+) -> App:  # fmt: skip
+    """Return the whole application.
+
+    `hosts` are the names of this server, `origins` the pages of others that may connect.  `pages` are
+    answered without a token, by their exact path: they hold no data, and ask for it with a token.
+    `around` are ASGI middlewares around everything, the first outermost.
+    """
+    dispatcher = Dispatcher(state)
+    by_path: dict[str, dict[str, App]] = {}
+    for each in endpoints:
+        by_path.setdefault(each.path, {})[each.method] = dispatcher.app_of(each)
+    routes = [Route(path, ByMethod(apps)) for path, apps in by_path.items()]
+    app: App = Router(routes, redirect_slashes=False, default=_not_found)
+    app = AccessMiddleware(app, state.tokens, state.limits.access, [b"idempotency-key"])
+    app = SiteChecks(PagesFirst(pages or {}, app), hosts, origins)
+    for wrap in reversed(around):
+        app = wrap(app)
+    return app
+
+
+class ByMethod:
+    """The ASGI application of one path."""
+
+    def __init__(self, apps: Mapping[str, App]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the endpoint of the request's method."""
+        if app := self._apps.get(scope["method"]):
+            await app(scope, receive, send)
+            return
+        error = RequestRefused(405, "invalid", f"the methods of this path: {', '.join(self._apps)}")
+        await refusal(error, allow=", ".join(self._apps))(scope, receive, send)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    error = RequestRefused(404, "not_found", "no such path", "GET /v1/openapi.json lists all")
+    await refusal(error)(scope, receive, send)

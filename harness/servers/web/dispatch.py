@@ -1,0 +1,203 @@
+"""`Dispatcher`: reads and counts a request, has its endpoint answer it, and encodes the answer.
+
+The work of a request ends with its client: once the client has disconnected, its cell is killed.
+"""
+
+import functools
+import logging
+import math
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from anyio import CapacityLimiter
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from ....policies.errors import ToolBudgetExceeded
+from ....runner.nesting import refuse_deep_json, refuse_large_json
+from ...mcp.threads import in_thread
+from ...tools.meter import Meter
+from ..http_access import header
+from ..http_server import App, Receive, Scope, Send
+from ..tokens import CLIENT, GONE
+from .encoding import encoded_json
+from .endpoint import ContentAnswer, Endpoint, WebCall
+from .event_stream import send_events
+from .problems import RequestRefused, problem_of
+from .state import WebState
+
+_JSON, _PROBLEM = "application/json", "application/problem+json"
+_HEADERS = {
+    "cache-control": "no-store", "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+}  # fmt: skip
+_AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing
+_LOG = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Answers requests by endpoints."""
+
+    def __init__(self, state: WebState) -> None:
+        self._state = state
+        self._executions = state.limits.executions
+        self._limiter = CapacityLimiter(_AT_ONCE)
+        self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
+        self._meters: dict[str, Meter] = {}
+
+    def app_of(self, endpoint: Endpoint) -> App:
+        """Return the ASGI application of one endpoint."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await self._answer(endpoint, scope, receive, send)
+            except ClientDisconnect:
+                return
+            except Exception as error:  # noqa: BLE001 - an answer; a bug also goes to the log
+                if problem_of(error).title == "bug":
+                    _LOG.exception("%s %s failed", endpoint.method, endpoint.path)
+                await refusal(error)(scope, receive, send)
+
+        return answer
+
+    async def _answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        client: str = scope[CLIENT]
+        self._count(client)
+        if endpoint.needs_operator and not self._state.tokens.is_operator(client):
+            raise RequestRefused(403, "denied", "only operators may call this")
+        data = await read_body(scope, receive, self._state.limits.access.body_bytes)
+        call = WebCall(
+            client, self._state, scope["path_params"], _query(endpoint, scope),
+            _decoded(endpoint, scope, data), -1, header(scope, b"traceparent"),
+        )  # fmt: skip
+        with self._counted(endpoint, client):
+            if endpoint.stream:
+                await send_events(endpoint.stream(call), self._state.limits, scope, receive, send)
+                return
+            work = functools.partial(_work, endpoint, call)
+            until = functools.partial(_until_gone, scope, receive)
+            if endpoint.executes:
+                answer = await in_thread(work, until)
+            else:
+                async with self._limiter_of(client), self._limiter:
+                    answer = await in_thread(work, until)
+        await answer(scope, receive, send)
+
+    def _count(self, client: str) -> None:
+        rate = self._state.limits.requests_per_second
+        meter = self._meters.setdefault(client, Meter(math.inf, rate))
+        try:
+            meter.count()
+        except ToolBudgetExceeded:
+            words = f"more than {rate:g} requests a second"
+            raise RequestRefused(429, "too_fast", words, "wait a second") from None
+
+    @contextmanager
+    def _counted(self, endpoint: Endpoint, client: str) -> Iterator[None]:
+        """Count an execution during the block; raises BusyError if there are too many."""
+        if not endpoint.executes:
+            yield
+            return
+        with self._executions.held(client):
+            yield
+
+    def _limiter_of(self, client: str) -> CapacityLimiter:
+        return self._limiters.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
+
+
+def refusal(error: Exception, **headers: str) -> App:
+    """Return the answer to a request that raised `error`."""
+    problem = problem_of(error)
+    again = {"retry-after": "1"} if problem.status == 429 else {}
+    return Response(encoded_json(problem), problem.status, _HEADERS | again | headers, _PROBLEM)
+
+
+async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
+    """Return a body; raises RequestRefused if it is longer than `most`, ClientDisconnect if it does not
+    come in time."""
+    pieces, length = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        pieces.append(piece := message.get("body", b""))
+        length += len(piece)
+        if length > most:
+            raise RequestRefused(413, "too_large", f"the body has more than {most} bytes")
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _until_gone(scope: Scope, receive: Receive) -> None:
+    """Wait until the client has disconnected."""
+    while not scope[GONE].is_set():
+        await receive()
+
+
+def _work(endpoint: Endpoint, call: WebCall, stop: int) -> App:
+    """Carry out a request in a thread; return the answer, encoded there as well."""
+    assert endpoint.handler  # noqa: S101 - no stream
+    answer = endpoint.handler(call._replace(stop=stop))
+    if answer is None:
+        return Response(status_code=204, headers=_HEADERS)
+    if isinstance(answer, ContentAnswer):
+        return _content(answer)
+    return Response(encoded_json(answer), endpoint.status, _HEADERS, _JSON)
+
+
+def _content(answer: ContentAnswer) -> App:
+    """Return a file as an attachment: a page of a guest's must not act as one of this server."""
+    name = urllib.parse.quote(answer.name.rpartition("/")[2], safe="", errors="replace")
+    about = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
+    return Response(answer.data, 200, _HEADERS | about, "application/octet-stream")
+
+
+def _decoded(endpoint: Endpoint, scope: Scope, data: bytes) -> Any:
+    """Return the body as the endpoint takes it; raises RequestRefused."""
+    if endpoint.takes is bytes:
+        return data
+    if endpoint.takes is None:
+        if data:
+            raise RequestRefused(400, "invalid", "this request has no body")
+        return None
+    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    if kind != _JSON:  # a form of a foreign page cannot send this one
+        raise RequestRefused(415, "invalid", f"Content-Type: must be {_JSON}, got {kind[:64]!r}")
+    return _checked(lambda: _decoded_json(endpoint.takes, data), "body")
+
+
+def _decoded_json(takes: Any, data: bytes) -> Any:
+    refuse_large_json(data)
+    refuse_deep_json(data)
+    return msgspec.json.decode(data, type=takes)
+
+
+def _query(endpoint: Endpoint, scope: Scope) -> Any:
+    """Return the query as the endpoint's struct; raises RequestRefused."""
+    text = scope["query_string"].decode("latin-1")
+    try:
+        given = urllib.parse.parse_qsl(
+            text, keep_blank_values=True, max_num_fields=32, errors="strict"
+        )
+    except ValueError as error:
+        raise RequestRefused(400, "invalid", f"query: {error}") from None
+    pairs = dict(given)
+    if len(pairs) < len(given):
+        raise RequestRefused(400, "invalid", "query: a parameter is given twice")
+    if endpoint.query is None:
+        if pairs:
+            raise RequestRefused(400, "invalid", "this request has no query")
+        return None
+    kind = endpoint.query
+    return _checked(lambda: msgspec.convert(pairs, kind, strict=False), "query")
+
+
+def _checked(decode: Callable[[], Any], what: str) -> Any:
+    try:
+        return decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefused(400, "invalid", f"{what}: {error}") from None

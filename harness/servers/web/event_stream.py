@@ -1,0 +1,100 @@
+"""Streams of events (text/event-stream), numbered from 1.
+
+A program waits for a client that reads slowly; a client that does not read at all is dropped.
+"""
+
+import functools
+from collections.abc import AsyncIterator
+
+import anyio
+
+from ..http_server import Receive, Scope, Send, drop
+from ..tokens import GONE
+from .encoding import encoded_json
+from .endpoint import ServerEvent
+from .problems import problem_of
+from .state import WebLimits
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"), (b"x-accel-buffering", b"no"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]  # fmt: skip
+_QUIET_SECONDS = 15.0  # until a comment shows that the connection lives
+_COMMENT = b": still here\n\n"
+ERROR = "error"
+
+
+async def send_events(
+    events: AsyncIterator[ServerEvent],
+    limits: WebLimits,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Send events as they come, until the last one or until the client has disconnected.
+
+    An exception before the first event is raised; a later one is the last event, a problem.
+    """
+    first = await anext(events)
+    writer = _Writer(limits.stalled_seconds, scope, send)
+    async with anyio.create_task_group() as beside:
+        beside.start_soon(_cancel_when_gone, beside.cancel_scope, scope, receive)
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        beside.start_soon(writer.show_life)
+        try:
+            await writer.write(first)
+            async for event in events:
+                await writer.write(event)
+        except Exception as error:  # noqa: BLE001 - told to the client
+            await writer.write(ServerEvent(ERROR, problem_of(error)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await events.aclose()  # type: ignore[attr-defined] # a generator
+        await writer.end()
+        beside.cancel_scope.cancel()
+
+
+async def _cancel_when_gone(own: anyio.CancelScope, scope: Scope, receive: Receive) -> None:
+    while not scope[GONE].is_set():
+        await receive()
+    own.cancel()
+
+
+class _Writer:
+    """Sends events, one at a time, and drops a connection whose client does not read."""
+
+    def __init__(self, stalled_seconds: float, scope: Scope, send: Send) -> None:
+        self._stalled_seconds = stalled_seconds
+        self._drop = functools.partial(drop, scope)
+        self._send = send
+        self._lock = anyio.Lock()
+        self._number = 0
+        self._wrote = anyio.Event()
+
+    async def write(self, event: ServerEvent) -> None:
+        self._number += 1
+        name = f"event: {event.name}\n" if event.name else ""
+        head = f"{name}id: {self._number}\ndata: ".encode()
+        await self._send_bytes(head + encoded_json(event.data) + b"\n\n")
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def show_life(self) -> None:
+        """Send a comment after each quiet time."""
+        while True:
+            self._wrote = anyio.Event()
+            with anyio.move_on_after(_QUIET_SECONDS) as quiet:
+                await self._wrote.wait()
+            if quiet.cancelled_caught:
+                await self._send_bytes(_COMMENT)
+
+    async def _send_bytes(self, data: bytes) -> None:
+        with anyio.move_on_after(self._stalled_seconds) as stalled:
+            async with self._lock:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if stalled.cancelled_caught:
+            self._drop()
+            await anyio.sleep_forever()  # the disconnect cancels it
+        self._wrote.set()

@@ -1,0 +1,35 @@
+"""`WebState`: all that the endpoints use, and their limits."""
+
+from typing import NamedTuple
+
+from ...runs.durable_runs import Runs
+from ..client_quota import ClientQuota
+from ..http_access import AccessLimits
+from ..owned_sessions import OwnedSessions
+from ..services import ServicesByClient
+from ..tokens import Tokens
+
+
+class WebLimits(NamedTuple):
+    """Limits of one client, and of all together."""
+
+    executions_of_one: int = 64
+    executions_of_all: int = 256
+    requests_per_second: float = 200.0  # of one client
+    stalled_seconds: float = 30.0  # until a client that does not read its stream is dropped
+    access: AccessLimits = AccessLimits()
+
+    @property
+    def executions(self) -> ClientQuota:
+        """Return a quota for executions."""
+        return ClientQuota("executions", self.executions_of_one, self.executions_of_all)
+
+
+class WebState(NamedTuple):
+    """The services, sessions and runs of all clients, and who they are."""
+
+    services: ServicesByClient
+    sessions: OwnedSessions
+    runs: Runs
+    tokens: Tokens
+    limits: WebLimits = WebLimits()
