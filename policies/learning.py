@@ -23,6 +23,7 @@ class Lessons(msgspec.Struct):
     impossible: dict[str, str] = msgspec.field(
         default_factory=dict
     )  # call -> reason of the refusal
+    hosts: set[str] = msgspec.field(default_factory=set)  # names that were looked up, in vain
 
 
 def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str:  # noqa: B008
@@ -49,7 +50,7 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
             *_paths("write", lessons.written, "opened for writing"),
         ],
         "processes": [*_switches("processes", lessons), *_paths("execute", executable, "executed")],
-        "network": _switches("network", lessons),
+        "network": [*_switches("network", lessons), *_hosts(lessons.hosts)],
         "syscalls": _switches("syscalls", lessons),
         "python": [
             *_paths("path", set(packages), "imported from"),
@@ -77,6 +78,14 @@ def _switches(section: str, lessons: Lessons) -> list[str]:
     if section == "processes" and "threads = true" not in needed:
         lines.append("threads = false  # none was started")
     return lines
+
+
+def _hosts(names: set[str]) -> list[str]:
+    """Return rules for hosts as comments: a person decides which may be reached, and at which ports."""
+    if not names:
+        return []
+    rules = (f"#     {{ host = {quoted(name)} }},  # looked up" for name in sorted(names))
+    return ["# allow = [", *rules, "# ]"]
 
 
 def _paths(key: str, paths: set[str], why: str) -> list[str]:

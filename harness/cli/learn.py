@@ -9,7 +9,10 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.learning import Lessons, policy_text
+from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
+from ...runner.egress_process import EgressProcess
+from ...runner.host.ids import id_for
 from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
@@ -18,8 +21,11 @@ from ..sandbox.request import Rejected, make_request
 from ..text.terminal import result_line
 from .options import FAILED, SUCCEEDED, add_policy, policy_of
 
+_NO_HOST = (
+    "learn.invalid"  # for programs to have a resolver there must be a rule; this one is denied
+)
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
-_OWN = {"passwd", "group", "hosts", "nsswitch.conf"}
+_OWN = {"passwd", "group", "hosts", "nsswitch.conf", "resolv.conf"}
 _EXECUTABLE = (
     "bin",
     "sbin",
@@ -61,10 +67,15 @@ def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
 
     The program may read nearly every file and start nearly every program of the host; every other
     isolation holds.  So learn only from programs that you trust to read.  `policy` gives the limits
-    and the optional layers.
+    and the optional layers.  No host of a network can be reached; the policy has the names that were
+    looked up as comments.
     """
     lessons = Lessons()
-    supervisor = Supervisor(_wide(policy, program), Spawned(interpreter()), lessons=lessons)
+    executable = interpreter()
+    egress = EgressProcess(executable, 0 if os.geteuid() else id_for(None))
+    supervisor = Supervisor(
+        _wide(policy, program), Spawned(executable), lessons=lessons, egress=egress
+    )
     try:
         request = make_request(CallArguments(code=program.read_bytes()), policy.limits)
         result = supervisor.execute(request)
@@ -74,6 +85,9 @@ def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:
         raise PolicyError(f"cannot read {program}: {error.strerror}") from None
     finally:
         supervisor.close()
+        egress.close()
+    lessons.hosts |= {each.arguments[0] for each in result.violations if each.syscall == "resolve"}
+    lessons.hosts.discard(_NO_HOST)
     return policy_text(program.stem, lessons, policy.python), result
 
 
@@ -86,7 +100,9 @@ def _wide(policy: Policy, program: Path) -> Policy:
         name="learn",
         filesystem=Filesystem(read=tuple(path for path in shown if path not in executable)),
         processes=Processes(threads=True, subprocesses=True, execute=executable),
-        network=Network(loopback=True),
+        network=Network(
+            loopback=True, allow=(NetworkRule(host=_NO_HOST),), deny=(NetworkDenial(host="*"),)
+        ),
         limits=msgspec.structs.replace(policy.limits, violations=Limits().violations),
     )
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from cellwright import PolicyError, Sandbox
 from cellwright.harness.cli.learn import learn
 from cellwright.policies.loading import load_policy
-from cellwright.policies.policy import Python
+from cellwright.policies.policy import Policy, Python
 from tests.conftest import OPTIONAL, policy_named
 
 PROGRAM = """
@@ -71,6 +72,25 @@ def test_a_script_needs_the_program_that_reads_it(tmp_path: Path) -> None:
     text, _ = learn(written(tmp_path, code), policy_named("strict"))
     assert '"/usr/bin/ldd"' in text
     assert '"/usr/bin/bash"' in text
+
+
+def test_names_that_are_looked_up_are_proposed_and_reach_nothing(tmp_path: Path) -> None:
+    code = """
+import socket
+for name in ("api.example.org", "learn.invalid"):
+    try: socket.create_connection((name, 443))
+    except OSError as error: print(error)
+"""
+    text, result = learn(written(tmp_path, code), policy_named("strict"))
+    assert result.stdout.count("\n") == 2
+    assert '{ host = "api.example.org" },  # looked up' in text
+    assert "learn.invalid" not in text
+    assert not tomllib.loads(text).get("network", {}).get("allow")
+    accepted = (
+        text.replace("# allow = [", "allow = [").replace("#     {", "    {").replace("# ]", "]")
+    )
+    policy = msgspec.convert(tomllib.loads(accepted), Policy)
+    assert [rule.host for rule in policy.network.allow] == ["api.example.org"]
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
