@@ -138,6 +138,7 @@ _NEEDS = {
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
     "curl": lambda: shutil.which("curl") is not None,
     "openssl": lambda: shutil.which("openssl") is not None,
+    "chromium": lambda: shutil.which("chromium") is not None,
     "tmux": lambda: shutil.which("tmux") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
 }

@@ -44,6 +44,7 @@ TYPED: dict[str, dict[str, str]] = {
     },
     "harness/README.md: $ cellwright repl": {},
     "harness/README.md: $ cellwright run --workspace": {},
+    "harness/dashboard/README.md: $ cellwright run --audit": {},
     "harness/mcp/README.md: $ cellwright run --servers": {
         "servers.json": _SERVERS,
         "server.py": _SERVER,

@@ -1,4 +1,4 @@
-"""`cellwright audit`: prints the records of an audit trail, and verifies the trail."""
+"""`cellwright audit`: prints the records of an audit trail, verifies it, and writes it as a page."""
 
 import argparse
 import collections
@@ -14,7 +14,7 @@ from ...runner.audit.summary import summary_of_file
 from ...runner.audit.trace import as_html, as_svg, as_text, find_trace, tree_of
 from ...runner.audit.verification import lines_of, parsed, read, verify
 from ..text.terminal import print_header
-from .options import FAILED, SUCCEEDED, add_subcommands, print_json
+from .options import FAILED, SUCCEEDED, add_skills, add_subcommands, print_json
 
 _LAST = "last"
 
@@ -41,11 +41,33 @@ def add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     trace.add_argument("--svg", action="store_true", help="print an SVG picture")
     trace.add_argument("--html", action="store_true", help="print an HTML page")
+    _add_html(add_command("html", "write a page that shows a trail or durable runs", _html))
+
+
+def _add_html(html: argparse.ArgumentParser) -> None:
+    html.add_argument(
+        "id", nargs="?", default="", metavar="ID",
+        help="show one trace, execution, session or durable run; default all",
+    )  # fmt: skip
+    html.add_argument(
+        "-o",
+        "--output",
+        metavar="PAGE",
+        help="write the page to this file; default standard output",
+    )
+    html.add_argument("--runs", metavar="FILE", help="also show the durable runs of this file")
+    html.add_argument("--registry", metavar="FILE", help="also show the tools of this registry")
+    html.add_argument(
+        "--memory", metavar="FILE",
+        help="the memory of an agent: with --registry, also show tools made against tasks done",
+    )  # fmt: skip
+    html.add_argument("--key-file", metavar="FILE", help="the key of the chain, if it has one")
+    add_skills(html, "also show")
 
 
 def run(options: argparse.Namespace) -> int:
     try:
-        if options.action is not _verify:
+        if options.action not in (_verify, _html):
             _require_record(options.path)
         return int(options.action(options))
     except OSError as error:
@@ -59,7 +81,9 @@ def _require_record(path: str) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FILE", help="the file of the trail")
+    parser.add_argument(
+        "path", metavar="FILE", help="the file of the trail; of html also a file of durable runs"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -167,3 +191,24 @@ def _trace(options: argparse.Namespace) -> int:
     else:
         print(as_svg(roots) if options.svg else as_text(roots))
     return SUCCEEDED
+
+
+def _html(options: argparse.Namespace) -> int:
+    from ..dashboard.encoding import encoded
+    from ..dashboard.page import static_page
+    from .dashboard import overview_of
+
+    overview = overview_of(options, _key(options.key_file))
+    page = encoded(overview) + b"\n" if options.json else static_page(overview)
+    if options.output is None:
+        sys.stdout.buffer.write(page)
+    else:
+        _write(options.output, page)
+    return SUCCEEDED
+
+
+def _write(path: str, page: bytes) -> None:
+    """Write the page for its owner alone: it tells what programs and tools did."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(page)

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
-from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
+from ..result import NetworkConnection, Phases, SandboxResult, SandboxStatus, Violation
 from ..workspace import KeptWorkspace
 from .level import AuditLevel
 from .log import AuditLog
 from .spans import Span, span_of
 
+_PHASES = Phases.__struct_fields__
 _TERMINAL = {
     SandboxStatus.COMPLETED: "ok",
     SandboxStatus.FAILED: "error",
@@ -133,7 +134,7 @@ class ExecutionTrail:
             exit_code=result.exit_code, signal=result.signal,
             wall_seconds=round(result.execution_time, 6),
             memory_peak_bytes=result.usage.memory_peak_bytes,
-            output_bytes=result.usage.output_bytes,
+            output_bytes=result.usage.output_bytes, **_phases(result.phases),
         )  # fmt: skip
 
     def _note_connection(self, connection: NetworkConnection, **about: Any) -> bool:
@@ -153,3 +154,7 @@ class ExecutionTrail:
             rule=violation.rule, process=violation.process, count=violation.count,
             **about,
         )  # fmt: skip
+
+
+def _phases(phases: Phases) -> dict[str, Any]:
+    return {f"{name}_seconds": round(getattr(phases, name), 6) for name in _PHASES}

@@ -1,0 +1,1 @@
+"""The dashboard: one page that shows runs, sessions, tools and approvals."""
