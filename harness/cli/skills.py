@@ -10,7 +10,7 @@ import msgspec
 from ...policies.errors import SkillError, SkillInvalid, SkillNotFound
 from ..skills.manifest import FILE, SkillManifest, check_name, write_manifest
 from ..skills.skill import Skill, read_skill
-from ..skills.skills import FoundSkill, Skills, file_of
+from ..skills.skills import PROJECT, FoundSkill, Skills, file_of
 from ..skills.store import export_skill
 from ..skills.trust import named
 from ..text.terminal import harmless, print_header
@@ -35,7 +35,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(search, "object")
     new = add_command("new", "write a folder with a SKILL.md to fill in", _new)
     new.add_argument("name", metavar="NAME", help="of a-z, 0-9 and hyphens")
-    new.add_argument("--in", dest="directory", metavar="DIR", default=".", help="default here")
+    new.add_argument(
+        "--in", dest="directory", metavar="DIR", default=PROJECT,
+        help=f"the parent of the new folder; default {PROJECT}, where `list` looks",
+    )  # fmt: skip
     new.add_argument("--description", metavar="D", default="Say what it does, and when to use it.")
     check = add_command("check", "check folders against the specification and our limits", _check)
     check.add_argument("folders", nargs="+", metavar="FOLDER")

@@ -15,6 +15,7 @@ from ...policies.plan import Plan
 from ...policies.policy import Policy, check_policy
 from ...runner.branching_process import BranchingProcess
 from ...runner.capture import OnOutput
+from ...runner.concurrency import NEVER
 from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
 from ...runner.request import Request
@@ -143,6 +144,7 @@ class LocalCells:
             )
             if self._skills:
                 self._skills.has_tool = self._pipeline.has_tool
+                self._skills.execute = lambda given: self.execute(given, None, NEVER)
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
                 self._branching, self._replay,

@@ -59,6 +59,11 @@ class RequestPipeline:
         """Return the arguments of a command, with privacy with tokens in place of values."""
         return self._private.command(given, session_id) if self._private else given
 
+    def check_tokens(self, files: Mapping[str, bytes], session_id: str) -> None:
+        """Raise PolicyError if files that are to outlive a session hold its tokens for values."""
+        if self._private:
+            self._private.check_tokens(files, session_id)
+
     def continue_session(self, source: str, session_id: str) -> None:
         """Let a branch of a session know the tokens of personal data that its memory holds."""
         if self._private:

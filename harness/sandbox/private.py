@@ -1,7 +1,7 @@
 """Personal data in the calls of a sandbox: what programs get, and what a model may see of a result."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from ..privacy.inputs import CallInputs
 from ..privacy.privacy import Privacy
 from ..privacy.scope import PrivacyScope
 from ..privacy.streams import StreamGuard
+from ..privacy.tokens import tokens_in
 from .command_result import CommandResult
 from .parameters import CallArguments, CommandArguments
 
@@ -114,6 +115,17 @@ class PrivateCalls:
     def continue_session(self, source: str, session_id: str) -> None:
         """Let a branch of a session begin with the values of that, under their tokens."""
         self.privacy.continue_scope(source, session_id, of=self.of)
+
+    def check_tokens(self, files: Mapping[str, bytes], session_id: str) -> None:
+        """Raise PolicyError if a file holds a token: it means nothing to other sessions and hosts."""
+        scope = self.scope(session_id)
+        for path, content in files.items():
+            text = content.decode("utf-8", "replace")
+            if any(scope.value(each.token) for each in tokens_in(text)):
+                raise PolicyError(
+                    f"files: {path!a} has a token for personal data, which means nothing elsewhere",
+                    "pass it as an argument",
+                )
 
     def check_workspace(self) -> None:
         """Raise PolicyError if the files of a named workspace would have to be replaced in it."""

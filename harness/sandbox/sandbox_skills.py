@@ -1,14 +1,18 @@
 """`SandboxSkills`: the skills of one sandbox, in memory as they were trusted, and shown to cells."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from ...policies.errors import PolicyError
+from ...policies.errors import PolicyError, SkillInvalid
+from ...policies.languages import PYTHON, language_of_file
 from ...policies.policy import MIB, Policy
 from ...policies.tools import may_allow
+from ...runner.result import SandboxResult
 from ...runner.shared_files import SharedFiles
 from ..skills.skill import Skill
-from ..skills.skills import Skills, SkillSet
+from ..skills.skills import Skills, SkillSet, file_of
+from ..tools.caller import CALLING, Caller
+from .parameters import CallArguments
 
 _MOST_FILES, _MOST_BYTES = 5000, 48 * MIB  # the filesystem has 64 MiB
 
@@ -33,7 +37,8 @@ class SandboxSkills(SkillSet):
             )
         self.source = skills
         self.shared_files = SharedFiles()
-        self.has_tool: Callable[[str], bool] = lambda _: False  # set by the sandbox
+        self.has_tool: Callable[[str], bool] = lambda _: False  # both are set by the sandbox
+        self.execute: Callable[[CallArguments], SandboxResult] | None = None
         self._rules = policy.tools
         self._lock = threading.Lock()
         self._by_name: dict[str, Skill] = {}
@@ -45,6 +50,33 @@ class SandboxSkills(SkillSet):
 
     def permits(self, tool: str) -> bool:
         return self.has_tool(tool) and may_allow(self._rules, tool)
+
+    def run(
+        self, name: str, script: str, *, arguments: Sequence[str] = (),
+        stdin: str | bytes | None = None, files: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None, collect: Sequence[str] = (),
+    ) -> SandboxResult:  # fmt: skip
+        """Run a script of a skill, such as "scripts/fill.py", in a fresh cell.
+
+        It may call the tools that the skill names in `allowed-tools`, as far as the policy allows
+        calls of them, and no others.  Raises SkillNotFound, and what `Sandbox.execute` raises.
+        """
+        skill = self.get(name)
+        code, language = _program(skill, script)
+        given = CallArguments(
+            code=code, language=language, stdin=stdin, files=files, timeout=timeout,
+            collect=collect, arguments=arguments,
+        )  # fmt: skip
+        asked = frozenset(each for each in skill.manifest.allowed_tools if self.permits(each))
+        above = CALLING.get() or Caller(id=f"skill {skill.reference}", rules=self._rules)
+        tools = asked if above.tools is None else asked & above.tools
+        if self.execute is None:
+            raise PolicyError("skills: they are of no sandbox that is open")
+        token = CALLING.set(above._replace(tools=tools))
+        try:
+            return self.execute(given)
+        finally:
+            CALLING.reset(token)
 
     def add(self, skill: Skill) -> None:
         """Show programs one more skill from now on, or another version of one."""
@@ -66,3 +98,22 @@ class SandboxSkills(SkillSet):
             )
         self.shared_files.replace(files)
         self._by_name = skills
+
+
+_RUN = """\
+import runpy, sys
+sys.path.insert(0, {folder!r})
+sys.argv[0] = {place!r}
+_ = runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _program(skill: Skill, script: str) -> tuple[str | bytes, str]:
+    """Return the program that runs a script, and its language."""
+    content, language = file_of(skill, script), language_of_file(script)
+    if language is None:
+        raise SkillInvalid(f"{skill.name}: {ascii(script)[:200]} is of no language that cells run")
+    if language != PYTHON:
+        return content, language
+    place = f"/skills/{skill.name}/{script}"
+    return _RUN.format(folder=place.rpartition("/")[0], place=place), language

@@ -226,6 +226,7 @@ class Session(Executing):
         files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",
         tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
         store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
+        maker: str = "",
     ) -> "KeptSkill":  # fmt: skip
         """Keep what this session did as a skill, once it has worked in a fresh cell without the tools
         and the network of this session.
@@ -233,13 +234,30 @@ class Session(Executing):
         `files`: globs of files below /workspace, or path in the skill -> content; default the programs
         of the calls so far that succeeded, as one script.  `body`: the instructions; default a list of
         the files.  `tests`: a program that asserts; it finds the skill below /skills.  `task`, `model`:
-        its provenance.  `store`: default that of the sandbox's skills, else the user's.  `trust`: use
+        its provenance; `maker` too, and no maker adds versions to the skills of another one or of a
+        person.  `store`: default that of the sandbox's skills, else the user's.  `trust`: use
         it from now on without the decision of a person.
         Raises SkillInvalid, with the result, if it cannot be a skill or fails; SkillError, SessionLost.
         """
         raise PolicyError(
             "save_skill: not available with connect=", "make a Sandbox without connect="
         )
+
+    async def asave_skill(
+        self, name: str, description: str, *,
+        files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",
+        tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
+        store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
+        maker: str = "",
+    ) -> "KeptSkill":  # fmt: skip
+        """`save_skill` for asyncio."""
+        return await self._aexecutor().call(
+            lambda: self.save_skill(
+                name, description, files=files, body=body, tests=tests, task=task, model=model,
+                allowed_tools=allowed_tools, store=store, trust=trust, allow_similar=allow_similar,
+                maker=maker,
+            )
+        )  # fmt: skip
 
     def branch(self, n: int = 1, reseed: bool = False) -> "tuple[Session, ...]":
         """Return `n` sessions that go on from the state of this one, each in a cell of its own.

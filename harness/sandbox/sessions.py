@@ -183,15 +183,19 @@ class CellSession(Session):
         files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",
         tests: str = "", task: str = "", model: str = "", allowed_tools: Sequence[str] = (),
         store: "SkillStore | None" = None, trust: bool = False, allow_similar: bool = False,
+        maker: str = "",
     ) -> "KeptSkill":  # fmt: skip
         from .skill_saving import SkillDraft, check_texts, drafted, keep, try_out
 
         if self._replay is None:
             return super().save_skill(name, description)
-        draft = SkillDraft(name, description, body, tests, task, model, allowed_tools)
+        draft = SkillDraft(name, description, body, tests, task, model, allowed_tools, maker)
         check_texts(draft)
         given, origin = self._files_of_skill(name, files)
         skill = drafted(draft, given, self.language, origin)
+        self._pipeline.check_tokens(
+            {path: each.content for path, each in skill.tree.files.items()}, self.id
+        )
         policy = self._lease.supervisor.policy
         pipeline = self._pipeline.without_tools()
         try_out(skill, tests, self.language, pipeline, policy, self._replay.make)

@@ -18,7 +18,7 @@ from ...runner.request import Request
 from ...runner.result import SandboxResult
 from ...runner.shared_files import SharedFiles
 from ...runner.supervisor import Supervisor
-from ..skills.manifest import SkillManifest
+from ..skills.manifest import PREFIX, SkillManifest
 from ..skills.skill import Skill, make_skill
 from ..skills.store import KeptSkill, SkillStore
 from ..text.secrets import find_secrets
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Files = Mapping[str, str | bytes]
 MakeSupervisor = Callable[[Policy, str, SharedFiles], Supervisor]
 _FOLDERS = ("scripts", "references", "assets", "tests")
-_PREFIX = "cellwright-"  # of our names in `metadata`, which the specification leaves to clients
 
 
 class SkillDraft(NamedTuple):
@@ -44,6 +43,7 @@ class SkillDraft(NamedTuple):
     task: str = ""
     model: str = ""
     allowed_tools: Sequence[str] = ()
+    maker: str = ""
 
 
 def module_name(name: str) -> str:
@@ -84,12 +84,14 @@ def drafted(draft: SkillDraft, files: Files, language: str, origin: str) -> Skil
         suffix = ".py" if language == PYTHON else LANGUAGES[language].suffix
         files = {**files, f"tests/check{suffix}": draft.tests}
     given = {path: _content(path, each) for path, each in files.items()}
-    about = {"origin": origin, "task": draft.task, "model": draft.model}
+    about = {
+        "origin": origin, "task": draft.task, "model": draft.model, "maker": draft.maker
+    }  # fmt: skip
     manifest = SkillManifest(
         name=draft.name,
         description=draft.description,
         body=draft.body or _body(draft, list(given)),
-        metadata={f"{_PREFIX}{key}": text for key, text in about.items() if text},
+        metadata={f"{PREFIX}{key}": text for key, text in about.items() if text},
         allowed_tools=tuple(draft.allowed_tools),
     )
     skill = make_skill(manifest, {**given})
@@ -109,7 +111,7 @@ def _content(path: object, given: object) -> bytes:
 
 def check_texts(draft: SkillDraft) -> None:
     """Raise PolicyError unless the texts of a draft are texts."""
-    for name in ("name", "description", "body", "tests", "task", "model"):
+    for name in ("name", "description", "body", "tests", "task", "model", "maker"):
         if not isinstance(value := getattr(draft, name), str):
             raise PolicyError(f"{name}: must be text, got {value!r:.80}")
 

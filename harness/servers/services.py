@@ -9,7 +9,8 @@ from ...policies.errors import PolicyError
 from ...runner.settings import PoolSettings
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
-from ..skills.skills import Skills, SkillSet
+from ..skills.search import SkillSearch
+from ..skills.skills import Skills
 from ..tools.approval import Approve
 from ..tools.broker import Broker
 from ..tools.caller import Caller
@@ -114,7 +115,8 @@ class ServicesByClient:
         meter = Meter(float("inf"), rate)
         search = factory.search
         if self._skills:
-            search = partial(_search_all, sandbox.skills, factory)
+            among = SkillSearch(sandbox.skills, self.registry, self.registry.model)
+            search = partial(_search_all, among)
         privacy = self.ceiling.privacy
         scope = privacy.scope(of=name) if privacy else None
         return ClientServices(sandbox, factory.broker, factory, search, factory, meter, scope)
@@ -128,9 +130,9 @@ class ServicesByClient:
             each.close()
 
 
-def _search_all(skills: SkillSet, factory: ToolFactory, query: str, limit: int) -> dict[str, Any]:
+def _search_all(among: SkillSearch, query: str, limit: int) -> dict[str, Any]:
     """Search skills and tools; the answer has the form of ToolFactory.search."""
-    told = skills.search(query, limit, among=factory.list_tools())
+    told = among.search(query, limit)
     found = told.pop("found")
     if any("kind" in each for each in found):
         told.setdefault("hint", told.pop("note"))

@@ -15,6 +15,7 @@ from ..text.hidden import first_hidden
 from . import front_matter
 
 FILE = "SKILL.md"
+PREFIX = "cellwright-"  # of our names in `metadata`, which the specification leaves to clients
 MOST_NAME, MOST_DESCRIPTION, MOST_COMPATIBILITY = 64, 1024, 500  # of the specification
 _MOST_TEXT = 4096  # of a description or a licence that is too long, but can be read
 MOST_BODY = 64 * 1024  # characters: what a model is given at once
@@ -42,6 +43,11 @@ class SkillManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     allowed_tools: tuple[str, ...] = ()
     body: str = ""
     problems: tuple[str, ...] = ()
+
+
+def maker_of(manifest: SkillManifest) -> str:
+    """Return who saved a skill, as it says itself; empty for a person."""
+    return manifest.metadata.get(f"{PREFIX}maker", "")
 
 
 def check_name(name: object) -> str:

@@ -21,6 +21,7 @@ from .store import SkillStore
 
 if TYPE_CHECKING:
     from ..search.documents import Document
+    from ..search.search import SearchPage
 
 MOST_SCANNED = 256 * MIB  # of the files of all skills in all folders
 MOST_LISTED = 500  # folders in one place; a place with more is not one of skills
@@ -110,20 +111,11 @@ class SkillSet(ABC):
 
         `among` are specs of tools, such as `registry.list_tools()`.
         """
-        from ..search.documents import shown
         from ..search.search import SearchIndex
         from ..tools.index import document_of_tool
 
         index = SearchIndex([*documents(self.usable()), *map(document_of_tool, among)])
-        page = index.search(query, limit=limit)
-        found = [
-            shown(each.document, "summary")
-            | ({"kind": "skill"} if each.document.kind == "skill" else {})
-            for each in page.matches
-        ]
-        told: dict[str, Any] = {"found": found}
-        told["note"] = NOTE_ON_DESCRIPTIONS
-        return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
+        return answer_of(index.search(query, limit=limit))
 
 
 class Skills(SkillSet):
@@ -259,6 +251,19 @@ def documents(skills: Iterable[Skill]) -> "list[Document]":
         document_of(f"skill:{each.name}", each.name, each.description, kind="skill")
         for each in skills
     ]
+
+
+def answer_of(page: "SearchPage") -> dict[str, Any]:
+    """Return what a search found, in the form that agents read."""
+    from ..search.documents import shown
+
+    found = [
+        shown(each.document, "summary")
+        | ({"kind": "skill"} if each.document.kind == "skill" else {})
+        for each in page.matches
+    ]
+    told: dict[str, Any] = {"found": found, "note": NOTE_ON_DESCRIPTIONS}
+    return told | {"more": page.more} | ({"hint": page.hint} if page.hint else {})
 
 
 def _names_below(folder: Path) -> list[str]:

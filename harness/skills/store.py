@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ...policies.errors import SkillError, SkillInvalid, SkillNotFound
 from ...policies.policy import MIB, check_limit
 from ..state import make_private_directory
-from .manifest import FILE, check_name
+from .manifest import FILE, check_name, maker_of
 from .skill import Skill, read_skill, skeleton
 from .tree import write_tree
 from .trust import TrustStore
@@ -82,7 +82,8 @@ class SkillStore:
 
         The same files are kept once.  Raises SkillInvalid for a skill that does not follow the
         specification, or that is like another one (unless `allow_similar`): the same files, nearly the
-        same description, or a name that is easily confused; SkillError beyond the quota.
+        same description, or a name that is easily confused; or whose maker adds a version to a skill
+        of another maker or of a person.  Raises SkillError beyond the quota.
         """
         if problems := skill.manifest.problems:
             raise SkillInvalid(f"{skill.name}: {problems[0]}", "see `cellwright skills check`")
@@ -91,10 +92,11 @@ class SkillStore:
             own = [each for each in kept if each.skill.name == skill.name]
             if same := next((each for each in own if each.skill.hash == skill.hash), None):
                 return same
+            _check_maker(skill, own)
             newest = {each.skill.name: each.skill for each in reversed(kept)}
             if not allow_similar:
                 _check_new(skill, [each for name, each in newest.items() if name != skill.name])
-            surplus = own[self._most_versions - 1 :]
+            surplus = self._surplus(own)
             self._check_quota(skill, newest, [each for each in kept if each not in surplus])
             version = max((each.version for each in own), default=0) + 1
             self._write(skill, version)
@@ -143,6 +145,15 @@ class SkillStore:
 
     def _place(self, name: str, version: int) -> Path:
         return self._kept / f"{name}@{version}"
+
+    def _surplus(self, own: list[KeptSkill]) -> list[KeptSkill]:
+        """Return the versions that have to go for one more: the oldest, trusted ones last."""
+        trusted = self.trust.all()
+        by_worth = sorted(
+            own,
+            key=lambda each: (each.skill.hash in trusted.get(each.skill.name, ()), each.version),
+        )
+        return by_worth[: max(0, len(own) - self._most_versions + 1)]
 
     def _check_quota(self, skill: Skill, newest: dict[str, Skill], kept: list[KeptSkill]) -> None:
         if skill.name not in newest and len(newest) >= self._most_skills:
@@ -216,6 +227,17 @@ def _check_new(skill: Skill, others: list[Skill]) -> None:
             raise _alike(
                 skill, other, f"has nearly the same description: {other.description[:200]}"
             )
+
+
+def _check_maker(skill: Skill, own: list[KeptSkill]) -> None:
+    """Raise SkillInvalid if a maker adds a version to a skill that it has not made."""
+    maker = maker_of(skill.manifest)
+    others = {maker_of(each.skill.manifest) for each in own} - {maker}
+    if maker and others:
+        raise SkillInvalid(
+            f"{skill.name}: kept by another maker, {min(others) or 'a person'}",
+            "choose another name",
+        )
 
 
 def _alike(skill: Skill, other: Skill, why: str) -> SkillInvalid:

@@ -69,6 +69,12 @@ class LoadedSkill(ToolAnswer, frozen=True):
     text: str
 
 
+class SavedSkill(ToolAnswer, frozen=True):
+    reference: str
+    version: int
+    hint: str = ""
+
+
 class SessionList(ToolAnswer, frozen=True):
     sessions: list[dict[str, str]]
     hint: str = ""

@@ -80,6 +80,26 @@ class LoadSkillArguments(Arguments, frozen=True):
     path: Annotated[_Path, Meta(description="of a file; default the instructions")] = ""
 
 
+class SaveSkillArguments(Arguments, frozen=True):
+    session: _Id
+    name: Annotated[_Name, Meta(description="of a-z, 0-9 and hyphens")]
+    description: Annotated[
+        str, Meta(max_length=1024, description="what it does, and when to use it")
+    ]
+    files: (
+        Annotated[
+            list[_Path],
+            Meta(
+                max_length=64, description="globs; default the programs that succeeded, as a script"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    body: Annotated[str, Meta(max_length=65_536, description="instructions in markdown")] = ""
+    tests: Annotated[str, Meta(description="a program that asserts")] = ""
+    task: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class SessionsArguments(Arguments, frozen=True):
     close: Annotated[_Id, Meta(description="id of one to end first")] = ""
 

@@ -69,7 +69,7 @@ SERVED_TOOLS = (
     ),
     ServedTool(
         "call_tool",
-        "CallContext one tool.",
+        "Call one tool.",
         arguments.CallToolArguments,
         answers.Called,
         _ACTS,
@@ -118,12 +118,20 @@ LOAD_SKILL = ServedTool(
     arguments.LoadSkillArguments,
     answers.LoadedSkill,
     _READS,
-)  # only where the server offers skills
+)
+SAVE_SKILL = ServedTool(
+    "save_skill",
+    "Keep what a session did as a skill, once it works in a fresh cell.",
+    arguments.SaveSkillArguments,
+    answers.SavedSkill,
+    _ADDS,
+)
+OF_SKILLS = (LOAD_SKILL, SAVE_SKILL)  # only where the server offers skills
 
 
 def served_tools(*, open_world: bool, has_skills: bool = False) -> list[types.Tool]:
     """Return the list; `open_world`: other servers' tools are in the catalogue."""
-    served = (*SERVED_TOOLS, LOAD_SKILL) if has_skills else SERVED_TOOLS
+    served = (*SERVED_TOOLS, *OF_SKILLS) if has_skills else SERVED_TOOLS
     return [_tool(each, open_world=open_world and each.reaches) for each in served]
 
 

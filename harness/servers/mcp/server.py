@@ -26,12 +26,13 @@ from .request_threads import RequestControl
 from .served_tools import (
     BY_NAME,
     INSTRUCTIONS,
-    LOAD_SKILL,
+    OF_SKILLS,
     SKILL_INSTRUCTIONS,
     served_tools,
 )
 from .skill_resources import SkillResources
 from .skill_resources import load as load_skill
+from .skill_resources import save as save_skill
 
 _HOUR_MS = 3_600_000
 BUSY = -32000  # of the codes that JSON-RPC leaves to servers
@@ -62,7 +63,8 @@ class McpServer:
             tools=served_tools(open_world=open_world, has_skills=services.has_skills),
             ttl_ms=_HOUR_MS,
         )
-        self._by_name = BY_NAME | ({LOAD_SKILL.name: LOAD_SKILL} if services.has_skills else {})
+        of_skills = OF_SKILLS if services.has_skills else ()
+        self._by_name = BY_NAME | {each.name: each for each in of_skills}
         self._requests = ClientQuota("requests at work", _PER_CLIENT, _TOTAL)
         self._carry_out: dict[str, Callable[[Any, CallContext, RequestControl], Outcome]] = {
             "search_tools": lambda asked, call, control: catalogue_tools.search(
@@ -77,6 +79,7 @@ class McpServer:
                 call.services, asked
             ),
             "load_skill": lambda asked, call, control: load_skill(call.services, asked),
+            "save_skill": self._of_sessions(save_skill),
             "sessions": self._of_sessions(session_tools.sessions),
             "list_files": self._of_sessions(session_tools.list_files),
             "download_file": self._of_sessions(session_tools.download_file),

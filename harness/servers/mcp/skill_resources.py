@@ -1,4 +1,4 @@
-"""Skills over MCP: the tool `load_skill`, and resources with the names `skill://NAME/PATH`.
+"""Skills over MCP: two tools, and resources with the names `skill://NAME/PATH`.
 
 Every text is labelled as untrusted.  A URI is parsed, and its parts are looked up; nothing is opened.
 """
@@ -9,24 +9,38 @@ from functools import partial
 
 import anyio.to_thread
 from mcp import MCPError, types
+from msgspec import UNSET
 
 from ....policies.errors import PolicyError, SkillError
 from ...skills.manifest import FILE
 from ...skills.skills import SkillSet
 from ...text.hidden import line
+from ..owned_sessions import OwnedSessions
 from ..services import ClientServices, ServicesByClient
-from .answers import LoadedSkill, answered
-from .arguments import LoadSkillArguments
+from .answers import LoadedSkill, SavedSkill, answered
+from .arguments import LoadSkillArguments, SaveSkillArguments
 from .calls import Outcome
-from .clients import Context, owner_of
+from .clients import Context, Owner, owner_of
 
 _SCHEME = "skill"
 _AUTHOR = "Described by its author: "
+_UNTRUSTED = "kept, and not used until a person trusts it: cellwright skills trust"
 
 
 def load(services: ClientServices, asked: LoadSkillArguments) -> Outcome:
     """Return the instructions of a skill, or one of its files."""
     return answered(LoadedSkill(text=_text(services.sandbox.skills, asked.name, asked.path)))
+
+
+def save(open_sessions: OwnedSessions, owner: Owner, asked: SaveSkillArguments) -> Outcome:
+    """Keep what a session did as a skill of this client; a person decides whether it is trusted."""
+    kept = open_sessions.get(owner, asked.session).save_skill(
+        asked.name, asked.description, files=None if asked.files is UNSET else asked.files,
+        body=asked.body, tests=asked.tests, task=asked.task, maker=f"mcp {owner.client}",
+    )  # fmt: skip
+    return answered(
+        SavedSkill(reference=kept.skill.reference, version=kept.version, hint=_UNTRUSTED)
+    )
 
 
 class SkillResources:

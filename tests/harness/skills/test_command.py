@@ -58,7 +58,7 @@ def test_trust_is_given_to_a_digest_that_is_there(capsys: Capture) -> None:
 
 
 def test_check_says_what_is_wrong(capsys: Capture, tmp_path: Path) -> None:
-    said(capsys, "new", "demo")
+    said(capsys, "new", "demo", "--in", ".")
     text = Path("demo/SKILL.md").read_text()
     Path("demo/SKILL.md").write_text(text.replace("---\n\n", 'extra: "1"\n---\n\n'))
     assert "unknown field 'extra'" in said(capsys, "check", "demo", status=1)
@@ -105,3 +105,8 @@ def test_run_shows_trusted_skills_to_a_program(capfd: pytest.CaptureFixture[str]
     )
     assert capfd.readouterr().out.splitlines()[1::2] == ["[]", "hello"]
     assert main(["run", "--skills", "--connect", "x", "-c", "1"]) == 2
+
+
+def test_a_new_skill_is_where_list_looks(capsys: Capture) -> None:
+    assert said(capsys, "new", "demo") == ".agents/skills/demo\n"
+    assert json.loads(said(capsys, "list", "--json"))[0]["name"] == "demo"

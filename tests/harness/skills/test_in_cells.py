@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cellwright import Sandbox, SkillManifest, Skills, SkillStore
 from cellwright.harness.skills.skill import Skill, make_skill
 from cellwright.harness.skills.store import export_skill
 from cellwright.harness.skills.tree import SkillFile
-from cellwright.policies.errors import PolicyError, SkillNotFound
+from cellwright.policies.errors import PolicyError, SkillError, SkillNotFound
+from cellwright.policies.tools import ToolRule, Tools
+from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("cgroup")
 ROMAN = b"def roman(n: int) -> str:\n    return 'I' * n\n"
@@ -193,3 +196,54 @@ def test_a_sandbox_knows_only_the_skills_that_it_was_made_with(
         sandbox.skills.load("later")
     with pytest.raises(PolicyError, match="must be Skills"):
         Sandbox(skills=["folder"])  # type: ignore[arg-type]
+
+
+def test_a_script_calls_the_tools_that_its_skill_asks_for_and_no_others(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def post(text: str) -> str:
+        """Post."""
+        called.append(text)
+        return text
+
+    def pay(to: str) -> str:
+        """Pay."""
+        called.append(f"paid {to}")
+        return to
+
+    call = b"from tools import call_tool\nimport sys, helper\n"
+    skill = make_skill(
+        SkillManifest(
+            name="poster", description="Posts.", allowed_tools=("post", "none", "denied")
+        ),
+        {
+            "scripts/post.py": call
+            + b"print(call_tool('post', {'text': sys.argv[1] + helper.END}))\n",
+            "scripts/pay.py": call + b"call_tool('pay', {'to': 'me'})\n",
+            "scripts/helper.py": b"END = '!'\n",
+            "scripts/say.bash": b"cat; echo $1\n",
+            "references/a.md": b"x",
+        },
+    )
+    store = SkillStore(tmp_path)
+    store.trust.trust(store.add(skill).skill.reference)
+    rules = Tools(rules=(ToolRule("p*", "allow"), ToolRule("denied", "deny")))
+    policy = replace(policy_named("standard"), tools=rules)
+    with Sandbox(
+        policy=policy, skills=Skills([], store=store), tools=[post, pay], pool=0
+    ) as sandbox:
+        done = sandbox.skills.run("poster", "scripts/post.py", arguments=["hello"])
+        assert (done.stdout, done.value) == ("hello!\n", None), done
+        refused = sandbox.skills.run("poster", "scripts/pay.py")
+        assert "ToolNotFound" in str(refused.error) or "may not" in str(refused.error), (
+            refused.error
+        )
+        assert called == ["hello!"]
+        said = sandbox.skills.run("poster", "scripts/say.bash", arguments=["you"], stdin="for ")
+        assert said.stdout == "for you\n"
+        assert sandbox.execute(
+            "import tools\ntools.pay(to='all')"
+        ).ok  # a program of the sandbox may
+        for wrong in ("references/a.md", "scripts/none.py", "../poster/scripts/post.py"):
+            with pytest.raises(SkillError):
+                sandbox.skills.run("poster", wrong)

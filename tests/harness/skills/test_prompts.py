@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cellwright import ToolRegistry
 from cellwright.harness.skills.manifest import SkillManifest
 from cellwright.harness.skills.model_tools import skill_tools
 from cellwright.harness.skills.prompt import untrusted_block
+from cellwright.harness.skills.search import SkillSearch
 from cellwright.harness.skills.skill import Skill, make_skill
 from cellwright.harness.skills.skills import Skills
 from cellwright.harness.tools.broker import Broker
@@ -122,3 +125,44 @@ def test_many_long_descriptions_do_not_flood_a_prompt(tmp_path: Path) -> None:
     told = with_(tmp_path, *(made(f"s{n}", f"{n} {'word ' * 200}") for n in range(40))).prompt()
     assert len(told) < 40_000
     assert "more skills are not listed: search for them." in told
+
+
+class Meaning:
+    """An index by meaning that knows one thing: what is asked is what `skill:poems` does."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Meaning.made += 1
+        self._ids: set[str] = set()
+
+    def add(self, texts: dict[str, str]) -> None:
+        self._ids |= set(texts)
+
+    def remove(self, id: str) -> None: ...
+
+    def nearest(self, query: str, count: int, allowed: object) -> list[tuple[str, float]]:
+        return [(each, 0.9) for each in self._ids & {"skill:poems"}]
+
+
+def test_skills_and_tools_are_found_by_meaning_too(tmp_path: Path) -> None:
+    skills = with_(tmp_path, made("poems", "Writes verses."), made("tables", "Reads tables."))
+    with ToolRegistry() as registry:
+        plain = SkillSearch(skills, registry)
+        assert plain.search("lyrical composition")["found"] == []
+        model = SimpleNamespace(meaning=Meaning)
+        search = SkillSearch(skills, registry, model)  # type: ignore[arg-type]
+        for _ in range(3):
+            assert search.search("lyrical composition")["found"][0]["name"] == "poems"
+        assert Meaning.made == 1
+        registry.register(tool_of(len_of))
+        found = search.search("length of a text")["found"]
+        assert "len_of" in [each["name"] for each in found]
+        assert Meaning.made == 2
+        skills.store.trust.revoke("poems")
+        assert "poems" not in [each["name"] for each in search.search("tables")["found"]]
+
+
+def len_of(text: str) -> int:
+    """Return the length of a text."""
+    return len(text)

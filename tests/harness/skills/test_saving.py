@@ -1,11 +1,12 @@
 """Skills from sessions: they are kept once they have worked without the session."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, Skills, SkillStore
+from cellwright import Privacy, Sandbox, Skills, SkillStore
 from cellwright.policies.errors import PolicyError, SkillInvalid, SkillUntrusted
 
 pytestmark = pytest.mark.needs("cgroup")
@@ -163,3 +164,52 @@ def test_arguments_that_are_no_texts_are_named(sandbox: Sandbox) -> None:
                 session.save_skill(**given)
         with pytest.raises(SkillInvalid, match="fresh cell"):
             session.save_skill("a", "d", files={"scripts/a.py": "x = '\ud800'"})
+
+
+def test_a_maker_adds_no_version_to_the_skill_of_another(sandbox: Sandbox) -> None:
+    def save(text: str, maker: str) -> int:
+        files = {"scripts/a.py": text}
+        return session.save_skill("roman", "Writes.", files=files, maker=maker).version
+
+    with sandbox.session() as session:
+        assert save(ROMAN, "one") == 1
+        assert save(ROMAN + "#", "one") == 2
+        with pytest.raises(SkillInvalid, match="another maker, one"):
+            save(ROMAN + "##", "two")
+        assert save(ROMAN + "###", "") == 3  # a person
+        with pytest.raises(SkillInvalid, match="another maker, a person"):
+            save(ROMAN + "####", "one")
+
+
+def test_a_trusted_version_outlives_newer_untrusted_ones(tmp_path: Path) -> None:
+    store = SkillStore(tmp_path, most_versions=3)
+    with Sandbox(skills=Skills([], store=store), pool=0) as sandbox, sandbox.session() as session:
+        for number in range(6):
+            session.save_skill(
+                "roman", "Writes.", files={"scripts/a.py": f"n = {number}"}, trust=number == 0
+            )
+    assert [each.version for each in store.versions("roman")] == [6, 5, 1]
+    assert Skills([], store=store).read("roman", "scripts/a.py") == b"n = 0"
+
+
+def test_saving_has_a_form_for_asyncio(sandbox: Sandbox) -> None:
+    async def save() -> str:
+        kept = await session.asave_skill(
+            "roman", "Writes.", files={"scripts/a.py": ROMAN}, task="t"
+        )
+        return kept.skill.name
+
+    with sandbox.session() as session:
+        assert asyncio.run(save()) == "roman"
+
+
+def test_tokens_for_personal_data_are_not_kept(store: SkillStore) -> None:
+    with Sandbox(pool=0, privacy=Privacy()) as sandbox, sandbox.session() as session:
+        token = session.execute("to", inputs={"to": "ann@example.org"}).value
+        with pytest.raises(PolicyError, match="token for personal data"):
+            session.save_skill(
+                "mailer", "Mails.", files={"scripts/a.py": f"x = {token!r}"}, store=store
+            )
+        assert session.save_skill("other", "Mails.", files={"scripts/a.py": "x = 'pii_email_00000000'"},
+                                  store=store).version == 1  # fmt: skip
+    assert [each.skill.name for each in store.versions()] == ["other"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mcp import Client, MCPError
+from mcp.types import CallToolResult
 
 from cellwright import SkillManifest, Skills
 from cellwright.harness.cli.commands import parser_of
@@ -121,3 +122,41 @@ def test_the_command_takes_the_usual_folders_or_others(
         Path.home() / ".agents/skills",
     )
     assert folders("--skills", str(tmp_path)) == (tmp_path,)
+
+
+def test_a_client_saves_what_a_session_did_and_a_person_trusts_it(
+    server: Inside, era: str, tmp_path: Path
+) -> None:
+    async def body(client: Client) -> None:
+        async def save(session: str, name: str, **more: object) -> CallToolResult:
+            asked = {"session": session, "name": name, "description": f"Adds {era}.", **more}
+            return await client.call_tool("save_skill", asked)
+
+        code = "def add_up(n):\n    return sum(n)"
+        ran = await client.call_tool("run_code", {"code": code, "session": "new"})
+        session = ran.structured_content["session"]
+        name = f"adding-{era}"
+        saved = await save(session, name, tests=f"import skills.{name.replace('-', '_')}.scripts")
+        assert not saved.is_error, saved
+        assert saved.structured_content["version"] == 1
+        assert "until a person trusts it" in saved.structured_content["hint"]
+        assert (await client.call_tool("load_skill", {"name": name})).is_error
+        kept = next(iter(services_skills(server).store.versions(name)))
+        assert kept.skill.reference == saved.structured_content["reference"]
+        assert kept.skill.manifest.metadata["cellwright-maker"].startswith("mcp ")
+        taken = await save(session, "roman-numbers")
+        assert taken.is_error
+        assert "another maker, a person" in taken.content[0].text
+        assert (await save("0" * 32, "other")).is_error
+        failing = await save(session, "failing", tests="assert 0", description="Fails always.")
+        assert failing.is_error
+        assert "fresh cell" in failing.content[0].text
+
+    drive(lambda: Client(server.server, mode=era), body)
+
+
+def services_skills(server: Inside) -> Skills:
+    """Return the skills that a server was started with."""
+    skills = server.services._skills
+    assert skills
+    return skills
