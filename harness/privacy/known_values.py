@@ -1,13 +1,13 @@
 """`KnownValues`: values that are known by their text, such as names, found wherever they stand.
 
 They are compared word by word, without regard to case and accents: "JOSE  NANDU" is "José Ñandú", and
-so is a text in which each accent is a character of its own.  The
-search takes time linear in the text, however many values are known.
+so is a text in which each accent is a character of its own.  Of a name the last word may also come
+first, and "ue" stands for "ü".  The search takes time linear in the text, however many are known.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _WORD = re.compile(r"[^\W_]+")
@@ -15,6 +15,16 @@ _GAP = 3  # characters at most between two words of one value
 _SHORTEST, _ANY_CASE = 3, 5  # characters of a value; a shorter one than the second counts case
 _SHORTEST_NUMBER = 5  # digits alone
 _MOST_WORDS = 24
+_MOST_NAMES = 4  # words of a name whose order may change
+# Letters that Unicode takes for others than a base letter with a mark.
+_BASE = str.maketrans({
+    "ł": "l", "Ł": "L", "ø": "o", "Ø": "O", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "ħ": "h",
+    "\u0131": "i", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "TH",
+})  # fmt: skip
+_UMLAUTS = str.maketrans({
+    "ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "å": "aa", "Å": "Aa",
+    "ø": "oe", "Ø": "Oe",
+})  # fmt: skip
 
 
 class KnownValue(NamedTuple):
@@ -47,11 +57,15 @@ class KnownValues:
 
     def add(self, value: KnownValue) -> None:
         """Add a value, unless it is too short to be told from other words."""
-        words = [_plain(word) for word in _WORD.findall(unicodedata.normalize("NFC", value.text))]
+        words = _WORD.findall(unicodedata.normalize("NFC", value.text))
         size = sum(map(len, words))
         least = _SHORTEST_NUMBER if "".join(words).isdigit() else _SHORTEST
         if size < least or len(words) > _MOST_WORDS:
             return
+        for spelling in _spellings(value.kind, words):
+            self._put(spelling, value)
+
+    def _put(self, words: Sequence[str], value: KnownValue) -> None:
         node = self._root
         for word in words:
             node = node.following.setdefault(word, _Node())
@@ -77,6 +91,17 @@ class KnownValues:
         return len(text)
 
 
+def _spellings(kind: str, words: list[str]) -> set[tuple[str, ...]]:
+    """Return the ways to write a value, as plain words."""
+    plain = [_plain(word) for word in words]
+    if kind != "name":
+        return {tuple(plain)}
+    found = {tuple(plain), tuple(_plain(word.translate(_UMLAUTS)) for word in words)}
+    if 1 < len(words) <= _MOST_NAMES:
+        found |= {(each[-1], *each[:-1]) for each in found}
+    return found
+
+
 def _plain(word: str) -> str:
     return _without_accents(word).casefold()
 
@@ -85,7 +110,7 @@ def _without_accents(text: str) -> str:
     """Return the characters of a text without the marks above and below them."""
     if text.isascii():
         return text
-    apart = unicodedata.normalize("NFKD", text)
+    apart = unicodedata.normalize("NFKD", text.translate(_BASE))
     return unicodedata.normalize(
         "NFC", "".join(c for c in apart if unicodedata.category(c) != "Mn")
     )

@@ -103,7 +103,10 @@ class SkillStore:
             for each in surplus:
                 self._remove(self._place(skill.name, each.version))
         place = self._place(skill.name, version)
-        return KeptSkill(read_skill(place, skill.name), version, place.stat().st_mtime)
+        written = read_skill(place, skill.name)
+        if written.hash != skill.hash:
+            raise SkillError(f"{place}: was changed while it was written")
+        return KeptSkill(written, version, place.stat().st_mtime)
 
     def touch(self, skill: Skill) -> None:
         """Note that a kept skill was used now, which defers its expiry."""

@@ -75,6 +75,25 @@ def test_a_declared_name_is_found_however_its_accents_are_written(name: str) -> 
     assert Privacy(names=["José Ñandú"]).scope().text("JOSE NANDU").startswith("pii_name_")
 
 
+@pytest.mark.parametrize(("name", "written"), [
+    ("Ann Smith", "Smith, Ann"), ("Ann Smith", "SMITH Ann"), ("Ann Maria Smith", "Smith, Ann Maria"),
+    ("Jürgen Müller", "Juergen Mueller"), ("Jürgen Müller", "MUELLER, JUERGEN"), ("Jürgen Müller", "Jurgen Muller"),
+    ("Łukasz Żak", "Lukasz Zak"), ("Søren Ås", "Soren As"), ("Søren Ås", "Soeren Aas"), ("Straße Öl", "Strasse Oel"),
+    ("Bob Jones-Lee", "Bob Jones Lee"), ("Æsa Þór", "Aesa Thor"),
+])  # fmt: skip
+def test_the_other_spellings_of_a_name_are_the_same_value(name: str, written: str) -> None:
+    scope = Privacy(names=[name]).scope()
+    assert scope.text(f"to {written}.") == f"to {scope.text(name)}."
+
+
+@pytest.mark.parametrize(
+    "written", ["A. Smith", "Ann", "Mr Smith", "Ann B. Smith", "Annie Smith", "AnnSmith"]
+)
+def test_parts_of_a_name_are_not_found(written: str) -> None:
+    text = f"to {written}, today"
+    assert Privacy(names=["Ann Smith"]).scope().text(text) == text
+
+
 def test_names_of_entries_and_numbers_are_values_too() -> None:
     scope = Privacy(kinds=["email", "card"]).scope()
     made = scope.json({"ann@example.org": {"n": 4111111111111111, "f": 1.5, "b": True}}).value
