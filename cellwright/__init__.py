@@ -190,3 +190,17 @@ if not TYPE_CHECKING:  # or a type checker would believe that every name exists
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_homes()})
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Add the magic `%%cellwright` to IPython; `%load_ext cellwright` calls this."""
+    from .harness.adapters.jupyter.magic import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """Take the magic away and end its session; `%unload_ext cellwright` calls this."""
+    from .harness.adapters.jupyter.magic import unload
+
+    unload(shell)

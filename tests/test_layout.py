@@ -216,6 +216,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
     names = {
+        "ipython": "IPython",
         "jsonschema-specifications": "jsonschema_specifications",
         "opentelemetry-api": "opentelemetry",
         "PyYAML": "yaml",

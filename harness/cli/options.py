@@ -2,8 +2,9 @@
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 TYPE_CHECKING = False  # `--version` needs neither `typing` nor msgspec
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 # A copy of the names of the shipped profiles: listing their folder at every start takes time.
 PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
+_FILES, _FILES_OR_NAMES = (
+    ("audit", "find_links", "venv", "connect"),
+    ("packages", "policy", "python"),
+)
 SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
 AUDIT_HELP = "append a record of each event to this audit trail"
 
@@ -117,6 +122,24 @@ def policy_named(name: str | None, options: argparse.Namespace) -> "Policy":
         privacy = msgspec.structs.replace(policy.privacy, enabled=True)
         policy = msgspec.structs.replace(policy, privacy=privacy)
     return policy
+
+
+def words_of(options: argparse.Namespace, leave_out: Sequence[str]) -> list[str]:
+    """Return the options that were given, for another process that has another working directory, so
+    paths become absolute.  `options.parser` is their parser; `leave_out` names options."""
+    words = []
+    for action in options.parser._actions:
+        value: Any = getattr(options, action.dest, None)
+        if action.dest in ("help", *leave_out) or value == action.default:
+            continue
+        if value is True:
+            words.append(action.option_strings[-1])
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            may_be_name = action.dest in _FILES_OR_NAMES
+            is_file = action.dest in _FILES or (may_be_name and os.path.exists(each))
+            words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
+    return words
 
 
 @contextlib.contextmanager

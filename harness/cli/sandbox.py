@@ -35,9 +35,9 @@ def add_language(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--language", metavar="L", help=f"one of {names}; default {default}")
 
 
-def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
+def add_sandbox(parser: argparse.ArgumentParser, wall_time: str, policy: str | None = None) -> None:
     """Add the limits, --workspace, --audit, --connect and --policy; `wall_time` names what --timeout
-    limits."""
+    limits, `policy` the default of --policy if that is not strict."""
     limits, default = Limits(), "at most the policy's limit, which is the default"
     seconds, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
     parser.add_argument(
@@ -59,7 +59,8 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str) -> None:
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     add_connect(parser)
-    add_policy(parser)
+    add_policy(parser, default=policy or "strict")
+    parser.set_defaults(policy=policy)
     add_packages(parser)
     add_skills(parser, "show programs, below /skills,")
 

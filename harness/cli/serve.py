@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
@@ -21,13 +21,13 @@ from ..servers.daemon.server import Server
 from ..servers.daemon.service import Service
 from ..servers.daemon.units import write_units
 from ..servers.descriptors import allow_descriptors
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_named
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_named, words_of
 from .packages import add_python, add_sources, store_of
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
-_FILES = ("audit", "find_links")
+_NOT_REPEATED = ("units", "socket", "delegated")  # in units: systemd listens
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -91,7 +91,10 @@ def serve(
     """
     if options.units:
         print(
-            *write_units(options.units, _repeated(options), options.socket, options.drain), sep="\n"
+            *write_units(
+                options.units, words_of(options, _NOT_REPEATED), options.socket, options.drain
+            ),
+            sep="\n",
         )
         return
     check_limit("--drain", options.drain)
@@ -171,23 +174,3 @@ def _signals() -> tuple[signal.Signals, ...]:
     """Return the signals that end the daemon; SIGHUP is not one if nohup(1) made it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
-
-
-def _repeated(options: argparse.Namespace) -> list[str]:
-    """Return the given options, for a unit; without --socket, on which systemd listens.
-
-    Paths become absolute: systemd starts the daemon in the root directory.
-    """
-    words = []
-    for action in options.parser._actions:
-        value: Any = getattr(options, action.dest, None)
-        if action.dest in ("help", "units", "socket", "delegated") or value == action.default:
-            continue
-        if value is True:
-            words.append(action.option_strings[-1])
-            continue
-        for each in value if isinstance(value, list) else [value]:
-            may_be_name = action.dest in ("policy", "python")
-            is_file = action.dest in _FILES or (may_be_name and os.path.exists(each))
-            words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
-    return words

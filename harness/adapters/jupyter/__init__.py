@@ -1,0 +1,1 @@
+"""A Jupyter kernel and an IPython magic, whose programs run in a cell."""

@@ -1,0 +1,184 @@
+"""The cell's part of a notebook: bundles of MIME types, completion and inspection.
+
+The text of this module is executed in the cell (notebook_session.py), so it imports nothing of
+cellwright.  Whatever it answers is the program's own claim.
+"""
+
+import base64
+import builtins
+import codeop
+import contextlib
+import inspect
+import io
+import json
+import keyword
+import re
+import warnings
+from typing import Any
+
+_METHODS = {
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+    "_repr_latex_": "text/latex",
+    "_repr_json_": "application/json",
+}
+# What cellwright itself makes artifacts of, whose number the host has to know.
+_ARTIFACTS = ("image/png", "image/jpeg", "image/svg+xml", "text/html", "text/markdown")
+_TEXT_CHARACTERS, _DISPLAYS, _MATCHES, _MATCH_CHARACTERS = 20_000, 64, 500, 200
+_CHAIN = re.compile(r"(?:[^\W\d]\w*\.)*(?:[^\W\d]\w*)?$")
+_CHAIN_AFTER = re.compile(r"\w*")
+
+_display = builtins.display  # type: ignore[attr-defined]  # cellwright's own, which passes answers on
+_displayed: list[dict[str, Any]] = []
+_main: dict[str, Any] = {}
+
+
+class _PassedOn:
+    """Passes text to the host as the one picture of a call: a value would become `_`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def _repr_markdown_(self) -> str:
+        return self._text
+
+
+def start(main: dict[str, Any]) -> None:
+    """Replace `display` and `input` by those of a notebook."""
+    global _main  # noqa: PLW0603 - set once
+    _main = main
+    builtins.display = display  # type: ignore[attr-defined]
+    builtins.input = _refuse_input
+
+
+def display(*values: object, **_: object) -> None:
+    """Show values in the notebook once the cell of the notebook has ended."""
+    _displayed.extend(bundle(value) for value in values[: _DISPLAYS - len(_displayed)])
+
+
+def _refuse_input(prompt: object = "") -> str:
+    raise EOFError(
+        "input: a program in a cell cannot ask a person; assign the value to a variable instead"
+    )
+
+
+def answer(value: object) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the value too
+        _display(_PassedOn(json.dumps(value)))
+
+
+def results(value: object, expressions: dict[str, str]) -> None:
+    """Answer the bundle of the last value, None if there is none, those that were displayed, and those
+    of `user_expressions`."""
+    shown = _displayed[:]
+    _displayed.clear()
+    told = None if value is None else bundle(value)
+    answer([told, shown, {name: _evaluated(text) for name, text in expressions.items()}])
+
+
+def _evaluated(expression: str) -> dict[str, Any]:
+    try:
+        value = eval(expression, _main)  # noqa: S307 - the program's own, in its cell
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        return {"error": type(error).__name__, "text/plain": str(error)[:_TEXT_CHARACTERS]}
+    return bundle(value)
+
+
+def bundle(value: object) -> dict[str, Any]:
+    """Return what a value shows of itself by MIME type, and how many artifacts it becomes."""
+    found: dict[str, Any] = {}
+    for name, mime in _METHODS.items():
+        method = getattr(type(value), name, None)
+        with contextlib.suppress(Exception):  # the program's own code
+            content = method(value) if method else None
+            content = content[0] if isinstance(content, tuple) else content  # and metadata
+            if content is not None:
+                found[mime] = _as_json(content)
+    artifacts = sum(mime in found for mime in _ARTIFACTS)
+    with contextlib.suppress(Exception):
+        if method := getattr(type(value), "_repr_mimebundle_", None):
+            given = method(value)
+            given = given[0] if isinstance(given, tuple) else given
+            found.update({mime: _as_json(content) for mime, content in dict(given).items()})
+    found.setdefault("text/plain", _text(value)[:_TEXT_CHARACTERS])
+    return {**found, "artifacts": artifacts}
+
+
+def _as_json(content: object) -> Any:
+    if isinstance(content, bytes):
+        return base64.b64encode(content).decode()
+    json.dumps(content)  # raises TypeError
+    return content
+
+
+def _text(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        return f"<{type(value).__name__}: repr raised {type(error).__name__}>"
+
+
+def complete(code: str, position: int) -> None:
+    """Answer where the completed word begins, and what it can become."""
+    chain = _CHAIN.search(code[:position])
+    *owners, start = (chain[0] if chain else "").split(".")
+    names: set[str] = set()
+    with contextlib.suppress(Exception):  # attributes are the program's own code
+        names = set(dir(_resolve(owners))) if owners else {*_main, *dir(builtins), *keyword.kwlist}
+    matches = sorted(
+        name[:_MATCH_CHARACTERS] for name in names
+        if name.startswith(start) and (start or not name.startswith("_"))
+    )  # fmt: skip
+    answer([position - len(start), matches[:_MATCHES]])
+
+
+def examine(code: str, position: int, with_source: bool) -> None:
+    """Answer the description of the object whose name is at `position`, empty if there is none."""
+    before = _CHAIN.search(code[:position].rstrip("( \t"))
+    after = _CHAIN_AFTER.match(code, position)
+    names = ((before[0] if before else "") + (after[0] if after else "")).strip(".").split(".")
+    said = ""
+    with contextlib.suppress(Exception):  # attributes are the program's own code
+        said = _description(".".join(names), _resolve(names), with_source=with_source)
+    answer(said[:_TEXT_CHARACTERS])
+
+
+def _resolve(names: list[str]) -> object:
+    value = _main[names[0]] if names[0] in _main else getattr(builtins, names[0])
+    for name in names[1:]:
+        value = getattr(value, name)
+    return value
+
+
+def _description(name: str, value: object, *, with_source: bool) -> str:
+    lines = [f"Type: {type(value).__name__}"]
+    with contextlib.suppress(Exception):
+        lines.insert(0, f"Signature: {name}{inspect.signature(value)}")  # type: ignore[arg-type]
+    if not callable(value):
+        lines.append(f"Value: {_text(value)[:1000]}")
+    if documentation := inspect.getdoc(value):
+        lines.append(f"Documentation:\n{documentation}")
+    if with_source:
+        with contextlib.suppress(Exception):
+            lines.append(f"Source:\n{inspect.getsource(value)}")  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def check_complete(code: str) -> None:
+    """Answer whether `code` is complete, incomplete or invalid, and the indent of the next line."""
+    state, indent = "invalid", ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):  # of the syntax
+            state = (
+                "incomplete" if codeop.compile_command(code, symbol="exec") is None else "complete"
+            )
+    if state == "complete" and "\n" in code and code.rsplit("\n", 1)[1][:1].isspace():
+        state = "incomplete"  # a block ends with an empty line
+    if state == "incomplete":
+        last = code.rstrip().rsplit("\n", 1)[-1]
+        indent = last[: len(last) - len(last.lstrip())] + "    " * last.endswith(":")
+    answer([state, indent])

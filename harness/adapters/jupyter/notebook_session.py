@@ -1,0 +1,247 @@
+"""`NotebookSession`: a session for the cells of a notebook, with display, completion and inspection."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from ....policies.errors import CellwrightError, PolicyError, SessionLost
+from ....runner.nesting import refuse_deep_json, refuse_large_json
+from ....runner.result import SandboxResult
+from ...sandbox.run import Run
+from ...sandbox.session import Session
+from .display_data import picture_bundle, safe_bundle
+
+OnText = Callable[[str, str], Awaitable[None]]  # the stream, and text
+Bundle = dict[str, Any]
+
+_MODULE = "_cellwright_notebook"
+_LOAD = (
+    "(lambda module: (exec({text!r}, module.__dict__), module.start(globals()), "
+    "__import__('sys').modules.__setitem__({name!r}, module))[2])"
+    "(__import__('types').ModuleType({name!r}))"
+)
+_CALL = "__import__('sys').modules[{name!r}].{function}(*{arguments})"
+_RESULTS = "__import__('sys').modules[{name!r}].results({value}, {expressions!r})"
+_HELPER_SECONDS = 5.0  # of completion and inspection, whose answer a person waits for
+_LIFETIME_SECONDS = 30 * 24 * 60 * 60.0
+_MOST_EXPRESSIONS, _MOST_MATCHES = 100, 500
+_CELL = re.compile(r'File "<cell (\d+)>"')
+# The beginning of what a program writes to stderr when an exception ends it.
+_TRACEBACK = re.compile(rb'^(?:Traceback \(most recent|  File "<cell |  \+ Exception Group)', re.M)
+_HELD_BYTES = 128 * 1024
+_T = TypeVar("_T")
+
+
+class _Results(msgspec.Struct, array_like=True):
+    """The cell's claims about what a program showed."""
+
+    value: Bundle | None
+    displayed: list[Bundle]
+    expressions: dict[str, Bundle]
+
+
+class NotebookOutcome(NamedTuple):
+    """The outcome of one cell of a notebook; every bundle is safe to show."""
+
+    result: SandboxResult
+    value: Bundle | None
+    displayed: tuple[Bundle, ...]
+    expressions: dict[str, Bundle]
+    traceback: str  # with the numbers of the notebook's cells
+
+
+class NotebookSession:
+    """Runs the cells of one notebook in a session, one at a time; opens another session if it is lost.
+
+    `open_session` opens it.  `timeout` limits each cell of the notebook, in seconds; by default the
+    policy alone does, whose limit is `wall_seconds`.
+    """
+
+    def __init__(
+        self, open_session: Callable[[], Session], wall_seconds: float, timeout: float | None = None
+    ) -> None:
+        self._open_session = open_session
+        self._timeout = timeout
+        self._helper_seconds = min(_HELPER_SECONDS, wall_seconds)
+        self._numbers: dict[int, int] = {}  # the notebook's by those of the session's calls
+        self._calls = 0
+        self._run: Run | None = None
+        self._session = self._open()
+
+    def _open(self) -> Session:
+        session = self._open_session()
+        text = Path(__file__).with_name("cell_notebook.py").read_text()
+        loaded = session.execute(_LOAD.format(text=text, name=_MODULE))
+        if not loaded.ok:
+            session.close()
+            raise SessionLost(f"the notebook's part of the cell did not start: {loaded.error}")
+        self._numbers, self._calls = {}, 1
+        return session
+
+    def reopen(self) -> bool:
+        """Open another session if the present one is lost, and tell whether; its variables and files
+        are gone."""
+        if not self._session.lost:
+            return False
+        self._session = self._open()
+        return True
+
+    def close(self) -> None:
+        self._session.close()
+
+    def interrupt(self) -> None:
+        """Interrupt the program, as Ctrl-C does; its variables stay.  Safe from any thread."""
+        if run := self._run:
+            run.cancel()
+
+    async def execute(
+        self, code: str, number: int, on_text: OnText, expressions: Mapping[str, str] | None = None
+    ) -> NotebookOutcome:
+        """Run cell `number` of the notebook; `on_text` gets what it writes, as it does.
+
+        Raises SessionLost if the session is gone, and what `Session.execute` raises.
+        """
+        self._keep_alive()
+        self._calls += 1
+        self._numbers[self._calls] = number
+        result = await self._execute(code, on_text)
+        traceback = self._renumbered(result.traceback or "")
+        if result.session_lost or self._session.lost:
+            return NotebookOutcome(result, None, (), {}, traceback)
+        told = await self._results(
+            result, dict(list((expressions or {}).items())[:_MOST_EXPRESSIONS])
+        )
+        pictures = result.artifacts[_artifacts(told.value) :]
+        displayed = (
+            *map(safe_bundle, told.displayed),
+            *(picture_bundle(each.mime, each.data) for each in pictures),
+        )
+        return NotebookOutcome(
+            result, told.value and safe_bundle(told.value), tuple(filter(None, displayed)),
+            told.expressions, traceback,
+        )  # fmt: skip
+
+    async def _execute(self, code: str, on_text: OnText) -> SandboxResult:
+        self._run = run = self._session.start(code, timeout=self._timeout)
+        held, decoders = bytearray(), _Decoders()
+        try:
+            async for stream, data in run.output():
+                if stream == "stderr":
+                    held += data
+                    data = _not_held(held)
+                if text := decoders.decode(stream, data):
+                    await on_text(stream, text)
+            result = await run.aresult()
+        finally:
+            self._run = None
+        rest = decoders.decode("stderr", bytes(held), is_last=True)
+        told = (result.traceback or "").rstrip()
+        if told and rest.rstrip().endswith(told):  # the notebook shows it as an error
+            rest = rest.rstrip()[: -len(told)]
+        if rest:
+            await on_text("stderr", self._renumbered(rest))
+        return result
+
+    async def _results(self, result: SandboxResult, expressions: dict[str, str]) -> _Results:
+        value = "_" if result.ok and result.value is not None else "None"
+        code = _RESULTS.format(name=_MODULE, value=value, expressions=expressions)
+        told = await self._ask(code, _Results)
+        return told or _Results(
+            None if value == "None" else {"text/plain": str(result.value)}, [], {}
+        )
+
+    async def complete(self, code: str, position: int) -> tuple[int, list[str]]:
+        """Return where the word begins that is to be completed, and what it can become."""
+        told = await self._ask(_call("complete", code, position), tuple[int, list[str]])
+        start, matches = told or (position, [])
+        return max(0, min(start, position)), matches[:_MOST_MATCHES]
+
+    async def inspect(self, code: str, position: int, *, with_source: bool) -> str:
+        """Return a description of the object whose name is at `position`; empty if there is none."""
+        return await self._ask(_call("examine", code, position, with_source), str) or ""
+
+    async def is_complete(self, code: str) -> tuple[str, str]:
+        """Return "complete", "incomplete", "invalid" or "unknown", and the next line's indent."""
+        told = await self._ask(_call("check_complete", code), tuple[str, str]) or ("unknown", "")
+        return told if told[0] in ("complete", "incomplete", "invalid") else ("unknown", "")
+
+    async def _ask(self, code: str, kind: type[_T]) -> _T | None:
+        """Return what a function of the cell answers, None if that is not of the type `kind`."""
+        if self._session.lost:
+            return None
+        self._calls += 1
+        try:
+            result = await self._session.aexecute(code, timeout=self._helper_seconds)
+        except SessionLost:
+            return None
+        answers = [each.data for each in result.artifacts if each.mime == "text/markdown"]
+        try:
+            (answer,) = answers
+            refuse_large_json(answer)
+            refuse_deep_json(answer)
+            return msgspec.json.decode(answer, type=kind)
+        except (
+            ValueError,
+            msgspec.MsgspecError,
+        ):  # a program of the session took the place of ours
+            return None
+
+    def _keep_alive(self) -> None:
+        """Let a notebook that nobody uses for a while keep its variables, as other kernels do."""
+        try:
+            self._session.extend(_LIFETIME_SECONDS)
+        except PolicyError:  # a daemon's, which decides that
+            return
+
+    def _renumbered(self, text: str) -> str:
+        return _CELL.sub(
+            lambda found: f'File "<cell {self._numbers.get(int(found[1]), found[1])}>"', text
+        )
+
+
+class _Decoders:
+    """UTF-8 of both streams, whose characters can be split between two chunks."""
+
+    def __init__(self) -> None:
+        import codecs
+
+        make = codecs.getincrementaldecoder("utf-8")
+        self._streams = {name: make("replace") for name in ("stdout", "stderr")}
+
+    def decode(self, stream: str, data: bytes, *, is_last: bool = False) -> str:
+        return self._streams[stream].decode(data, final=is_last)
+
+
+def _not_held(held: bytearray) -> bytes:
+    """Take out of `held` what cannot belong to the traceback at the end of stderr."""
+    found = _TRACEBACK.search(held)
+    size = found.start() if found and len(held) <= _HELD_BYTES else len(held)
+    taken = bytes(held[:size])
+    del held[:size]
+    return taken
+
+
+def _call(function: str, *arguments: object) -> str:
+    return _CALL.format(name=_MODULE, function=function, arguments=repr(arguments))
+
+
+def _artifacts(value: Bundle | None) -> int:
+    """Return how many artifacts are pictures of the value, by the cell's word."""
+    count = (value or {}).get("artifacts")
+    return count if isinstance(count, int) and 0 <= count <= 5 else 0
+
+
+def error_of(failure: SandboxResult | CellwrightError) -> tuple[str, str]:
+    """Return the name and message of what ended a program, as a notebook shows them."""
+    if isinstance(failure, CellwrightError):
+        return type(failure).__name__, str(failure)
+    said = failure.error or failure.reason
+    if failure.reason == "cancelled":
+        return "KeyboardInterrupt", said
+    if failure.reason == "exception":
+        name, _, message = said.partition(": ")
+        return name, message
+    return f"{failure.status.value} ({failure.reason})", said
