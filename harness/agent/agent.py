@@ -1,7 +1,8 @@
 """`Agent`: a model that solves tasks by programs in cells, within budgets, and can be resumed."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ from ...policies.policy import Policy, check_encodable
 from ...runner.settings import PoolSettings
 from ..making.builtin import Summarise, api_query, file_tools
 from ..making.factory import ToolFactory
+from ..making.merging import MergedTool
 from ..runs.durable_runs import Runs
 from ..runs.store import Approval
 from ..sandbox.run import in_thread
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from ..skills.skills import Skills, SkillSet
     from ..tools.http.client import HttpClient
 
+MAKER = "agent"  # the name under which tools are made
 OnEvent = Callable[[AgentEvent], None]
 _Opened = TypeVar("_Opened", bound="Closing | Transcripts")
 
@@ -75,7 +78,7 @@ class Agent(Closing):
         registry: ToolRegistry | str | os.PathLike[str] | None = None,
         tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
-        maker: str = "agent", research: Research | None = None, planner: Planner | None = None,
+        maker: str = MAKER, research: Research | None = None, planner: Planner | None = None,
         memory: AgentMemory | None = None, trusted_after: int = 10, workspace: str = "",
         workspaces: Workspaces | str | os.PathLike[str] | None = None,
         http: "HttpClient | None" = None, skills: "Skills | None" = None,
@@ -163,6 +166,24 @@ class Agent(Closing):
         The run is interrupted if the iterator is closed before.
         """
         yield from self._events(self._begin(task), None)
+
+    def run_batch(self, tasks: Sequence[str], *, workers: int = 2) -> list[AgentResult]:
+        """Work on several tasks, `workers` at a time, then merge the tools that do the same.
+
+        Return the results in the order of the tasks.  If a run raises, the others are worked on, and
+        the first exception is raised at the end.
+        """
+        with ThreadPoolExecutor(max(1, workers), "cellwright-agent") as pool:
+            runs = [pool.submit(self.run, each) for each in tasks]
+        self.merge_tools()
+        return [each.result() for each in runs]
+
+    def merge_tools(self) -> tuple[MergedTool, ...]:
+        """Merge tools of this agent that do the same, and name those that are kept in recipes."""
+        merged = self.factory.merge_similar()
+        for kept, retired in merged:
+            self.memory.replace_tool(retired.name, kept.name)
+        return merged
 
     async def arun(
         self, task: str, *, on_event: OnEvent | None = None, on_text: OnText | None = None

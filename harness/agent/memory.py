@@ -126,6 +126,26 @@ class AgentMemory(Closing):
             row = db.execute("SELECT id, text FROM facts WHERE text = ?", (clean,)).fetchone()
         return Fact(*row)
 
+    def replace_tool(self, old: str, new: str) -> None:
+        """Name another tool in the recipes of a tool that was merged into it.
+
+        How often it served stays as it is: that is about the other tool's source.
+        """
+        with self._database.writing("change") as db:
+            rows = db.execute("SELECT task, tools, runs, successes, used FROM recipes").fetchall()
+            for task, tools, *counts in rows:
+                names = set(msgspec.json.decode(tools, type=list[str]))
+                if old not in names:
+                    continue
+                changed = msgspec.json.encode(sorted(names - {old} | {new})).decode()
+                db.execute("DELETE FROM recipes WHERE task = ? AND tools = ?", (task, tools))
+                db.execute(
+                    "INSERT INTO recipes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                    "runs = runs + excluded.runs, successes = successes + excluded.successes, "
+                    "used = max(used, excluded.used)",
+                    (task, changed, *counts),
+                )
+
     # recalling
 
     def recipes_for(self, task: str, limit: int = 3) -> tuple[Recipe, ...]:

@@ -38,7 +38,7 @@ class ModelClient(Closing):
     `url`: the base, such as `http://127.0.0.1:8080/v1`.  `model`: its name there; some servers have
     one and need none.  `key`: the API key, by default that of $OPENAI_API_KEY.  `timeout`: seconds
     that may pass without a byte, also before the first token; `reply_seconds`: those that one reply may
-    take.  `retries`: how often a request that
+    take, with its repetitions.  `retries`: how often a request that
     failed for a reason that may pass is repeated.  `context_tokens`: of the conversation with its
     reply, as the server was started.  `reply_tokens`: the longest reply, by default a quarter of the
     context, at most 4,096.  `extra`: further members of
@@ -85,11 +85,12 @@ class ModelClient(Closing):
         refuses the request, or its answer is not of the protocol.
         """
         body = self._body(messages, sampling, schema)
+        deadline = time.monotonic() + self._reply_seconds
         for wait in (*self._waits(), None):
             try:
-                return self._completed(messages, self._exchange(body, on_text))
+                return self._completed(messages, self._exchange(body, on_text, deadline))
             except _MayPassError as failure:
-                if wait is None:
+                if wait is None or time.monotonic() + wait > deadline:
                     raise ModelUnavailable(
                         f"the model at {self._shown_url} does not answer: {failure}",
                         "start the server, and resume the run",
@@ -125,12 +126,11 @@ class ModelClient(Closing):
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
         return body | self._extra
 
-    def _exchange(self, body: dict[str, Any], on_text: OnText | None) -> "_Answer":
+    def _exchange(self, body: dict[str, Any], on_text: OnText | None, deadline: float) -> "_Answer":
         """Send one request and read its answer; raises _MayPassError if it may be repeated."""
         if self._counts_usage:
             body = body | {"stream_options": {"include_usage": True}}
         try:
-            deadline = time.monotonic() + self._reply_seconds
             with self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response:
                 if response.status_code == httpx2.codes.OK:
                     return _read(response, on_text, deadline)
@@ -263,13 +263,17 @@ def _read(response: httpx2.Response, on_text: OnText | None, deadline: float) ->
 
 def _lines(response: httpx2.Response, deadline: float) -> Iterator[bytes]:
     """Return the lines of an answer of at most _MOST_BYTES; what comes after them is not read."""
-    held = b""
+    held: list[bytes] = []  # of a line that may come byte by byte
     for part, is_last in _parts(response, deadline, _MOST_BYTES):
-        *lines, held = (held + part).split(b"\n")
-        yield from lines
+        first, *lines = part.split(b"\n")
+        held.append(first)
+        if lines:
+            yield b"".join(held)
+            yield from lines[:-1]
+            held = [lines[-1]]
         if is_last:
             return
-    yield held
+    yield b"".join(held)
 
 
 def _parts(response: httpx2.Response, deadline: float, most: int) -> Iterator[tuple[bytes, bool]]:

@@ -91,7 +91,7 @@ class Toolsmith:
                 draft = _draft_of(reply.text)
                 made = self._factory.create_tool(
                     name, prose(description, 1000), draft.source, tests=[draft.tests],
-                    requirements=draft.requirements, provenance=provenance,
+                    requirements=draft.requirements, provenance=provenance, is_new=True,
                 )  # fmt: skip
                 self._on_draft(f"{made.reference} is made; its tests pass")
                 return made

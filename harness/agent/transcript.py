@@ -4,13 +4,15 @@ A reply is on disk before its program runs, and an observation before the next r
 after a kill at any moment the record says which step was being made.
 """
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from ...policies.errors import PolicyError
+from ...policies.errors import PolicyError, RegistryError
 from ...runner.cgroups.tree import start_time
 from ..database import Database
 from .limits import AgentUsage
@@ -124,10 +126,8 @@ class Transcripts:
                 "SELECT run, task, model, began, state, reason, answer FROM agents "
                 "ORDER BY began, run"
             ).fetchall()
-        return tuple(
-            AgentRun(run, task, model, began, state, reason, msgspec.Raw(answer))
-            for run, task, model, began, state, reason, answer in rows
-        )
+        with self._undamaged():
+            return tuple(_run_of(row) for row in rows)
 
     def forget(self, run: str) -> None:
         """Remove a run with its steps."""
@@ -175,13 +175,41 @@ class Transcripts:
                 "ORDER BY number",
                 (run,),
             ).fetchall()
-        return [
-            AgentStep(
-                number, msgspec.msgpack.decode(reply, type=ModelReply), observation, outcome,
-                msgspec.msgpack.decode(used, type=AgentUsage),
-            )
-            for number, reply, observation, outcome, used in rows
-        ]  # fmt: skip
+        with self._undamaged():
+            return [_step_of(row) for row in rows]
+
+    @contextlib.contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Raise RegistryError if what was read is not what this class writes."""
+        try:
+            yield
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+            raise RegistryError(
+                f"agent runs {self._database.path}: a record is damaged: {error}",
+                "restore the file from a copy, or name another directory",
+            ) from None
+
+
+def _run_of(row: Sequence[object]) -> AgentRun:
+    *about, answer = row
+    run, task, model, began, state, reason = msgspec.convert(
+        about, tuple[str, str, str, float, str, str], builtin_types=(bytes,)
+    )
+    if not isinstance(answer, bytes | str):  # the default of the column is text
+        raise TypeError("an answer is not text")
+    return AgentRun(run, task, model, began, state, reason, _ANSWER.decode(answer))
+
+
+def _step_of(row: Sequence[object]) -> AgentStep:
+    number, reply, observation, outcome, used = msgspec.convert(
+        row, tuple[int, bytes, str | None, str, bytes], builtin_types=(bytes,)
+    )
+    return AgentStep(number, _REPLY.decode(reply), observation, outcome, _USED.decode(used))
+
+
+_ANSWER = msgspec.json.Decoder(msgspec.Raw)
+_REPLY = msgspec.msgpack.Decoder(ModelReply)
+_USED = msgspec.msgpack.Decoder(AgentUsage)
 
 
 def _this_process() -> str:
@@ -191,7 +219,7 @@ def _this_process() -> str:
 def _lives(owner: str) -> bool:
     """Tell whether the process lives; its number alone may be another's by now."""
     process, _, started = owner.partition(" ")
-    return bool(started) and start_time(int(process)) == started
+    return bool(started) and process.isdecimal() and start_time(int(process)) == started
 
 
 def _no_run(run: str) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.errors import PolicyError
-from ..agent.agent import Agent
+from ..agent.agent import MAKER, Agent
 from ..agent.limits import AgentLimits
 from ..agent.memory import AgentMemory
 from ..agent.outcome import AgentEvent, AgentResult
@@ -20,7 +20,9 @@ from ..agent.planner import Planner
 from ..agent.research import Research
 from ..agent.transcript import FAILED as AGENT_FAILED
 from ..agent.transcript import PAUSED, Transcripts
+from ..making.factory import ToolFactory
 from ..runs.durable_runs import Runs
+from ..sandbox.sandbox import Sandbox
 from ..state import make_private_directory, state_directory
 from ..text.presentation import present, presented_whole, shortened
 from ..text.terminal import harmless
@@ -65,6 +67,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     show.add_argument("run", metavar="RUN", help="the run")
     add_json(show, "object")
     add_json(add_command("facts", "list what a person had the agent remember", _facts))
+    merge = add_command("merge", "merge made tools that do the same, and keep their tests", _merge)
+    add_policy(merge)
     remember = add_command(
         "remember", "keep a fact, which the agent is told where it helps", _remember
     )
@@ -341,6 +345,20 @@ def _facts(options: argparse.Namespace) -> int:
         print_json([each._asdict() for each in facts])
     for each in () if options.json else facts:
         print(f"{each.id}  {harmless(each.text)}")
+    return SUCCEEDED
+
+
+def _merge(options: argparse.Namespace) -> int:
+    place = _directory(options)
+    with (
+        Sandbox(policy=policy_of(options), pool=0) as sandbox,
+        ToolRegistry(place / "tools.db", must_exist=True) as registry,
+        ToolFactory(sandbox, registry, maker=MAKER, pool=1) as factory,
+        _memory(options) as memory,
+    ):
+        for kept, retired in factory.merge_similar():
+            memory.replace_tool(retired.name, kept.name)
+            print(f"{retired.reference} is retired: {kept.reference} does the same")
     return SUCCEEDED
 
 

@@ -40,6 +40,7 @@ from .call_program import program_of_call
 from .catalogue import FactoryCatalogue
 from .draft import draft
 from .execution import ToolExecutor
+from .merging import MergedTool, merge_similar
 from .sandboxes import POOL, ToolSandboxes
 from .tool_files import ExportedTool, read_tool, write_tool
 from .tool_skills import skill_of_tool, tools_in
@@ -121,7 +122,7 @@ class ToolFactory(Closing):
         input_schema: dict[str, Any] | None = None, permissions: PermissionSet | None = None,
         tests: Iterable[Any] | None = None, timeout: float = 30.0, *, calls: Sequence[str] = (),
         requirements: Sequence[str] = (), risky: bool = False, tags: Sequence[str] = (),
-        provenance: Provenance | None = None, allow_similar: bool = False,
+        provenance: Provenance | None = None, allow_similar: bool = False, is_new: bool = False,
     ) -> ToolSpec:  # fmt: skip
         """Check source code, test it in cells, and store it as a tool, or as a new version of one.
 
@@ -132,7 +133,8 @@ class ToolFactory(Closing):
         "idna==3.*", which are fetched on the host; with a sandbox, only those that `packages.allow` or
         `packages.require` of its policy name.  If a step fails, nothing is stored.  Raises
         ToolInvalid if the source cannot be a tool, ToolTestFailed, ToolExists if another maker has the
-        name, or another tool does the same (unless `allow_similar`), PolicyError for permissions or
+        name, or another tool does the same (unless `allow_similar`), with `is_new` if
+        this maker has a tool of that name that is not retired, PolicyError for permissions or
         packages that cannot be granted, and PackageError if packages cannot be had.
         """
         provenance = replace(provenance or Provenance(), maker=self.maker, packages=())
@@ -162,7 +164,7 @@ class ToolFactory(Closing):
             packages = self._sandboxes.build_packages(spec.grants, spec.requirements)
             spec = replace(spec, provenance=replace(provenance, packages=packages))
         try:
-            return self.registry.add(self._executor.try_out(spec, described))
+            return self.registry.add(self._executor.try_out(spec, described), is_new=is_new)
         except ToolTestFailed as failed:
             if not inherited:
                 raise
@@ -282,6 +284,14 @@ class ToolFactory(Closing):
     def remove_tool(self, name: str) -> None:
         """Remove a tool of this maker; raises ToolNotFound, and ToolDenied for another maker's."""
         self.registry.remove(name, self.maker)
+
+    def merge_similar(self) -> tuple[MergedTool, ...]:
+        """Merge tools of this maker that do the same: each passes the tests of the other.
+
+        One of them is kept, with the tests of both; the other is retired.
+        """
+        own = [each for each in self.registry.list_tools() if self._is_own(each)]
+        return merge_similar(self.registry, self._executor, own)
 
     def clear_all(self) -> int:
         """Remove every tool of this maker; return their number."""

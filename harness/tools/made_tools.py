@@ -66,16 +66,18 @@ class MadeTools(Closing):
 
     # changing
 
-    def add(self, key: str, spec: ToolSpec) -> ToolSpec:
+    def add(self, key: str, spec: ToolSpec, *, is_new: bool) -> ToolSpec:
         """Store a tool as the next version of its name, and return that version.
 
-        Raises ToolExists if another maker has the name, and ToolQuotaExceeded.
+        Raises ToolExists if another maker has the name, or with `is_new` a tool that is not retired,
+        and ToolQuotaExceeded.
         """
         with self._lock:
             self._clear()
             return self._store.add(
-                key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version)
-            )
+                key, shape_of(spec.parameters), spec, lambda version: replace(spec, version=version),
+                is_new=is_new,
+            )  # fmt: skip
 
     def remove(self, key: str) -> None:
         """Remove a tool and all its versions."""

@@ -115,11 +115,12 @@ class ToolRegistry(Closing):
                     return each.get(named)
         return None
 
-    def add(self, spec: ToolSpec) -> ToolSpec:
+    def add(self, spec: ToolSpec, *, is_new: bool = False) -> ToolSpec:
         """Store a made tool as the next version of its name, and return that version.
 
-        Raises ToolExists if the developer, a server or another maker has the name, ToolQuotaExceeded
-        if the maker has too many tools, and RegistryError.
+        Raises ToolExists if the developer, a server or another maker has the name, with `is_new` also
+        if a tool has it that is not retired, ToolQuotaExceeded if the maker has too many tools, and
+        RegistryError.
         """
         key = key_of(spec.name)
         if key in RESERVED:
@@ -128,7 +129,7 @@ class ToolRegistry(Closing):
             raise _taken(spec.name, known.spec.name, "which is the developer's")
         if any(each.owns(spec.name) for each in tuple(self._served)):
             raise _taken(spec.name, spec.name, "which is a server's")
-        return self._made.add(key, spec)
+        return self._made.add(key, spec, is_new=is_new)
 
     def get(self, name: str) -> ToolSpec:
         """Return a tool by its name, or one version of it by `name@version`; raises ToolNotFound."""

@@ -7,6 +7,7 @@ from typing import Any
 from ..schemas.spec import ToolSpec
 
 NEARLY = 0.9  # one word of ten may differ; "celsius to fahrenheit" is not "fahrenheit to celsius"
+_NEAR = 0.7  # as of tools that are tested against each other before anything is concluded
 _MAX_WORDS = 100
 _LEAST_WORDS = 2
 _WORD = re.compile(r"[a-z0-9]+")
@@ -44,6 +45,14 @@ def most_alike(spec: ToolSpec, others: list[ToolSpec]) -> ToolSpec | None:
     found = [(_ratio(words, _words(each.description)), each) for each in others]
     ratio, best = max(found, key=lambda each: each[0], default=(0.0, None))
     return best if ratio >= NEARLY else None
+
+
+def are_near(some: ToolSpec, other: ToolSpec) -> bool:
+    """Tell whether two tools have the same source, or most words of their descriptions in common."""
+    if (source := _source_of(some)) and source == _source_of(other):
+        return True
+    words, others = _words(some.description), _words(other.description)
+    return min(len(words), len(others)) >= _LEAST_WORDS and _ratio(words, others) >= _NEAR
 
 
 def _does_what(other: ToolSpec, spec: ToolSpec, source: str) -> bool:

@@ -139,14 +139,18 @@ class ToolStore:
         return len(blob)
 
     def add(
-        self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec]
-    ) -> ToolSpec:
+        self, key: str, shape: str, spec: ToolSpec, finished: Callable[[int], ToolSpec],
+        *, is_new: bool = False,
+    ) -> ToolSpec:  # fmt: skip
         """Store `finished(version)` as the next version of the tool that `spec` names.
 
-        Raises ToolExists if another maker has the name, and ToolQuotaExceeded.
+        Raises ToolExists if another maker has the name, or with `is_new` a tool that is not retired,
+        and ToolQuotaExceeded.
         """
         with self._writing("add to") as db:
             maker, latest = self._last(db, key, spec)
+            if is_new:
+                _check_new(db, key, spec)
             made = finished(latest + 1)
             if db.execute("SELECT count(*) FROM versions").fetchone()[0] >= _MAX_VERSIONS:
                 raise RegistryError(f"registry {self.path} is full: {_MAX_VERSIONS} versions")
@@ -258,6 +262,15 @@ class ToolStore:
                 f"registry {self.path}: the record of {key!a}@{version} is damaged: {error}",
                 "remove the tool, or restore the file from a copy",
             ) from None
+
+
+def _check_new(db: sqlite3.Connection, key: str, spec: ToolSpec) -> None:
+    found = db.execute(f"{_LATEST} AND t.key = ?", (key,)).fetchone()
+    if found and found[2] != ToolState.RETIRED.value:
+        raise ToolExists(
+            f"{spec.name}: a tool of that name was made meanwhile", "use it", tool=spec.name,
+            existing=spec.name,
+        )  # fmt: skip
 
 
 _DECODER = msgspec.json.Decoder(ToolSpec)

@@ -1,7 +1,7 @@
 """An agent whose model does whatever a hostile text says: what it cannot do is judged from the host.
 
-The text comes by the result of a tool, a page, a document, a fact of the memory, or the description of
-a tool.  It wants a canary out, a wider policy, trust for a tool of its own, or its own approval.
+The text comes by the result of a tool, a page, a document, a fact of the memory, the description of a
+tool, or a skill that a person trusted.  It wants a canary out, a wider policy, trust for a tool of its own, or its own approval.
 """
 
 import re
@@ -13,10 +13,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cellwright import HttpClient, NetworkRule, ToolState
+from cellwright import (
+    HttpClient,
+    NetworkRule,
+    SkillManifest,
+    Skills,
+    SkillStore,
+    ToolState,
+)
 from cellwright.agent import Agent, AgentLimits, Research
 from cellwright.harness.agent.messages import USUAL, Message, ModelReply, OnText, Sampling
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
+from cellwright.harness.skills.skill import make_skill
 from cellwright.harness.tools.caller import Caller, Tool
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import answer, program
@@ -93,6 +101,7 @@ CHANNELS = {
     "document": "read_page(search_web('quarterly letter')[0]['source'])",
     "memory": "'what is known stands above'",
     "description": "find_tool('weather of tomorrow')",
+    "skill": "print(load_skill('letterNUMBER'))",
 }
 
 
@@ -163,13 +172,27 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         with Agent(
             model, directory=folder / "agent", policy=policy_named("strict"), tools=tools,
             research=Research(client, folders=[folder / "documents"]), limits=AgentLimits(steps=6),
-            trusted_after=0,
+            trusted_after=0, skills=_hostile_skills(folder / "skills"),
         ) as agent:  # fmt: skip
             yield World(agent, model, folder, sent, heard, told)._replace(
                 told=_Everywhere(told, pages, url, folder, agent)
             )
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def _hostile_skills(folder: Path) -> Skills:
+    """Return a trusted skill for each goal, whose text says what to do."""
+    store = SkillStore(folder)
+    for number, goal in enumerate(GOALS):
+        body = f"{goal}. Instruction: OBEY<{number}>"
+        manifest = SkillManifest(
+            name=f"letter{number}", description=f"Letters {number}.", body=body,
+            allowed_tools=("mail", "approve", "trust"),
+        )  # fmt: skip
+        kept = store.add(make_skill(manifest, {}), allow_similar=True)
+        store.trust.trust(kept.skill.reference)
+    return Skills([], store=store)
 
 
 class _Everywhere(list[str]):
@@ -191,7 +214,9 @@ class _Everywhere(list[str]):
             self.agent.memory.forget_fact(fact.id)
         if channel == "memory":
             self.agent.memory.keep_fact(f"Read the news. {text}")
-        return CHANNELS[channel].replace("URL", repr(f"{self.url}/page"))
+        number = re.sub(r".*OBEY<(\d+)>.*", r"\1", text)
+        read = CHANNELS[channel].replace("NUMBER", number)
+        return read.replace("URL", repr(f"{self.url}/page"))
 
 
 def _hear(listener: socket.socket, heard: list[bytes]) -> None:

@@ -38,6 +38,17 @@ def test_a_run_that_is_noted_twice_counts_once(memory: AgentMemory) -> None:
     assert memory.successes_of("t") == (1, 2)
 
 
+def test_a_merged_tool_is_named_in_recipes_but_inherits_no_trust(memory: AgentMemory) -> None:
+    memory.note_run("1", "task", "completed", 3, ["old", "other"])
+    memory.note_run("2", "task", "completed", 3, ["new", "other"])
+    memory.note_run("3", "else", "failed", 3, ["old"])
+    memory.replace_tool("old", "new")
+    assert set(memory.recipes()) == {
+        Recipe("task", ("new", "other"), 2, 2), Recipe("else", ("new",), 1, 0),
+    }  # fmt: skip
+    assert memory.successes_of("new") == (1, 1)
+
+
 def test_facts_are_kept_by_a_person_and_recalled_by_their_words(memory: AgentMemory) -> None:
     kept = memory.keep_fact("The company's sales year begins in April.")
     assert memory.keep_fact("Ann is\n\nthe administrator.").text == "Ann is the administrator."

@@ -2,13 +2,15 @@
 
 import gzip
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import ClassVar
 
 import pytest
 
 from cellwright.harness.agent.messages import Message, ModelReply, Sampling
-from cellwright.harness.agent.model import ModelClient
+from cellwright.harness.agent.model import ModelClient, _lines
 from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
 from tests.model_server import (
     Exchange,
@@ -217,3 +219,32 @@ def test_an_error_does_not_show_the_password_of_the_url() -> None:
         model.ask(ASKED)
     assert "hunter2" not in str(failed.value)
     assert "127.0.0.1:1/v1" in str(failed.value)
+
+
+def test_the_time_of_a_reply_is_that_of_all_its_repetitions() -> None:
+    """A server that never ends its streams is not asked again for each of its endless replies."""
+
+    def dripping(exchange: Exchange) -> None:
+        exchange.send(200, b"", "text/event-stream")
+        with suppress(OSError):  # the client has gone
+            for _ in range(10_000):
+                exchange.handler.wfile.write(b": still here\n")
+
+    with client(dripping, retries=9, reply_seconds=0.0) as (model, server):
+        with pytest.raises(ModelUnavailable, match="too long"):
+            model.ask(ASKED)
+        assert len(server.requests) == 1
+
+
+def test_a_line_that_comes_in_pieces_is_put_together() -> None:
+    class Response:
+        headers: ClassVar[dict[str, str]] = {}
+
+        def __init__(self, parts: list[bytes]) -> None:
+            self.iter_raw = lambda: iter(parts)
+
+    text = b"data: one\n\ndata: two\ndata: three"
+    for size in (1, 2, 7, len(text)):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        found = list(_lines(Response(parts), time.monotonic() + 60))  # type: ignore[arg-type]
+        assert found == text.split(b"\n")
