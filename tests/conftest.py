@@ -28,6 +28,7 @@ from cellwright.policies.policy import Policy
 from cellwright.runner.host.probe import probe_host
 from cellwright.runner.kernel import landlock
 from cellwright.testing import inspect
+from tests.browser import Browser
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -188,3 +189,10 @@ def standard() -> Iterator[Sandbox]:
     """A sandbox in which programs may start others."""
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for tests that need `chromium`."""
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...policies.errors import PolicyError
 from ...runner.audit.record import AuditEntry
-from ...runner.audit.summary import summary_of_file
 from ...runner.audit.trace import find_trace
 from ...runner.audit.verification import read, verify
 from ..dashboard import sources
@@ -58,10 +57,9 @@ def _add_trail(overview: Overview, path: str, only: str, key: bytes | None) -> N
         head_seq=verdict.head[0], head_hash=verdict.head[1], broken=verdict.broken,
         has_key=key is not None,
     )  # fmt: skip
-    overview.counts = summary_of_file(path)
-    if not overview.counts["total_entries"] and Path(path).stat().st_size:
-        raise PolicyError(f"{path}: no line is a record of an audit trail")
     Timeline().add_all(_chosen(path, only)).fill(overview)
+    if not overview.counts and Path(path).stat().st_size:
+        raise PolicyError(f"{path}: no line is a record of an audit trail")
 
 
 def _chosen(path: str, only: str) -> Iterator[AuditEntry]:

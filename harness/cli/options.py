@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...policies.policy import Policy
-    from ...runner.audit.log import AuditLog
+    from ...runner.audit.log import AuditLog, OnEntry
     from ..skills.skills import Skills
 
     AddCommand = Callable[[str, str, Callable[..., object]], argparse.ArgumentParser]
@@ -143,18 +143,22 @@ def words_of(options: argparse.Namespace, leave_out: Sequence[str]) -> list[str]
 
 
 @contextlib.contextmanager
-def audit_of(options: argparse.Namespace) -> Iterator["AuditLog | None"]:
+def audit_of(
+    options: argparse.Namespace, on_entry: "OnEntry | None" = None
+) -> Iterator["AuditLog | None"]:
     """Open the trail that --audit names; without it import nothing of the audit package.
+
+    With `on_entry`, which hears each record, there is a trail in any case.
 
     The log keeps no entries in memory: a command has no way to ask for them, and a daemon would keep
     up to 20 MiB of them.
     """
-    if options.audit is None:
+    if options.audit is None and on_entry is None:
         yield None
         return
     from ...runner.audit.log import AuditLog
 
-    with AuditLog(path=options.audit, max_entries=0) as log:
+    with AuditLog(0, on_entry, path=options.audit) as log:
         yield log
 
 

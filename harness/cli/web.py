@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
@@ -66,10 +67,12 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     spawned = Spawned(interpreter())  # its imports take as long as those of this process
     from ..servers.web.app import web_app
+    from ..servers.web.dashboard_endpoints import dashboard_pages
     from ..servers.web.lifecycle import run as serve
 
     with _state(options, policy, place, spawned) as state:
-        serve(lambda: web_app(state, place.hosts, place.origins), place)
+        pages = dashboard_pages()
+        serve(lambda: web_app(state, place.hosts, place.origins, pages=pages), place)
     return SUCCEEDED
 
 
@@ -84,18 +87,20 @@ def _state(
     options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned
 ) -> Iterator["WebState"]:
     """Open the cells, the tools and the runs behind the server, and close them after it."""
+    from ..dashboard.live import LiveTimeline
     from ..runs.durable_runs import Runs
     from ..sandbox.sandbox import Sandbox
     from ..servers.services import ServicesByClient
     from ..servers.web.run_endpoints import approver
-    from ..servers.web.state import WebLimits, WebState
+    from ..servers.web.state import DashboardSources, WebLimits, WebState
     from ..tools.registry import ToolRegistry
 
     limits = WebLimits()
+    timeline = LiveTimeline()
     of_sessions = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
     with (
-        audit_of(options) as audit,
-        Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
+        audit_of(options, timeline.add) as audit,
+        Sandbox(policy=policy, pool=0, audit=audit, spawned=spawned) as ceiling,
         ToolRegistry(options.registry) as registry,
         Runs(options.runs) as runs,
     ):
@@ -106,4 +111,7 @@ def _state(
             server="web", running=limits.executions_of_one,
         )  # fmt: skip
         with contextlib.closing(services):
-            yield WebState(services, OwnedSessions(of_sessions), runs, place.tokens, limits)
+            dashboard = DashboardSources(timeline, Path(options.audit) if options.audit else None)
+            yield WebState(
+                services, OwnedSessions(of_sessions), runs, place.tokens, limits, dashboard
+            )

@@ -2,7 +2,8 @@
 // The page of the dashboard.  Everything that it shows may come from a hostile program: texts become text
 // nodes, and no text becomes markup, a style, an address of another place, or code.
 
-const POLL_MS = 2000;
+const POLL_MS = 2000; // and at least ten times as long as an answer takes
+const ANSWER_MS = 30000;
 const TOKEN = "cellwright token";
 const byId = (id) => document.getElementById(id);
 
@@ -159,6 +160,7 @@ const VIEWS = {
 let data = null;
 let filter = "";
 let only = "all";
+let checked = null; // the chain, as the server found it when it was asked to check it
 
 function overview() {
   const failed = data.runs.filter((run) => kindOf(run.state) === "bad").length;
@@ -444,26 +446,30 @@ function violations() {
   ];
 }
 
+const chainNow = () => (checked && data.chain ? { ...data.chain, state: checked.state, broken: checked.broken } : data.chain);
+
 function chainState() {
-  const words = { intact: "intact", broken: "broken", unchecked: "not checked", memory: "in memory" };
-  return el("span", { class: data.chain.state === "intact" ? "good" : data.chain.state === "broken" ? "bad" : "warn" }, words[data.chain.state] ?? "unknown");
+  const words = { intact: "intact", broken: "broken", unchecked: "not checked", memory: "no file" };
+  const found = chainNow().state;
+  return el("span", { class: found === "intact" ? "good" : found === "broken" ? "bad" : "warn" }, words[found] ?? "unknown");
 }
 
 const CHAIN = {
   intact: "Every record follows the one before it and has the hash of its own words.",
   broken: "A record was changed, removed or torn. Records after this place prove nothing.",
-  unchecked: "The server tells this head. Check the file with: cellwright audit verify FILE",
-  memory: "The trail is kept in memory, without a chain of hashes. A trail in a file has one.",
+  unchecked: "The server tells this head. Nobody has read the file again.",
+  memory: "The server writes no trail. With --audit FILE it does, with a chain of hashes.",
 };
 
 function chain() {
-  const about = data.chain;
+  const about = chainNow();
   if (!about) return [el("h1", {}, "Chain"), note("These data hold no audit trail.")];
-  const counts = Object.entries(data.counts?.by_action ?? {});
+  const counts = Object.entries(data.counts);
   return [
     el("h1", {}, "Audit chain: ", chainState()), p(CHAIN[about.state] ?? ""),
+    isLive && about.state !== "memory" ? el("div", { class: "buttons" }, el("button", { id: "check", on: { click: checkChain } }, "Check the file now")) : null,
     about.broken ? el("pre", {}, about.broken) : null,
-    facts(["Records", count(about.records)], ["First record", count(about.first)],
+    facts(["Records", count(about.records)], ["Checked", checked && [clock(checked.at), `, ${count(checked.records)} records`]], ["First record", count(about.first)],
       ["Head", [count(about.head_seq), about.head_hash ? [":", mono(about.head_hash)] : null]],
       ["Hash", about.state === "memory" ? "" : about.has_key ? "HMAC-SHA-256, checked with the key" : "SHA-256 without a key: who can write the file can write a new chain"]),
     about.first > 1 ? note("Earlier records are not in these files.") : null,
@@ -478,10 +484,14 @@ function draw() {
   const [view, id] = whereTo();
   const [name, show] = VIEWS[view];
   document.title = `${name} · cellwright`;
+  drawHead(view);
+  keepingFocus(() => fillAnew(byId("main"), show(id)));
+}
+
+function drawHead(view) {
   byId("source").replaceChildren(`${data.name} · as of `, clock(data.made), ` · times in ${zone()}`);
   byId("views").replaceChildren(el("ul", {}, Object.entries(VIEWS).map(([key, [title, , number]]) =>
     el("li", {}, el("a", { href: `#${key}`, "aria-current": key === view && "page" }, title, badge(key, number()))))));
-  keepingFocus(() => byId("main").replaceChildren(...[show(id)].flat(9).filter((each) => each instanceof Node)));
 }
 
 function badge(key, number) {
@@ -517,8 +527,131 @@ function tell(words, isBad) {
 
 const given = JSON.parse(byId("data").textContent);
 const isLive = given === null;
+let token = "";
+let drawn = ""; // what is drawn, without what changes at every poll
+let isPressed = false; // a button that is drawn again while it is pressed would lose the click
+
+// The token comes in the fragment of the address, which no browser sends anywhere; it leaves the address at
+// once, and stays in this tab alone, in a storage that only pages of this server can read.
+function takeToken() {
+  const found = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
+  if (found) {
+    sessionStorage.setItem(TOKEN, found[1]);
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem(TOKEN) ?? "";
+}
+
+async function ask(path, body) {
+  const headers = { authorization: `Bearer ${token}` };
+  const options = { headers, cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS) };
+  if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body), headers: { ...headers, "content-type": "application/json" } });
+  const answer = await fetch(path, options);
+  if (answer.status === 401 || answer.status === 403) askForToken(answer.status === 401 ? "The server does not know this token." : "This token is not that of an operator.");
+  return answer;
+}
+
+async function refresh() {
+  try {
+    const answer = await ask("/v1/dashboard");
+    if (answer.ok) return show(await answer.json());
+    if (token) tell(`The server answers ${answer.status}.`, true);
+  } catch {
+    tell("The server does not answer.", true);
+  }
+}
+
+function show(next) {
+  data = next;
+  const [view] = whereTo();
+  const isMoving = view === "cells" || view === "overview" || view === "approvals";
+  const fixed = JSON.stringify({ ...data, made: 0, cells: isMoving ? data.cells : null });
+  tell("live", false);
+  if (isPressed || !getSelection().isCollapsed || (fixed === drawn && !isMoving)) return drawHead(view);
+  drawn = fixed;
+  draw();
+}
+
+function askForToken(why) {
+  token = "";
+  data = null;
+  sessionStorage.removeItem(TOKEN);
+  tell("", false);
+  byId("views").replaceChildren();
+  const input = el("input", { type: "password", id: "token", autocomplete: "off", required: true });
+  const open = (event) => {
+    event.preventDefault();
+    if (!/^[\x21-\x7e]+$/.test(input.value.trim())) return;
+    token = input.value.trim();
+    sessionStorage.setItem(TOKEN, token);
+    refresh();
+  };
+  byId("main").replaceChildren(el("h1", {}, "Token"), p(why, " The server prints a token when it starts, or has a file of tokens. This tab keeps yours until it is closed."),
+    el("form", { class: "token", on: { submit: open } }, el("label", {}, "Token of an operator", input), el("button", { class: "main" }, "Open")));
+  input.focus();
+}
+
+function confirmDecision(asked, approve) {
+  const dialog = byId("dialog");
+  const why = el("input", { type: "text", id: "why", maxlength: 500, autocomplete: "off" });
+  const go = el("button", { class: "main", id: "decide", on: { click: () => decide(asked, approve, why.value) } }, approve ? "Approve once" : "Refuse");
+  fillAnew(dialog,
+    el("h1", { id: "question" }, approve ? "Approve this one call of " : "Refuse this call of ", mono(asked.tool), "?"),
+    el("pre", {}, asked.arguments), facts(["Because", asked.reason], ["Run", mono(asked.run)]),
+    approve ? note("It holds once, for exactly these arguments. The run goes on when it is resumed.") : el("label", {}, "The reason that the program gets", why),
+    el("div", { class: "buttons" }, el("button", { id: "cancel", autofocus: true, on: { click: () => dialog.close() } }, "Cancel"), go));
+  dialog.showModal();
+}
+
+function fillAnew(parent, ...children) {
+  parent.replaceChildren();
+  fill(parent, {}, children);
+}
+
+async function decide(asked, approve, why) {
+  byId("decide").disabled = true;
+  let words = "The server does not answer: look whether the call still waits.";
+  let isDone = false;
+  try {
+    const answer = await ask("/v1/dashboard/decisions", { approval: asked.approval, shown: asked.shown, approve, why });
+    isDone = answer.ok;
+    words = isDone ? (approve ? "Approved, once." : "Refused.") : `Not decided: ${(await answer.json()).detail ?? answer.status}`;
+  } catch { /* it is told below */ }
+  byId("dialog").close();
+  if (!token) return;
+  await refresh();
+  tell(words, !isDone);
+}
+
+async function checkChain() {
+  const button = byId("check");
+  button.disabled = true;
+  try {
+    const answer = await ask("/v1/dashboard/chain");
+    if (answer.ok) checked = await answer.json();
+  } catch {
+    tell("The server does not answer.", true);
+  }
+  if (data) draw();
+}
+
+async function keepFresh() {
+  for (;;) {
+    const began = performance.now();
+    if (token && !document.hidden) await refresh();
+    const took = performance.now() - began;
+    await new Promise((then) => setTimeout(then, Math.max(POLL_MS, 10 * took)));
+  }
+}
+
+addEventListener("pointerdown", () => { isPressed = true; });
+for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => { isPressed = false; });
 
 addEventListener("hashchange", () => {
+  if (isLive && location.hash.startsWith("#token=")) {
+    token = takeToken();
+    return void refresh();
+  }
   if (!data) return;
   if (location.hash === "#main") return void byId("main").focus();
   draw();
@@ -526,7 +659,11 @@ addEventListener("hashchange", () => {
   byId("main").focus({ preventScroll: true });
 });
 
-if (!isLive) {
+if (isLive) {
+  token = takeToken();
+  if (!token) askForToken("This server shows its data to operators only.");
+  keepFresh();
+} else {
   data = given;
   draw();
 }

@@ -12,6 +12,7 @@ MOST_RUNS = 500
 MOST_EVENTS = 200  # of one run or session
 MOST_OTHERS = 200
 _MOST_TOOLS = 1000
+_MOST_KINDS = 1000
 _MOST_OPEN = 10_000  # calls of tools
 _PHASES = Phases.__struct_fields__
 _ENDS = ("returned", "failed", "refused")  # of a call that was begun
@@ -21,7 +22,11 @@ _COUNTED = {"call": "calls", "failed": "failed", "refused": "refused", "waiting"
 class Timeline:
     """Takes records one after the other and keeps the latest of each kind; the rest is counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_runs: int = MOST_RUNS, most_events: int = MOST_EVENTS) -> None:
+        """Keep at most `most_runs` runs and sessions, and `most_events` records of each."""
+        self._most_runs = most_runs
+        self._most_events = most_events
+        self._counts: collections.Counter[str] = collections.Counter()
         self._runs: dict[str, RunView] = {}  # by span
         self._spans: dict[str, str] = {}  # a span -> that of the run which caused it
         self._caused: dict[str, set[str]] = {}  # the other way round, to forget both
@@ -38,6 +43,7 @@ class Timeline:
 
     def add(self, entry: AuditEntry) -> None:
         """Take the next record."""
+        self._count_kind(f"{entry.category}.{entry.action}")
         if entry.category == "tool":
             self._count_call(entry)
         if entry.category == "session":
@@ -49,7 +55,7 @@ class Timeline:
         elif (entry.category, entry.action) == ("validation", "refused"):
             self._begin(entry, "refused")
         elif session := self._sessions.get(_text(entry, "session_id")):
-            _append(session, entry, session.opened)
+            self._append(session, entry, session.opened)
         else:
             self._left_out["other records"] += len(self._others) == MOST_OTHERS
             self._others.append(_event(entry, 0.0))
@@ -60,6 +66,7 @@ class Timeline:
         overview.sessions = list(reversed(self._sessions.values()))
         overview.called_tools = sorted(self._tools.values(), key=lambda each: -each.calls)
         overview.other = list(self._others)
+        overview.counts = dict(self._counts)
         overview.left_out |= self._left_out
 
     def _begin(self, entry: AuditEntry, state: str = "running") -> None:
@@ -75,10 +82,10 @@ class Timeline:
         )  # fmt: skip
         self._link(span, span)
         if above:
-            _append(above, entry, above.began)
+            self._append(above, entry, above.began)
         if session := self._sessions.get(_text(entry, "session_id")):
             session.runs += 1
-        if len(self._runs) > MOST_RUNS:
+        if len(self._runs) > self._most_runs:
             self._forget(next(iter(self._runs)))
 
     def _forget(self, span: str) -> None:
@@ -89,7 +96,7 @@ class Timeline:
 
     def _link(self, span: str, run: str) -> None:
         caused = self._caused.setdefault(run, set())
-        if span and len(caused) < 2 * MOST_EVENTS:
+        if span and len(caused) < 2 * self._most_events:
             caused.add(span)
             self._spans[span] = run
 
@@ -109,7 +116,7 @@ class Timeline:
             call.ended, call.seconds = entry.action, entry.time - run.began - call.at
             call.allowed, call.about = entry.allowed, {**call.about, **entry.details}
             return
-        event = _append(run, entry, run.began)
+        event = self._append(run, entry, run.began)
         if event and (entry.category, entry.action) == ("tool", "call"):
             self._calls[entry.span_id] = event
             if len(self._calls) > _MOST_OPEN:
@@ -124,9 +131,21 @@ class Timeline:
         if entry.action != "opened":
             session.ended = entry.time
             session.ending = f"{entry.action}: {entry.target}" if entry.target else entry.action
-        if len(self._sessions) > MOST_RUNS:
+        if len(self._sessions) > self._most_runs:
             del self._sessions[next(iter(self._sessions))]
             self._left_out["sessions"] += 1
+
+    def _append(self, to: RunView | SessionView, entry: AuditEntry, began: float) -> Event | None:
+        if len(to.events) >= self._most_events:
+            to.events_left_out += 1
+            return None
+        event = _event(entry, began)
+        to.events.append(event)
+        return event
+
+    def _count_kind(self, kind: str) -> None:
+        is_known = kind in self._counts or len(self._counts) < _MOST_KINDS
+        self._counts[kind if is_known else "others"] += 1
 
     def _count_call(self, entry: AuditEntry) -> None:
         kind = _COUNTED.get(entry.action)
@@ -149,15 +168,6 @@ def _end(run: RunView, entry: AuditEntry) -> None:
     run.signal = _number(entry, "signal")
     phases = {name: _measure(entry, f"{name}_seconds") for name in _PHASES}
     run.phases = {name: seconds for name, seconds in phases.items() if seconds is not None}
-
-
-def _append(to: RunView | SessionView, entry: AuditEntry, began: float) -> Event | None:
-    if len(to.events) >= MOST_EVENTS:
-        to.events_left_out += 1
-        return None
-    event = _event(entry, began)
-    to.events.append(event)
-    return event
 
 
 def _event(entry: AuditEntry, began: float) -> Event:

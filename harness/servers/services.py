@@ -80,6 +80,11 @@ class ServicesByClient:
         self._closed = False
 
     @property
+    def skills(self) -> Skills | None:
+        """The skills that clients are offered."""
+        return self._skills
+
+    @property
     def has_skills(self) -> bool:
         """Tell whether clients are offered skills, even if none is usable now."""
         return self._skills is not None

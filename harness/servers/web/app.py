@@ -7,6 +7,7 @@ from starlette.routing import Route, Router
 from ...version import installed_version
 from ..http_access import AccessMiddleware
 from ..http_server import App, Receive, Scope, Send
+from .dashboard_endpoints import DASHBOARD_ENDPOINTS
 from .dispatch import Dispatcher, refusal
 from .endpoint import Endpoint, WebCall
 from .execution_endpoints import EXECUTION_ENDPOINTS
@@ -31,6 +32,7 @@ def describe(call: WebCall) -> ServerAnswer:
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/server", "Describe this server.", ServerAnswer, handler=describe),
     *EXECUTION_ENDPOINTS,
+    *DASHBOARD_ENDPOINTS,
 )
 
 

@@ -22,6 +22,7 @@ async def _serve(app: App, place: HttpSettings, ending: anyio.Event) -> None:
         _report(f"cellwright: serving at {url_of(listener)}")
         if place.made:
             _report(f"cellwright: token {place.made}")
+            _report(f"cellwright: dashboard {url_of(listener)}/#token={place.made}")
         with anyio.CancelScope(shield=True):
             await serve_http(app, listener, ending)
 

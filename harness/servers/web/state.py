@@ -1,7 +1,9 @@
 """`WebState`: all that the endpoints use, and their limits."""
 
+from pathlib import Path
 from typing import NamedTuple
 
+from ...dashboard.live import LiveTimeline
 from ...runs.durable_runs import Runs
 from ..client_quota import ClientQuota
 from ..http_access import AccessLimits
@@ -25,6 +27,14 @@ class WebLimits(NamedTuple):
         return ClientQuota("executions", self.executions_of_one, self.executions_of_all)
 
 
+class DashboardSources(NamedTuple):
+    """What the dashboard shows beside the state of the server: the records that were written since the
+    server started, and the file that they are in."""
+
+    timeline: LiveTimeline
+    trail: Path | None = None
+
+
 class WebState(NamedTuple):
     """The services, sessions and runs of all clients, and who they are."""
 
@@ -33,3 +43,4 @@ class WebState(NamedTuple):
     runs: Runs
     tokens: Tokens
     limits: WebLimits = WebLimits()
+    dashboard: DashboardSources | None = None

@@ -12,6 +12,7 @@ from cellwright import AuditLog, Broker, Runs, Sandbox, ToolFactory, ToolRegistr
 from cellwright.harness.agent.memory import AgentMemory
 from cellwright.harness.cli import main as cli
 from cellwright.harness.dashboard import sources, timeline
+from cellwright.harness.dashboard.live import LiveTimeline
 from cellwright.harness.dashboard.overview import Overview
 from cellwright.harness.dashboard.timeline import Timeline
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
@@ -169,6 +170,24 @@ def test_a_trail_without_end_keeps_the_latest_runs_and_counts_the_rest() -> None
     assert overview.runs[1].events_left_out == 5
     assert len(made._spans) == sum(map(len, made._caused.values()))
     assert len(made._caused) == most
+
+
+def test_records_that_threads_tell_in_the_wrong_order_are_put_right() -> None:
+    entries = [
+        _entry(5, "policy", "compiled"),
+        _entry(6, "execution", "start", span_id="a", details={"execution_id": "one"}),
+        _entry(7, "execution", "ok", span_id="a", details={"execution_id": "one"}),
+    ]
+    made = LiveTimeline()
+    for number in (0, 2, 1):
+        made.add(entries[number])
+    made.add(_entry(0, "log", "lost"))  # a record that could not be written has no number
+    for number in range(9, 2000):  # 8 never comes
+        made.add(_entry(number, "policy", "compiled"))
+    overview = Overview(source="server", name="", made=0.0)
+    made.fill(overview)
+    assert [run.state for run in overview.runs] == ["ok"]
+    assert overview.counts["policy.compiled"] == 1992
 
 
 @pytest.mark.parametrize(

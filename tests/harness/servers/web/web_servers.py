@@ -16,7 +16,7 @@ from cellwright.harness.servers.services import ServicesByClient
 from cellwright.harness.servers.tokens import Tokens
 from cellwright.harness.servers.web.app import web_app
 from cellwright.harness.servers.web.run_endpoints import approver
-from cellwright.harness.servers.web.state import WebLimits, WebState
+from cellwright.harness.servers.web.state import DashboardSources, WebLimits, WebState
 from tests.conftest import policy_named
 
 ANN, BOB, EVE = (f"a-token-that-is-{name}s-alone" for name in ("ann", "bob", "eve"))
@@ -73,7 +73,7 @@ def web_server(
     policy: str = "standard", *, limits: WebLimits = WebLimits(),  # noqa: B008 - a constant
     audit: AuditLog | None = None, skills: Skills | None = None, tools: Sequence[Callable[..., Any]] = (),
     origins: Sequence[str] = (), connection: type[HttpConnection] = HttpConnection,
-    sessions: SessionLimits = SessionLimits(), **given: Any,  # noqa: B008 - a constant
+    sessions: SessionLimits = SessionLimits(), dashboard: DashboardSources | None = None, **given: Any,  # noqa: B008 - a constant
 ) -> Iterator[Web]:  # fmt: skip
     """Serve `add`, `pay` and `tools`; `given` goes to `web_app`."""
     with (
@@ -94,7 +94,7 @@ def web_server(
             running=running,
         )
         with contextlib.closing(services):
-            state = WebState(services, OwnedSessions(sessions), runs, TOKENS, limits)
+            state = WebState(services, OwnedSessions(sessions), runs, TOKENS, limits, dashboard)
             with on_port(lambda: web_app(state, HOSTS, origins, **given), connection) as url:
                 yield Web(url, state)
 

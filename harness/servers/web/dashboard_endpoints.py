@@ -1,0 +1,132 @@
+"""The dashboard: its page, its data, and the decisions of a person who looks at it."""
+
+import time
+
+import msgspec
+
+from ....runner.audit.verification import verify
+from ...dashboard import sources
+from ...dashboard.encoding import encoded
+from ...dashboard.overview import Chain, Overview
+from ...dashboard.page import live_page, policy
+from ...version import installed_version
+from ..http_server import App
+from .endpoint import Endpoint, WebCall
+from .messages import WebAnswer, WebBody
+from .pages import page
+from .problems import RequestRefused
+
+
+class DecisionBody(WebBody, frozen=True):
+    """A decision on a call that waits; `shown` is the hash that came with what the page showed."""
+
+    approval: str
+    shown: str
+    approve: bool
+    why: str = ""
+
+
+class DecisionAnswer(WebAnswer, frozen=True):
+    """The decision holds."""
+
+    approval: str
+    approved: bool
+
+
+class CheckedChain(WebAnswer, frozen=True):
+    """The chain of the trail, as it was read at `at`."""
+
+    at: float
+    state: str
+    records: int
+    head_seq: int
+    head_hash: str
+    broken: str
+
+
+def overview(call: WebCall) -> msgspec.Raw:
+    """Return everything that the page shows."""
+    state = call.state
+    shown = Overview(
+        source="server", name=f"cellwright {installed_version() or ''}".strip(), made=time.time()
+    )
+    shown.chain = _chain(call)
+    sources.add_runs(shown, state.runs)
+    sources.add_cells(shown)
+    sources.add_tools(shown, state.services.registry)
+    if state.services.skills:
+        sources.add_skills(shown, state.services.skills)
+    if state.dashboard:
+        state.dashboard.timeline.fill(shown)
+    return msgspec.Raw(encoded(shown))
+
+
+def _chain(call: WebCall) -> Chain | None:
+    audit = call.state.services.ceiling.audit
+    if audit is None:
+        return None
+    seq, found = audit.head
+    return Chain(
+        state="unchecked" if found else "memory",
+        records=seq,
+        first=1,
+        head_seq=seq,
+        head_hash=found,
+    )
+
+
+def check_chain(call: WebCall) -> CheckedChain:
+    """Read the whole trail and check its chain."""
+    known = call.state.dashboard
+    if known is None or known.trail is None:
+        raise RequestRefused(
+            404, "not_found", "this server writes no trail", "start it with --audit"
+        )
+    at, verdict = time.time(), verify(known.trail)
+    if not verdict.ok:  # the file may have been rotated meanwhile
+        at, verdict = time.time(), verify(known.trail)
+    return CheckedChain(
+        at=at, state="intact" if verdict.ok else "broken", records=verdict.records,
+        head_seq=verdict.head[0], head_hash=verdict.head[1], broken=verdict.broken,
+    )  # fmt: skip
+
+
+def decide(call: WebCall) -> DecisionAnswer:
+    """Approve or refuse a call, which must be the one that the page showed."""
+    body: DecisionBody = call.body
+    runs = call.state.runs
+    waiting = next((each for each in runs.pending() if each.approval == body.approval), None)
+    if waiting is None:
+        raise RequestRefused(409, "conflict", "this call does not wait any more")
+    if body.approve and (not body.shown or sources.waiting_call(waiting).shown != body.shown):
+        raise RequestRefused(409, "conflict", "the call is not the one that was shown")
+    if audit := call.state.services.ceiling.audit:
+        audit.record(
+            "approval", "approved" if body.approve else "rejected", target=waiting.tool,
+            by=call.client, run=waiting.run, approval=waiting.approval, shown=body.shown, why=body.why,
+        )  # fmt: skip
+    is_done = runs.approve(body.approval) if body.approve else runs.reject(body.approval, body.why)
+    if not is_done:
+        raise RequestRefused(409, "conflict", "this call does not wait any more")
+    return DecisionAnswer(approval=body.approval, approved=body.approve)
+
+
+DASHBOARD_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET", "/v1/dashboard", "Everything that the dashboard shows.", Overview,
+        handler=overview, needs_operator=True,
+    ),
+    Endpoint(
+        "GET", "/v1/dashboard/chain", "Check the chain of the audit trail.", CheckedChain,
+        handler=check_chain, needs_operator=True,
+    ),
+    Endpoint(
+        "POST", "/v1/dashboard/decisions", "Approve or refuse a call that waits.", DecisionAnswer,
+        DecisionBody, handler=decide, needs_operator=True,
+    ),
+)  # fmt: skip
+
+
+def dashboard_pages() -> dict[str, App]:
+    """Return the page by its path."""
+    return {"/": page(live_page(), "text/html; charset=utf-8", policy("'self'"))}
