@@ -17,7 +17,7 @@ from .pages import page
 from .problems import RequestRefused
 
 
-class DecisionBody(WebBody, frozen=True):
+class ShownDecision(WebBody, frozen=True):
     """A decision on a call that waits; `shown` is the hash that came with what the page showed."""
 
     approval: str
@@ -26,7 +26,7 @@ class DecisionBody(WebBody, frozen=True):
     why: str = ""
 
 
-class DecisionAnswer(WebAnswer, frozen=True):
+class DecidedCall(WebAnswer, frozen=True):
     """The decision holds."""
 
     approval: str
@@ -91,9 +91,9 @@ def check_chain(call: WebCall) -> CheckedChain:
     )  # fmt: skip
 
 
-def decide(call: WebCall) -> DecisionAnswer:
+def decide(call: WebCall) -> DecidedCall:
     """Approve or refuse a call, which must be the one that the page showed."""
-    body: DecisionBody = call.body
+    body: ShownDecision = call.body
     runs = call.state.runs
     waiting = next((each for each in runs.pending() if each.approval == body.approval), None)
     if waiting is None:
@@ -108,7 +108,7 @@ def decide(call: WebCall) -> DecisionAnswer:
     is_done = runs.approve(body.approval) if body.approve else runs.reject(body.approval, body.why)
     if not is_done:
         raise RequestRefused(409, "conflict", "this call does not wait any more")
-    return DecisionAnswer(approval=body.approval, approved=body.approve)
+    return DecidedCall(approval=body.approval, approved=body.approve)
 
 
 DASHBOARD_ENDPOINTS: tuple[Endpoint, ...] = (
@@ -121,8 +121,8 @@ DASHBOARD_ENDPOINTS: tuple[Endpoint, ...] = (
         handler=check_chain, needs_operator=True,
     ),
     Endpoint(
-        "POST", "/v1/dashboard/decisions", "Approve or refuse a call that waits.", DecisionAnswer,
-        DecisionBody, handler=decide, needs_operator=True,
+        "POST", "/v1/dashboard/decisions", "Approve or refuse a call that waits.", DecidedCall,
+        ShownDecision, handler=decide, needs_operator=True,
     ),
 )  # fmt: skip
 
