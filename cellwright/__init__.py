@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .harness.sandbox.network import SandboxNetwork as SandboxNetwork
     from .harness.sandbox.packages.store import PackageSet as PackageSet
     from .harness.sandbox.packages.store import PackageStore as PackageStore
+    from .harness.sandbox.pausing.pauses import PauseSettings as PauseSettings
     from .harness.sandbox.ports.exposed import ExposedPort as ExposedPort
     from .harness.sandbox.processes import BackgroundProcess as BackgroundProcess
     from .harness.sandbox.program import Program as Program
@@ -91,6 +92,8 @@ if TYPE_CHECKING:
     from .policies.errors import InternalError as InternalError
     from .policies.errors import LaunchError as LaunchError
     from .policies.errors import PackageError as PackageError
+    from .policies.errors import PauseDiffers as PauseDiffers
+    from .policies.errors import PauseError as PauseError
     from .policies.errors import PolicyError as PolicyError
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionExpired as SessionExpired

@@ -11,6 +11,8 @@
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session ended, and its state is lost
     │   └── SessionExpired       it was idle, or lived, for as long as it may
+    ├── PauseError           a session cannot be paused, or a paused one cannot be resumed
+    │   └── PauseDiffers         what it needs is different by now: `differs` names it
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
     ├── PackageError         packages cannot be resolved, fetched, opened or kept
     ├── SkillError           a skill cannot be read, kept or used
@@ -123,6 +125,18 @@ class SessionExpired(SessionLost):
     def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
         super().__init__(message, hint)
         self.limit = limit
+
+
+class PauseError(CellwrightError):
+    """A session cannot be paused, or a paused one cannot be resumed."""
+
+
+class PauseDiffers(PauseError):  # noqa: N818 - what happened, not a mistake
+    """What a paused session needs is different by now; `differs` names it."""
+
+    def __init__(self, message: str, hint: str = "", *, differs: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.differs = differs
 
 
 class WorkspaceError(CellwrightError):

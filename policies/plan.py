@@ -50,6 +50,10 @@ class NetworkPlan(_Data, frozen=True):
     )
 
 
+# Among the layers of cells whose address layout is not random: so they can be resumed after a restart.
+FIXED_ADDRESSES = "fixed_addresses"
+
+
 class Plan(_Data, frozen=True):
     """The settings of a launcher and its cells, in the order of use."""
 

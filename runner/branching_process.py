@@ -1,4 +1,4 @@
-"""`BranchingProcess`: the supervisor's end of the process that copies the memory of sessions.
+"""`BranchingProcess`: the supervisor's end of the process that copies and keeps the memory of sessions.
 
 The process starts with the first branch.  It serves one branch after the other; when one fails it ends,
 and the next branch gets a new process.  The kernel lets a session go on whose tracer ends.
@@ -15,7 +15,18 @@ from . import channel
 from .cells import pid_of
 from .confined_process import ConfinedProcess, ProcessOnDemand
 from .held_cell import HeldCell
-from .messages import BranchCells, Branched, BranchingBoot, BranchRefused, Failed, decode, encode
+from .messages import (
+    BranchCells,
+    Branched,
+    BranchingBoot,
+    BranchRefused,
+    Failed,
+    KeepMemory,
+    Kept,
+    RestoreMemory,
+    decode,
+    encode,
+)
 
 MOST_AT_ONCE = 8  # branches of one call: their pidfds travel in one frame
 _MODULE = "cellwright.runner.branching.main"
@@ -49,12 +60,32 @@ class BranchingProcess:
         cells = [each.cell for each in targets]
         guests = [cell.guest for cell in cells]
         descriptors = (source.cell.guest, source.cell.pidfd, *guests)
+        with _page_maps(source.cell.guest, *guests) as maps:
+            asked = BranchCells(len(guests), bool(maps))
+            self._ask(asked, (*descriptors, *maps), seccomp_filter)
+
+    def keep(
+        self, held: HeldCell, image: int, file: int, most_bytes: int, seccomp_filter: bytes
+    ) -> None:
+        """Write to `file` what the memory of a session has beyond an image, or all of it if `image` is
+        -1.  Raises CannotBranch; the session goes on in any case."""
+        given = (held.cell.guest, held.cell.pidfd, file, *([] if image < 0 else [image]))
+        self._ask(KeepMemory(image >= 0, most_bytes), given, seccomp_filter)
+
+    def restore(self, fresh: HeldCell, image: int, kept: int, seccomp_filter: bytes) -> None:
+        """Make the process of a fresh cell equal to what was kept of a session.
+
+        Raises CannotBranch; the cell is of no use then.
+        """
+        self._ask(RestoreMemory(), (fresh.cell.guest, image, kept), seccomp_filter)
+
+    def _ask(
+        self, asked: msgspec.Struct, descriptors: tuple[int, ...], seccomp_filter: bytes
+    ) -> None:
         with self._process.lock:
             try:
                 process = self._process.ready(lambda: self._start(seccomp_filter))
-                with _page_maps(source.cell.guest, *guests) as maps:
-                    asked = BranchCells(len(guests), bool(maps))
-                    channel.send(process.control, encode(asked), (*descriptors, *maps))
+                channel.send(process.control, encode(asked), descriptors)
                 answer = _answer_of(process)
             except _NO_ANSWER as error:
                 self._process.end()
@@ -92,12 +123,15 @@ def _page_maps(*guests: int) -> Iterator[list[int]]:
         yield opened if len(opened) == len(guests) else []
 
 
-def _answer_of(process: ConfinedProcess) -> Branched | BranchRefused | Failed:
+_Answer = Branched | Kept | BranchRefused | Failed
+
+
+def _answer_of(process: ConfinedProcess) -> _Answer:
     control = process.control
     if not channel.has_news(control.fileno(), _ANSWER_SECONDS):
         raise TimeoutError(f"no answer within {_ANSWER_SECONDS:g} s")
     frame = channel.Receiver(control, channel.PACKET_BYTES).receive_whole()
     if not frame:
         raise EOFError("it ended")
-    answer: Branched | BranchRefused | Failed = decode(frame, Branched | BranchRefused | Failed)
+    answer: _Answer = decode(frame, _Answer)
     return answer

@@ -13,7 +13,7 @@ import msgspec
 from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError, PolicyError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
-from ..policies.plan import CERTIFICATES, PathRule, Plan
+from ..policies.plan import CERTIFICATES, FIXED_ADDRESSES, PathRule, Plan
 from ..policies.policy import Policy, lies_in
 from .cells import Cell
 from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
@@ -75,6 +75,7 @@ class Generation:
         self._sources = sources_of(policy) if sources is None else sources
         self._interpreter: HostInterpreter | None = None
         self._names = itertools.count()
+        self.id = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._leftovers: list[Cgroup] = []  # what was busy when it should have gone
         self._living = 0
@@ -96,6 +97,9 @@ class Generation:
             self.plan: Plan = plan_for(
                 policy, host, learning=lessons is not None, interpreter=self._interpreter
             )
+            if spawned.has_fixed_addresses:
+                layers = (*self.plan.layers, FIXED_ADDRESSES)
+                self.plan = msgspec.structs.replace(self.plan, layers=layers)
             self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
             self._admit()

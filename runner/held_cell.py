@@ -34,6 +34,10 @@ class Origin(Protocol):
     """Where a cell comes from."""
 
     @property
+    def id(self) -> str:
+        """Names the launcher among all launchers."""
+
+    @property
     def listens(self) -> bool:
         """Tell whether its cells have a listener, without which none is lent."""
 
@@ -111,6 +115,11 @@ class HeldCell:
     def is_sibling_of(self, other: "HeldCell") -> bool:
         """Tell whether both cells were forked from one launcher."""
         return self._origin is other._origin
+
+    @property
+    def launcher_id(self) -> str:
+        """Names the launcher from which it was forked."""
+        return self._origin.id
 
     def settle_egress(self, *, ends: bool) -> NetworkRecord:
         """Return what the cell did with the network since the last time."""

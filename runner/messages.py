@@ -270,7 +270,24 @@ class BranchCells(_Frame, frozen=True):
     maps: bool  # there are page maps, of the session's process and of each fresh cell's
 
 
+class KeepMemory(_Frame, frozen=True):
+    """Write what a session's memory has beyond an image; comes with the pidfds of the session's process
+    and of its init, a file to write to, and the image if there is one: else all of it is written."""
+
+    has_image: bool
+    most_bytes: int  # of pages
+
+
+class RestoreMemory(_Frame, frozen=True):
+    """Make a fresh cell equal to what was kept of a session; comes with the pidfd of its process, the
+    image, and the kept file."""
+
+
 # branching process -> supervisor
+
+
+class Kept(_Frame, frozen=True):
+    """The file is written, and the session goes on."""
 
 
 class Branched(_Frame, frozen=True):
@@ -278,7 +295,7 @@ class Branched(_Frame, frozen=True):
 
 
 class BranchRefused(_Frame, frozen=True):
-    """The state of the session cannot be copied; the fresh cells were killed."""
+    """The state of the session cannot be copied or kept; the fresh cells were killed."""
 
     why: str
 

@@ -437,6 +437,11 @@ class SessionCell:
             self._record.touch()
         self._freeze_at = self.used_at + self._settings.freeze_seconds
 
+    @property
+    def is_in_use(self) -> bool:
+        """Tell whether something other than requests uses it, such as a terminal."""
+        return self._users > 0
+
     def begin_use(self) -> None:
         """Thaw the session, and keep it from being idle until `end_use`; raises SessionLost."""
         with self.held():

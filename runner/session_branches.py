@@ -1,6 +1,6 @@
 """`branch_sessions`: fresh sessions become branches of another one: its files, its memory, its past."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..policies.languages import PYTHON
 from ..policies.plan import Plan
@@ -26,7 +26,7 @@ def branch_sessions(
     if plan.language != PYTHON:
         raise CannotBranch(f"sessions of {plan.language} are branched by replay")
     try:
-        _require_alone(held)
+        require_alone(held)
         _copy_files(held, fresh, tuple(each.target for each in plan.tmpfs))
     except (Uncopied, OSError) as error:
         raise CannotBranch(str(error)) from None
@@ -47,7 +47,7 @@ def _copy_memory(
     process.branch(held, targets, plan.branching_filter)
 
 
-def _require_alone(held: HeldCell) -> None:
+def require_alone(held: HeldCell) -> None:
     """Raise CannotBranch if something runs that changes the files after their copy: it may have ended
     when the process is stopped, which would not show it any more."""
     if company := processes.company_of(pid_of(held.cell.guest), pid_of(held.cell.pidfd)):
@@ -58,7 +58,12 @@ def _copy_files(held: HeldCell, fresh: Sequence[SessionCell], places: tuple[str,
     workspace = held.cell.workspace
     if is_untouched(workspace, places):
         return
-    for batch in batches(workspace, places):
+    write_files(fresh, batches(workspace, places))
+
+
+def write_files(fresh: Sequence[SessionCell], files: Iterable[bytes]) -> None:
+    """Have programs in fresh cells write what `batches` yields; raises CannotBranch."""
+    for batch in files:
         for target in fresh:
             result = target.execute(Request(code=WRITER, stdin=batch), None, NEVER)
             if not result.ok:

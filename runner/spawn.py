@@ -36,15 +36,18 @@ class Spawned:
     """A launcher process that imports, and then waits for its Boot frame."""
 
     def __init__(
-        self, executable: str, module: str = _LAUNCHER, packages: "Sequence[str]" = ()
-    ) -> None:
+        self, executable: str, module: str = _LAUNCHER, packages: "Sequence[str]" = (), *,
+        has_fixed_addresses: bool = False,
+    ) -> None:  # fmt: skip
         """Start `executable` with `main` of `module`; raises LaunchError if it cannot be executed or a
         package of it is missing.
 
         `packages`: the directories that an interpreter of another version has for msgspec and prctl.
+        `has_fixed_addresses`: do without a random address layout, and so do its cells.
         """
         self.executable = executable
         self._packages = tuple(packages)
+        self.has_fixed_addresses = has_fixed_addresses
         try:
             self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
         except OSError as error:
@@ -55,7 +58,8 @@ class Spawned:
             os.close(self.stderr)
             raise _cannot_start(executable, error) from None
         try:
-            self.keeper = _spawn(executable, module, theirs.fileno(), self.stderr)
+            spawn = _spawn_with_fixed_addresses if has_fixed_addresses else _spawn
+            self.keeper = spawn(executable, module, theirs.fileno(), self.stderr)
         except OSError as error:
             os.close(self.stderr)
             ours.close()
@@ -73,7 +77,9 @@ class Spawned:
 
     def again(self) -> "Spawned":
         """Start another launcher in the same way."""
-        return Spawned(self.executable, packages=self._packages)
+        return Spawned(
+            self.executable, packages=self._packages, has_fixed_addresses=self.has_fixed_addresses
+        )
 
     def take_socket(self) -> int:
         """Return the socket for a Launcher, which owns the process from then on."""
@@ -119,6 +125,14 @@ def _import_paths(others: tuple[str, ...]) -> list[str]:
         path = os.path.dirname(spec.origin)
         found.append(os.path.dirname(path) if spec.submodule_search_locations else path)
     return list(dict.fromkeys(found))
+
+
+def _spawn_with_fixed_addresses(executable: str, module: str, sock: int, stderr: int) -> int:
+    """Spawn with a personality that this thread has meanwhile, and the child keeps (personality(2))."""
+    from .kernel.processes import without_randomized_addresses  # seldom needed
+
+    with without_randomized_addresses():
+        return _spawn(executable, module, sock, stderr)
 
 
 def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:

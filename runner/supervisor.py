@@ -1,5 +1,6 @@
 """The trusted side: leases a cell for every request, watches it, and takes it down."""
 
+import contextlib
 import os
 import threading
 import time
@@ -168,6 +169,16 @@ class Supervisor:
         plan = self.plan
         limits = self._policy.limits
         return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)
+
+    @contextlib.contextmanager
+    def fresh_cell(self) -> Iterator[HeldCell]:
+        """Lend a cell in which nothing has run, and take it down afterwards; raises LaunchError."""
+        self._require_owner()
+        held = self._pool.lease() or self._while_launchers_die(self._make_one)
+        try:
+            yield held
+        finally:
+            self._pool.give_back(held)
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have another launcher take over, which has imported `modules` beside those of the policy.

@@ -8,10 +8,10 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ...policies.errors import PolicyError
 from ..database import Database
+from ..encryption import Cipher, WrongKey, key_of
 from ..sources import SecretSource
 from .known_values import KnownValue
 from .values import MONTH_SECONDS, MOST_VALUES, StoredValue, ValueVault
@@ -25,8 +25,6 @@ CREATE TABLE stored (
     UNIQUE (scope, token)
 )
 """
-_NONCE_BYTES = 12  # as SP 800-38D recommends
-_SHORTEST_KEY = 32  # characters
 
 
 class ValueFile(ValueVault):
@@ -44,8 +42,8 @@ class ValueFile(ValueVault):
         keep_seconds: float = MONTH_SECONDS, most: int = MOST_VALUES,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        super().__init__(_key_of(key), keep_seconds=keep_seconds, most=most, clock=clock)
-        self._cipher = _cipher(self.subkey("encryption"))
+        super().__init__(key_of(key), keep_seconds=keep_seconds, most=most, clock=clock)
+        self._cipher = Cipher(self.subkey("encryption"), "vault: a vault in a file")
         self._file = Database(path, "vault of personal data", _VERSION, _SCHEMA)
         self._is_open = True
         self._version = -1  # of the file, as SQLite counts what other connections write
@@ -81,15 +79,12 @@ class ValueFile(ValueVault):
                 self._drop([each for key, each in self._stored.items() if key not in kept])
 
     def _opened(self, scope: object, token: object, until: object, sealed: object) -> StoredValue:
-        from cryptography.exceptions import InvalidTag
-
         try:
             if not (isinstance(scope, str) and isinstance(token, str) and isinstance(until, float)
                     and isinstance(sealed, bytes)):  # fmt: skip
-                raise InvalidTag
-            nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-            text = self._cipher.decrypt(nonce, data, _bound(scope, token))
-        except (InvalidTag, ValueError):  # a sealed value that is too short is a ValueError
+                raise WrongKey
+            text = self._cipher.open(sealed, _bound(scope, token))
+        except WrongKey:
             raise PolicyError(
                 f"key: does not open the vault of personal data in {self._file.path}",
                 "it was made with another key, or was changed",
@@ -107,10 +102,8 @@ class ValueFile(ValueVault):
             )
 
     def _sealed(self, stored: StoredValue) -> bytes:
-        nonce = os.urandom(_NONCE_BYTES)
         text = json.dumps(stored.value).encode()  # msgspec refuses what is no Unicode
-        sealed: bytes = self._cipher.encrypt(nonce, text, _bound(stored.scope, stored.token))
-        return nonce + sealed
+        return self._cipher.seal(text, _bound(stored.scope, stored.token))
 
     def _delete(self, stored: list[StoredValue]) -> None:
         """Erase values, and what the file and its log still have of them."""
@@ -130,28 +123,3 @@ class ValueFile(ValueVault):
 
 def _bound(scope: str, token: str) -> bytes:
     return f"{scope}\0{token}".encode("utf-8", "surrogatepass")
-
-
-def _key_of(given: str | SecretSource) -> bytes:
-    """Return the key; raises PolicyError, without it, if it is missing or too short."""
-    try:
-        text = given if isinstance(given, str) else given()
-    except Exception as error:  # noqa: BLE001 - a source may raise anything
-        raise PolicyError(f"key: cannot be read: {type(error).__name__}") from None
-    if len(text) < _SHORTEST_KEY:
-        raise PolicyError(
-            f"key: must have at least {_SHORTEST_KEY} characters, got {len(text)}",
-            "python3 -c 'import secrets; print(secrets.token_hex(32))' makes one",
-        )
-    return text.encode()
-
-
-def _cipher(key: bytes) -> Any:
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError:
-        raise PolicyError(
-            "vault: a vault in a file needs the extra `privacy`",
-            "pip install 'cellwright[privacy]'",
-        ) from None
-    return AESGCM(key)

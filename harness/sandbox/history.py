@@ -33,6 +33,13 @@ class History:
         self._lock = threading.Lock()
         self._calls: dict[str, PastCall | None] = {}  # by execution, in the order in which they ran
         self._left = _MOST_BYTES
+        self._gone = ""  # why there are no calls
+
+    def forget(self, why: str) -> None:
+        """Drop the calls; `calls` says `why` from now on."""
+        with self._lock:
+            self._calls.clear()
+            self._gone = why
 
     def begin(self, execution_id: str) -> None:
         """Note that this execution runs now, which fixes its place: calls may wait in other threads."""
@@ -55,11 +62,14 @@ class History:
         other = History()
         with self._lock:
             other._calls, other._left = dict(self._calls), self._left
+            other._gone = self._gone
         return other
 
     def calls(self) -> tuple[PastCall, ...]:
         """Return the calls that have ended; raises PolicyError if they were too large to keep."""
         with self._lock:
+            if self._gone:
+                raise PolicyError(self._gone, "snapshot() and restore() copy its files")
             if self._left < 0:
                 raise PolicyError(
                     f"fork, save_skill: the calls of this session take more than {_MOST_BYTES} bytes",

@@ -35,6 +35,8 @@ from .checks import (
 )
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
+from .pausing.pauses import check_pauses
+from .pausing.pausing import Pausing
 from .pipeline import RequestPipeline, rules_of
 from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
@@ -89,6 +91,7 @@ class LocalCells:
         settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
         sessions, language = check_sessions(given.sessions), _language(given.language)
         known = check_interpreters(given.interpreters)
+        self._pauses = check_pauses(given.pauses)
         user = _checked_user(given.user)
         root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
@@ -99,7 +102,7 @@ class LocalCells:
         sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
         self._skills = _sandbox_skills(given.skills, self.policy)
         shared_files = partial(_shared_files, sandbox_tools, self._skills)
-        spawned = given.spawned or (python.spawn() if python else Spawned(interpreter()))
+        spawned = _spawned(given, python)
         self._egress = _egress_process(self.policy, interpreter(), user)
         self._branching = BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
         try:
@@ -133,6 +136,7 @@ class LocalCells:
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
         self._control: NetworkControl | None = None
+        self._pausing: Pausing | None = None
         self._packaged = PackagedCells(
             self._supervisors, own, given, self._packages, settings.packages_bytes,
             lambda policy: another(policy, PYTHON),
@@ -145,9 +149,10 @@ class LocalCells:
             if self._skills:
                 self._skills.has_tool = self._pipeline.has_tool
                 self._skills.execute = lambda given: self.execute(given, None, NEVER)
+            self._pausing = Pausing(self._pauses, self._branching)
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
-                self._branching, self._replay,
+                self._branching, self._pausing, self._replay,
             )  # fmt: skip
             self._network = _network(self.policy, self._egress, self._pipeline)
             self._control = _control(self.policy, self._egress, self._network)
@@ -206,6 +211,9 @@ class LocalCells:
 
     def session(self, given: SessionArguments) -> Session:
         return self._sessions.open(given, self._wanted(given))
+
+    def resume(self, token: str) -> Session:
+        return self._sessions.resume(token)
 
     def _wanted(self, given: CallArguments | SessionArguments) -> "NamedWorkspace | None":
         clean = check_flag("clean", given.clean)
@@ -273,6 +281,8 @@ class LocalCells:
         self._programs.close()
         self._packaged.close()
         self._branching.close()
+        if self._pausing:
+            self._pausing.close()
         self._ports.close()
         if self._control:
             self._control.close()
@@ -283,6 +293,19 @@ class LocalCells:
     def _release_packages(self) -> None:
         if self._packages:
             self._packages.close()
+
+
+def _spawned(given: SandboxArguments, python: "HostPython | None") -> Spawned:
+    """Return the launcher process of a sandbox."""
+    has_fixed_addresses = check_flag("pausable", given.pausable)
+    if given.spawned:
+        if has_fixed_addresses and not given.spawned.has_fixed_addresses:
+            given.spawned.close()
+            raise PolicyError("pausable: the launcher was spawned without has_fixed_addresses")
+        return given.spawned
+    if python:
+        return python.spawn(has_fixed_addresses=has_fixed_addresses)
+    return Spawned(interpreter(), has_fixed_addresses=has_fixed_addresses)
 
 
 def _python(given: SandboxArguments) -> "HostPython | None":

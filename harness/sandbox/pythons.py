@@ -55,9 +55,10 @@ class HostPython(msgspec.Struct, frozen=True):
         """Whether it has the version of this process."""
         return self.version[:2] == sys.version_info[:2]
 
-    def spawn(self) -> Spawned:
+    def spawn(self, *, has_fixed_addresses: bool = False) -> Spawned:
         """Start a launcher; raises LaunchError."""
-        return Spawned(self.path, packages=[each for each in self.packages if each])
+        packages = [each for each in self.packages if each]
+        return Spawned(self.path, packages=packages, has_fixed_addresses=has_fixed_addresses)
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.version))} ({self.path})"

@@ -28,6 +28,7 @@ from .parameters import (
     SessionArguments,
     TerminalArguments,
 )
+from .pausing.pauses import PauseSettings
 from .sandbox_arguments import SandboxArguments
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class _Cells(Protocol):
 
     def session(self, given: SessionArguments, /) -> "Session": ...
 
+    def resume(self, token: str, /) -> "Session": ...
+
     def with_tokens(self, given: CommandArguments, /) -> CommandArguments: ...
 
     def has_tool(self, name: str, /) -> bool: ...
@@ -128,6 +131,8 @@ class Sandbox(Executing):
     "pandas==2.3.*", or the path of a pylock.toml or requirements file (extra `packages`); calls can
     name more.  `requirements` is another name for it.
     `package_store`: where sets of packages are kept, and where wheels come from.
+    `pausable`: paused sessions can be resumed after a restart; cells have no random addresses then.
+    `pauses`: where paused sessions are kept, how long and how many, and whether they are encrypted.
     `connect`: the socket of a daemon (`cellwright serve`) whose cells are used; `policy` is then one
     of the daemon's policy names, and no other argument can be given.
 
@@ -160,6 +165,8 @@ class Sandbox(Executing):
         packages: "Requirements | None" = None,
         requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
+        pausable: bool = False,
+        pauses: PauseSettings = PauseSettings(),  # noqa: B008 - a constant
         connect: str | os.PathLike[str] | None = None,
     ) -> None:
         self._given = SandboxArguments.of(locals())
@@ -192,6 +199,8 @@ class Sandbox(Executing):
         packages: "Requirements | None" = None,
         requirements: "Requirements | None" = None,
         package_store: "PackageStore | None" = None,
+        pausable: bool = False,
+        pauses: PauseSettings = PauseSettings(),  # noqa: B008 - a constant
         connect: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Return a sandbox, made in a thread, so that the event loop goes on meanwhile.
@@ -269,6 +278,22 @@ class Sandbox(Executing):
         if id is not None and not (isinstance(id, str) and id):
             raise PolicyError(f"id: must be a text that is not empty, got {id!r}")
         return self._cells.session(given)
+
+    def resume(self, token: str) -> "Session":
+        """Return the session that `pause` of a session returned `token` for, in a fresh cell.
+
+        It goes on from the state that it had, and has the id that it had.  The token cannot be used
+        again; if this raises it can.  Raises PauseDiffers if what the session needs is different by
+        now, PauseError if the token or its state is invalid, expired, or in use, or if a session of
+        that id lives; and what `session` raises.
+        """
+        return self._cells.resume(token)
+
+    async def aresume(self, token: str) -> "Session":
+        """`resume` for asyncio; a session that is resumed after its task was cancelled is closed."""
+        from .run import in_thread  # asyncio takes 40 ms to import
+
+        return await in_thread(lambda: self.resume(token), discard=lambda session: session.close())
 
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,

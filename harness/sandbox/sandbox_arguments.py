@@ -11,6 +11,7 @@ from ...policies.languages import PYTHON
 from ...runner.settings import PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
 from .parameters import Parameters
+from .pausing.pauses import PauseSettings
 
 if TYPE_CHECKING:
     from ...policies.permissions import PermissionSet
@@ -50,6 +51,8 @@ class SandboxArguments(Parameters, frozen=True, kw_only=True):
     privacy: "Privacy | None" = None
     packages: "Requirements | None" = None
     package_store: "PackageStore | None" = None
+    pausable: bool = False
+    pauses: PauseSettings = PauseSettings()
     connect: str | os.PathLike[str] | None = None
 
     def changed(self) -> dict[str, Any]:

@@ -279,6 +279,23 @@ class Session(Executing):
         """`branch` for asyncio."""
         return await self._aexecutor().call(lambda: self.branch(n, reseed))
 
+    def pause(self) -> str:
+        """Keep the state of this session on disk, end it, and return a token for `Sandbox.resume`.
+
+        Memory, files, open files and the working directory are kept; the cell goes away, and with it
+        all memory and processes.  A session that cannot be branched by memory, as with threads, sockets
+        or a language other than Python, cannot be paused; nor one with a named workspace.  Calls from
+        before are not kept: neither `fork` nor `save_skill` can replay them.
+
+        Raises PauseError, and the session goes on as if nothing had been; SessionLost; BusyError if a
+        call does not end.
+        """
+        raise PolicyError("pause: not available with connect=", "make a Sandbox without connect=")
+
+    async def apause(self) -> str:
+        """`pause` for asyncio."""
+        return await self._aexecutor().call(self.pause)
+
     @abstractmethod
     def fork(self) -> "Session":
         """Return another session, which has replayed every call of this one in a cell of its own.

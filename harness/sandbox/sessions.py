@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from ...policies.errors import PolicyError
+from ...policies.errors import PauseError, PolicyError
 from ...policies.plan import Plan
 from ...policies.policy import Limits, check_limit
 from ...runner.capture import OnOutput
@@ -30,8 +30,12 @@ from .request import Rejected, check_language
 from .session import Session, own
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ...runner.branching_process import BranchingProcess
+    from ...runner.held_cell import HeldCell
     from ..skills.store import KeptSkill, SkillStore
+    from .pausing.pausing import Pausing
     from .sandbox_skills import SandboxSkills
     from .skill_saving import MakeSupervisor
     from .terminal import Terminal
@@ -55,6 +59,7 @@ class CellSession(Session):
         pipeline: RequestPipeline,
         another: "Callable[[str], CellSession]",
         branching: "BranchingProcess",
+        pausing: "Pausing",
         ports: ExposedPorts,
         lease: Lease,
         packages: tuple[str, ...] = (),
@@ -70,6 +75,7 @@ class CellSession(Session):
         self._pipeline = pipeline
         self._another = another
         self._branching = branching
+        self._pausing = pausing
         self._ports = ports
         self._lease = lease
         self._kept_in = kept_in
@@ -244,6 +250,17 @@ class CellSession(Session):
             self, check_branches(n), reseed=reseed, another=self._another, process=self._branching
         )
 
+    def pause(self) -> str:
+        if self._kept_in:
+            raise PolicyError(
+                "pause: a session with a named workspace cannot be paused", "save() it"
+            )
+        return self._pausing.pause(self)
+
+    def fresh_cell(self) -> "AbstractContextManager[HeldCell]":
+        """Lend a cell of the launcher that makes those of such sessions now."""
+        return self._lease.supervisor.fresh_cell()
+
     @property
     def cell(self) -> SessionCell:
         return self._cell
@@ -257,6 +274,10 @@ class CellSession(Session):
         self._pipeline.continue_session(source.id, self.id)
         self._history = source._history.copy()
         self._cell.on_begin = self._history.begin
+
+    def forget_calls(self) -> None:
+        """Keep a fork or a skill from being made of the calls so far: this session was paused."""
+        self._history.forget("pause: the calls from before a session was paused are not kept")
 
     def close(self) -> None:
         """End the session and save its named workspace, if any; closing twice is fine.
@@ -278,7 +299,7 @@ class OpenSessions:
 
     def __init__(
         self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
-        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess",
+        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess", pausing: "Pausing",
         replay: "SkillReplay | None" = None,
     ) -> None:  # fmt: skip
         """`limits`: of the policy; a set of packages is built within their wall time.  `replay` tries
@@ -290,6 +311,7 @@ class OpenSessions:
         self._limits = limits
         self._replay = replay
         self._branching = branching
+        self._pausing = pausing
         self._lock = threading.Lock()
         self._by_id: dict[str, CellSession] = {}
 
@@ -308,6 +330,20 @@ class OpenSessions:
         except BaseException:
             lease.close()
             raise
+
+    def resume(self, token: str) -> CellSession:
+        """Return the session that was paused; raises PauseError."""
+        return self._pausing.resume(token, self.open_new)
+
+    def open_new(self, given: SessionArguments, why: str) -> CellSession:
+        """Return a new session; raises PauseError if one of that id lives."""
+        with self._lock:
+            known = self._by_id.get(given.id or "")
+        if known and not known.lost:
+            raise PauseError(
+                f"token: a session of its id lives: {given.id!a}", "close that session"
+            )
+        return self.open(given, None, why)
 
     def _known(
         self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str
@@ -372,8 +408,8 @@ class OpenSessions:
         another = partial(self.open, alike, None)
         ports, packages = self._ports.of_cell(cell), tuple(given.packages)
         session = CellSession(
-            id, cell, self._pipeline, another, self._branching, ports, lease, packages, kept_in,
-            self._replay,
+            id, cell, self._pipeline, another, self._branching, self._pausing, ports, lease, packages,
+            kept_in, self._replay,
         )  # fmt: skip
         self._by_id[id] = session
         return session

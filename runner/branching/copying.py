@@ -53,18 +53,18 @@ def branch(given: BranchedProcesses) -> None:
         source = Traced(given.source, known, is_source=True)
         opened.callback(source.close, dies=False)
         targets = _stopped(given.targets, known, opened)
-        mappings, wanted = _checked(source, number_of(given.init))
+        mappings, wanted = checked(source, number_of(given.init))
         fresh = [state_of(each) for each in targets]
         for had in fresh:
             require_copyable(wanted, had)
         for target, had in zip(targets, fresh, strict=True):
-            _lay_out(target, mappings)
+            lay_out(target, mappings)
             copy_state(wanted, had, target)
         copy_pages(source, targets, mappings, given.maps)
         for target, had in zip(targets, fresh, strict=True):
             copy_limits(wanted, had, target)
             require_equal(wanted, state_of(target))
-            target.become(source)
+            target.become(source.registers, source.extended)
         for target in targets:
             target.close(dies=False)
 
@@ -77,12 +77,13 @@ def _stopped(pidfds: tuple[int, ...], known: Machine, opened: contextlib.ExitSta
     return targets
 
 
-def _checked(source: Traced, init: int) -> tuple[list[Mapping], State]:
+def checked(source: Traced, init: int) -> tuple[list[Mapping], State]:
+    """Return the layout and the state of a session whose process is alone; raises NotCopyable."""
     require_alone(source, init)
     return source.mappings(), state_of(source)
 
 
-def _lay_out(target: Traced, wanted: list[Mapping]) -> None:
+def lay_out(target: Traced, wanted: list[Mapping]) -> None:
     """Give `target` the layout `wanted`."""
     had = target.mappings()
     _require_code(target, wanted, had)

@@ -91,7 +91,7 @@ _X86_64 = Machine(
     numbers={
         "recvfrom": 45, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13,
         "close": 3, "lseek": 8, "chdir": 80, "umask": 95, "prctl": 157, "clock_gettime": 228,
-        "openat": 257, "dup3": 292,
+        "openat": 257, "dup3": 292, "madvise": 28,
     },
 )  # fmt: skip
 

@@ -26,15 +26,22 @@ from ..messages import (
     BranchingBoot,
     BranchRefused,
     Failed,
+    KeepMemory,
+    Kept,
+    RestoreMemory,
     decode,
     encode,
 )
 from .copying import BranchedProcesses, branch
+from .keeping import keep, restore
 from .layout import NotCopyable
 
 _CONTROL = 3
 _MEMORY_BYTES = 256 << 20
 _OPEN_FILES = 1024
+_FILE_BYTES = 8 << 30  # of what is kept of a session
+_OTHERS = "a frame with other descriptors than it says"
+_KINDS = BranchCells | KeepMemory | RestoreMemory
 
 
 def main(own_paths: int) -> NoReturn:
@@ -65,7 +72,8 @@ def confine(boot: BranchingBoot) -> None:
     if boot.uid:
         privileges.become(boot.uid)
     privileges.set_dumpable(do, 0)
-    for name, most in (("NOFILE", _OPEN_FILES), ("CORE", 0), ("FSIZE", 0), ("DATA", _MEMORY_BYTES)):
+    most_of = {"NOFILE": _OPEN_FILES, "CORE": 0, "FSIZE": _FILE_BYTES, "DATA": _MEMORY_BYTES}
+    for name, most in most_of.items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -82,14 +90,8 @@ def _serve(sock: socket.socket) -> bool:
     frame, descriptors = channel.receive_with_descriptors(sock)
     if not frame:
         return False
-    asked = decode(frame, BranchCells)
-    source, init, *others = descriptors
     try:
-        if len(others) != asked.cells * (1 + asked.maps) + asked.maps:
-            raise ValueError("a frame with other descriptors than it says")
-        targets, maps = tuple(others[: asked.cells]), tuple(others[asked.cells :])
-        branch(BranchedProcesses(source, init, targets, maps))
-        answer: Branched | BranchRefused = Branched()
+        answer = _answer_to(decode(frame, _KINDS), descriptors)
     except NotCopyable as refused:
         answer = BranchRefused(str(refused))
     finally:
@@ -97,6 +99,26 @@ def _serve(sock: socket.socket) -> bool:
             os.close(descriptor)
     channel.send(sock, encode(answer))
     return True
+
+
+def _answer_to(
+    asked: BranchCells | KeepMemory | RestoreMemory, descriptors: list[int]
+) -> Branched | Kept | BranchRefused:
+    if isinstance(asked, KeepMemory):
+        guest, init, file, *image = descriptors
+        if len(image) != asked.has_image:
+            raise ValueError(_OTHERS)
+        keep(guest, init, image[0] if image else None, file, asked.most_bytes)
+        return Kept()
+    if isinstance(asked, RestoreMemory):
+        restore(*descriptors)
+        return Branched()
+    source, init, *others = descriptors
+    if len(others) != asked.cells * (1 + asked.maps) + asked.maps:
+        raise ValueError(_OTHERS)
+    targets, maps = tuple(others[: asked.cells]), tuple(others[asked.cells :])
+    branch(BranchedProcesses(source, init, targets, maps))
+    return Branched()
 
 
 def _failed(error: BaseException) -> Failed:

@@ -14,12 +14,12 @@ from .layout import Mapping, NotCopyable
 from .traced import Traced
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-_CHUNK_BYTES = 1 << 20  # that are read at once
+CHUNK_BYTES = 1 << 20  # that are read at once
 _MOST_ENTRIES = 1 << 16  # of a page map that are read at once
-_ENTRY_BYTES = 8
-_SHARED, _OWN = 1, 2
+ENTRY_BYTES = 8
+SHARED, OWN = 1, 2
 # That are compared.  A page that was only read costs a process nothing: all such are one page of zeros.
-_MOST_COMPARED = 2 << 30
+MOST_COMPARED = 2 << 30
 
 
 def _kind(flags: int) -> int:
@@ -27,12 +27,12 @@ def _kind(flags: int) -> int:
     shared, 56 mapped once."""
     present, swapped, of_file, once = (flags >> bit & 1 for bit in (7, 6, 5, 0))
     if swapped or (present and once and not of_file):
-        return _OWN
-    return _SHARED if present and not of_file else 0
+        return OWN
+    return SHARED if present and not of_file else 0
 
 
-_KINDS = bytes(map(_kind, range(256)))
-_RUNS = re.compile(b"[\x02\x03]+|\x01+")
+KINDS = bytes(map(_kind, range(256)))
+RUNS = re.compile(b"[\x02\x03]+|\x01+")
 
 
 def copy_pages(
@@ -44,21 +44,22 @@ def copy_pages(
     NotCopyable if a page cannot be read, and OSError if a target has no room for it.
     """
     maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
-    left = _MOST_COMPARED
+    left = MOST_COMPARED
     for first, length, is_own in _differing(maps, mappings):
         left -= 0 if is_own else length
         if left < 0:
-            raise NotCopyable(f"it has read more than {_MOST_COMPARED >> 30} GiB it never wrote")
-        for start in range(first, first + length, _CHUNK_BYTES):
-            data = _read(source, start, min(_CHUNK_BYTES, first + length - start))
+            raise NotCopyable(f"it has read more than {MOST_COMPARED >> 30} GiB it never wrote")
+        for start in range(first, first + length, CHUNK_BYTES):
+            data = read(source, start, min(CHUNK_BYTES, first + length - start))
             for target in targets:
                 if is_own:
                     target.write(start, data)
                 else:
-                    _write_differences(target, start, data)
+                    write_differences(target, start, data)
 
 
-def _read(source: Traced, start: int, size: int) -> bytes:
+def read(source: Traced, start: int, size: int) -> bytes:
+    """Return memory of the source; raises NotCopyable."""
     try:
         return source.read(start, size)
     except OSError as error:  # such as of a guard page: madvise(2)
@@ -67,14 +68,14 @@ def _read(source: Traced, start: int, size: int) -> bytes:
 
 def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, bool]]:
     """Yield runs of pages as address, length, and whether some process has its own."""
-    for start, count in _stretches(mappings):
-        size, offset = count * _ENTRY_BYTES, start // PAGE_BYTES * _ENTRY_BYTES
+    for start, count in stretches(mappings):
+        size, offset = count * ENTRY_BYTES, start // PAGE_BYTES * ENTRY_BYTES
         read = [os.pread(each, size, offset) for each in maps]
         kinds = 0
         for entries in read:
-            kinds |= int.from_bytes(entries[7::8].translate(_KINDS), "little")
-        for run in _RUNS.finditer(kinds.to_bytes(count, "little")):
-            is_own = run[0][0] != _SHARED
+            kinds |= int.from_bytes(entries[7::8].translate(KINDS), "little")
+        for run in RUNS.finditer(kinds.to_bytes(count, "little")):
+            is_own = run[0][0] != SHARED
             if is_own or not _are_same(read, *run.span()):
                 address = start + run.start() * PAGE_BYTES
                 yield address, len(run[0]) * PAGE_BYTES, is_own
@@ -82,12 +83,12 @@ def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple
 
 def _are_same(read: list[bytes], first: int, end: int) -> bool:
     """Tell whether pages are the same in all page maps; only root sees where pages are."""
-    here = slice(first * _ENTRY_BYTES, end * _ENTRY_BYTES)
+    here = slice(first * ENTRY_BYTES, end * ENTRY_BYTES)
     frames = read[0][here]
-    return any(frames[: _ENTRY_BYTES - 2]) and all(other[here] == frames for other in read[1:])
+    return any(frames[: ENTRY_BYTES - 2]) and all(other[here] == frames for other in read[1:])
 
 
-def _stretches(mappings: Iterable[Mapping]) -> Iterator[tuple[int, int]]:
+def stretches(mappings: Iterable[Mapping]) -> Iterator[tuple[int, int]]:
     """Yield addresses and numbers of pages that are read at once: neighbours together."""
     start = end = 0
     for each in mappings:
@@ -105,7 +106,8 @@ def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
         yield at, min(_MOST_ENTRIES, (end - at) // PAGE_BYTES)
 
 
-def _write_differences(target: Traced, start: int, data: bytes) -> None:
+def write_differences(target: Traced, start: int, data: bytes) -> None:
+    """Write the pages that a target does not have already."""
     had = target.read(start, len(data))
     if data == had:
         return

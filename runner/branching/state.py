@@ -31,6 +31,8 @@ _EQUAL = {
     "x86_Thread_features": "it has a shadow stack", "untag_mask": "it masks addresses",
     "HugetlbPages": "it has huge pages",
 }  # fmt: skip
+# Those on the host: of a cell that was made by another launcher they may be others.
+IDS = frozenset(("Uid", "Gid", "Groups"))
 _ZERO = {
     "VmLck": "it has locked memory (mlock)", "VmPin": "it has pinned memory",
     "SigPnd": "a signal waits for it", "ShdPnd": "a signal waits for it",
@@ -48,6 +50,16 @@ _SIGACTION = 32  # bytes of the kernel's struct, and of its mask
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
+class OpenFileStatus(NamedTuple):
+    """What is compared of the status of an open file (stat(2))."""
+
+    mode: int
+    device: int
+    inode: int
+    represented: int  # the device that a device file stands for
+    size: int
+
+
 class OpenFile(NamedTuple):
     """A file that a session has open."""
 
@@ -55,7 +67,7 @@ class OpenFile(NamedTuple):
     path: str
     flags: int
     position: int
-    status: os.stat_result
+    status: OpenFileStatus
 
 
 class State(NamedTuple):
@@ -110,10 +122,10 @@ def require_alone(source: Traced, init: int) -> None:
         raise NotCopyable("it has timers (timer_create)")
 
 
-def require_copyable(wanted: State, had: State) -> None:
-    """Raise NotCopyable for the first difference that no copy can have."""
+def require_copyable(wanted: State, had: State, but: frozenset[str] = frozenset()) -> None:
+    """Raise NotCopyable for the first difference that no copy can have, `but` in these fields."""
     for field, why in _EQUAL.items():
-        if wanted.status.get(field) != had.status.get(field):
+        if field not in but and wanted.status.get(field) != had.status.get(field):
             raise NotCopyable(why)
     for field, why in _ZERO.items():
         if wanted.status.get(field, "0").strip("0 kB"):
@@ -135,7 +147,7 @@ def _require_streams(wanted: State, had: State) -> None:
     if [each.number for each in first] != list(_FOUR):
         raise NotCopyable("it has closed one of its descriptors 0 to 3")
     for ours, theirs in zip(first, had.files, strict=True):
-        same_kind = stat.S_IFMT(ours.status.st_mode) == stat.S_IFMT(theirs.status.st_mode)
+        same_kind = stat.S_IFMT(ours.status.mode) == stat.S_IFMT(theirs.status.mode)
         if not same_kind or ours.flags != theirs.flags:
             raise NotCopyable(f"its descriptor {ours.number} is not what it was (os.dup2, fcntl)")
     for each in wanted.files[4:]:
@@ -145,8 +157,8 @@ def _require_streams(wanted: State, had: State) -> None:
 
 
 def _require_file(file: OpenFile) -> None:
-    mode = file.status.st_mode
-    is_device = stat.S_ISCHR(mode) and os.major(file.status.st_rdev) == _MEMORY_DEVICES
+    mode = file.status.mode
+    is_device = stat.S_ISCHR(mode) and os.major(file.status.represented) == _MEMORY_DEVICES
     if not (stat.S_ISREG(mode) or is_device):
         kind = re.sub(r"[^a-z]", "", file.path.partition(":")[0]) or "file"
         raise NotCopyable(f"its descriptor {file.number} is open: a {kind}, which cannot be copied")
@@ -166,7 +178,8 @@ def _file(process: Traced, number: int) -> OpenFile:
     info = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if "lock" in info:
         raise NotCopyable(f"its descriptor {number} holds a lock")
-    status = os.stat(f"fd/{number}", dir_fd=process.directory)
+    seen = os.stat(f"fd/{number}", dir_fd=process.directory)
+    status = OpenFileStatus(seen.st_mode, seen.st_dev, seen.st_ino, seen.st_rdev, seen.st_size)
     flags = int(info["flags"], 8)
     return OpenFile(number, process.link(f"fd/{number}"), flags, int(info["pos"]), status)
 
@@ -198,12 +211,12 @@ def copy_limits(wanted: State, had: State, target: Traced) -> None:
             resource.prlimit(target.pid, number, limit)
 
 
-def require_equal(wanted: State, made: State) -> None:
+def require_equal(wanted: State, made: State, but: frozenset[str] = frozenset()) -> None:
     """Raise NotCopyable unless a target has become what was `wanted`: files were opened by name."""
     if (wanted.directory, wanted.name, wanted.limits) != (made.directory, made.name, made.limits):
         raise NotCopyable("its working directory or its limits cannot be copied")
     for field in ("Umask", "SigBlk", "SigIgn", *_EQUAL):
-        if wanted.status.get(field) != made.status.get(field):
+        if field not in but and wanted.status.get(field) != made.status.get(field):
             raise NotCopyable(_EQUAL.get(field, "its umask or its signals cannot be copied"))
     if len(wanted.files) != len(made.files):
         raise NotCopyable("its open files cannot be copied")
@@ -215,10 +228,10 @@ def _require_same(ours: OpenFile, theirs: OpenFile) -> None:
     same = (ours.number, ours.path, ours.position) == (theirs.number, theirs.path, theirs.position)
     same &= (ours.flags ^ theirs.flags) & ~_LARGE_FILE == 0
     a, b = ours.status, theirs.status
-    if ours.path.startswith(_OWN_FILES) and stat.S_ISREG(a.st_mode):
-        same &= stat.S_ISREG(b.st_mode) and a.st_size == b.st_size
+    if ours.path.startswith(_OWN_FILES) and stat.S_ISREG(a.mode):
+        same &= stat.S_ISREG(b.mode) and a.size == b.size
     else:
-        same &= (a.st_dev, a.st_ino, a.st_rdev) == (b.st_dev, b.st_ino, b.st_rdev)
+        same &= a[1:4] == b[1:4]
     if not same:
         raise NotCopyable(f"its descriptor {ours.number} is of a file that a copy does not have")
 

@@ -141,10 +141,10 @@ class Traced:
             raise OSError(-answer, os.strerror(-answer), f"{name} in a cell")
         return answer
 
-    def become(self, source: "Traced") -> None:
-        """Take over the registers of `source`."""
-        tracing.set_registers(self.pid, source.extended, self._machine.extended)
-        tracing.set_registers(self.pid, self._machine.repeating(source.registers))
+    def become(self, registers: bytes, extended: bytes) -> None:
+        """Take over the registers of a source."""
+        tracing.set_registers(self.pid, extended, self._machine.extended)
+        tracing.set_registers(self.pid, self._machine.repeating(registers))
 
     def close(self, *, dies: bool) -> None:
         """Let the process go on, or end it; a second call does nothing."""

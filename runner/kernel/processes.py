@@ -1,8 +1,10 @@
 """Processes and namespaces: clone, setns, unshare, close_range."""
 
+import contextlib
 import os
 import signal
 import struct
+from collections.abc import Iterator
 
 from . import libc
 
@@ -16,9 +18,23 @@ CLONE_NEWNET = 0x40000000
 _CLONE_VM, _CLONE_FS, _CLONE_FILES = 0x00000100, 0x00000200, 0x00000400
 _CLONE_PIDFD = 0x00001000
 
+_ADDR_NO_RANDOMIZE = 0x0040000  # personality(2)
+_ASK = 0xFFFFFFFF
+
 _PIDFD = struct.Struct("=i")
 _STACK_BYTES = 4096
 _stack = libc.buffer(bytes(_STACK_BYTES))  # of all that sleep: none ever returns to it
+
+
+@contextlib.contextmanager
+def without_randomized_addresses() -> Iterator[None]:
+    """Have what this thread starts meanwhile do without a random address layout."""
+    before = libc.call("personality", _ASK)
+    libc.call("personality", before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        libc.call("personality", before)
 
 
 def sleeper(flags: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, Session
+from cellwright import PauseSettings, Sandbox, Session
 from cellwright.runner.cells import pid_of
 from tests.conftest import SHARED, policy_named
 from tests.escapes.live_cell import NAMESPACES, status
@@ -72,6 +72,29 @@ def test_a_branch_is_confined_as_a_fresh_session_is(sandbox: Sandbox) -> None:
         cgroups = {Path(f"/proc/{guest_of(each)}/cgroup").read_text() for each in (source, branch)}
         assert len(cgroups) == 2
         branch.close()
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("pausable", [False, True])
+def test_a_resumed_session_is_confined_as_a_fresh_one_is(tmp_path: Path, pausable: bool) -> None:
+    policy, settings = policy_named("standard"), PauseSettings(tmp_path)
+    with (
+        Sandbox(policy=policy, pool=2, pauses=settings, pausable=pausable) as box,
+        box.session() as source,
+        box.session() as fresh,
+    ):
+        source.execute("import sqlite3; x = [1]")
+        before = os.stat(f"/proc/{guest_of(source)}/ns/mnt").st_ino
+        token = source.pause()
+        fresh.execute("y = 1")
+        with box.resume(token) as resumed:
+            resumed.execute("1")
+            assert seen_from_outside(resumed) == seen_from_outside(fresh)
+            assert os.stat(f"/proc/{guest_of(resumed)}/ns/mnt").st_ino != before
+            cgroups = {
+                Path(f"/proc/{guest_of(each)}/cgroup").read_text() for each in (resumed, fresh)
+            }
+            assert len(cgroups) == 2
 
 
 def test_the_process_that_copies_has_no_privilege(sandbox: Sandbox) -> None:

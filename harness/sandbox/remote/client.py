@@ -93,6 +93,9 @@ class DaemonsCells:
         opened = self._requests.ask(OpenSession(given.id, given.language, packages), Opened)
         return AttachedSession(self._requests, opened, self.policy.limits)
 
+    def resume(self, token: str) -> "Session":
+        raise PolicyError("resume: not available with connect=", "make a Sandbox without connect=")
+
     def has_tool(self, name: str) -> bool:
         return False  # the daemon does not tell, and records no runs
 

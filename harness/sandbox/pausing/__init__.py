@@ -1,0 +1,1 @@
+"""Paused sessions: kept on disk without a cell, and resumed in a fresh one."""

@@ -1,0 +1,180 @@
+"""`PausedStates`: the directory of paused sessions, with a quota and an expiry."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ....policies.errors import PauseError
+from ...encryption import key_of
+from ...state import make_private_directory, state_directory
+from .pauses import PauseSettings
+from .state_file import PauseToken, StateWriter, is_encrypted_until, pieces
+
+_STATE, _PART, _IMAGE = ".session", ".part", ".image"
+_PART_SECONDS = 3600.0  # after which a file that nobody finished is removed
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class PausedStates:
+    """The files of paused sessions; safe from many threads and processes."""
+
+    def __init__(self, settings: PauseSettings, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._clock = clock
+        given = settings.directory
+        self.directory = Path(given) if given is not None else state_directory() / "paused"
+
+    def _open_directory(self) -> int:
+        make_private_directory(self.directory, PauseError)
+        return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def writing(self, token: PauseToken) -> Iterator[StateWriter]:
+        """Yield what writes the state of a token; it is there once the block ends, and whole, or not
+        at all.  Raises PauseError."""
+        settings = self._settings
+        key = None if settings.key is None else key_of(settings.key)
+        with _closing(self._open_directory()) as directory, _telling("write"):
+            left = settings.quota_bytes - self._sweep(directory)
+            part = token.id + _PART
+            with _closing(os.open(part, _CREATE, 0o600, dir_fd=directory)) as file:
+                try:
+                    until = self._clock() + settings.keep_seconds
+                    most = min(left, settings.most_bytes)
+                    yield StateWriter(file, token, key, until, most)
+                    os.fsync(file)
+                    os.rename(part, token.id + _STATE, src_dir_fd=directory, dst_dir_fd=directory)
+                except BaseException:
+                    os.unlink(part, dir_fd=directory)
+                    raise
+
+    @contextlib.contextmanager
+    def taking(self, token: PauseToken) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+        """Yield the verified pieces of a state, which is removed if the block ends well.
+
+        Raises PauseError if it is not there, expired, in use, another user's, or was changed.
+        """
+        settings, name = self._settings, token.id + _STATE
+        with _closing(self._open_directory()) as directory, _telling("read"):
+            try:
+                opened = os.open(name, _OPEN, dir_fd=directory)
+            except OSError as error:
+                raise _not_found(error) from None
+            with _closing(opened) as file:
+                _require_own(file)
+                is_encrypted, until = is_encrypted_until(file)
+                if until <= self._clock():
+                    raise PauseError(
+                        "token: this session was paused for longer than it is kept",
+                        "more pauses.keep_seconds keeps it longer",
+                    )
+                if is_encrypted and settings.key is None:
+                    raise PauseError("token: this session was paused with a key", "pauses.key")
+                key = key_of(settings.key) if is_encrypted and settings.key is not None else None
+                if settings.key is not None and not is_encrypted:
+                    raise PauseError(
+                        "token: this session was paused without a key", "leave out pauses.key"
+                    )
+                yield pieces(file, token, key, until)
+                os.unlink(name, dir_fd=directory)
+
+    def keep_image(self, digest: str, image: int) -> None:
+        """Keep the image of a launcher, for as long as the states that need it."""
+        with _closing(self._open_directory()) as directory, _telling("write"):
+            name, part = digest + _IMAGE, f"{os.urandom(16).hex()}{_PART}"
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(name, dir_fd=directory)
+                return
+            with _closing(os.open(part, _CREATE, 0o600, dir_fd=directory)) as file:
+                size, at = os.fstat(image).st_size, 0
+                while at < size:
+                    at += os.sendfile(file, image, at, size - at)
+                os.fsync(file)
+            os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def image(self, digest: str) -> int | None:
+        """Return a copy of an image in memory, None if it is not there; raises PauseError if it was
+        changed."""
+        with _closing(self._open_directory()) as directory, _telling("read"):
+            try:
+                opened = os.open(digest + _IMAGE, _OPEN, dir_fd=directory)
+            except FileNotFoundError:
+                return None
+            with _closing(opened) as file:
+                _require_own(file)
+                if os.fstat(file).st_size > self._settings.quota_bytes:
+                    raise PauseError("token: the image that this paused session needs was changed")
+                with open(os.dup(file), "rb") as reading:
+                    data = reading.read()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise PauseError("token: the image that this paused session needs was changed")
+        copy = os.memfd_create("image", os.MFD_CLOEXEC)
+        with open(os.dup(copy), "wb") as writing:
+            writing.write(data)
+        return copy
+
+    def _sweep(self, directory: int) -> int:
+        """Remove what has expired, and return how many bytes the rest takes."""
+        used, now = 0, self._clock()
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError, PauseError):
+                if name.endswith((_STATE, _PART, _IMAGE)):
+                    if self._has_expired(directory, name, now):
+                        os.unlink(name, dir_fd=directory)
+                    else:
+                        used += os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+        return used
+
+    def _has_expired(self, directory: int, name: str, now: float) -> bool:
+        modified = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
+        if name.endswith(_PART):
+            return modified + _PART_SECONDS < now
+        if name.endswith(_IMAGE):
+            return modified + self._settings.keep_seconds < now
+        with _closing(os.open(name, _OPEN, dir_fd=directory)) as file:
+            return is_encrypted_until(file)[1] <= now
+
+
+def _require_own(file: int) -> None:
+    """Lock a file, for as long as it is open; raises PauseError if it is not this user's alone, or is
+    locked."""
+    status = os.fstat(file)
+    mode = status.st_mode
+    if not stat.S_ISREG(mode) or status.st_uid != os.geteuid() or mode & 0o077:
+        raise PauseError("token: the state of this paused session is not this user's alone")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PauseError("token: this session is being resumed by another caller") from None
+    if not os.fstat(file).st_nlink:  # it was resumed a moment ago
+        raise _not_found(None)
+
+
+def _not_found(error: OSError | None) -> PauseError:
+    if error and not isinstance(error, FileNotFoundError):
+        return PauseError(f"token: the paused session cannot be read: {error.strerror}")
+    return PauseError(
+        "token: no such paused session", "it was resumed already, has expired, or is elsewhere"
+    )
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _telling(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PauseError(f"cannot {action} a paused session: {error.strerror}") from None
