@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class ValueVault:
         self._lock = threading.RLock()
         self._stored: dict[tuple[str, str], StoredValue] = {}
         self._tokens: dict[tuple[str, str, str], str] = {}  # scope, kind, normal form
+        self._of_scopes: Counter[str] = Counter()
         self._revision = 0
 
     def __repr__(self) -> str:
@@ -84,13 +86,22 @@ class ValueVault:
         stored = self._stored.get((scope, token))
         if stored and until - stored.until < self._keep_seconds / 100:
             return stored, False
-        if stored is None and len(self._stored) >= self._most:
-            self.expire()
-            if len(self._stored) >= self._most:
-                raise PolicyError(f"the vault of personal data is full: {self._most} values")
+        if stored is None:
+            self._make_room(scope)
         stored = StoredValue(scope, token, stored.value if stored else value, until)
         self._put(stored)
         return stored, True
+
+    def _make_room(self, scope: str) -> None:
+        """Raise PolicyError if no value of a scope can be added: some room is left for other scopes."""
+        most_of_scope = max(1, self._most * 3 // 4)
+        if len(self._stored) >= self._most or self._of_scopes[scope] >= most_of_scope:
+            self.expire()
+            if len(self._stored) >= self._most or self._of_scopes[scope] >= most_of_scope:
+                raise PolicyError(
+                    f"the vault of personal data is full: {self._most} values, three quarters of one "
+                    "session or client"
+                )
 
     def _free_token(self, scope: str, kind: str, normal: str) -> str:
         key, attempt = self.subkey("tokens"), 0
@@ -101,6 +112,7 @@ class ValueVault:
             attempt += 1
 
     def _put(self, stored: StoredValue) -> None:
+        self._of_scopes[stored.scope] += (stored.scope, stored.token) not in self._stored
         self._stored[stored.scope, stored.token] = stored
         self._tokens[stored.scope, stored.value.kind, stored.value.normal] = stored.token
 
@@ -164,12 +176,14 @@ class ValueVault:
     def _drop(self, dropped: Iterable[StoredValue]) -> None:
         for each in dropped:
             del self._stored[each.scope, each.token]
+            self._of_scopes[each.scope] -= 1
             self._tokens.pop((each.scope, each.value.kind, each.value.normal), None)
 
     def close(self) -> None:
         """Drop all values from memory."""
         with self._lock:
             self._stored.clear()
+            self._of_scopes.clear()
             self._tokens.clear()
 
     # what a vault with a file does besides

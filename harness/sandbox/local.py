@@ -220,14 +220,13 @@ class LocalCells:
         if given.workspace is not None:
             from .workspaces.calls import NamedWorkspace  # seldom needed
 
-            if self._private:
-                self._private.check_workspace()
             if clean and self.workspaces.review:
                 raise PolicyError(
                     "clean: a workspace with review=True is not removed by a call",
                     "remove it with Workspaces.remove, or `cellwright workspace remove`",
                 )
-            return NamedWorkspace(self.workspaces, given.workspace, clean)
+            show = self._private.workspace if self._private else None
+            return NamedWorkspace(self.workspaces, given.workspace, clean, show)
         if clean:
             raise PolicyError(
                 "clean: there is no workspace to remove", "name one with workspace= (--workspace)"

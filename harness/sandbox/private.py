@@ -127,13 +127,21 @@ class PrivateCalls:
                     "pass it as an argument",
                 )
 
-    def check_workspace(self) -> None:
-        """Raise PolicyError if the files of a named workspace would have to be replaced in it."""
-        if self.privacy.rules.inputs != "values":
-            raise PolicyError(
-                "workspace: programs would see its files as they are",
-                'privacy.inputs = "values" allows that',
-            )
+    def workspace(
+        self, files: Mapping[str, bytes], session_id: str | None
+    ) -> dict[str, tuple[str, bytes]]:
+        """Return the files of a named workspace as programs see them, each with its path there.
+
+        Raises PolicyError for content that cannot be replaced, as for the files of a call.
+        """
+        scope, made = self.scope(session_id), {}
+        for path, content in files.items():
+            data = CallInputs(None, {path: content}, None, None, ())
+            (each,) = (self.privacy.inputs(data, scope).files or {}).items()
+            made[path] = each
+        if len(dict(made.values())) < len(files):
+            raise PolicyError("workspace: two paths differ in the writing of personal data alone")
+        return made
 
 
 @contextlib.contextmanager

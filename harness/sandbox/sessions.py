@@ -380,7 +380,9 @@ class OpenSessions:
         """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
         from .workspaces.calls import SessionWorkspace
 
-        kept_in = SessionWorkspace(wanted, partial(self._pipeline.record_workspace, session_id=id))
+        kept_in = SessionWorkspace(
+            wanted, partial(self._pipeline.record_workspace, session_id=id), id
+        )
         try:
             with self._lock:
                 session = self._open(id, given, lease, kept_in)

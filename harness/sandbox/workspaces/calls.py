@@ -17,7 +17,7 @@ from ....runner.supervisor import Supervisor
 from ....runner.workspace import KeptWorkspace
 from ..request import with_files
 from .files import LockCancelled
-from .store import OpenWorkspace, Workspaces
+from .store import OpenWorkspace, ShownFiles, Workspaces
 
 _WAIT_SECONDS = 30.0
 
@@ -25,12 +25,19 @@ _WAIT_SECONDS = 30.0
 class NamedWorkspace(NamedTuple):
     """A workspace that a caller names.
 
-    `clean`: remove it once the call completed or the session is closed.
+    `clean`: remove it once the call completed or the session is closed.  `show` returns its files as
+    programs of a session see them: with privacy, with tokens in place of values.
     """
 
     store: Workspaces
     name: str
     clean: bool
+    show: Callable[[Mapping[str, bytes], str | None], ShownFiles] | None = None
+
+    def files(self, opened: OpenWorkspace, session_id: str | None = None) -> dict[str, bytes]:
+        """Return its files as a call or a session gets them."""
+        show = self.show
+        return opened.shown(None if show is None else lambda files: show(files, session_id))
 
 
 def execute_in(
@@ -51,7 +58,7 @@ def execute_in(
     except LockCancelled:
         return called_off(request, asked_at, supervisor.plan.layers)
     with opened:
-        filled = _with_files_of(wanted.name, request, opened.files())
+        filled = _with_files_of(wanted.name, request, wanted.files(opened))
         result = supervisor.execute(filled, on_output, cancel, opened.keep)
         if wanted.clean and result.ok:
             opened.remove()
@@ -73,9 +80,10 @@ class SessionWorkspace:
     """The workspace of a session: saved when its cell ends, however it ends."""
 
     def __init__(
-        self, wanted: NamedWorkspace, note: Callable[[KeptWorkspace | None], None]
+        self, wanted: NamedWorkspace, note: Callable[[KeptWorkspace | None], None], session_id: str
     ) -> None:
         self.name = wanted.name
+        self._wanted, self._session_id = wanted, session_id
         self._clean = wanted.clean
         self._opened: OpenWorkspace = wanted.store.open(wanted.name)
         self._note = note
@@ -95,7 +103,7 @@ class SessionWorkspace:
 
     def lay(self, write: Callable[[Mapping[str, bytes]], None]) -> None:
         """Write the files into the cell; from then on its files are saved."""
-        if files := self._opened.files():
+        if files := self._wanted.files(self._opened, self._session_id):
             write(files)
         self._laid = True
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ....policies.closing import Closing
 from ....policies.errors import PolicyError, WorkspaceError
@@ -43,6 +43,8 @@ from .files import (
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog
 
+ShownFiles = Mapping[str, tuple[str, bytes]]  # by path: path and content as programs see them
+ShowFiles = Callable[[Mapping[str, bytes]], ShownFiles]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LARGEST_BYTES = 192 * MIB  # fits into the one frame that goes into a cell
 _WAIT_SECONDS = 30.0
@@ -255,6 +257,14 @@ class Workspaces:
             return opened.expire(age)
 
 
+class _Shown(NamedTuple):
+    """A file as programs see it, and its path and content as they are kept."""
+
+    shown: bytes
+    path: str
+    content: bytes
+
+
 class OpenWorkspace(Closing):
     """A workspace that is locked until it is closed; `kept` is the outcome of the last save."""
 
@@ -266,6 +276,7 @@ class OpenWorkspace(Closing):
         self._lock = lock
         self._is_use = is_use
         self._guard = threading.Lock()
+        self._instead: dict[str, _Shown] = {}
 
     def files(self) -> dict[str, bytes]:
         """Return its files; raises WorkspaceError if it is damaged, or cannot be changed because a
@@ -276,6 +287,20 @@ class OpenWorkspace(Closing):
                 "see `cellwright workspace diff`, then commit or discard it",
             )
         return _unpacked(self._store.load(self.name))
+
+    def shown(self, show: "ShowFiles | None") -> dict[str, bytes]:
+        """Return its files as programs see them.
+
+        What `show` replaced is saved as it was, unless a program changes or removes the file.
+        """
+        files = self.files()
+        if show is None:
+            return files
+        made = show(files)
+        self._instead = {
+            name: _Shown(content, path, files[path]) for path, (name, content) in made.items()
+        }
+        return dict(made.values())
 
     def keep(self, workspace: int) -> None:
         """Save the files below a descriptor of /workspace, all or none.
@@ -298,6 +323,7 @@ class OpenWorkspace(Closing):
 
         Raises WorkspaceError beyond the quota, or if writing fails.
         """
+        files = dict(self._restored(path, data) for path, data in files.items())
         sizes = {path: len(data) for path, data in files.items()}
         self._store.check_quota(self.name, sizes)
         archive = pack(files)
@@ -313,6 +339,13 @@ class OpenWorkspace(Closing):
         self.kept = KeptWorkspace(
             self.name, state if is_changed else "unchanged", "", sum(sizes.values()), len(sizes)
         )
+
+    def _restored(self, path: str, data: bytes) -> tuple[str, bytes]:
+        """Return a file as it is kept: as it was, if a program left what it was shown."""
+        seen = self._instead.get(path)
+        if seen is None:
+            return path, data
+        return seen.path, seen.content if data == seen.shown else data
 
     def refuse(self, why: str) -> None:
         """Note that a save was refused, and the workspace is unchanged."""

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from cellwright import (
     Sandbox,
     ToolArgumentsInvalid,
     ToolFactory,
+    Workspaces,
     tool,
 )
 from cellwright.runner.result import SandboxResult
@@ -172,11 +174,11 @@ def test_a_made_tool_gets_tokens_whatever_a_rule_restores(inputs: Any, is_told: 
 
 
 def test_content_that_is_no_text_is_refused_or_passed_on() -> None:
-    with Sandbox(pool=0, privacy=Privacy()) as sandbox:
-        with pytest.raises(PolicyError, match=r"^files: 'a.bin': is no text"):
-            sandbox.execute("1", files={"a.bin": b"\xff\xfe\x00"})
-        with pytest.raises(PolicyError, match="^workspace: "):
-            sandbox.execute("1", workspace="w")
+    with (
+        Sandbox(pool=0, privacy=Privacy()) as sandbox,
+        pytest.raises(PolicyError, match=r"^files: 'a.bin': is no text"),
+    ):
+        sandbox.execute("1", files={"a.bin": b"\xff\xfe\x00"})
     with Sandbox(pool=0, privacy=Privacy(inputs="texts")) as sandbox:
         assert (
             sandbox.execute("len(open('a.bin','rb').read())", files={"a.bin": b"\xff\0"}).value == 2
@@ -351,3 +353,34 @@ def test_a_branch_uses_the_tokens_of_its_memory_and_no_later_ones(how: str) -> N
             assert source.execute("mail").value == made.value
             assert branch.execute(f"tools.send(to={later!r}, body='')").ok
             assert SENT[-1]["to"] == later  # unknown to the branch
+
+
+def test_a_named_workspace_shows_tokens_and_keeps_what_no_program_changed(tmp_path: Path) -> None:
+    SENT.clear()
+    store = Workspaces(tmp_path)
+    letter = f"Dear {NAME}, we write to {MAIL}.\n".encode()
+    for path, content in (("letter.txt", letter), (f"{MAIL}.txt", b"own"), ("plain.txt", b"plain")):
+        store.write("w", path, content)
+    privacy = Privacy(**PRIVACY, names=[NAME])
+    with Sandbox(pool=0, tools=[send], privacy=privacy, workspaces=store) as sandbox:
+        code = "import os, tools\ntext = open('letter.txt').read()\nprint(text, sorted(os.listdir()))\n"
+        result = sandbox.execute(code, workspace="w")
+        assert result.workspace.state == "unchanged", result
+        assert not SECRET.search(every_text(result))
+        assert result.stdout.count("pii_email_") == 2
+        with sandbox.session(workspace="w") as session:
+            told = session.execute(
+                code + "mail = text.split()[-1].strip('.')\ntools.send(to=mail, body='')\n"
+                "open('answer.txt', 'w').write(mail)\nopen('plain.txt', 'a').write('!')"
+            )
+            assert told.ok, told.error
+        assert SENT[-1]["to"] == MAIL
+    kept = {name: store.read("w", name) for name in ("letter.txt", f"{MAIL}.txt", "plain.txt")}
+    assert kept == {"letter.txt": letter, f"{MAIL}.txt": b"own", "plain.txt": b"plain!"}
+    assert store.read("w", "answer.txt").startswith(b"pii_email_")
+    store.write("w", "picture.png", b"\x89PNG\0")
+    with (
+        Sandbox(pool=0, privacy=privacy, workspaces=store) as sandbox,
+        pytest.raises(PolicyError, match="picture.png.*no text"),
+    ):
+        sandbox.execute("1", workspace="w")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,48 @@ def test_a_file_with_too_many_values_is_refused(tmp_path: Path) -> None:
     vault.close()
     with pytest.raises(PolicyError, match="more than 1 values"):
         ValueFile(tmp_path / "values", KEY, most=1)
+
+
+def test_one_client_cannot_fill_the_vault_of_the_others() -> None:
+    from cellwright.harness.privacy.outcomes import WithheldError
+
+    privacy = Privacy(vault=ValueVault(most=8))
+    greedy, other = privacy.scope(of="mcp a"), privacy.scope(of="mcp b")
+    many = " ".join(f"n{number}@example.org" for number in range(6))
+    assert greedy.text(many).count("pii_email_") == 6
+    with pytest.raises(WithheldError, match="full"):
+        greedy.text("one-more@example.org")
+    assert other.text("ann@example.org, bob@example.org").count("pii_email_") == 2
+    assert privacy.forget("n1@example.org") == 1
+    assert "pii_email_" in greedy.text("new@example.org")
+
+
+def test_clients_that_race_on_one_file_never_see_values_of_each_other(tmp_path: Path) -> None:
+    """Two processes with a file open each, and in each four clients at once."""
+    vaults = [ValueFile(tmp_path / "values", KEY) for _ in range(2)]
+    made: dict[int, list[tuple[str, str]]] = {}
+
+    def work(number: int) -> None:
+        client, mine = f"mcp {number % 4}", list[tuple[str, str]]()
+        scope = Privacy(vault=vaults[number % 2]).scope(of=client)
+        for turn in range(25):
+            mails = (f"c{number % 4}-{turn}@example.org", "shared@example.org")
+            mine += [(mail, scope.text(mail)) for mail in mails]
+            if turn % 10 == 9:
+                vaults[number % 2].forget(f"c{number % 4}-{turn - 5}@example.org")
+        made[number] = mine
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    scopes = [Privacy(vault=vaults[0]).scope(of=f"mcp {number}") for number in range(4)]
+    assert len(made) == 8
+    for number, pairs in made.items():
+        for place, scope in enumerate(scopes):
+            own = place == number % 4
+            assert all(
+                scope.reveal(token) in ((mail, token) if own else (token,)) for mail, token in pairs
+            )
+    assert {len({token for mail, token in pairs if mail == "shared@example.org"})
+            for pairs in made.values()} == {1}  # fmt: skip
+    for each in vaults:
+        each.close()
