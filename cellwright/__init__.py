@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .policies.errors import PauseDiffers as PauseDiffers
     from .policies.errors import PauseError as PauseError
     from .policies.errors import PolicyError as PolicyError
+    from .policies.errors import QuotaExceeded as QuotaExceeded
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionExpired as SessionExpired
     from .policies.errors import SessionLost as SessionLost

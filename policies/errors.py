@@ -8,6 +8,7 @@
     ├── AuditError           the audit trail cannot be opened or written
     ├── BudgetExceeded       work on untrusted input exceeded its steps or time
     ├── BusyError            no free slot for another execution now
+    │   └── QuotaExceeded        a client, or a tenant of a daemon, uses as much as it may
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session ended, and its state is lost
     │   └── SessionExpired       it was idle, or lived, for as long as it may
@@ -105,6 +106,14 @@ class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
 
 class BusyError(CellwrightError):
     """No slot is free for another execution now; try again later."""
+
+
+class QuotaExceeded(BusyError):  # noqa: N818 - it reads as a verdict
+    """A client, or a tenant of a daemon, uses as much as it may; `limit` names the quota."""
+
+    def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
+        super().__init__(message, hint)
+        self.limit = limit
 
 
 class AuditError(CellwrightError):

@@ -11,12 +11,11 @@ import msgspec
 from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
 from .policy import Policy, check_policy
+from .toml_file import is_about_unknown_field, place_of, similar_field
 from .tools import ToolRule
 
 _PROFILES = Path(__file__).parent / "profiles"
 _DEEPEST = 8
-_WHERE = re.compile(r"`\$\.?([\w.]*)(?:\[(\d+)\])?([\w.]*)[^`]*`")
-_UNKNOWN = re.compile(r"unknown field `(\w+)`")
 _NOT_A_TABLE = re.compile(r"Expected `object`.*`\$\.([\w.]+)\[")
 _TABLES = {
     "network.allow": 'write a table for each host: [[network.allow]], then host = "api.example.org"',
@@ -63,20 +62,11 @@ def _meant(complaint: str) -> str:
     """Return a hint: how a table is written, or the known field most similar to an unknown one."""
     if table := _NOT_A_TABLE.search(complaint):
         return _TABLES.get(table[1], "")
-    if not (unknown := _UNKNOWN.search(complaint)):
+    if not is_about_unknown_field(complaint):
         return ""
-    import difflib  # needed after an error only
-
     sections = [each.type for each in msgspec.structs.fields(Policy)]
-    known = [
-        each.name
-        for struct in (Policy, *sections, NetworkRule, NetworkDenial, ToolRule)
-        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
-        for each in msgspec.structs.fields(struct)
-    ]
-    longer = [name for name in known if name.startswith(unknown[1])]
-    close = longer or difflib.get_close_matches(unknown[1], known, 1, cutoff=0.75)
-    return f"did you mean {close[0]}?" if close else "policies/README.md lists every field"
+    close = similar_field(complaint, (Policy, *sections, NetworkRule, NetworkDenial, ToolRule))
+    return f"did you mean {close}?" if close else "policies/README.md lists every field"
 
 
 def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> dict[str, Any]:
@@ -84,6 +74,8 @@ def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> di
     path = _path(name, beside)
     if str(path) in below or len(below) > _DEEPEST:
         raise PolicyError(f"{path}: extends: must not lead back, or to more than {_DEEPEST} others")
+    if beside and path.exists() and not path.is_file():
+        raise PolicyError(f"{path}: not a regular file")  # reading a FIFO waits for its writer
     return _over_parent(_read(path, name), str(path), (*below, str(path)), path.parent)
 
 
@@ -127,31 +119,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 def _place(name: str, complaint: str) -> str:
     """Return the file, and the line of the key that `complaint` names if the line is found."""
     path = _path(name)
-    where = _WHERE.search(complaint)
-    unknown = _UNKNOWN.search(complaint)
-    named = f"{where[1]}{where[3]}".split(".") if where else ()
-    keys = [*filter(None, named), *([unknown[1]] if unknown else [])]
-    keys = keys or complaint.partition(":")[0].partition(" ")[0].split(".")
     try:
-        line = _line_of(path.read_text(), keys, int(where[2] or 0) if where else 0)
+        return place_of(path, path.read_text(), complaint)
     except OSError:
-        line = 0
-    return f"{path}, line {line}" if line else str(path)
-
-
-def _line_of(text: str, keys: list[str], skipped: int) -> int:
-    """Return the number of the line that sets `keys`, or of their table; 0 if neither is found.
-
-    `skipped` is the index in an array of tables.
-    """
-    table: list[str] = []
-    best = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[(\[?)\s*([\w.]+)\s*\]", line):
-            table = header[2].split(".")
-            if header[1] and table == keys[: len(table)] and skipped:
-                table, skipped = [], skipped - 1
-            best = number if table == keys[: len(table)] and not best else best
-        elif (key := re.match(r"\s*([\w.]+)\s*=", line)) and [*table, *key[1].split(".")] == keys:
-            return number
-    return best
+        return str(path)

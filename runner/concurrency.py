@@ -5,16 +5,20 @@ import select
 import threading
 from collections import deque
 
-from ..policies.errors import BusyError, ClosedError
+from ..policies.errors import BusyError, ClosedError, QuotaExceeded
 
 NEVER = -1  # no descriptor: the wait cannot be cancelled
 
 
 class ConcurrencyLimit:
-    """Holds `running` slots; one that is released goes to the caller that waits longest."""
+    """Holds `running` slots; one that is released goes to the caller that waits longest.
 
-    def __init__(self, running: int, queue_seconds: float) -> None:
-        self._free = running
+    At most `queue` callers wait; default any number.
+    """
+
+    def __init__(self, running: int, queue_seconds: float, queue: int | None = None) -> None:
+        self._free = running  # below 0 after `resize`: so many have to end before another begins
+        self._most_waiting = queue
         self._running = running
         self._queue_seconds = queue_seconds
         self._lock = threading.Lock()
@@ -24,13 +28,18 @@ class ConcurrencyLimit:
     def acquire(self, cancel: int = NEVER) -> bool:
         """Wait for a slot, or until the descriptor `cancel` is readable; return whether it was taken.
 
-        Raises BusyError if no slot was free within `queue_seconds`, and ClosedError.
+        Raises BusyError if no slot was free within `queue_seconds`, its subclass QuotaExceeded if too
+        many callers wait, and ClosedError.
         """
         with self._lock:
             self._check_open()
             if self._free > 0:
                 self._free -= 1
                 return True
+            if self._most_waiting is not None and len(self._queue) >= self._most_waiting:
+                raise QuotaExceeded(
+                    f"{self._running} run and {len(self._queue)} wait, which is the most"
+                )
             mine = os.eventfd(0, os.EFD_CLOEXEC)
             self._queue.append(mine)
         try:
@@ -47,10 +56,26 @@ class ConcurrencyLimit:
 
     def release(self) -> None:
         with self._lock:
-            if self._queue:
-                os.eventfd_write(self._queue.popleft(), 1)
-            else:
-                self._free += 1
+            self._free += 1
+            self._hand_on()
+
+    def resize(self, running: int, queue_seconds: float, queue: int | None) -> None:
+        """Change the settings; callers that hold a slot or wait already keep it, or wait on."""
+        with self._lock:
+            self._free += running - self._running
+            self._running, self._queue_seconds, self._most_waiting = running, queue_seconds, queue
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Give free slots to those that wait; the caller holds the lock."""
+        while self._queue and self._free > 0:
+            self._free -= 1
+            os.eventfd_write(self._queue.popleft(), 1)
+
+    def load(self) -> tuple[int, int]:
+        """Return how many slots are taken, and how many callers wait for one."""
+        with self._lock:
+            return self._running - self._free, len(self._queue)
 
     def close(self) -> None:
         """Refuse all waiting callers, with ClosedError."""

@@ -60,6 +60,11 @@ class Pool:
                 self._to_fill.notify()
             return leased
 
+    def level(self) -> tuple[int, int]:
+        """Return how many cells are parked, and how many are wanted now."""
+        with self._lock:
+            return len(self._parked), self._target()
+
     def give_back(self, held: HeldCell) -> None:
         """Take down a used cell, after the call has returned if the backlog allows."""
         with self._lock:

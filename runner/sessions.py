@@ -81,6 +81,12 @@ class Sessions:
             raise ClosedError(_CLOSED)
         return session
 
+    def count(self) -> tuple[int, int]:
+        """Return how many sessions live, and how many of these are frozen."""
+        with self._lock:
+            self._forget_the_lost()
+            return len(self._alive), sum(each.is_frozen for each in self._alive)
+
     def close(self) -> None:
         """End every session."""
         with self._lock:

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import CgroupUsage
+from .cgroups.tree import usage_at
 from .concurrency import NEVER, ConcurrencyLimit
 from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
@@ -37,6 +38,17 @@ from .watching.supervision import Observation
 Keep = Callable[[int], None]
 _Result = TypeVar("_Result")
 _ATTEMPTS = 3  # for an execution of which nothing ran, because the launcher had died
+
+
+class SupervisorState(NamedTuple):
+    """What the cells of one launcher do now; memory and CPU time are None where nothing counts."""
+
+    ready: int  # parked cells
+    wanted: int  # parked cells, once the pool is full
+    running: int
+    waiting: int  # calls that wait for their turn
+    memory_bytes: int | None
+    cpu_seconds: float | None  # of the launcher's life
 
 
 class Supervisor:
@@ -211,6 +223,13 @@ class Supervisor:
     def memory_bytes(self) -> int:
         """Return the anonymous memory of the launcher's processes."""
         return self._generation.launcher.memory_bytes()
+
+    def state(self) -> "SupervisorState":
+        """Return what its cells do and use now."""
+        use = usage_at(self._generation.tree.places)
+        return SupervisorState(
+            *self._pool.level(), *self._concurrency.load(), use.memory_bytes, use.cpu_seconds
+        )
 
     def settle(self) -> None:
         """Wait until the pool is as full as it gets and nothing of any past call is left."""

@@ -3,12 +3,21 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..policies.errors import ClosedError
 from .session import SessionCell
 from .sessions import Sessions
 from .settings import SessionSettings
-from .supervisor import Supervisor
+from .supervisor import Supervisor, SupervisorState
+
+
+class SupervisorsState(NamedTuple):
+    """What the cells of one sandbox do now; `frozen` sessions are among those that are alive."""
+
+    supervisors: tuple[SupervisorState, ...]
+    sessions: int
+    frozen: int
 
 
 class Supervisors:
@@ -51,6 +60,11 @@ class Supervisors:
             if self._sessions is None:
                 self._sessions = Sessions(self._settings, self._clock)
         return supervisor.open_session(self._sessions)
+
+    def state(self) -> "SupervisorsState":
+        """Return what the supervisors of all languages do now."""
+        alive, frozen = self._sessions.count() if self._sessions else (0, 0)
+        return SupervisorsState(tuple(each.state() for each in self._all()), alive, frozen)
 
     def settle(self) -> None:
         for supervisor in self._all():

@@ -190,7 +190,7 @@ def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
     assert len(kinds) > 20
     rows = {row[0].strip("`"): row[1] for row in rows_of("harness/servers/daemon/README.md")}
     for name, value in ServeLimits()._asdict().items():
-        sizes = {65 << 20: "65 MiB", 512 << 20: "512 MiB", 1 << 30: "1 GiB"}
+        sizes = {65 << 20: "65 MiB", 512 << 20: "512 MiB", 768 << 20: "768 MiB", 1 << 30: "1 GiB"}
         assert rows.get(name) == sizes.get(value, f"{value:g}"), name
 
 

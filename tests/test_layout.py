@@ -208,6 +208,11 @@ def test_each_third_party_package_but_msgspec_is_imported_by_one_module() -> Non
                 users.setdefault(top, set()).add(_user(top, path))
     # The SDK's rooms have what comes with the SDK; a model needs an HTTP client that streams, too.
     assert users.pop("httpx2") == {"the SDK's rooms", "harness/agent/model.py"}
+    # Spans of executions, and what servers export of them.
+    assert users.pop("opentelemetry") == {
+        "runner/audit/otel.py",
+        "harness/servers/operations/telemetry.py",
+    }
     assert {package: names for package, names in users.items() if len(names) > 1} == {}
     assert "prctl" in users
     assert "pyseccomp" in users
@@ -225,6 +230,8 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         "ipython": "IPython",
         "jsonschema-specifications": "jsonschema_specifications",
         "opentelemetry-api": "opentelemetry",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+        "opentelemetry-sdk": "opentelemetry",
         "PyYAML": "yaml",
         "python-dotenv": "dotenv",
         "python-prctl": "prctl",

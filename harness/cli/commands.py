@@ -53,6 +53,7 @@ COMMANDS = {
     "jupyter": ("jupyter", "install a kernel for notebooks, whose programs run in cells"),
     "network": ("network", "list refused names of running sandboxes, and allow or deny hosts"),
     "privacy": ("privacy", "find personal data in files"),
+    "status": ("status", "show what a daemon does now"),
     "ps": ("ps", "list the sandboxes and sessions of this user that live"),
     "kill": ("kill", "end sandboxes and sessions of this user"),
     "gc": ("collect", "remove what killed processes of this user left"),

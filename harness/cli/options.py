@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
 _FILES, _FILES_OR_NAMES = (
-    ("audit", "find_links", "venv", "connect"),
+    ("audit", "find_links", "venv", "connect", "request_log"),
     ("packages", "policy", "python"),
 )
 SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
@@ -136,10 +136,17 @@ def words_of(options: argparse.Namespace, leave_out: Sequence[str]) -> list[str]
             words.append(action.option_strings[-1])
             continue
         for each in value if isinstance(value, list) else [value]:
-            may_be_name = action.dest in _FILES_OR_NAMES
-            is_file = action.dest in _FILES or (may_be_name and os.path.exists(each))
+            is_file = _is_file(action.dest, each)
             words += [action.option_strings[-1], os.path.abspath(each) if is_file else str(each)]
     return words
+
+
+def _is_file(option: str, value: "Any") -> bool:
+    if option == "metrics":
+        return "/" in value
+    if option in _FILES_OR_NAMES:
+        return os.path.exists(value)
+    return option in _FILES and value != "-"
 
 
 @contextlib.contextmanager

@@ -1,34 +1,30 @@
 """`cellwright serve`: starts a daemon that shares pools of cells among processes, until a signal."""
 
 import argparse
-import contextlib
 import os
-import signal
-import socket
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
-from ...runner.cgroups.delegation import take_delegation
 from ...runner.settings import PoolSettings, SessionSettings
-from ..sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
-from ..sandbox.sandbox import Sandbox
+from ..servers.daemon.configuration import (
+    DaemonConfiguration,
+    LimitsTable,
+    SessionTable,
+    read_configuration,
+    tenant_rules,
+)
+from ..servers.daemon.lifecycle import plan_of, run_daemon
 from ..servers.daemon.limits import ServeLimits
-from ..servers.daemon.server import Server
-from ..servers.daemon.service import Service
+from ..servers.daemon.tenants import TenantPlan
 from ..servers.daemon.units import write_units
-from ..servers.descriptors import allow_descriptors
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_named, words_of
-from .packages import add_python, add_sources, store_of
-
-if TYPE_CHECKING:
-    from ...runner.audit.log import AuditLog
+from .operations import add_operations
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, policy_named, words_of
+from .packages import add_python, add_sources
 
 _NOT_REPEATED = ("units", "socket", "delegated")  # in units: systemd listens
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +62,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_sources(parser)
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     parser.add_argument(
+        "--config", type=Path, metavar="FILE",
+        help="read everything from this TOML file instead, and again at SIGHUP",
+    )  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="only check the file of --config")
+    add_operations(parser)
+    parser.add_argument(
         "--drain", type=float, default=10.0, metavar="S",
         help="seconds that running programs get to complete after SIGTERM; default %(default)s",
     )  # fmt: skip
@@ -77,7 +79,26 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    serve(options, [policy_named(name, options) for name in options.policy or [None]])
+    if options.config is None:
+        serve(options, [policy_named(name, options) for name in options.policy or [None]])
+        return SUCCEEDED
+    _refuse_other_options(options)
+    read = partial(read_configuration, options.config)
+    plan = plan_of(read())
+    if options.check:
+        print(f"{options.config}: valid: {', '.join(plan.policies)}")
+    elif options.units:
+        socket = plan.configuration.socket
+        print(
+            *write_units(
+                options.units, ["--config", os.path.abspath(options.config)],
+                Path(socket) if socket else None, plan.configuration.drain_seconds,
+                plan.rules.socket_group,
+            ),
+            sep="\n",
+        )  # fmt: skip
+    else:
+        run_daemon(plan, file=options.config, read=read, delegated=options.delegated)
     return SUCCEEDED
 
 
@@ -85,10 +106,12 @@ def serve(
     options: argparse.Namespace, policies: list[Policy],
     limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
 ) -> None:  # fmt: skip
-    """Serve until SIGTERM, SIGINT or SIGHUP.
+    """Serve as the options say until SIGTERM, SIGINT or SIGHUP.
 
     Raises PolicyError, and BusyError if a daemon listens on the socket already.
     """
+    if options.check:
+        raise PolicyError("--check: requires --config")
     if options.units:
         print(
             *write_units(
@@ -98,79 +121,50 @@ def serve(
         )
         return
     check_limit("--drain", options.drain)
-    for number in _signals():  # before the server drains: clean up and exit
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    allow_descriptors()
-    with _listener(options) as (listener, place), audit_of(options) as audit:
-        services = _services(options, policies, audit, limits)
-        server = Server(listener, services, limits, options.drain)
-        names = ", ".join(policy.name for policy in policies)
-        with _stopping_on_signals(server):
-            print(f"cellwright: serving {names} at {place}", file=sys.stderr, flush=True)
-            notify(f"READY=1\nSTATUS=serving {names}", os.environ)
-            server.run()
-
-
-@contextlib.contextmanager
-def _listener(options: argparse.Namespace) -> Iterator[tuple[socket.socket, str]]:
-    """Open the socket that systemd passed, or a new one; yield it and its name."""
-    passed = passed_by_systemd(os.environ)
-    if passed:
-        with passed:
-            yield passed, str(passed.getsockname())
-        return
-    path = options.socket or default_path()
-    with listening_at(path) as listener:
-        yield listener, str(path)
-
-
-def _services(
-    options: argparse.Namespace, policies: list[Policy], audit: "AuditLog | None",
-    limits: ServeLimits,
-) -> dict[str, Service]:  # fmt: skip
-    """Return a service for each policy; if one fails, close the others."""
-    names = tuple(policy.name for policy in policies)
+    names = [policy.name for policy in policies]
     if len(set(names)) < len(names):
         raise PolicyError(
             f"--policy: names must differ, got {', '.join(names)}",
             "change `name` in the TOML files",
         )
-    root = take_delegation() if options.delegated else None
-    sessions = SessionSettings(
-        options.sessions, options.session_freeze, options.session_idle, options.session_lifetime
+    configuration = _configuration_of(options, limits)
+    plan = TenantPlan(
+        configuration, dict(zip(names, policies, strict=True)), tenant_rules(configuration)
     )
-    has_sources = options.find_links or options.no_index or options.index_url
-    with contextlib.ExitStack() as made:
-        services = {}
-        for policy in policies:
-            sandbox = Sandbox(
-                policy=policy, pool=options.pool, sessions=sessions, audit=audit or False,
-                cgroup_root=root, python=options.python,
-                package_store=store_of(options) if has_sources else None,
-            )  # fmt: skip
-            made.callback(sandbox.close)
-            services[policy.name] = Service(sandbox, names, limits, sessions.lifetime_seconds)
-        made.pop_all()
-        return services
+    run_daemon(plan, delegated=options.delegated)
 
 
-@contextlib.contextmanager
-def _stopping_on_signals(server: Server) -> Iterator[None]:
-    """Drain at the first signal, cancel at the second.
+def _configuration_of(options: argparse.Namespace, limits: ServeLimits) -> DaemonConfiguration:
+    return DaemonConfiguration(
+        socket=None if options.socket is None else os.fspath(options.socket),
+        optional=tuple(options.optional),
+        pool=options.pool,
+        python=options.python,
+        find_links=options.find_links,
+        no_index=options.no_index,
+        index_url=options.index_url,
+        audit=options.audit,
+        metrics=options.metrics,
+        request_log=options.request_log,
+        opentelemetry=options.otel,
+        drain_seconds=options.drain,
+        sessions=SessionTable(
+            alive=options.sessions,
+            freeze_seconds=options.session_freeze,
+            idle_seconds=options.session_idle,
+            lifetime_seconds=options.session_lifetime,
+        ),
+        limits=LimitsTable(**limits._asdict()),
+    )
 
-    The interpreter's C handler wakes the server by its descriptor: a signal that comes just before the
-    server waits would else be handled only after the wait.
-    """
-    for number in _signals():
-        signal.signal(number, lambda *_: server.stop())
-    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(-1)
 
-
-def _signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that end the daemon; SIGHUP is not one if nohup(1) made it ignored."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
+def _refuse_other_options(options: argparse.Namespace) -> None:
+    """The file says everything, so that a reload finds everything there."""
+    for action in options.parser._actions:
+        value: Any = getattr(options, action.dest, None)
+        beside = action.dest in ("help", "config", "check", "units", "delegated")
+        if not beside and value != action.default:
+            raise PolicyError(
+                f"{action.option_strings[-1]}: cannot be combined with --config",
+                "write it into the file",
+            )

@@ -25,7 +25,7 @@ from ...runner.shared_files import PLACE as TOOLS
 from ...runner.shared_files import SKILLS, SharedFiles
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
-from ...runner.supervisors import Supervisors
+from ...runner.supervisors import Supervisors, SupervisorsState
 from .checks import (
     check_flag,
     check_host_path,
@@ -272,6 +272,9 @@ class LocalCells:
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         findings = self._pipeline.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)
+
+    def state(self) -> SupervisorsState:
+        return self._supervisors.state()
 
     def settle(self) -> None:
         self._packaged.settle()

@@ -166,7 +166,9 @@ class RequestPipeline:
             result,
             trace_id=begun.span.trace_id,
             traceparent=begun.span.traceparent,
-            audited=self._trail.end(self._recordable(result, session_id), begun),
+            audited=self._trail.end(
+                self._recordable(result, session_id), begun, in_session=session_id is not None
+            ),
         )
 
     def _recordable(self, result: SandboxResult, session_id: str | None) -> SandboxResult:

@@ -34,6 +34,7 @@ from .sandbox_arguments import SandboxArguments
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
     from ...runner.audit.log import AuditLog
+    from ...runner.supervisors import SupervisorsState
     from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .config import SandboxConfig
@@ -88,6 +89,8 @@ class _Cells(Protocol):
     def has_tool(self, name: str, /) -> bool: ...
 
     def validate_source(self, code: str, /) -> tuple[bool, str | None]: ...
+
+    def state(self) -> "SupervisorsState": ...
 
     def settle(self) -> None: ...
 
@@ -419,6 +422,10 @@ class Sandbox(Executing):
     def leave_open_at_exit(self) -> None:
         """Do not close this sandbox, or warn about it, when the process ends: its owner closes it."""
         self._finalizer.atexit = False
+
+    def _state(self) -> "SupervisorsState":
+        """Return what its cells do and use now; raises PolicyError for those of a daemon."""
+        return self._cells.state()
 
     def settle(self) -> None:
         """Wait until the pool is full and nothing of any earlier call is left."""

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
-from ...policies.errors import BusyError
+from ...policies.errors import QuotaExceeded
 
 
 class ClientQuota:
@@ -27,7 +27,7 @@ class ClientQuota:
         self._held: Counter[Hashable] = Counter()
 
     def take(self, client: Hashable, amount: int = 1) -> None:
-        """Count `amount` more for a client; raises BusyError, and counts nothing, beyond a limit."""
+        """Count `amount` more for a client; beyond a limit raises QuotaExceeded and counts nothing."""
         with self._lock:
             if self._held[client] + amount > self._per_client:
                 limit = f"{self._per_client} for each {self._holder}"
@@ -37,7 +37,7 @@ class ClientQuota:
                 self._held[client] += amount
                 return
             self._forget_if_none(client)
-        raise BusyError(f"too many {self._what}: at most {limit}", self._hint)
+        raise QuotaExceeded(f"too many {self._what}: at most {limit}", self._hint, limit=self._what)
 
     def give_back(self, client: Hashable, amount: int = 1) -> None:
         """Count `amount` less for a client."""
@@ -47,7 +47,7 @@ class ClientQuota:
 
     @contextlib.contextmanager
     def held(self, client: Hashable, amount: int = 1) -> Iterator[None]:
-        """Count `amount` more during the block; raises BusyError before it."""
+        """Count `amount` more during the block; raises QuotaExceeded before it."""
         self.take(client, amount)
         try:
             yield

@@ -91,7 +91,7 @@ class ExecutionTrail:
             size_bytes=kept.size_bytes, files=kept.files, **about,
         )  # fmt: skip
 
-    def end(self, result: SandboxResult, begun: RecordPlace) -> bool:
+    def end(self, result: SandboxResult, begun: RecordPlace, *, in_session: bool = False) -> bool:
         """Record how a program ended, its refused attempts and its connections; return whether all
         of its records were kept."""
         kept = [begun.kept]
@@ -106,7 +106,7 @@ class ExecutionTrail:
                 for each in result.connections
             ]
         finally:  # a callback may raise; there is an end for every start
-            kept.append(self._note_end(result, begun))
+            kept.append(self._note_end(result, begun, in_session=in_session))
         return all(kept)
 
     def lose(self, execution_id: str, begun: RecordPlace, why: BaseException) -> None:
@@ -125,16 +125,22 @@ class ExecutionTrail:
         )  # fmt: skip
         return RecordPlace(span, kept)
 
-    def _note_end(self, result: SandboxResult, begun: RecordPlace) -> bool:
+    def _note_end(self, result: SandboxResult, begun: RecordPlace, *, in_session: bool) -> bool:
         terminal = "oom" if result.reason == "memory" else _TERMINAL[result.status]
+        usage = result.usage
+        pool: dict[str, Any] = (
+            {} if in_session else {"pool_hit": result.pool_hit}
+        )  # a session has its cell
         return self.log.record(
             "execution", terminal, sandbox_id=self.sandbox_id, span=begun.span, owed=begun.kept,
             level=AuditLevel.INFO if result.ok else AuditLevel.WARNING,
             execution_id=result.execution_id, reason=result.reason,
             exit_code=result.exit_code, signal=result.signal,
             wall_seconds=round(result.execution_time, 6),
-            memory_peak_bytes=result.usage.memory_peak_bytes,
-            output_bytes=result.usage.output_bytes, **_phases(result.phases),
+            memory_peak_bytes=usage.memory_peak_bytes,
+            output_bytes=usage.output_bytes,
+            cpu_seconds=round(usage.cpu_user_seconds + usage.cpu_system_seconds, 6),
+            **_phases(result.phases), **pool,
         )  # fmt: skip
 
     def _note_connection(self, connection: NetworkConnection, **about: Any) -> bool:

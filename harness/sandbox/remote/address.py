@@ -46,8 +46,9 @@ def check_length(path: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def listening_at(path: "Path") -> "Iterator[socket.socket]":
-    """Give a socket that listens at `path`, mode 0600, and remove it afterwards.
+def listening_at(path: "Path", group: int = -1) -> "Iterator[socket.socket]":
+    """Give a socket that listens at `path`, mode 0600, or with a `group` 0660, and remove it
+    afterwards.
 
     The socket of a daemon that was killed is replaced: its lock is free.  Raises BusyError if another
     daemon holds the lock, PolicyError if other users may write the directory or if `path` is not a
@@ -65,6 +66,9 @@ def listening_at(path: "Path") -> "Iterator[socket.socket]":
         try:
             os.fchmod(listener.fileno(), 0o600)  # the mode of the file that bind(2) makes
             listener.bind(check_length(made))
+            if group >= 0:
+                os.chown(made, -1, group, follow_symlinks=False)
+                os.chmod(made, 0o660)  # here, because bind(2) applies the umask
             listener.listen(_BACKLOG)
             ours = os.stat(made).st_ino
             os.rename(made, path)  # atomic: at each moment a client finds the old or the new socket

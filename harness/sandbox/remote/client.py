@@ -23,6 +23,7 @@ from .requests import Requests
 
 if TYPE_CHECKING:
     from ....runner.audit.log import AuditLog
+    from ....runner.supervisors import SupervisorsState
     from ...privacy.privacy import Privacy
     from ..network import SandboxNetwork
     from ..program import Program
@@ -102,6 +103,9 @@ class DaemonsCells:
     def validate_source(self, code: str) -> tuple[bool, str | None]:
         judged = self._requests.ask(Validate(code.encode(errors="surrogatepass")), Validated)
         return judged.passes, judged.finding
+
+    def state(self) -> "SupervisorsState":
+        raise PolicyError("state: these are the cells of a daemon", 'ask it: "cellwright status"')
 
     def settle(self) -> None:
         self._requests.ask(AwaitSettled(), Done)

@@ -3,7 +3,13 @@
 import errno
 
 from ....policies import errors
-from ....policies.errors import CellwrightError, LauncherLost, SessionExpired, Unenforceable
+from ....policies.errors import (
+    CellwrightError,
+    LauncherLost,
+    QuotaExceeded,
+    SessionExpired,
+    Unenforceable,
+)
 from .frames import Failure
 
 _LONGEST = 10_000  # characters of a message, which may quote what a client sent
@@ -23,7 +29,7 @@ def failure_of(error: Exception) -> Failure:
             error.hint[:_LONGEST],
             error.gaps if isinstance(error, Unenforceable) else (),
             isinstance(error, LauncherLost) and error.cell_began,
-            error.limit if isinstance(error, SessionExpired) else "",
+            error.limit if isinstance(error, SessionExpired | QuotaExceeded) else "",
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "try again later, or raise LimitNOFILE= of its service"
@@ -45,6 +51,6 @@ def error_of(failure: Failure) -> CellwrightError:
         error.gaps = failure.gaps
     if isinstance(error, LauncherLost):
         error.cell_began = failure.cell_began
-    if isinstance(error, SessionExpired):
+    if isinstance(error, SessionExpired | QuotaExceeded):
         error.limit = failure.limit
     return error

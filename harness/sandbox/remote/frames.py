@@ -17,7 +17,7 @@ from ....runner.messages import InputFile
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 
-VERSION = 4
+VERSION = 5
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
@@ -153,10 +153,15 @@ class CloseSession(_DaemonFrame, frozen=True):
     session: _Few
 
 
+class GetStatus(_DaemonFrame, frozen=True):
+    """Ask what the daemon does; another user than the daemon's is told of its own tenant
+    only."""
+
+
 ClientRequest = (
     Execute | Cancel | Describe | Validate | AwaitSettled | OpenSession | CheckSession
     | ListSessionFiles | Download | TakeSnapshot | ForkSession | ExtendSession | ExposePort | ClosePort
-    | OpenTerminal | CloseSession
+    | OpenTerminal | CloseSession | GetStatus
 )  # fmt: skip
 
 
@@ -234,6 +239,49 @@ class TerminalOpened(_DaemonFrame, frozen=True):
     exit_code: int | None
 
 
+class ServedPolicyStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the cells of one policy do now, those of all tenants together."""
+
+    name: str
+    ready: int
+    wanted: int
+    running: int
+    waiting: int
+    sessions: int
+    frozen: int
+    memory_bytes: int | None
+    cpu_seconds: float | None
+
+
+class TenantStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tenant does now; a limit is None where it has no such quota."""
+
+    name: str
+    connections: int
+    calls: int
+    most_calls: int | None
+    waiting: int
+    sessions: int
+    most_sessions: int | None
+    cpu_seconds_left: float | None
+    cpu_seconds_per_minute: float | None
+
+
+class DaemonStatus(_DaemonFrame, frozen=True):
+    """What the daemon does.  `refused`: requests that a limit refused, by tenant and limit."""
+
+    version: str
+    pid: int
+    uptime_seconds: float
+    configuration: str  # the path of its file, if it has one
+    reloads: int
+    reload_error: str  # why the last reload had no effect
+    retired: int  # policies of earlier configurations that sessions still use
+    policies: tuple[ServedPolicyStatus, ...]
+    tenants: tuple[TenantStatus, ...]
+    refused: tuple[tuple[str, str, int], ...]
+
+
 class Done(_DaemonFrame, frozen=True):
     """The request succeeded; there is nothing to return."""
 
@@ -246,10 +294,10 @@ class Failure(_DaemonFrame, frozen=True):
     hint: str = ""
     gaps: tuple[tuple[str, str], ...] = ()
     cell_began: bool = False
-    limit: str = ""  # of a SessionExpired
+    limit: str = ""  # of a SessionExpired, or a QuotaExceeded
 
 
 Reply = (
     Welcome | OutputChunk | Executed | Description | Validated | Opened | LostReason | Files | Content
-    | PortExposed | TerminalOpened | Done | Failure
+    | PortExposed | TerminalOpened | DaemonStatus | Done | Failure
 )  # fmt: skip

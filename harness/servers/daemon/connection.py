@@ -9,7 +9,6 @@ import contextlib
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,21 +16,19 @@ from ....runner import channel
 from ....runner.messages import encode
 from ...sandbox.remote.frames import OutputChunk
 from .limits import HELLO_BYTES, ClientQuotas, ServeLimits
-
-if TYPE_CHECKING:
-    from .service import Service
+from .peers import Peer
 
 
 class ClientConnection:
     """Counts in `quotas` from its creation to `close`; creating one too many raises BusyError."""
 
     def __init__(
-        self, sock: socket.socket, client: int, quotas: ClientQuotas, limits: ServeLimits
+        self, sock: socket.socket, peer: Peer, quotas: ClientQuotas, limits: ServeLimits
     ) -> None:
-        quotas.connections.take(client)
+        quotas.connections.take(peer)
         sock.setblocking(False)
-        self.client = client  # the pid
-        self.service: Service | None = None  # set by the greeting
+        self.peer = peer
+        self.policy: str | None = None  # its name, set by the greeting
         self.deadline = time.monotonic() + limits.hello_seconds
         self._socket = sock
         self._quotas = quotas
@@ -57,20 +54,20 @@ class ClientConnection:
         except OSError:
             return b""
         self._hold(len(frame) if frame else self._receiver.held_bytes)
-        if frame is None and self.service and not self._begun:
+        if frame is None and self.policy is not None and not self._begun:
             self._begun = True  # the first packet of a longer frame: the rest must follow in time
             self.deadline = time.monotonic() + self._limits.frame_seconds
         return frame
 
-    def welcome(self, service: "Service") -> None:
-        """Accept requests from now on."""
-        self.service = service
+    def welcome(self, policy: str) -> None:
+        """Accept requests under the policy of that name from now on."""
+        self.policy = policy
         self._receiver = channel.Receiver(self._socket, self._limits.request_bytes)
         self.rest()
 
     def begin(self) -> None:
         """Count a request at work; raises BusyError."""
-        self._quotas.requests.take(self.client)
+        self._quotas.requests.take(self.peer)
         self._running = True
         self.deadline = float("inf")
 
@@ -115,7 +112,7 @@ class ClientConnection:
 
     def terminal_quota(self) -> contextlib.AbstractContextManager[None]:
         """Count a terminal of this client during the block; raises BusyError before it."""
-        return self._quotas.terminals.held(self.client)
+        return self._quotas.terminals.held(self.peer)
 
     def lend(self, frame: msgspec.Struct, terminal: int) -> None:
         """Send a short frame with the master of a terminal, and wait until the client sends something
@@ -149,19 +146,19 @@ class ClientConnection:
         if not self._closed:
             self._closed = True
             self._release()
-            self._quotas.connections.give_back(self.client)
+            self._quotas.connections.give_back(self.peer)
             self._socket.close()
 
     def _hold(self, size: int) -> None:
         if size > self._held:
-            self._quotas.bytes.take(self.client, size - self._held)
+            self._quotas.bytes.take(self.peer, size - self._held)
             self._held = size
 
     def _release(self) -> None:
-        self._quotas.bytes.give_back(self.client, self._held)
+        self._quotas.bytes.give_back(self.peer, self._held)
         self._held = 0
         if self._running:
-            self._quotas.requests.give_back(self.client)
+            self._quotas.requests.give_back(self.peer)
             self._running = False
 
     def _send(self, packet: bytes, deadline: float) -> None:

@@ -1,19 +1,20 @@
-"""The listening socket: accepts processes of the daemon's own user and tells others why not."""
+"""The listening socket: accepts processes of tenants and tells others why not."""
 
 import contextlib
-import os
 import select
 import socket
 import time
 from collections.abc import Iterator
 
-from ....policies.errors import CellwrightError, PolicyError
+from ....policies.errors import CellwrightError
 from ....runner import channel
 from ....runner.messages import encode
-from ...sandbox.remote.address import peer_of
 from ...sandbox.remote.failures import failure_of
 from .connection import ClientConnection
-from .limits import ClientQuotas, ServeLimits
+from .limits import ClientQuotas
+from .observer import USER, RequestObserver
+from .peers import peer_at
+from .tenants import Tenants
 
 _ACCEPTED_AT_ONCE = 32  # then open connections get their turn
 _PAUSE_SECONDS = 0.2  # before accepting again after EMFILE
@@ -27,15 +28,19 @@ class ClientListener:
     """
 
     def __init__(
-        self, listener: socket.socket, poll: select.poll, quotas: ClientQuotas, limits: ServeLimits
-    ) -> None:
+        self, listener: socket.socket, poll: select.poll, tenants: Tenants,
+        observer: RequestObserver,
+    ) -> None:  # fmt: skip
         listener.setblocking(False)
         poll.register(listener, select.POLLIN)
         self.deadline = _NEVER
         self._listener = listener
         self._poll = poll
-        self._quotas = quotas
-        self._limits = limits
+        self._tenants = tenants
+        self._limits = tenants.limits
+        has_tenants = tenants.plan.rules.socket_group is not None
+        self._quotas = ClientQuotas(self._limits, has_tenants=has_tenants)
+        self._observer = observer
 
     def fileno(self) -> int:
         return self._listener.fileno()
@@ -59,13 +64,14 @@ class ClientListener:
                 yield connection
 
     def _connect(self, sock: socket.socket) -> ClientConnection | None:
-        """Accept a process of our own user only: root too has a daemon of its own."""
-        pid, uid = peer_of(sock)
+        """Accept a process of our own user, or of the configured group, only: root too has a daemon of
+        its own."""
+        peer = peer_at(sock)
         try:
-            if uid != os.geteuid():
-                raise PolicyError(f"this daemon serves user {os.geteuid()}, not {uid}")
-            return ClientConnection(sock, pid, self._quotas, self._limits)
+            peer = peer._replace(tenant=self._tenants.tenant_of(peer.uid, peer.groups))
+            return ClientConnection(sock, peer, self._quotas, self._limits)
         except CellwrightError as error:
+            self._observer.note_refused(peer, error, USER)
             _refuse(sock, error)
             return None
 

@@ -10,8 +10,9 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -20,13 +21,25 @@ from ....policies.errors import BusyError, CellwrightError, PolicyError
 from ....runner import channel
 from ....runner.messages import decode
 from ...sandbox.remote.failures import failure_of
-from ...sandbox.remote.frames import VERSION, Cancel, ClientRequest, Hello, Welcome
+from ...sandbox.remote.frames import (
+    VERSION,
+    Cancel,
+    ClientRequest,
+    DaemonStatus,
+    GetStatus,
+    Hello,
+    Welcome,
+)
 from .connection import ClientConnection
-from .limits import ClientQuotas, ServeLimits
 from .listener import ClientListener
-from .service import Service
+from .observer import INVALID, SLOW, RequestObserver
+from .peers import Peer
+from .status import ReloadState, status_for
+from .tenants import Tenants
 
 _LAST_SECONDS = 5.0  # from cancelling the running requests to ending their cells
+_SWEEP_SECONDS = 5.0  # between two looks for what a reload has left unused
+_LAST_PACKETS = 64  # of a client at the shutdown: a request that it had sent before
 _NEVER = float("inf")
 _SERVING, _DRAINING, _CANCELLING, _OVER = range(4)
 
@@ -35,23 +48,25 @@ class Server:
     """Serves until `stop` is called, then closes its services."""
 
     def __init__(
-        self, listener: socket.socket, services: Mapping[str, Service],
-        limits: ServeLimits = ServeLimits(), drain_seconds: float = 10.0,  # noqa: B008 - a constant
-    ) -> None:  # fmt: skip
-        """`services` by the name of their policy; the first is the default."""
-        self._services = services
-        self._limits = limits
-        self._drain_seconds = drain_seconds
+        self, listener: socket.socket, tenants: Tenants, observer: RequestObserver
+    ) -> None:
+        self._tenants = tenants
+        self._observer = observer
+        self._limits = tenants.limits
+        self._began_at = time.monotonic()
         self._connections: dict[int, ClientConnection] = {}  # all of them, by descriptor
         self._running: dict[int, ClientConnection] = {}  # those that a thread owns
         self._returned: collections.deque[ClientConnection] = collections.deque()
         self._wake, self.waker = os.pipe2(
             os.O_CLOEXEC | os.O_NONBLOCK
         )  # signal handlers may write to it
-        self._threads = ThreadPoolExecutor(limits.running, "cellwright-serve")
+        self._threads = ThreadPoolExecutor(self._limits.running, "cellwright-serve")
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
-        self._listener = ClientListener(listener, self._poll, ClientQuotas(limits), limits)
+        self._listener = ClientListener(listener, self._poll, tenants, observer)
+        self._turned = threading.Event()  # set at each turn of the loop
+        self._sweep_at = _NEVER
+        self.reloads = ReloadState()
         self._stops = 0  # calls of `stop`
         self._stage = _SERVING
         self._deadline = _NEVER  # of the stage
@@ -63,6 +78,30 @@ class Server:
         """
         self._stops += 1
         self._wake_loop()
+
+    @property
+    def is_draining(self) -> bool:
+        """Tell whether it takes no new requests any more."""
+        return self._stops > 0 or self._stage != _SERVING
+
+    def is_well(self, seconds: float = 1.0) -> bool:
+        """Tell whether the event loop turns within `seconds`; for other threads."""
+        self._turned.clear()
+        self._wake_loop()
+        return self._turned.wait(seconds)
+
+    def sweep_soon(self) -> None:
+        """Close what a reload has left unused, from now on; for other threads."""
+        self._sweep_at = 0.0
+        self._wake_loop()
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many connections there are, and how many requests are at work."""
+        return len(self._connections), len(self._running)
+
+    def connections_of(self) -> Counter[str]:
+        """Return how many connections each tenant has."""
+        return Counter(each.peer.tenant for each in [*self._connections.values()])
 
     def run(self) -> None:
         """Serve until stopped; on return every connection is closed and every thread has ended."""
@@ -77,6 +116,7 @@ class Server:
                     elif connection := self._connections.get(descriptor):
                         self._receive(connection)
                 self._keep_deadlines()
+                self._turned.set()
         finally:
             self._end()
 
@@ -92,14 +132,14 @@ class Server:
             frame = connection.receive()
             if frame == b"":
                 self._forget(connection)
-            elif frame and connection.service:
+            elif frame and connection.policy is not None:
                 self._begin(connection, frame)
             elif frame:
                 self._greet(connection, frame)
         except (channel.ProtocolError, msgspec.DecodeError) as error:
-            self._refuse(connection, PolicyError(f"invalid frame: {error}"))
+            self._refuse(connection, PolicyError(f"invalid frame: {error}"), INVALID)
         except CellwrightError as error:
-            self._refuse(connection, error)
+            self._refuse(connection, error, INVALID)
 
     def _greet(self, connection: ClientConnection, frame: bytes) -> None:
         hello: Hello = decode(frame, Hello)
@@ -108,12 +148,8 @@ class Server:
                 f"the daemon has version {VERSION} of the protocol, the client {hello.version}",
                 "install the same version of cellwright on both sides",
             )
-        name = hello.policy or next(iter(self._services))
-        if name not in self._services:
-            raise PolicyError(
-                f"policy: {name!r} is not one of the daemon's: {', '.join(self._services)}"
-            )
-        connection.welcome(self._services[name])
+        self._tenants.service(connection.peer, hello.policy)  # or raise
+        connection.welcome(hello.policy)
         connection.tell_at_once(Welcome(VERSION, os.getpid(), self._limits.request_bytes))
 
     def _begin(self, connection: ClientConnection, frame: bytes) -> None:
@@ -121,6 +157,7 @@ class Server:
         try:
             connection.begin()
         except BusyError as error:
+            self._observer.note_refused(connection.peer, error)
             if not connection.tell_at_once(failure_of(error)):
                 self._forget(connection)
             return
@@ -135,12 +172,43 @@ class Server:
 
     def _work(self, connection: ClientConnection, frame: bytes) -> None:
         try:
-            reply = _reply_to(connection, frame)
+            begun = time.monotonic()
+            kind, reply = self._reply_to(connection, frame)
             if reply is not None:
                 connection.tell(reply, last=True)
+                policy = connection.policy or next(iter(self._tenants.plan.policies))
+                seconds = time.monotonic() - begun
+                self._observer.note_reply(connection.peer, policy, kind, reply, seconds)
         finally:
             self._returned.append(connection)
             self._wake_loop()
+
+    def _reply_to(
+        self, connection: ClientConnection, frame: bytes
+    ) -> tuple[str, msgspec.Struct | None]:
+        """Return the name of a request, and the reply; no reply to a Cancel that came too late."""
+        try:
+            request = decode(frame, ClientRequest)
+        except msgspec.DecodeError as error:
+            connection.hang_up()
+            return INVALID, failure_of(PolicyError(f"invalid frame: {error}"))
+        kind = type(request).__name__
+        if isinstance(request, Cancel):
+            return kind, None
+        try:
+            # Looked up for each request: a reload may have changed the policy, or who may use it.
+            if isinstance(request, GetStatus):
+                return kind, self._status(connection.peer)
+            service = self._tenants.service(connection.peer, connection.policy or "")
+            return kind, service.answer(request, connection)
+        except Exception as error:  # noqa: BLE001 - reported to the client; bugs also to stderr
+            return kind, failure_of(error)
+
+    def _status(self, peer: Peer) -> DaemonStatus:
+        return status_for(
+            peer, self._tenants, self._observer.measurements, self.connections_of(),
+            uptime_seconds=time.monotonic() - self._began_at, reload=self.reloads,
+        )  # fmt: skip
 
     def _take_returned(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -156,7 +224,8 @@ class Server:
 
     # shutdown
 
-    def _refuse(self, connection: ClientConnection, error: CellwrightError) -> None:
+    def _refuse(self, connection: ClientConnection, error: CellwrightError, limit: str) -> None:
+        self._observer.note_refused(connection.peer, error, limit)
         connection.tell_at_once(failure_of(error))
         self._forget(connection)
 
@@ -168,7 +237,7 @@ class Server:
 
     def _poll_timeout_ms(self) -> float | None:
         deadlines = [each.deadline for each in self._connections.values()]
-        next_look = min((self._deadline, self._listener.deadline, *deadlines))
+        next_look = min((self._deadline, self._listener.deadline, self._sweep_at, *deadlines))
         if next_look == _NEVER:
             return None
         return max(0.0, next_look - time.monotonic()) * 1000 + 1
@@ -176,8 +245,12 @@ class Server:
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
         for connection in [each for each in self._connections.values() if each.deadline <= now]:
-            self._refuse(connection, BusyError("the client took too long to send a request"))
+            error = BusyError("the client took too long to send a request")
+            self._refuse(connection, error, SLOW)
         self._listener.keep_deadline(now)
+        if self._sweep_at <= now:
+            self._sweep_at = now + _SWEEP_SECONDS
+            self._threads.submit(self._sweep)
         if self._stops:
             self._stop(now)
 
@@ -194,19 +267,34 @@ class Server:
             self._stage = _OVER
 
     def _drain(self, now: float) -> None:
-        self._stage, self._deadline = _DRAINING, now + self._drain_seconds
+        """Stop accepting, and answer what clients had sent before."""
+        seconds = self._tenants.plan.configuration.drain_seconds
+        self._stage, self._deadline = _DRAINING, now + seconds
         self._listener.close()
-        for connection in [*self._connections.values()]:
-            if connection.fileno() not in self._running:
-                self._forget(connection)
+        for connection in self._idle():
+            self._receive_what_is_there(connection)
+        for connection in self._idle():
+            self._forget(connection)
+
+    def _receive_what_is_there(self, connection: ClientConnection) -> None:
+        for _ in range(_LAST_PACKETS):
+            if connection not in self._idle() or not connection.is_gone():
+                return
+            self._receive(connection)
+
+    def _idle(self) -> list[ClientConnection]:
+        return [each for each in self._connections.values() if each.fileno() not in self._running]
+
+    def _sweep(self) -> None:
+        if not self._tenants.sweep():
+            self._sweep_at = _NEVER
 
     def _end(self) -> None:
         """Close everything; threads that wait for a client that does not read stop waiting."""
         self._listener.close()
         for connection in self._connections.values():
             connection.cut()
-        for service in self._services.values():
-            service.close()
+        self._tenants.close()
         self._threads.shutdown()
         for connection in self._connections.values():
             connection.close()
@@ -217,19 +305,3 @@ class Server:
     def _wake_loop(self) -> None:
         with contextlib.suppress(OSError):  # already closed
             os.write(self.waker, b"\0")
-
-
-def _reply_to(connection: ClientConnection, frame: bytes) -> msgspec.Struct | None:
-    """Return the reply; None for a Cancel that came too late."""
-    try:
-        request = decode(frame, ClientRequest)
-    except msgspec.DecodeError as error:
-        connection.hang_up()
-        return failure_of(PolicyError(f"invalid frame: {error}"))
-    if isinstance(request, Cancel):
-        return None
-    assert connection.service  # noqa: S101 - set by the greeting, before any request
-    try:
-        return connection.service.answer(request, connection)
-    except Exception as error:  # noqa: BLE001 - reported to the client; bugs also to stderr
-        return failure_of(error)

@@ -3,15 +3,18 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import asdict
 
-from ....policies.errors import PolicyError
+from ....policies.errors import ClosedError, PolicyError
+from ....policies.policy import Policy
+from ....runner.request import new_execution_id
+from ....runner.result import SandboxResult, SandboxStatus
 from ....runner.session import gone
-from ....runner.settings import SessionSettings
+from ....runner.supervisors import SupervisorsState
 from ...sandbox.parameters import TerminalArguments
 from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
@@ -45,6 +48,7 @@ from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
 from .limits import ServeLimits
 from .ports import DaemonsPorts
+from .quotas import TenantQuota
 
 _REMEMBERED = 1000  # lost sessions whose reason is kept
 _UNKNOWN = LostReason("unknown to the daemon")
@@ -73,28 +77,41 @@ class Service:
     """Carries out requests; safe from many threads."""
 
     def __init__(
-        self, sandbox: Sandbox, policies: tuple[str, ...],
-        limits: ServeLimits = ServeLimits(),  # noqa: B008 - a constant
-        lifetime_seconds: float = SessionSettings().lifetime_seconds,
+        self, policy: Policy, make: Callable[[], Sandbox], policies: tuple[str, ...],
+        limits: ServeLimits, lifetime_seconds: float, quota: TenantQuota,
+        count_sessions: Callable[[], int], opened: "OpenedSessions | None" = None,
     ) -> None:  # fmt: skip
-        """`lifetime_seconds`: the most by which a client can extend the life of a session."""
-        if sandbox.privacy:
+        """`make` makes the sandbox when it is first needed.
+
+        `lifetime_seconds`: the most by which a client can extend the life of a session.
+        `count_sessions`: of the tenant.  `opened`: the sessions of the service whose place this one
+        takes, which clients go on using.
+        """
+        if policy.privacy.enabled:
             raise PolicyError(
-                f"policy {sandbox.policy.name!r}: privacy is not available in a daemon",
+                f"policy {policy.name!r}: privacy is not available in a daemon",
                 "make a Sandbox in the process that holds the personal data",
             )
-        self._sandbox = sandbox
+        self.name = policy.name
+        self.policies = policies
+        self.opened = opened or OpenedSessions()
+        self._make = make
+        self._making = threading.Lock()
+        self._made: Sandbox | None = None
+        self._closed = False
+        self._running = 0
+        self._lock = threading.Lock()
+        self._quota = quota
+        self._count_sessions = count_sessions
         self._lifetime_seconds = lifetime_seconds
         self._ports = DaemonsPorts(limits.ports_per_session)
-        self._policies = policies
-        self._opened = _Opened()
         self._answers: dict[type, Callable[[Any, Requester], msgspec.Struct]] = {
             Execute: self._execute,
             Describe: self._describe,
             Validate: self._validate,
             AwaitSettled: self._settle,
             OpenSession: self._open,
-            CheckSession: lambda frame, requester: self._opened.why_lost(frame.session),
+            CheckSession: lambda frame, requester: self.opened.why_lost(frame.session),
             ListSessionFiles: lambda frame, requester: Files(self._session(frame).files()),
             Download: self._download,
             TakeSnapshot: self._snapshot,
@@ -108,17 +125,59 @@ class Service:
 
     def answer(self, request: Any, requester: Requester) -> msgspec.Struct:
         """Return the reply; raises what the same call of a Sandbox or Session raises."""
-        return self._answers[type(request)](request, requester)
+        with self._lock:
+            self._running += 1
+        try:
+            return self._answers[type(request)](request, requester)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def start(self) -> None:
+        """Make the sandbox now; raises what making it raises."""
+        _ = self._sandbox
+
+    def state(self) -> SupervisorsState | None:
+        """Return what its cells do and use now; None before the sandbox is made, and after the end."""
+        return self._made._state() if self._made and not self._closed else None
+
+    def sessions(self) -> int:
+        """Return how many sessions of its sandbox live."""
+        state = self.state()
+        return state.sessions if state else 0
+
+    def is_idle(self) -> bool:
+        """Tell whether neither a request nor a session uses it."""
+        return not self._running and not self.sessions()
 
     def close(self) -> None:
-        self._sandbox.close()
+        """End its cells; closing twice is harmless."""
+        self._closed = True
+        with self._making:
+            if self._made:
+                self._made.close()
+
+    @property
+    def _sandbox(self) -> Sandbox:
+        with self._making:
+            if self._closed:
+                raise ClosedError("the daemon has closed this policy's cells")
+            if self._made is None:
+                self._made = self._make()
+            return self._made
 
     def _execute(self, frame: Execute, requester: Requester) -> Executed:
         requester.weigh(weight_of(frame))
         self._check_packages(frame.given.packages)
         executing = self._session(frame) if frame.session else self._sandbox
         on_output = requester.on_output if frame.stream else None
-        return packed_result(executing._execute(given_of(frame), on_output, requester.fileno()))
+        given, cancel = given_of(frame), requester.fileno()
+        with self._quota.turn(cancel) as is_turn:
+            if not is_turn:
+                return packed_result(_cancelled(given.trace_id))
+            result = executing._execute(given, on_output, cancel)
+            self._quota.spend(result.usage.cpu_user_seconds + result.usage.cpu_system_seconds)
+        return packed_result(result)
 
     def _check_packages(self, packages: Sequence[str]) -> None:
         """Refuse packages under a policy that names none: a client chooses only among those that the
@@ -131,7 +190,7 @@ class Service:
             )
 
     def _describe(self, frame: Describe, requester: Requester) -> Description:
-        return Description(self._policies, self._sandbox.policy, self._sandbox.plan)
+        return Description(self.policies, self._sandbox.policy, self._sandbox.plan)
 
     def _validate(self, frame: Validate, requester: Requester) -> Validated:
         requester.weigh(4 * len(frame.code))
@@ -142,12 +201,19 @@ class Service:
         return Done()
 
     def _session(self, frame: Any) -> Session:
-        return self._opened.named(frame.session)
+        return self.opened.named(frame.session)
 
     def _open(self, frame: OpenSession, requester: Requester) -> Opened:
         self._check_packages(frame.packages)
-        session = self._sandbox.session(frame.id, frame.language, packages=frame.packages)
-        return Opened(self._opened.key_of(session), session.id, session.diverged, session.language)
+        with self._room_for_session(frame.id):
+            session = self._sandbox.session(frame.id, frame.language, packages=frame.packages)
+        key = self.opened.key_of(session, self)
+        return Opened(key, session.id, session.diverged, session.language)
+
+    def _room_for_session(self, id: str | None) -> AbstractContextManager[None]:
+        if id is not None and self.opened.has(id, self):
+            return nullcontext()
+        return self._quota.room_for_session(self._count_sessions)
 
     def _download(self, frame: Download, requester: Requester) -> Content:
         session = self._session(frame)
@@ -161,10 +227,12 @@ class Service:
         return Content(session.snapshot())
 
     def _fork(self, frame: ForkSession, requester: Requester) -> Opened:
-        branch = self._session(frame).fork()
+        with self._quota.room_for_session(self._count_sessions):
+            branch = self._session(frame).fork()
         if requester.is_gone():  # no client has its key then
             branch.close()
-        return Opened(self._opened.key_of(branch), branch.id, branch.diverged, branch.language)
+        key = self.opened.key_of(branch, self)
+        return Opened(key, branch.id, branch.diverged, branch.language)
 
     def _extend(self, frame: ExtendSession, requester: Requester) -> Done:
         if frame.seconds > self._lifetime_seconds:
@@ -201,20 +269,29 @@ class Service:
         return Done()
 
     def _close(self, frame: CloseSession, requester: Requester) -> Done:
-        if not self._opened.why_lost(frame.session).lost:
+        if not self.opened.why_lost(frame.session).lost:
             self._session(frame).close()
         return Done()
 
 
-class _Opened:
-    """Sessions by the unique key that clients use for them."""
+class OpenedSessions:
+    """Sessions by the unique key that clients use for them, with the service that opened each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_key: dict[str, Session] = {}
+        self._services: dict[str, Service] = {}  # by the same keys
         self._lost: dict[str, LostReason] = {}
 
-    def key_of(self, session: Session) -> str:
+    def has(self, id: str, service: Service) -> bool:
+        """Tell whether a session of that id, opened by a service, lives."""
+        with self._lock:
+            return any(
+                each.id == id and not each.lost and self._services[key] is service
+                for key, each in self._by_key.items()
+            )
+
+    def key_of(self, session: Session, service: Service) -> str:
         with self._lock:
             self._forget_the_lost()
             for key, known in self._by_key.items():
@@ -222,6 +299,7 @@ class _Opened:
                     return key
             key = os.urandom(16).hex()
             self._by_key[key] = session
+            self._services[key] = service
             return key
 
     def named(self, key: str) -> Session:
@@ -240,8 +318,17 @@ class _Opened:
         """Keep only the reason of each lost session: its history may be large."""
         for key in [key for key, each in self._by_key.items() if each.lost]:
             self._lost[key] = _reason(self._by_key.pop(key))
+            del self._services[key]
         while len(self._lost) > _REMEMBERED:
             del self._lost[next(iter(self._lost))]
+
+
+def _cancelled(trace_id: str | None) -> SandboxResult:
+    """Return the result of a call that was cancelled while it waited for its turn."""
+    return SandboxResult(
+        status=SandboxStatus.CANCELLED, reason="cancelled", error="cancelled while it waited",
+        execution_id=new_execution_id(), trace_id=trace_id,
+    )  # fmt: skip
 
 
 def _reason(session: Session) -> LostReason:

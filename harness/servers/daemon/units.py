@@ -16,12 +16,12 @@ _DEFAULT_PLACES = {"system": "/run/cellwright.sock", "user": "%t/cellwright.sock
 
 def write_units(
     directory: Path, arguments: Sequence[str] = (), socket: Path | None = None,
-    drain_seconds: float = 10.0,
+    drain_seconds: float = 10.0, group: int | None = None,
 ) -> tuple[Path, ...]:  # fmt: skip
     """Write system units for root, else user units; return their paths.  Raises PolicyError.
 
     systemd starts the daemon with `arguments` and listens at `socket`; at the stop, running requests
-    have `drain_seconds` to finish.
+    have `drain_seconds` to finish.  Members of `group` may connect.
     """
     place = (
         os.fspath(socket.absolute()).replace("%", "%%")
@@ -29,6 +29,7 @@ def write_units(
         else _DEFAULT_PLACES[kind_of_user()]
     )
     kind = kind_of_user()
+    reload = "ExecReload=/bin/kill -HUP $MAINPID\n" if "--config" in arguments else ""
     written = []
     for name in NAMES:
         template = resources.files(__package__).joinpath(f"{kind}.{name.rpartition('.')[2]}")
@@ -36,7 +37,9 @@ def write_units(
         try:
             text = template.read_text().replace("@COMMAND@", _command(arguments))
             stop = f"{drain_seconds + _END_SECONDS:g}"
-            path.write_text(text.replace("@SOCKET@", place).replace("@STOP@", stop))
+            mode = "0600" if group is None else f"0660\nSocketGroup={group}"
+            text = text.replace("@SOCKET@", place).replace("@STOP@", stop).replace("@MODE@", mode)
+            path.write_text(text.replace("@RELOAD@", reload))
         except OSError as error:
             raise PolicyError(f"cannot write {path}: {error.strerror}") from None
         written.append(path)

@@ -36,7 +36,7 @@ if {descriptors}:
 options = argparse.Namespace(
     socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
     session_idle={idle}, session_freeze=300.0, session_lifetime={lifetime}, python=None,
-    find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(),
+    find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(), check=False, metrics={metrics!r}, request_log={request_log!r}, otel=False,
 )
 serve(options, {policies}, ServeLimits(**{limits!r}))
 """
@@ -104,13 +104,14 @@ def serving(
     path: Path, *, drain: float = 10.0, audit: str | None = None, descriptors: int = 0,
     sessions: int = 32, idle: float = 1800.0, lifetime: float = 86_400.0,
     find_links: str | None = None, policies: str = PROFILES, imports: str = "",
+    metrics: str | None = None, request_log: str | None = None,
     **limits: Any,
 ) -> Iterator[Daemon]:  # fmt: skip
     """Start one; `policies` is an expression in Python, for which `imports` are statements."""
     script = SCRIPT.format(
         paths=[str(ROOT), *sys.path], path=str(path), drain=drain, audit=audit, limits=limits,
         descriptors=descriptors, sessions=sessions, idle=idle, policies=policies, imports=imports,
-        lifetime=lifetime, find_links=find_links,
+        lifetime=lifetime, find_links=find_links, metrics=metrics, request_log=request_log,
     )  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

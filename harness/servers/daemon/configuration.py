@@ -1,0 +1,247 @@
+"""The daemon's configuration file: TOML, of which every field is checked before anything is done.
+
+The file must be a regular file that only the daemon's user or root may write, because it names what
+clients may do.
+"""
+
+import grp
+import pwd
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ....policies.errors import PolicyError
+from ....policies.loading import load_policy, profile_names
+from ....policies.policy import Policy, named_layers
+from ....policies.toml_file import (
+    is_about_unknown_field,
+    parsed_toml,
+    place_of,
+    read_regular_file,
+    similar_field,
+)
+from ....runner.settings import PoolSettings, SessionSettings
+from .limits import ServeLimits
+from .quotas import QuotaSettings
+
+OWNER, OTHERS = "owner", "other"  # tenants that the file does not name
+_MOST_TENANTS = 64
+_DOCUMENT = "harness/servers/daemon/README.md lists every field"
+_Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+_Positive = Annotated[float, Meta(gt=0, le=31_536_000)]
+_Count = Annotated[int, Meta(ge=1, le=100_000)]
+_Whole = Annotated[int, Meta(ge=1, le=1 << 40)]
+_Strings = tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...]
+_DEFAULT_SESSIONS = SessionSettings()
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class SessionTable(_Table, frozen=True, kw_only=True):
+    """`[sessions]`: for each tenant and policy."""
+
+    alive: _Count = _DEFAULT_SESSIONS.alive
+    freeze_seconds: _Positive = _DEFAULT_SESSIONS.freeze_seconds
+    idle_seconds: _Positive = _DEFAULT_SESSIONS.idle_seconds
+    lifetime_seconds: _Positive = _DEFAULT_SESSIONS.lifetime_seconds
+
+    @property
+    def settings(self) -> SessionSettings:
+        return SessionSettings(
+            self.alive, self.freeze_seconds, self.idle_seconds, self.lifetime_seconds
+        )
+
+
+class QuotaTable(_Table, frozen=True, kw_only=True):
+    """`[quota]`: what a tenant may use at once or a minute; without a field there is no such quota."""
+
+    calls: _Count | None = None
+    queue: Annotated[int, Meta(ge=0, le=100_000)] = 64
+    queue_seconds: _Positive = 30.0
+    sessions: _Count | None = None
+    cpu_seconds_per_minute: _Positive | None = None
+
+    @property
+    def settings(self) -> QuotaSettings:
+        return QuotaSettings(
+            self.calls, self.queue, self.queue_seconds, self.sessions, self.cpu_seconds_per_minute
+        )
+
+
+class TenantTable(QuotaTable, frozen=True, kw_only=True):
+    """`[[tenants]]`: processes of these users, or with one of these groups, share quotas and cells."""
+
+    name: _Name
+    users: tuple[str | int, ...] = ()
+    groups: tuple[str | int, ...] = ()
+    policies: _Strings = ()  # names of policies; empty for all
+
+
+LimitsTable = msgspec.defstruct(
+    "LimitsTable",
+    [
+        (name, _Positive if isinstance(default, float) else _Whole, default)
+        for name, default in ServeLimits._field_defaults.items()
+    ],
+    frozen=True, forbid_unknown_fields=True,
+)  # fmt: skip
+
+
+class DaemonConfiguration(_Table, frozen=True, kw_only=True):
+    """What `cellwright serve` does; the options of the command are another way to say a part of it."""
+
+    policies: Annotated[_Strings, Meta(min_length=1, max_length=64)] = ("strict",)
+    optional: _Strings = ()
+    socket: str | None = None
+    socket_group: str | int | None = None
+    pool: Annotated[int, Meta(ge=0, le=10_000)] = PoolSettings().size
+    python: str | None = None
+    find_links: str | None = None
+    no_index: bool = False
+    index_url: str | None = None
+    audit: str | None = None
+    metrics: str | None = None
+    request_log: str | None = None
+    opentelemetry: bool = False
+    drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    sessions: SessionTable = SessionTable()
+    quota: QuotaTable = QuotaTable()
+    limits: LimitsTable = LimitsTable()  # type: ignore[valid-type]
+    tenants: Annotated[tuple[TenantTable, ...], Meta(max_length=_MOST_TENANTS)] = ()
+
+    @property
+    def serve_limits(self) -> ServeLimits:
+        return ServeLimits(**msgspec.structs.asdict(self.limits))
+
+
+NEED_RESTART = (
+    "socket", "socket_group", "audit", "metrics", "request_log", "opentelemetry", "limits",
+)  # fmt: skip
+
+
+def read_configuration(path: Path) -> DaemonConfiguration:
+    """Return the configuration in a file, with absolute paths; raises PolicyError with file, line and
+    field of the first error."""
+    text = read_regular_file(path, owned=True)
+    data = parsed_toml(text, path)
+    try:
+        read = msgspec.convert(data, DaemonConfiguration)
+        checked = _with_absolute_paths(read, path.absolute().parent)
+        tenant_rules(checked)
+        policies_of(checked)
+    except msgspec.ValidationError as error:
+        raise PolicyError(
+            f"{place_of(path, text, str(error))}: {error}", _hint(str(error))
+        ) from None
+    except PolicyError as error:
+        place = place_of(path, text, error.what)
+        raise PolicyError(f"{place}: {error.what}", error.hint) from None
+    return checked
+
+
+def policies_of(configuration: DaemonConfiguration) -> dict[str, Policy]:
+    """Return the policies by name; the first is the default of clients.  Raises PolicyError."""
+    chosen = named_layers("optional", configuration.optional)
+    found: dict[str, Policy] = {}
+    for name in configuration.policies:
+        if name not in profile_names():
+            read_regular_file(Path(name))  # load_policy would wait for the writer of a FIFO
+        policy = load_policy(name)
+        layers = (*policy.optional_layers, *chosen)
+        policy = msgspec.structs.replace(policy, optional_layers=layers)
+        if policy.name in found:
+            raise PolicyError(
+                f"policies: names must differ, got {policy.name} twice",
+                "change `name` in the TOML files",
+            )
+        found[policy.name] = policy
+    for tenant in configuration.tenants:
+        if unknown := [each for each in tenant.policies if each not in found]:
+            known = ", ".join(found)
+            raise PolicyError(
+                f"tenants.policies: {unknown[0]!r} of {tenant.name} is not of {known}"
+            )
+    return found
+
+
+class TenantRules(msgspec.Struct, frozen=True):
+    """Who may connect, as numbers of users and groups."""
+
+    socket_group: int | None
+    by_user: dict[int, str]
+    by_group: dict[int, str]
+
+
+def tenant_rules(configuration: DaemonConfiguration) -> TenantRules:
+    """Return who belongs to which tenant; raises PolicyError for an unknown user or group, or one that
+    two tenants have."""
+    by_user: dict[int, str] = {}
+    by_group: dict[int, str] = {}
+    names: set[str] = set()
+    for tenant in configuration.tenants:
+        if tenant.name in names or tenant.name in (OWNER, OTHERS):
+            raise PolicyError(f"tenants.name: {tenant.name!r} is used twice, or has a meaning")
+        names.add(tenant.name)
+        if not (tenant.users or tenant.groups):
+            raise PolicyError(f"tenants.users: {tenant.name} has neither users nor groups")
+        for user in tenant.users:
+            _add(by_user, _uid(user), tenant.name, "users", user)
+        for group in tenant.groups:
+            _add(by_group, _gid(group), tenant.name, "groups", group)
+    given = configuration.socket_group
+    if configuration.tenants and given is None:
+        raise PolicyError(
+            "tenants: others cannot connect without socket_group",
+            "name the group whose members may connect",
+        )
+    return TenantRules(None if given is None else _gid(given), by_user, by_group)
+
+
+def _add(known: dict[int, str], number: int, tenant: str, field: str, given: str | int) -> None:
+    if known.setdefault(number, tenant) != tenant:
+        raise PolicyError(f"tenants.{field}: {given} belongs to {known[number]} and to {tenant}")
+
+
+def _uid(user: str | int) -> int:
+    try:
+        return user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise PolicyError(f"tenants.users: this host has no user {user!r}") from None
+
+
+def _gid(group: str | int) -> int:
+    try:
+        return group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+    except (KeyError, ValueError):
+        raise PolicyError(f"groups: this host has no group {group!r}") from None
+
+
+def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfiguration:
+    """Return the configuration with paths that count from the directory of the file."""
+
+    def place(path: str | None) -> str | None:
+        return path if path is None else str(beside / path)
+
+    known = profile_names()
+    changed: dict[str, Any] = {
+        "policies": tuple(each if each in known else str(beside / each) for each in read.policies),
+        "socket": place(read.socket),
+        "audit": place(read.audit),
+        "find_links": place(read.find_links),
+        "request_log": read.request_log if read.request_log == "-" else place(read.request_log),
+    }
+    if read.metrics and "/" in read.metrics:
+        changed["metrics"] = place(read.metrics)
+    return msgspec.structs.replace(read, **changed)
+
+
+def _hint(complaint: str) -> str:
+    if not is_about_unknown_field(complaint):
+        return ""
+    tables = (DaemonConfiguration, SessionTable, QuotaTable, TenantTable, LimitsTable)
+    close = similar_field(complaint, tables)
+    return f"did you mean {close}?" if close else _DOCUMENT

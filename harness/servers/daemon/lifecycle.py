@@ -1,0 +1,279 @@
+"""The life of the daemon: what it opens, its signals, reloads, and what it reports to systemd."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....policies.errors import CellwrightError, PolicyError
+from ....policies.policy import Policy
+from ....runner.audit.log import AuditLog
+from ....runner.audit.record import AuditEntry
+from ....runner.cgroups.delegation import take_delegation
+from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
+from ...sandbox.sandbox import Sandbox
+from ..descriptors import allow_descriptors
+from ..operations.endpoint import serving_pages
+from ..operations.measurements import Measurements
+from ..operations.pages import OperatorsPages
+from ..operations.request_log import RequestLog
+from ..operations.telemetry import OnEntry, exporting
+from .configuration import NEED_RESTART, OWNER, DaemonConfiguration, policies_of, tenant_rules
+from .observer import RequestObserver
+from .server import Server
+from .status import ReloadState, gauges_of
+from .tenants import TenantPlan, Tenants
+
+if TYPE_CHECKING:
+    from ...sandbox.packages.store import PackageStore
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ReadConfiguration = Callable[[], DaemonConfiguration]
+
+
+def plan_of(configuration: DaemonConfiguration) -> TenantPlan:
+    """Return a configuration with its policies, and the numbers of its users; raises PolicyError."""
+    return TenantPlan(configuration, policies_of(configuration), tenant_rules(configuration))
+
+
+def run_daemon(
+    plan: TenantPlan, *, file: Path | None = None, read: ReadConfiguration | None = None,
+    delegated: bool = False,
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration by `read`, or without it ends the
+    daemon, too.  `file`: where `read` reads.
+
+    Raises PolicyError, and BusyError if a daemon listens on the socket already.
+    """
+    for number in _signals():  # before the server drains: clean up and exit
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    allow_descriptors()
+    configuration = plan.configuration
+    measurements = Measurements()
+    _name_labels(measurements, plan)
+    with contextlib.ExitStack() as stack:
+        group = -1 if plan.rules.socket_group is None else plan.rules.socket_group
+        listener, place = stack.enter_context(_listening(configuration, group))
+        log = stack.enter_context(_request_log(configuration))
+        trail = stack.enter_context(_trail(configuration, measurements))
+        root = take_delegation() if delegated else None
+        tenants = Tenants(plan, lambda policy, chosen: _sandbox(policy, chosen, trail, root))
+        try:
+            server = Server(listener, tenants, RequestObserver(measurements, log))
+            server.reloads = ReloadState(str(file or ""))
+            measurements.add_gauges(
+                lambda: gauges_of(
+                    tenants, measurements, server.counts(), is_draining=server.is_draining
+                )
+            )
+            stack.enter_context(_pages(configuration, measurements, server, group))
+        except BaseException:
+            tenants.close()
+            raise
+        reloader = Reloader(server, tenants, measurements, read) if read else None
+        with _on_signals(server, reloader):
+            names = ", ".join(plan.policies)
+            _report(f"serving {names} at {place}")
+            notify(f"READY=1\nSTATUS=serving {names}", os.environ)
+            server.run()
+        if reloader:
+            reloader.close()
+
+
+class Reloader:
+    """Reloads the configuration in a thread of its own, one time after the other; requests that come
+    meanwhile lead to one more.  A configuration that cannot be applied changes nothing."""
+
+    def __init__(
+        self, server: Server, tenants: Tenants, measurements: Measurements, read: ReadConfiguration
+    ) -> None:
+        self._server = server
+        self._tenants = tenants
+        self._measurements = measurements
+        self._read = read
+        self._wanted = os.eventfd(0, os.EFD_CLOEXEC)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="cellwright-reload", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Reload soon; for signal handlers, which may interrupt each other."""
+        os.eventfd_write(self._wanted, 1)
+
+    def close(self) -> None:
+        self._closed = True
+        self.request()
+        self._thread.join()
+        os.close(self._wanted)
+
+    def _run(self) -> None:
+        while True:
+            os.eventfd_read(self._wanted)
+            if self._closed:
+                return
+            self._reload()
+
+    def _reload(self) -> None:
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
+        state = self._server.reloads
+        try:
+            plan = plan_of(self._read())
+            _refuse_what_needs_restart(self._tenants.plan.configuration, plan.configuration)
+            self._tenants.reload(plan)
+        except CellwrightError as error:
+            self._server.reloads = state._replace(error=error.what)
+            _report(f"configuration not reloaded, the former one stays in force: {error}")
+        except Exception as error:  # noqa: BLE001 - a bug must not end a daemon that serves
+            self._server.reloads = state._replace(error=f"{type(error).__name__}: {error}")
+            _report(f"configuration not reloaded: {type(error).__name__}: {error}")
+        else:
+            _name_labels(self._measurements, plan)
+            self._server.reloads = state._replace(applied=state.applied + 1, error="")
+            self._server.sweep_soon()
+            _report(f"configuration reloaded: serving {', '.join(plan.policies)}")
+        names = ", ".join(self._tenants.plan.policies)
+        notify(f"READY=1\nSTATUS=serving {names}", os.environ)
+
+
+def _refuse_what_needs_restart(old: DaemonConfiguration, new: DaemonConfiguration) -> None:
+    for field in NEED_RESTART:
+        if getattr(old, field) != getattr(new, field):
+            raise PolicyError(f"{field}: changes only when the daemon is restarted")
+
+
+def _name_labels(measurements: Measurements, plan: TenantPlan) -> None:
+    """Let the names that the operator gave be labels; those of earlier configurations stay labels."""
+    measurements.policies |= frozenset(plan.policies)
+    measurements.tenants |= {OWNER, *(each.name for each in plan.configuration.tenants)}
+
+
+@contextlib.contextmanager
+def _listening(
+    configuration: DaemonConfiguration, group: int
+) -> Iterator[tuple[socket.socket, str]]:
+    """Open the socket that systemd passed, or a new one; yield it and its name."""
+    passed = passed_by_systemd(os.environ)
+    if passed:
+        with passed:
+            yield passed, str(passed.getsockname())
+        return
+    path = Path(configuration.socket) if configuration.socket else default_path()
+    with listening_at(path, group) as listener:
+        yield listener, str(path)
+
+
+@contextlib.contextmanager
+def _request_log(configuration: DaemonConfiguration) -> Iterator[RequestLog | None]:
+    if configuration.request_log is None:
+        yield None
+        return
+    with contextlib.closing(RequestLog(configuration.request_log)) as log:
+        yield log
+
+
+@contextlib.contextmanager
+def _trail(
+    configuration: DaemonConfiguration, measurements: Measurements
+) -> Iterator[AuditLog | None]:
+    """Open the trail, which tells the listeners of each record; None if nothing needs one.
+
+    It keeps no entries in memory: nobody can ask a daemon for them.
+    """
+    listeners: list[OnEntry] = []
+    if configuration.metrics or configuration.opentelemetry:
+        listeners.append(measurements)
+    with contextlib.ExitStack() as stack:
+        if configuration.opentelemetry:
+            listeners.append(stack.enter_context(exporting(measurements)))
+        if not (listeners or configuration.audit):
+            yield None
+            return
+
+        def tell(entry: AuditEntry) -> None:
+            for each in listeners:
+                each(entry)
+
+        log = AuditLog(
+            path=configuration.audit, max_entries=0, on_entry=tell if listeners else None
+        )
+        with log:
+            yield log
+
+
+@contextlib.contextmanager
+def _pages(
+    configuration: DaemonConfiguration, measurements: Measurements, server: Server, group: int
+) -> Iterator[None]:
+    if not configuration.metrics:
+        yield
+        return
+
+    def not_ready() -> str:
+        return "draining" if server.is_draining else ""
+
+    pages = OperatorsPages(measurements, not_ready, server.is_well)
+    with serving_pages(configuration.metrics, pages, group):
+        yield
+
+
+def _sandbox(
+    policy: Policy, configuration: DaemonConfiguration, trail: AuditLog | None, root: str | None
+) -> Sandbox:
+    return Sandbox(
+        policy=policy, pool=configuration.pool, sessions=configuration.sessions.settings,
+        audit=trail or False, cgroup_root=root, python=configuration.python,
+        package_store=_store(configuration),
+    )  # fmt: skip
+
+
+def _store(configuration: DaemonConfiguration) -> "PackageStore | None":
+    if not (configuration.find_links or configuration.no_index or configuration.index_url):
+        return None
+    from ...sandbox.packages.store import PackageStore
+
+    return PackageStore(
+        find_links=configuration.find_links, index=not configuration.no_index,
+        index_url=configuration.index_url, optional_layers=configuration.optional,
+        python=configuration.python,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _on_signals(server: Server, reloader: Reloader | None) -> Iterator[None]:
+    """Drain at the first signal, cancel at the second; reload at SIGHUP.
+
+    The interpreter's C handler wakes the server by its descriptor: a signal that comes just before the
+    server waits would else be handled only after the wait.
+    """
+
+    def stop(*_: object) -> None:
+        notify("STOPPING=1", os.environ)
+        server.stop()
+
+    for number in _signals():
+        signal.signal(number, stop)
+    if reloader:
+        signal.signal(signal.SIGHUP, lambda *_: reloader.request())
+    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        if reloader:  # which is closed now
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end the daemon; SIGHUP is not one if nohup(1) made it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(each for each in _SIGNALS if each is not signal.SIGHUP or not ignored)
+
+
+def _report(words: str) -> None:
+    print(f"cellwright: {words}", file=sys.stderr, flush=True)
