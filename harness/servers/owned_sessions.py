@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ...policies.errors import BusyError, CellwrightError, SessionLost
@@ -50,17 +51,41 @@ class OwnedSessions:
         self._of_owners = ClientQuota("open sessions", limits.of_one, total, hint, "conversation")
         self._of_clients = ClientQuota("open sessions", limits.of_a_client, total, hint)
 
-    def open(self, owner: SessionOwner, sandbox: Sandbox, language: str) -> Session:
+    def open(
+        self, owner: SessionOwner, sandbox: Sandbox, language: str, packages: Sequence[str] = ()
+    ) -> Session:
         """Open a session; raises BusyError if its owner, its client or all together have too many."""
         self._count(owner.id)
         try:
             id = secrets.token_hex(_ID_BYTES)  # without a handshake, the id is the only credential
-            session = sandbox.session(id, language)
+            session = sandbox.session(id, language, packages=packages)
         except BaseException:
             self._uncount(owner.id)
             raise
         with self._lock:
             self._open[owner.id, id] = session
+        return session
+
+    def named(
+        self, owner: SessionOwner, name: str, sandbox: Sandbox, language: str,
+        packages: Sequence[str] = (),
+    ) -> Session:  # fmt: skip
+        """Return the owner's session of a name that the owner chose, or open it."""
+        with self._lock:
+            known = self._open.get((owner.id, name))
+        is_new = known is None or bool(known.lost)
+        if is_new:
+            self._count(owner.id)
+        try:
+            session = sandbox.session(name, language, packages=packages)
+        except BaseException:
+            if is_new:
+                self._uncount(owner.id)
+            raise
+        with self._lock:
+            if is_new and self._open.get((owner.id, name)) is session:  # another thread was first
+                self._uncount(owner.id)
+            self._open[owner.id, name] = session
         return session
 
     def _count(self, owner_id: str) -> None:

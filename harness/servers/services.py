@@ -9,6 +9,7 @@ from ...policies.errors import PolicyError
 from ...runner.settings import PoolSettings
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
+from ..schemas.spec import ToolSpec
 from ..skills.search import SkillSearch
 from ..skills.skills import Skills
 from ..tools.approval import Approve
@@ -133,6 +134,16 @@ class ServicesByClient:
             made = list(self._made.values())
         for each in made:
             each.close()
+
+
+def shown_parameters(spec: ToolSpec) -> dict[str, Any]:
+    """Return the schema of a tool's arguments without those that only the host fills in."""
+    if not spec.credentials:
+        return spec.parameters
+    properties = spec.parameters.get("properties", {})
+    kept = {key: each for key, each in properties.items() if key not in spec.credentials}
+    required = [name for name in spec.parameters.get("required", ()) if name in kept]
+    return spec.parameters | {"properties": kept, "required": required}
 
 
 def _search_all(among: SkillSearch, query: str, limit: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ...schemas.spec import ToolSpec
 from ...search.documents import summary
 from ...tools.catalogue import Catalogue
 from ..plain_values import plain
-from ..services import ClientServices
+from ..services import ClientServices, shown_parameters
 from .answers import Called, Created, DescribedTools, FoundTools, answered
 from .approvals import SINGLE_APPROVAL, ApprovalQuestion, SingleApproval, Verdicts
 from .arguments import (
@@ -59,7 +59,7 @@ def _description_of(catalogue: Catalogue, name: str) -> dict[str, Any]:
     spec: ToolSpec = catalogue.get(name).spec
     told: dict[str, Any] = {
         "name": spec.name, "description": spec.description,
-        "parameters": _without(spec.parameters, spec.credentials),
+        "parameters": shown_parameters(spec),
     }  # fmt: skip
     if spec.output_schema:
         told["result"] = spec.output_schema
@@ -69,17 +69,6 @@ def _description_of(catalogue: Catalogue, name: str) -> dict[str, Any]:
         told = {"name": spec.name, "description": summary(spec.description)}
         told["parameters"] = f"too large: {', '.join(spec.parameters.get('properties', ()))}"[:4000]
     return told
-
-
-def _without(parameters: dict[str, Any], hidden: dict[str, str]) -> dict[str, Any]:
-    """Return a schema without the arguments that only the host fills in."""
-    if not hidden:
-        return parameters
-    kept = {
-        key: each for key, each in parameters.get("properties", {}).items() if key not in hidden
-    }
-    required = [name for name in parameters.get("required", ()) if name not in hidden]
-    return parameters | {"properties": kept, "required": required}
 
 
 def call(

@@ -1,20 +1,19 @@
 """`run_code`: runs programs in fresh cells and in sessions, and pauses those that need approval."""
 
 import functools
-import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ....runner.capture import OnOutput
 from ....runner.concurrency import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...runs.durable_runs import RunAttempt, Runs
 from ...runs.store import Approval
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
+from ..cancellable import CancellableExecuting
 from ..owned_sessions import OwnedSessions
 from ..services import ClientServices
 from .answers import ran
@@ -57,7 +56,7 @@ class ProgramRunner:
         """Run a program; its failure is in the answer.  Raises what `execute` raises."""
         if request.asked.session:
             return self._in_session(services, request, control)
-        executing = CancellableExecuting(services.sandbox, control)
+        executing = _cancellable(services.sandbox, control)
         given = request.given(request.asked.language)
         if request.can_ask:
             with self._forgotten_on_error():
@@ -76,7 +75,7 @@ class ProgramRunner:
         else:
             session = self._sessions.get(owner, asked.session)
         given = request.given(session.language)
-        result = CancellableExecuting(session, control)._execute(given, None, NEVER)
+        result = _cancellable(session, control)._execute(given, None, NEVER)
         return ran(result.for_model(), session.id, _notes(services, result), owner.answer_bytes)
 
     def _outcome(self, services: ClientServices, attempt: RunAttempt, owner: Owner) -> Outcome:
@@ -109,7 +108,7 @@ class ProgramRunner:
             else:
                 self._runs.reject(approval, DECLINED)
         with self._forgotten_on_error():
-            attempt = self._runs.resume(CancellableExecuting(services.sandbox, control), run)
+            attempt = self._runs.resume(_cancellable(services.sandbox, control), run)
             return self._outcome(services, attempt, owner)
 
     @contextmanager
@@ -137,36 +136,6 @@ def _notes(services: ClientServices, result: SandboxResult) -> list[str]:
     return [f"value: more than {most} bytes: only the beginning of its repr"]
 
 
-class CancellableExecuting(Executing):
-    """Executes through another Executing for a request: reports output, and ends with the request."""
-
-    def __init__(self, executing: Executing, control: RequestControl) -> None:
-        self._executing = executing
-        self._control = control
-
-    def has_tool(self, name: str) -> bool:
-        return self._executing.has_tool(name)
-
-    def _execute(
-        self, given: CallArguments, on_output: OnOutput | None, cancel: int
-    ) -> SandboxResult:
-        """Carry out a call; it ends with the request, or once `cancel` is readable."""
-        with _either(cancel, self._control.stop) as stop:
-            told = self._control.on_output or on_output
-            return self._executing._execute(given, told, stop)
-
-    def close(self) -> None:
-        """Close the wrapped Executing."""
-        self._executing.close()
-
-
-@contextmanager
-def _either(first: int, second: int) -> Iterator[int]:
-    """Give a descriptor that is readable once either of two is."""
-    if first == NEVER:
-        yield second
-        return
-    with select.epoll() as both:
-        both.register(first, select.EPOLLIN)
-        both.register(second, select.EPOLLIN)
-        yield both.fileno()
+def _cancellable(executing: Executing, control: RequestControl) -> CancellableExecuting:
+    """Return what executes for a request: it reports output, and ends with the request."""
+    return CancellableExecuting(executing, control.stop, control.on_output)

@@ -1,21 +1,29 @@
 """The application: every endpoint and page behind the checks of host, origin, token and limits."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.routing import Route, Router
 
+from ....policies.errors import PolicyError
 from ...version import installed_version
 from ..http_access import AccessMiddleware
 from ..http_server import App, Receive, Scope, Send
+from .approval_endpoints import APPROVAL_ENDPOINTS
+from .code_endpoint import CODE_ENDPOINTS
 from .dashboard_endpoints import DASHBOARD_ENDPOINTS
 from .dispatch import Dispatcher, refusal
 from .endpoint import Endpoint, WebCall
 from .execution_endpoints import EXECUTION_ENDPOINTS
 from .messages import ServerAnswer
+from .openapi import openapi_document
 from .pages import PagesFirst
 from .problems import RequestRefused
+from .run_endpoints import RUN_ENDPOINTS
+from .session_endpoints import SESSION_ENDPOINTS
 from .site_checks import SiteChecks
 from .state import WebState
+from .tool_endpoints import TOOL_ENDPOINTS
 
 Wrapper = Callable[[App], App]
 
@@ -29,10 +37,21 @@ def describe(call: WebCall) -> ServerAnswer:
     )  # fmt: skip
 
 
+def document(call: WebCall) -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    return openapi_document(ENDPOINTS)
+
+
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/server", "Describe this server.", ServerAnswer, handler=describe),
+    Endpoint("GET", "/v1/openapi.json", "Return this document.", dict, handler=document),
+    *CODE_ENDPOINTS,
     *EXECUTION_ENDPOINTS,
     *DASHBOARD_ENDPOINTS,
+    *SESSION_ENDPOINTS,
+    *TOOL_ENDPOINTS,
+    *RUN_ENDPOINTS,
+    *APPROVAL_ENDPOINTS,
 )
 
 
@@ -47,6 +66,11 @@ def web_app(
     answered without a token, by their exact path: they hold no data, and ask for it with a token.
     `around` are ASGI middlewares around everything, the first outermost.
     """
+    if state.services.ceiling.privacy:
+        raise PolicyError(
+            f"policy {state.services.ceiling.policy.name!r}: privacy is not available in a web server",
+            "make a Sandbox in the process that holds the personal data",
+        )
     dispatcher = Dispatcher(state)
     by_path: dict[str, dict[str, App]] = {}
     for each in endpoints:

@@ -6,8 +6,9 @@ The work of a request ends with its client: once the client has disconnected, it
 import functools
 import logging
 import math
+import re
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..tokens import CLIENT, GONE
 from .encoding import encoded_json
 from .endpoint import ContentAnswer, Endpoint, WebCall
 from .event_stream import send_events
+from .idempotency import KeptAnswers
 from .problems import RequestRefused, problem_of
 from .state import WebState
 
@@ -35,6 +37,7 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "cross-origin-resource-policy": "same-origin",
 }  # fmt: skip
+_KEY = re.compile(r"[!-~]{1,255}")
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing
 _LOG = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class Dispatcher:
         self._limiter = CapacityLimiter(_AT_ONCE)
         self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
         self._meters: dict[str, Meter] = {}
+        self._kept = KeptAnswers()
 
     def app_of(self, endpoint: Endpoint) -> App:
         """Return the ASGI application of one endpoint."""
@@ -57,10 +61,8 @@ class Dispatcher:
                 await self._answer(endpoint, scope, receive, send)
             except ClientDisconnect:
                 return
-            except Exception as error:  # noqa: BLE001 - an answer; a bug also goes to the log
-                if problem_of(error).title == "bug":
-                    _LOG.exception("%s %s failed", endpoint.method, endpoint.path)
-                await refusal(error)(scope, receive, send)
+            except Exception as error:  # noqa: BLE001 - an answer
+                await _failure(endpoint, error)(scope, receive, send)
 
         return answer
 
@@ -74,18 +76,33 @@ class Dispatcher:
             client, self._state, scope["path_params"], _query(endpoint, scope),
             _decoded(endpoint, scope, data), -1, header(scope, b"traceparent"),
         )  # fmt: skip
-        with self._counted(endpoint, client):
-            if endpoint.stream:
+        key = _idempotency_key(endpoint, scope)
+        if endpoint.stream:
+            with self._counted(endpoint, client):
                 await send_events(endpoint.stream(call), self._state.limits, scope, receive, send)
-                return
-            work = functools.partial(_work, endpoint, call)
-            until = functools.partial(_until_gone, scope, receive)
-            if endpoint.executes:
-                answer = await in_thread(work, until)
-            else:
-                async with self._limiter_of(client), self._limiter:
-                    answer = await in_thread(work, until)
+            return
+        until = functools.partial(_until_gone, scope, receive)
+        perform = functools.partial(self._perform, endpoint, call, until)
+        if key:
+            place = (endpoint.method, scope["path"], key)
+            answer = await self._kept.answer(client, place, data, perform)
+        else:
+            answer = await perform()
         await answer(scope, receive, send)
+
+    async def _perform(
+        self, endpoint: Endpoint, call: WebCall, until: Callable[[], Awaitable[None]]
+    ) -> Response:
+        """Have a thread carry out a request; return the answer, also if it failed."""
+        work = functools.partial(_work, endpoint, call)
+        try:
+            with self._counted(endpoint, call.client):
+                if endpoint.executes:
+                    return await in_thread(work, until)
+                async with self._limiter_of(call.client), self._limiter:
+                    return await in_thread(work, until)
+        except Exception as error:  # noqa: BLE001 - an answer
+            return _failure(endpoint, error)
 
     def _count(self, client: str) -> None:
         rate = self._state.limits.requests_per_second
@@ -109,7 +126,14 @@ class Dispatcher:
         return self._limiters.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
 
 
-def refusal(error: Exception, **headers: str) -> App:
+def _failure(endpoint: Endpoint, error: Exception) -> Response:
+    """Return the answer to a request that failed; a bug also goes to the log."""
+    if problem_of(error).title == "bug":
+        _LOG.error("%s %s failed", endpoint.method, endpoint.path, exc_info=error)
+    return refusal(error)
+
+
+def refusal(error: Exception, **headers: str) -> Response:
     """Return the answer to a request that raised `error`."""
     problem = problem_of(error)
     again = {"retry-after": "1"} if problem.status == 429 else {}
@@ -138,7 +162,7 @@ async def _until_gone(scope: Scope, receive: Receive) -> None:
         await receive()
 
 
-def _work(endpoint: Endpoint, call: WebCall, stop: int) -> App:
+def _work(endpoint: Endpoint, call: WebCall, stop: int) -> Response:
     """Carry out a request in a thread; return the answer, encoded there as well."""
     assert endpoint.handler  # noqa: S101 - no stream
     answer = endpoint.handler(call._replace(stop=stop))
@@ -149,11 +173,24 @@ def _work(endpoint: Endpoint, call: WebCall, stop: int) -> App:
     return Response(encoded_json(answer), endpoint.status, _HEADERS, _JSON)
 
 
-def _content(answer: ContentAnswer) -> App:
+def _content(answer: ContentAnswer) -> Response:
     """Return a file as an attachment: a page of a guest's must not act as one of this server."""
     name = urllib.parse.quote(answer.name.rpartition("/")[2], safe="", errors="replace")
     about = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
     return Response(answer.data, 200, _HEADERS | about, "application/octet-stream")
+
+
+def _idempotency_key(endpoint: Endpoint, scope: Scope) -> str:
+    """Return the key of a request, "" without one; raises RequestRefused for an invalid key."""
+    found = [value for name, value in scope["headers"] if name == b"idempotency-key"]
+    if not found:
+        return ""
+    key = str(found[0], "latin-1")
+    if endpoint.method != "POST" or endpoint.stream:
+        raise RequestRefused(400, "invalid", "Idempotency-Key: only for POST, and not for streams")
+    if not _KEY.fullmatch(key):
+        raise RequestRefused(400, "invalid", "Idempotency-Key: 1 to 255 visible ASCII characters")
+    return key
 
 
 def _decoded(endpoint: Endpoint, scope: Scope, data: bytes) -> Any:

@@ -139,3 +139,190 @@ class OutputEvent(WebAnswer, frozen=True):
 
     stream: str
     text: str
+
+
+class RunCodeBody(WebBody, frozen=True, rename="camel"):
+    """A program of a thin plugin; `runtime` is a language, or `python:` and the server's version."""
+
+    code: str
+    session_id: Annotated[str, Meta(max_length=256)] = ""
+    trace_id: Annotated[str, Meta(max_length=256)] = ""
+    runtime: Annotated[str, Meta(max_length=64)] = "python"
+    packages: list[str] = []
+
+
+class RunCodeAnswer(WebAnswer, frozen=True, rename="camel"):
+    """`exitCode` is 0 only if the program succeeded; `memoryUsage` is its peak in bytes."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    duration_ms: float
+    memory_usage: int
+    status: str
+    reason: str
+    trace_id: str
+
+
+class OpenSessionBody(WebBody, frozen=True):
+    """The language of a session, and packages that its programs can import."""
+
+    language: Annotated[str, Meta(max_length=32)] = "python"
+    packages: list[str] = []
+
+
+class SessionAnswer(WebAnswer, frozen=True):
+    """An open session."""
+
+    session: str
+    language: str
+
+
+class SessionsAnswer(WebAnswer, frozen=True):
+    sessions: list[SessionAnswer]
+
+
+class FilesAnswer(WebAnswer, frozen=True):
+    files: tuple[WorkspaceFile, ...]
+
+
+class ToolQuery(WebBody, frozen=True):
+    query: Annotated[str, Meta(max_length=4096)] = ""
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+
+
+class ToolSummary(WebAnswer, frozen=True):
+    name: str
+    summary: str
+
+
+class ToolsAnswer(WebAnswer, frozen=True):
+    tools: list[ToolSummary]
+    more: bool
+    hint: str = ""
+
+
+class ToolDescription(WebAnswer, frozen=True):
+    """A tool; `parameters` and `result` are JSON Schemas, and `risky` calls need approval."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    result: dict[str, Any]
+    risky: bool
+    owner: str
+    state: str
+    version: int
+
+
+class CallToolBody(WebBody, frozen=True):
+    arguments: dict[str, Any] = {}
+
+
+class ToolResultAnswer(WebAnswer, frozen=True):
+    result: Any
+
+
+class CreateToolBody(WebBody, frozen=True):
+    """Python that defines a function of that name; `tests` are programs that assert."""
+
+    name: Name
+    source_code: str
+    description: str = ""
+    tests: Annotated[list[str], Meta(max_length=64)] | None = None
+    calls: Annotated[list[Name], Meta(max_length=64)] = []
+    allow_similar: bool = False
+
+
+class SkillSummary(WebAnswer, frozen=True):
+    name: str
+    description: str
+
+
+class SkillsAnswer(WebAnswer, frozen=True):
+    skills: list[SkillSummary]
+
+
+class SkillAnswer(WebAnswer, frozen=True):
+    name: str
+    text: str
+
+
+class ApprovalAnswer(WebAnswer, frozen=True):
+    """A call that waits for a person until `expires`, in seconds since the epoch.
+
+    `arguments` are exactly those that the call will have; `shown` is their text for a person, with
+    hidden characters escaped.  A decision repeats `digest`.
+    """
+
+    approval: str
+    run: str
+    client: str
+    tool: str
+    arguments: dict[str, Any]
+    shown: str
+    digest: str
+    description: str
+    reason: str
+    asked: float
+    expires: float
+
+
+class ApprovalsAnswer(WebAnswer, frozen=True):
+    approvals: list[ApprovalAnswer]
+
+
+class DecisionBody(WebBody, frozen=True):
+    """A decision about exactly the call with this `digest`; a program reads the `reason` of a no."""
+
+    approve: bool
+    digest: Annotated[str, Meta(max_length=128)]
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class DecisionAnswer(WebAnswer, frozen=True):
+    approval: str
+    approved: bool
+    run: str
+
+
+class RunStateAnswer(WebAnswer, frozen=True):
+    """A run; `began` is in seconds since the epoch, `ending` says how its last attempt ended."""
+
+    run: str
+    client: str
+    state: str
+    began: float
+    language: str
+    ending: str
+
+
+class RunsAnswer(WebAnswer, frozen=True):
+    runs: list[RunStateAnswer]
+
+
+class RunCallAnswer(WebAnswer, frozen=True):
+    """A recorded call; `answer` is JSON, or the text of the error."""
+
+    number: int
+    tool: str
+    arguments: dict[str, Any]
+    state: str
+    answer: str
+
+
+class RunRecordAnswer(WebAnswer, frozen=True):
+    run: RunStateAnswer
+    calls: list[RunCallAnswer]
+    approvals: list[ApprovalAnswer]
+    actions: tuple[str, ...]
+
+
+class RunAnswer(WebAnswer, frozen=True):
+    """The outcome of starting or resuming a run: `pending` while calls of it wait for approval."""
+
+    run: str
+    status: str
+    result: ExecutionAnswer
+    approvals: list[ApprovalAnswer]
+    not_called_again: tuple[str, ...] = ()

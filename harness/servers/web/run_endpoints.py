@@ -1,11 +1,31 @@
-"""Durable runs and the calls in them that wait for a person."""
+"""Durable runs: programs whose risky calls wait for a person.
 
+The id of a run begins with the name of its client, so the file of runs says whose each one is, and
+another process of the server knows it, too.
+"""
+
+import os
 from collections.abc import Callable
 
 from ....policies.errors import ApprovalRequired
-from ...runs.durable_runs import Runs
+from ...runs.durable_runs import RunAttempt, Runs
+from ...runs.store import RunSummary
 from ...text.presentation import presented_whole
 from ...tools.approval import ApprovalRequest
+from ..cancellable import CancellableExecuting
+from .approval_endpoints import approval_answer, owner_of_run
+from .endpoint import Endpoint, WebCall
+from .execution_endpoints import given_of
+from .messages import (
+    ExecuteBody,
+    RunAnswer,
+    RunCallAnswer,
+    RunRecordAnswer,
+    RunsAnswer,
+    RunStateAnswer,
+    execution_answer,
+)
+from .problems import RequestRefused
 
 
 def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
@@ -22,3 +42,96 @@ def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
         return runs.ask(asked)
 
     return approve
+
+
+def start_run(call: WebCall) -> RunAnswer:
+    """Start a program as a run; it ends early, as `pending`, when a call waits for approval."""
+    sandbox = call.state.services.of(call.client).sandbox
+    given = given_of(call, sandbox.policy)
+    executing = CancellableExecuting(sandbox, call.stop)
+    run = f"{call.client}~{os.urandom(8).hex()}"
+    return _answer(call, call.state.runs.finish(executing, run, given))
+
+
+def resume_run(call: WebCall) -> RunAnswer:
+    """Execute a run again with the recorded answers, after its calls were decided on."""
+    run = _own(call)
+    client = owner_of_run(run)
+    executing = CancellableExecuting(call.state.services.of(client).sandbox, call.stop)
+    return _answer(call, call.state.runs.resume(executing, run))
+
+
+def list_runs(call: WebCall) -> RunsAnswer:
+    """List the client's runs; an operator sees those of all clients."""
+    return RunsAnswer(
+        runs=[_state(each) for each in call.state.runs.kept() if _may_see(call, each.run)]
+    )
+
+
+def show_run(call: WebCall) -> RunRecordAnswer:
+    """Return a run with its calls and the approvals that it waits for."""
+    record = call.state.runs.show(_own(call))
+    return RunRecordAnswer(
+        run=_state(record.run),
+        calls=[
+            RunCallAnswer(
+                number=each.number, tool=each.tool, arguments=each.arguments,
+                state=each.state.value, answer=each.answer,
+            )
+            for each in record.calls
+        ],
+        approvals=[approval_answer(each) for each in record.approvals],
+        actions=record.actions,
+    )  # fmt: skip
+
+
+def forget_run(call: WebCall) -> None:
+    """Remove the record of a run."""
+    call.state.runs.forget(_own(call))
+
+
+def _own(call: WebCall) -> str:
+    """Return the run of the path; another client's does not exist for this one."""
+    run = call.path["run"]
+    if not _may_see(call, run) or not any(each.run == run for each in call.state.runs.kept()):
+        raise RequestRefused(404, "not_found", "no such run")
+    return run
+
+
+def _may_see(call: WebCall, run: str) -> bool:
+    return call.is_operator or owner_of_run(run) == call.client
+
+
+def _answer(call: WebCall, attempt: RunAttempt) -> RunAnswer:
+    waiting = [each for each in call.state.runs.pending() if each.run == attempt.run]
+    return RunAnswer(
+        run=attempt.run, status=attempt.result.status.value,
+        result=execution_answer(attempt.result.for_model()),
+        approvals=[approval_answer(each) for each in waiting],
+        not_called_again=attempt.unused,
+    )  # fmt: skip
+
+
+def _state(run: RunSummary) -> RunStateAnswer:
+    return RunStateAnswer(
+        run=run.run, client=owner_of_run(run.run), state=run.state, began=run.began,
+        language=run.language, ending=run.ending,
+    )  # fmt: skip
+
+
+_ONE = "/v1/runs/{run}"
+RUN_ENDPOINTS = (
+    Endpoint(
+        "POST", "/v1/runs", "Start a program whose risky calls wait for a person.", RunAnswer,
+        ExecuteBody, handler=start_run, executes=True, status=201,
+    ),
+    Endpoint("GET", "/v1/runs", "List the runs.", RunsAnswer, handler=list_runs),
+    Endpoint(
+        "GET", _ONE, "Return a run with its calls and approvals.", RunRecordAnswer, handler=show_run
+    ),
+    Endpoint(
+        "POST", f"{_ONE}/resume", "Go on with a run whose calls were decided on.", RunAnswer,
+        handler=resume_run, executes=True,
+    ),
+    Endpoint("DELETE", _ONE, "Remove the record of a run.", handler=forget_run, status=204),
+)  # fmt: skip
