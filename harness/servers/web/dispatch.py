@@ -59,8 +59,9 @@ class Dispatcher:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await self._answer(endpoint, scope, receive, send)
-            except ClientDisconnect:
-                return
+            except ClientDisconnect:  # or the body did not come in time
+                late = RequestRefused(408, "late", "the body did not come in time")
+                await refusal(late, connection="close")(scope, receive, send)
             except Exception as error:  # noqa: BLE001 - an answer
                 await _failure(endpoint, error)(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""What the web server refuses as a whole, and its limits."""
+"""Refusals of the web server as a whole, and its limits."""
 
 import pytest
 
