@@ -33,12 +33,21 @@ def decide(call: WebCall) -> DecisionAnswer:
     (waiting,) = found
     if body.digest != digest(waiting.tool, waiting.arguments):
         raise RequestRefused(409, "conflict", "digest: the call that waits is another one")
-    runs = call.state.runs
-    id = waiting.approval
-    decided = runs.approve(id) if body.approve else runs.reject(id, body.reason)
-    if not decided:
+    decide_on(call, waiting, approve=body.approve, shown=body.digest, why=body.reason)
+    return DecisionAnswer(approval=waiting.approval, approved=body.approve, run=waiting.run)
+
+
+def decide_on(call: WebCall, waiting: Approval, *, approve: bool, shown: str, why: str) -> None:
+    """Record a decision in the trail, and then make it hold; raises RequestRefused if it comes too
+    late.  `shown` is the hash of what the person saw."""
+    runs, id = call.state.runs, waiting.approval
+    if audit := call.state.services.ceiling.audit:
+        audit.record(
+            "approval", "approved" if approve else "rejected", target=waiting.tool, by=call.client,
+            run=waiting.run, approval=id, shown=shown, why=why,
+        )  # fmt: skip
+    if not (runs.approve(id) if approve else runs.reject(id, why)):
         raise RequestRefused(409, "conflict", "another decision was first, or it came too late")
-    return DecisionAnswer(approval=id, approved=body.approve, run=waiting.run)
 
 
 def approval_answer(waiting: Approval) -> ApprovalAnswer:

@@ -11,6 +11,7 @@ from ...dashboard.overview import Chain, Overview
 from ...dashboard.page import live_page, policy
 from ...version import installed_version
 from ..http_server import App
+from .approval_endpoints import decide_on
 from .endpoint import Endpoint, WebCall
 from .messages import WebAnswer, WebBody
 from .pages import page
@@ -94,20 +95,13 @@ def check_chain(call: WebCall) -> CheckedChain:
 def decide(call: WebCall) -> DecidedCall:
     """Approve or refuse a call, which must be the one that the page showed."""
     body: ShownDecision = call.body
-    runs = call.state.runs
-    waiting = next((each for each in runs.pending() if each.approval == body.approval), None)
+    pending = call.state.runs.pending()
+    waiting = next((each for each in pending if each.approval == body.approval), None)
     if waiting is None:
         raise RequestRefused(409, "conflict", "this call does not wait any more")
     if body.approve and (not body.shown or sources.waiting_call(waiting).shown != body.shown):
         raise RequestRefused(409, "conflict", "the call is not the one that was shown")
-    if audit := call.state.services.ceiling.audit:
-        audit.record(
-            "approval", "approved" if body.approve else "rejected", target=waiting.tool,
-            by=call.client, run=waiting.run, approval=waiting.approval, shown=body.shown, why=body.why,
-        )  # fmt: skip
-    is_done = runs.approve(body.approval) if body.approve else runs.reject(body.approval, body.why)
-    if not is_done:
-        raise RequestRefused(409, "conflict", "this call does not wait any more")
+    decide_on(call, waiting, approve=body.approve, shown=body.shown, why=body.why)
     return DecidedCall(approval=body.approval, approved=body.approve)
 
 
