@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..agent.messages import ChatModel
     from ..runs.store import Approval
 
+_CONTEXT_TOKENS = 16_384
 _SHOWN = 1200  # characters of a program or an observation on a terminal
 
 
@@ -98,8 +99,8 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
     parser.add_argument(
-        "--context", type=int, default=16_384, metavar="N",
-        help="tokens of the model's context; default 16384",
+        "--context", type=int, default=_CONTEXT_TOKENS, metavar="N",
+        help=f"tokens of the model's context; default {_CONTEXT_TOKENS}",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=int, default=limits.steps, metavar="N",
@@ -204,13 +205,18 @@ def _model(options: argparse.Namespace) -> "ChatModel":
         raise PolicyError(
             "--model: where is the model?", "give the URL of its server, or try --demo"
         )
+    return model_client(options.model, options.model_name, options.context)
+
+
+def model_client(url: str, name: str, context_tokens: int = _CONTEXT_TOKENS) -> "ChatModel":
+    """Return a client of a model's server; raises PolicyError if the extra is not installed."""
     try:
         from ..agent.model import ModelClient
     except ImportError:
         raise PolicyError(
             "the agent needs the package httpx2", "pip install 'cellwright[agent]'"
         ) from None
-    return ModelClient(options.model, options.model_name, context_tokens=options.context)
+    return ModelClient(url, name, context_tokens=context_tokens)
 
 
 def _directory(options: argparse.Namespace) -> Path:

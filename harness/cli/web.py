@@ -12,14 +12,18 @@ from ...policies.policy import check_limit
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.tokens import OPERATOR, WEB_VARIABLE
+from .agent import model_client
 from .http_options import add_access, http_settings, log_to_stderr
 from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, audit_of, policy_of, skills_of
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
     from ...policies.policy import Policy
+    from ..sandbox.sandbox import Sandbox
     from ..servers.tokens import HttpSettings
+    from ..servers.web.agents import AgentsByClient
     from ..servers.web.state import WebState
+    from ..tools.registry import ToolRegistry
 
 _ADDRESS = "127.0.0.1:8809"
 _PACKAGES = ("anyio", "starlette", "uvicorn")
@@ -43,6 +47,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", metavar="FILE",
         help="the file of durable runs; default none: they are lost when the server ends",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", metavar="URL",
+        help="offer an agent with the model of this server, such as http://127.0.0.1:8080/v1",
+    )  # fmt: skip
+    parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
+    parser.add_argument(
+        "--agents", metavar="DIR", type=Path,
+        help="where the agents keep their tasks and tools; default none: they are lost when the server "
+        "ends",
     )  # fmt: skip
     add_skills(parser, "offer")
     defaults = SessionLimits()
@@ -110,8 +124,32 @@ def _state(
             ceiling, registry, approver(runs), of_sessions, skills=skills_of(options),
             server="web", running=limits.executions_of_one,
         )  # fmt: skip
-        with contextlib.closing(services):
+        with contextlib.closing(services), _agents(options, ceiling, registry) as agents:
             dashboard = DashboardSources(timeline, Path(options.audit) if options.audit else None)
             yield WebState(
-                services, OwnedSessions(of_sessions), runs, place.tokens, limits, dashboard
+                services, OwnedSessions(of_sessions), runs, place.tokens, limits, dashboard, agents
             )
+
+
+@contextlib.contextmanager
+def _agents(
+    options: argparse.Namespace, ceiling: "Sandbox", registry: "ToolRegistry"
+) -> "Iterator[AgentsByClient | None]":
+    """Let each client have an agent, if --model names a model, and close them after it."""
+    if not options.model:
+        yield None
+        return
+    from ..agent.agent import Agent
+    from ..servers.web.agents import AgentsByClient
+
+    model = model_client(options.model, options.model_name)
+    tools = [found for each in registry.list_tools() if (found := registry.developers(each.name))]
+
+    def make(client: str) -> Agent:
+        directory = options.agents and options.agents / client
+        return Agent(
+            model, sandbox=ceiling, tools=tools, directory=directory, maker=f"web {client}"
+        )
+
+    with AgentsByClient(make) as agents:
+        yield agents

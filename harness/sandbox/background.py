@@ -3,23 +3,23 @@
 import os
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar, cast
 
-from ...runner.result import SandboxResult
 from ...runner.threads import begin
 
+T = TypeVar("T")
 
-class Background:
+
+class Background(Generic[T]):
     """Calls `work` with a descriptor that becomes readable on `cancel`, and then `on_end`."""
 
-    def __init__(
-        self, name: str, work: Callable[[int], SandboxResult], on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, name: str, work: Callable[[int], T], on_end: Callable[[], None]) -> None:
         self._work = work
         self._on_end = on_end
         # Reentrant: a finalizer may call `cancel` in a thread that holds it.
         self._lock = threading.RLock()
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
-        self.outcome: SandboxResult | None = None
+        self.outcome: T | None = None
         self._error: BaseException | None = None
         try:
             self._thread = begin(name, self._run)
@@ -55,10 +55,9 @@ class Background:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def result(self) -> SandboxResult:
+    def result(self) -> T:
         """Wait for the end and return the result; raises what `work` raised."""
         self.join()
         if self._error is not None:
             raise self._error
-        assert self.outcome is not None  # noqa: S101 - the thread sets one or the other
-        return self.outcome
+        return cast("T", self.outcome)  # the thread sets one or the other

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 Chunk = tuple[str, bytes]  # the stream, and what the program wrote to it
 
 
-class _Chunks:
+class Chunks:
     """Output on its way from the thread that executes to the readers; ends once, for all of them."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Chunks:
 class Output:
     """The output of a `Run`: (stream, bytes) as it comes, for `for` and for `async for`."""
 
-    def __init__(self, chunks: _Chunks) -> None:
+    def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
 
     def __iter__(self) -> Self:
@@ -133,7 +133,7 @@ class Run:
     """
 
     def __init__(self, execute: Callable[[OnOutput, int], SandboxResult]) -> None:
-        self._chunks = chunks = _Chunks()
+        self._chunks = chunks = Chunks()
         self._background = Background(
             "cellwright-run", lambda cancel: execute(chunks.put, cancel), chunks.end
         )

@@ -23,6 +23,7 @@ from .run_endpoints import RUN_ENDPOINTS
 from .session_endpoints import SESSION_ENDPOINTS
 from .site_checks import SiteChecks
 from .state import WebState
+from .task_endpoints import TASK_ENDPOINTS
 from .tool_endpoints import TOOL_ENDPOINTS
 
 Wrapper = Callable[[App], App]
@@ -52,6 +53,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *TOOL_ENDPOINTS,
     *RUN_ENDPOINTS,
     *APPROVAL_ENDPOINTS,
+    *TASK_ENDPOINTS,
 )
 
 

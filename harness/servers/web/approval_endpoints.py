@@ -3,7 +3,10 @@
 Only operators decide: a program with a token of its own must not approve its own calls.
 """
 
+from typing import NamedTuple
+
 from ....policies.errors import ApprovalRequired
+from ...runs.durable_runs import Runs
 from ...runs.store import Approval
 from ...text.presentation import presented_whole
 from ...tools.approval import digest
@@ -14,6 +17,14 @@ from .problems import RequestRefused
 _SEPARATOR = "~"
 
 
+class OwnedApproval(NamedTuple):
+    """A call that waits, its client, and where it is recorded."""
+
+    waiting: Approval
+    client: str
+    runs: Runs
+
+
 def owner_of_run(run: str) -> str:
     """Return the name of the client in the id of a run."""
     return run.rpartition(_SEPARATOR)[0]
@@ -21,26 +32,30 @@ def owner_of_run(run: str) -> str:
 
 def list_approvals(call: WebCall) -> ApprovalsAnswer:
     """List the calls that wait: the client's own, and for an operator those of all clients."""
-    return ApprovalsAnswer(approvals=[approval_answer(each) for each in _visible(call)])
+    found = [approval_answer(each.waiting, each.client) for each in _visible(call)]
+    return ApprovalsAnswer(approvals=found)
 
 
 def decide(call: WebCall) -> DecisionAnswer:
     """Approve or reject a call; `digest` says which arguments the person saw."""
     body: DecisionBody = call.body
-    found = [each for each in _visible(call) if each.approval == call.path["approval"]]
+    id = call.path["approval"]
+    found = [each for each in _visible(call) if each.waiting.approval == id]
     if not found:
         raise RequestRefused(404, "not_found", "no call waits under this name any more")
-    (waiting,) = found
+    ((waiting, _, runs),) = found
     if body.digest != digest(waiting.tool, waiting.arguments):
         raise RequestRefused(409, "conflict", "digest: the call that waits is another one")
-    decide_on(call, waiting, approve=body.approve, shown=body.digest, why=body.reason)
+    decide_on(call, runs, waiting, approve=body.approve, shown=body.digest, why=body.reason)
     return DecisionAnswer(approval=waiting.approval, approved=body.approve, run=waiting.run)
 
 
-def decide_on(call: WebCall, waiting: Approval, *, approve: bool, shown: str, why: str) -> None:
+def decide_on(
+    call: WebCall, runs: Runs, waiting: Approval, *, approve: bool, shown: str, why: str
+) -> None:
     """Record a decision in the trail, and then make it hold; raises RequestRefused if it comes too
     late.  `shown` is the hash of what the person saw."""
-    runs, id = call.state.runs, waiting.approval
+    id = waiting.approval
     if audit := call.state.services.ceiling.audit:
         audit.record(
             "approval", "approved" if approve else "rejected", target=waiting.tool, by=call.client,
@@ -50,23 +65,29 @@ def decide_on(call: WebCall, waiting: Approval, *, approve: bool, shown: str, wh
         raise RequestRefused(409, "conflict", "another decision was first, or it came too late")
 
 
-def approval_answer(waiting: Approval) -> ApprovalAnswer:
+def approval_answer(waiting: Approval, client: str = "") -> ApprovalAnswer:
     """Return a call that waits; `shown` is for a person, with nothing hidden."""
     try:
         shown = presented_whole(waiting.tool, waiting.arguments)
     except ApprovalRequired as error:  # recorded by another program, under other rules
         shown = str(error)
     return ApprovalAnswer(
-        approval=waiting.approval, run=waiting.run, client=owner_of_run(waiting.run),
+        approval=waiting.approval, run=waiting.run, client=client or owner_of_run(waiting.run),
         tool=waiting.tool, arguments=waiting.arguments, shown=shown,
         digest=digest(waiting.tool, waiting.arguments), description=waiting.description,
         reason=waiting.reason, asked=waiting.asked, expires=waiting.expires,
     )  # fmt: skip
 
 
-def _visible(call: WebCall) -> list[Approval]:
-    pending = call.state.runs.pending()
-    return [each for each in pending if call.is_operator or owner_of_run(each.run) == call.client]
+def _visible(call: WebCall) -> list[OwnedApproval]:
+    """Return the calls of runs and of agents that wait, as far as the client may see them."""
+    state = call.state
+    found = [
+        OwnedApproval(each, owner_of_run(each.run), state.runs) for each in state.runs.pending()
+    ]
+    for client, agent in state.agents.opened().items() if state.agents else ():
+        found += [OwnedApproval(each, client, agent.calls) for each in agent.pending()]
+    return [each for each in found if call.is_operator or each.client == call.client]
 
 
 APPROVAL_ENDPOINTS = (

@@ -101,7 +101,7 @@ def decide(call: WebCall) -> DecidedCall:
         raise RequestRefused(409, "conflict", "this call does not wait any more")
     if body.approve and (not body.shown or sources.waiting_call(waiting).shown != body.shown):
         raise RequestRefused(409, "conflict", "the call is not the one that was shown")
-    decide_on(call, waiting, approve=body.approve, shown=body.shown, why=body.why)
+    decide_on(call, call.state.runs, waiting, approve=body.approve, shown=body.shown, why=body.why)
     return DecidedCall(approval=body.approval, approved=body.approve)
 
 

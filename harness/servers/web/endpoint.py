@@ -20,7 +20,7 @@ class ServerEvent(NamedTuple):
     """One event of a stream; `name` is empty where the type is within `data`."""
 
     name: str
-    data: msgspec.Struct | Mapping[str, Any]
+    data: msgspec.Struct | Mapping[str, Any] | bytes  # the last is JSON
 
 
 class WebCall(NamedTuple):

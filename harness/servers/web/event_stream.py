@@ -61,6 +61,10 @@ async def _cancel_when_gone(own: anyio.CancelScope, scope: Scope, receive: Recei
     own.cancel()
 
 
+def _json_of(event: ServerEvent) -> bytes:
+    return event.data if isinstance(event.data, bytes) else encoded_json(event.data)
+
+
 class _Writer:
     """Sends events, one at a time, and drops a connection whose client does not read."""
 
@@ -76,7 +80,7 @@ class _Writer:
         self._number += 1
         name = f"event: {event.name}\n" if event.name else ""
         head = f"{name}id: {self._number}\ndata: ".encode()
-        await self._send_bytes(head + encoded_json(event.data) + b"\n\n")
+        await self._send_bytes(head + _json_of(event) + b"\n\n")
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

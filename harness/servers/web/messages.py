@@ -1,6 +1,6 @@
 """The bodies of requests and answers.  Unknown fields are refused."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -326,3 +326,68 @@ class RunAnswer(WebAnswer, frozen=True):
     result: ExecutionAnswer
     approvals: list[ApprovalAnswer]
     not_called_again: tuple[str, ...] = ()
+
+
+class TaskBody(WebBody, frozen=True):
+    task: Annotated[str, Meta(min_length=1, max_length=100_000)]
+
+
+class TaskAnswer(WebAnswer, frozen=True):
+    """The outcome of work on a task: completed, failed, or paused while calls wait for approval."""
+
+    task: str
+    status: str
+    answer: Any
+    reason: str
+    steps: int
+    input_tokens: int
+    output_tokens: int
+    approvals: list[ApprovalAnswer]
+
+
+class TaskStateAnswer(WebAnswer, frozen=True):
+    """A task; `began` is in seconds since the epoch."""
+
+    task: str
+    text: str
+    model: str
+    began: float
+    state: str
+    reason: str
+    answer: Any
+
+
+class TasksAnswer(WebAnswer, frozen=True):
+    tasks: list[TaskStateAnswer]
+
+
+class TaskStepAnswer(WebAnswer, frozen=True):
+    """A reply of the model, and what came of it."""
+
+    number: int
+    reply: str
+    observation: str
+    outcome: str
+
+
+class TaskRecordAnswer(WebAnswer, frozen=True):
+    task: TaskStateAnswer
+    steps: list[TaskStepAnswer]
+    approvals: list[ApprovalAnswer]
+
+
+class ResumeEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The answer to an interrupt; the payload `{"approve": true}` approves the call."""
+
+    interrupt_id: str
+    status: Literal["resolved", "cancelled"]
+    payload: Any = None
+
+
+class RunAgentInput(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The request of AG-UI; unknown fields are ignored, as the protocol asks for."""
+
+    thread_id: Annotated[str, Meta(max_length=256)]
+    run_id: Annotated[str, Meta(max_length=256)]
+    messages: list[dict[str, Any]]
+    resume: list[ResumeEntry] | None = None

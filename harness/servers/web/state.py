@@ -10,6 +10,7 @@ from ..http_access import AccessLimits
 from ..owned_sessions import OwnedSessions
 from ..services import ServicesByClient
 from ..tokens import Tokens
+from .agents import AgentsByClient
 
 
 class WebLimits(NamedTuple):
@@ -44,3 +45,4 @@ class WebState(NamedTuple):
     tokens: Tokens
     limits: WebLimits = WebLimits()
     dashboard: DashboardSources | None = None
+    agents: AgentsByClient | None = None

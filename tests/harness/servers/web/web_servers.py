@@ -9,11 +9,14 @@ import anyio.from_thread
 import httpx2
 
 from cellwright import AuditLog, Sandbox, Skills, ToolRegistry, tool
+from cellwright.agent import Agent
+from cellwright.harness.agent.messages import ChatModel
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.http_server import HttpConnection, listening, serve_http, url_of
 from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
 from cellwright.harness.servers.services import ServicesByClient
 from cellwright.harness.servers.tokens import Tokens
+from cellwright.harness.servers.web.agents import AgentsByClient
 from cellwright.harness.servers.web.app import web_app
 from cellwright.harness.servers.web.run_endpoints import approver
 from cellwright.harness.servers.web.state import DashboardSources, WebLimits, WebState
@@ -73,7 +76,7 @@ def web_server(
     policy: str = "standard", *, limits: WebLimits = WebLimits(),  # noqa: B008 - a constant
     audit: AuditLog | None = None, skills: Skills | None = None, tools: Sequence[Callable[..., Any]] = (),
     origins: Sequence[str] = (), connection: type[HttpConnection] = HttpConnection,
-    sessions: SessionLimits = SessionLimits(), dashboard: DashboardSources | None = None, **given: Any,  # noqa: B008 - a constant
+    sessions: SessionLimits = SessionLimits(), dashboard: DashboardSources | None = None, model: ChatModel | None = None, **given: Any,  # noqa: B008 - a constant
 ) -> Iterator[Web]:  # fmt: skip
     """Serve `add`, `pay` and `tools`; `given` goes to `web_app`."""
     with (
@@ -93,8 +96,16 @@ def web_server(
             server="web",
             running=running,
         )
-        with contextlib.closing(services):
-            state = WebState(services, OwnedSessions(sessions), runs, TOKENS, limits, dashboard)
+        with (
+            contextlib.closing(services),
+            AgentsByClient(
+                lambda _: Agent(model or "", sandbox=ceiling, tools=[add, pay])
+            ) as agents,
+        ):
+            state = WebState(
+                services, OwnedSessions(sessions), runs, TOKENS, limits, dashboard,
+                agents if model else None,
+            )  # fmt: skip
             with on_port(lambda: web_app(state, HOSTS, origins, **given), connection) as url:
                 yield Web(url, state)
 
