@@ -400,6 +400,11 @@ class SessionCell:
         with self.held():
             self._kept_until = max(self._kept_until, self._clock() + seconds)
 
+    def freeze(self) -> bool:
+        """Stop its processes now, unless something uses it; tell whether they stand still."""
+        self._freeze(self._clock())
+        return self.is_frozen
+
     def _freeze(self, now: float) -> None:
         """Stop its processes, unless a request runs or something else uses it."""
         self._freeze_at = now + self._settings.freeze_seconds  # the next attempt

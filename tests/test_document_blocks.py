@@ -74,6 +74,7 @@ NOT_RUN = {
     "harness/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
     "harness/README.md: python3.12 -m pip": "installs from an index; tests/harness/test_pythons.py",
     "harness/servers/daemon/README.md: $ cellwright serve": "installs units; tests/harness/servers/daemon/test_configuration.py writes them",
+    "harness/servers/e2b/README.md: $ cellwright e2b": "serves until it is ended; tests/harness/servers/e2b/test_python_sdk.py",
     "harness/servers/mcp/README.md: $ npx": "fetches from npm; tests/harness/servers/mcp/test_inspector.py",
     "harness/servers/web/README.md: $ cellwright web": "serves until it is ended; tests/harness/servers/web/test_command.py starts one",
     "harness/servers/web/README.md: curl -H": "needs the server above it; tests/harness/servers/web/test_command.py",
@@ -269,4 +270,4 @@ def test_a_command_that_is_shown_is_understood(line: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_that_prose_names_is_one(name: str) -> None:
     (known,) = (each.choices for each in commands.parser_of()._actions if each.metavar == "COMMAND")
-    assert set(re.findall(r"`cellwright ([a-z]+)", text_of(name))) <= set(known or ())
+    assert set(re.findall(r"`cellwright ([a-z][a-z0-9]*)", text_of(name))) <= set(known or ())

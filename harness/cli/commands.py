@@ -50,6 +50,7 @@ COMMANDS = {
     "serve": ("serve", "start a daemon that shares one pool of cells among processes"),
     "mcp": ("mcp", "start an MCP server that offers cells and tools to a model"),
     "web": ("web", "start an HTTP server of programs, sessions, tools and runs"),
+    "e2b": ("e2b", "start a server with the interface of E2B, whose sandboxes are cells"),
     "jupyter": ("jupyter", "install a kernel for notebooks, whose programs run in cells"),
     "network": ("network", "list refused names of running sandboxes, and allow or deny hosts"),
     "privacy": ("privacy", "find personal data in files"),

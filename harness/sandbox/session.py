@@ -221,6 +221,14 @@ class Session(Executing):
         daemon may live.
         """
 
+    def freeze(self) -> bool:
+        """Freeze the session now, as after `freeze_seconds` without a call; the next call thaws it.
+
+        Return whether it stands still: not while something uses it, such as an open terminal or a
+        connection to an exposed port, and not where the host has no freezer.
+        """
+        raise PolicyError("freeze: not available with connect=", "a daemon freezes idle sessions")
+
     def save_skill(
         self, name: str, description: str, *,
         files: Sequence[str] | Mapping[str, str | bytes] | None = None, body: str = "",

@@ -157,6 +157,9 @@ class CellSession(Session):
         check_limit("seconds", seconds)
         self._cell.extend(seconds)
 
+    def freeze(self) -> bool:
+        return self._cell.freeze()
+
     def _terminal(self, given: TerminalArguments) -> "Terminal":
         if not self._pipeline.policy.processes.terminal:
             raise PolicyError(

@@ -12,6 +12,7 @@ import inspect
 import io
 import json
 import keyword
+import os
 import re
 import warnings
 from typing import Any
@@ -34,6 +35,7 @@ _CHAIN_AFTER = re.compile(r"\w*")
 _display = builtins.display  # type: ignore[attr-defined]  # cellwright's own, which passes answers on
 _displayed: list[dict[str, Any]] = []
 _main: dict[str, Any] = {}
+_first: dict[str, Any] = {}  # the variables of a context that no program has used
 
 
 class _PassedOn:
@@ -50,8 +52,34 @@ def start(main: dict[str, Any]) -> None:
     """Replace `display` and `input` by those of a notebook."""
     global _main  # noqa: PLW0603 - set once
     _main = main
+    _first.update(main)
     builtins.display = display  # type: ignore[attr-defined]
     builtins.input = _refuse_input
+
+
+_contexts: dict[str, tuple[dict[str, Any], str]] = {}
+_entered = [""]
+
+
+def enter(context: str, cwd: str | None) -> None:
+    """Give programs the variables and the directory of another context."""
+    _contexts[_entered[0]] = dict(_main), os.getcwd()
+    variables, directory = _contexts.get(context) or (dict(_first), cwd or os.getcwd())
+    _main.clear()
+    _main.update(variables)
+    _entered[0] = context
+    with contextlib.suppress(OSError):
+        os.chdir(directory)
+    answer(value=True)
+
+
+def forget(context: str) -> None:
+    """Drop the variables of a context."""
+    _contexts.pop(context, None)
+    if _entered[0] == context:
+        _main.clear()
+        _main.update(_first)
+    answer(value=True)
 
 
 def display(*values: object, **_: object) -> None:

@@ -41,9 +41,14 @@ def safe_bundle(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def picture_bundle(mime: str, data: bytes) -> dict[str, Any]:
     """Return the bundle of a picture that a program made."""
+    return safe_bundle({mime: text_of(mime, data)})
+
+
+def text_of(mime: str, data: bytes) -> str:
+    """Return the content of a type as bundles have it: binary ones in base64."""
     if mime in _PICTURES:
-        return safe_bundle({mime: base64.b64encode(data).decode()})
-    return safe_bundle({mime: data.decode("utf-8", "replace")})
+        return base64.b64encode(data).decode()
+    return data.decode("utf-8", "replace")
 
 
 def framed(content: str) -> str:

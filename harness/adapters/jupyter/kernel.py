@@ -12,6 +12,7 @@ from ....policies.policy import Policy
 from ...sandbox.session import Session
 from ...text.terminal import violation_lines
 from ...version import NAME, installed_version
+from .display_data import safe_bundle
 from .notebook_session import NotebookOutcome, NotebookSession, error_of
 
 EXTRA = "pip install 'cellwright[jupyter]'"
@@ -59,7 +60,9 @@ class CellwrightKernel(Kernel):
                 self._send("stream", {"name": stream, "text": text})
 
         try:
-            done = await self.notebook.execute(code, self.execution_count, tell, user_expressions)
+            done = await self.notebook.execute(
+                code, self.execution_count, tell, expressions=user_expressions
+            )
         except CellwrightError as error:
             return self._failed(*error_of(error), str(error).splitlines(), silent=silent)
         if not silent:
@@ -71,11 +74,11 @@ class CellwrightKernel(Kernel):
         return self._failed(*error_of(done.result), [*lines, *hints], silent=silent)
 
     def _show(self, done: NotebookOutcome) -> None:
-        for bundle in done.displayed:
+        for bundle in filter(None, map(safe_bundle, done.displayed)):
             self._send("display_data", {"data": bundle, "metadata": {}})
         if done.value:
-            content = {"data": done.value, "metadata": {}, "execution_count": self.execution_count}
-            self._send("execute_result", content)
+            content = {"data": safe_bundle(done.value), "execution_count": self.execution_count}
+            self._send("execute_result", {**content, "metadata": {}})
         if refused := violation_lines(done.result):
             self._send("stream", {"name": "stderr", "text": "\n".join([*refused, ""])})
 

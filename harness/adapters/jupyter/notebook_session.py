@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ....runner.result import SandboxResult
 from ...sandbox.run import Run
 from ...sandbox.session import Session
-from .display_data import picture_bundle, safe_bundle
+from .display_data import text_of
 
 OnText = Callable[[str, str], Awaitable[None]]  # the stream, and text
 Bundle = dict[str, Any]
@@ -44,13 +45,19 @@ class _Results(msgspec.Struct, array_like=True):
 
 
 class NotebookOutcome(NamedTuple):
-    """The outcome of one cell of a notebook; every bundle is safe to show."""
+    """The outcome of one cell of a notebook; bundles are the program's own, and may hold scripts.
+
+    displayed: by `display`; the last ones are the figures that were open at the end
+    figures: the names of their artifacts
+    traceback: with the numbers of the notebook's cells
+    """
 
     result: SandboxResult
-    value: Bundle | None
-    displayed: tuple[Bundle, ...]
-    expressions: dict[str, Bundle]
-    traceback: str  # with the numbers of the notebook's cells
+    value: Bundle | None = None
+    displayed: tuple[Bundle, ...] = ()
+    figures: tuple[str, ...] = ()
+    expressions: Mapping[str, Bundle] = MappingProxyType({})
+    traceback: str = ""
 
 
 class NotebookSession:
@@ -68,6 +75,7 @@ class NotebookSession:
         self._helper_seconds = min(_HELPER_SECONDS, wall_seconds)
         self._numbers: dict[int, int] = {}  # the notebook's by those of the session's calls
         self._calls = 0
+        self._context = ""
         self._run: Run | None = None
         self._session = self._open()
 
@@ -78,7 +86,7 @@ class NotebookSession:
         if not loaded.ok:
             session.close()
             raise SessionLost(f"the notebook's part of the cell did not start: {loaded.error}")
-        self._numbers, self._calls = {}, 1
+        self._numbers, self._calls, self._context = {}, 1, ""
         return session
 
     def reopen(self) -> bool:
@@ -98,34 +106,47 @@ class NotebookSession:
             run.cancel()
 
     async def execute(
-        self, code: str, number: int, on_text: OnText, expressions: Mapping[str, str] | None = None
-    ) -> NotebookOutcome:
+        self, code: str, number: int, on_text: OnText, *,
+        expressions: Mapping[str, str] | None = None, context: str = "", cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> NotebookOutcome:  # fmt: skip
         """Run cell `number` of the notebook; `on_text` gets what it writes, as it does.
 
-        Raises SessionLost if the session is gone, and what `Session.execute` raises.
+        Each `context` has variables and a directory of its own, at first `cwd`.  `env`: environment
+        variables of this program.  Raises SessionLost if the session is gone, and what
+        `Session.execute` raises.
         """
         self._keep_alive()
+        await self._enter(context, cwd)
         self._calls += 1
         self._numbers[self._calls] = number
-        result = await self._execute(code, on_text)
+        result = await self._execute(code, on_text, env)
         traceback = self._renumbered(result.traceback or "")
         if result.session_lost or self._session.lost:
-            return NotebookOutcome(result, None, (), {}, traceback)
+            return NotebookOutcome(result, traceback=traceback)
         told = await self._results(
             result, dict(list((expressions or {}).items())[:_MOST_EXPRESSIONS])
         )
         pictures = result.artifacts[_artifacts(told.value) :]
-        displayed = (
-            *map(safe_bundle, told.displayed),
-            *(picture_bundle(each.mime, each.data) for each in pictures),
-        )
+        figures = tuple({each.mime: text_of(each.mime, each.data)} for each in pictures)
         return NotebookOutcome(
-            result, told.value and safe_bundle(told.value), tuple(filter(None, displayed)),
+            result, told.value, (*told.displayed, *figures), tuple(each.name for each in pictures),
             told.expressions, traceback,
         )  # fmt: skip
 
-    async def _execute(self, code: str, on_text: OnText) -> SandboxResult:
-        self._run = run = self._session.start(code, timeout=self._timeout)
+    async def _enter(self, context: str, cwd: str | None) -> None:
+        if context != self._context:
+            await self._ask(_call("enter", context, cwd), bool)
+            self._context = context
+
+    async def forget_context(self, context: str) -> None:
+        """Drop the variables of a context."""
+        await self._ask(_call("forget", context), bool)
+
+    async def _execute(
+        self, code: str, on_text: OnText, env: Mapping[str, str] | None
+    ) -> SandboxResult:
+        self._run = run = self._session.start(code, timeout=self._timeout, env=env)
         held, decoders = bytearray(), _Decoders()
         try:
             async for stream, data in run.output():

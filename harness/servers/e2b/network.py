@@ -1,0 +1,95 @@
+"""The network rules of an E2B sandbox: those of the server's policy, or fewer."""
+
+import ipaddress
+from collections.abc import Sequence
+
+import msgspec
+
+from ....policies.errors import PolicyError
+from ....policies.network.rule import NetworkDenial, NetworkRule
+from ....policies.policy import Network, Policy
+from ...sandbox.sandbox import Sandbox
+from .messages import E2bNetwork
+
+_ALL = ("0.0.0.0/0", "::/0", "*")
+
+
+def narrowed(policy: Policy, network: E2bNetwork | None, allow_internet: bool | None) -> Policy:
+    """Return the policy with no more hosts than a client asks for.
+
+    Raises PolicyError for a host that the policy does not allow.
+    """
+    asked = network or E2bNetwork()
+    if allow_internet is not None:
+        asked = msgspec.structs.replace(asked, allow_internet=allow_internet)
+    allowed, denied = _rules(policy.network.allow, asked), _denied(asked)
+    denials = [NetworkDenial(host=host) for host in denied if policy.network.allow]
+    network_rules = msgspec.structs.replace(
+        policy.network,
+        allow=tuple(allowed),
+        deny=(*policy.network.deny, *denials) if allowed else (),
+    )
+    return msgspec.structs.replace(policy, network=network_rules)
+
+
+def change(sandbox: Sandbox, network: Network, asked: E2bNetwork) -> None:
+    """Let a running sandbox reach exactly the hosts that a client asks for.
+
+    `network` is that of its policy.  Raises PolicyError for hosts that it does not allow.
+    """
+    wanted = {rule.host for rule in _rules(network.allow, asked)}
+    known = {rule.host for rule in network.allow}
+    if not wanted <= known:
+        raise PolicyError(
+            f"network: {', '.join(sorted(wanted - known))} has no rule of its own in the policy",
+            "make another sandbox with these hosts",
+        )
+    if not network.allow:
+        return  # it has no network, which is what is left to ask for
+    for rule in network.allow:
+        if rule.host in wanted:
+            sandbox.network.allow(rule)
+        else:
+            sandbox.network.deny(NetworkDenial(host=rule.host, ports=rule.each_port()))
+    for host in _denied(asked):
+        sandbox.network.deny(host)
+
+
+def _rules(rules: Sequence[NetworkRule], asked: E2bNetwork) -> list[NetworkRule]:
+    denies_all = asked.allow_internet is False or any(each in _ALL for each in asked.deny_out)
+    hosts = [each for each in asked.allow_out if each not in _ALL]
+    found = [rule for host in hosts for rule in _allowing(rules, host)]
+    return found if denies_all else list(rules)
+
+
+def _allowing(rules: Sequence[NetworkRule], host: str) -> list[NetworkRule]:
+    """Return the rules that allow a host, each for this host alone; raises PolicyError."""
+    found = [
+        msgspec.structs.replace(rule, host=host) for rule in rules
+        if rule.host in (host, "*") or (rule.host.startswith("*.") and host.endswith(rule.host[1:]))
+    ]  # fmt: skip
+    if not found:
+        raise PolicyError(
+            f"network.allowOut: the policy of this server does not allow {host!r}",
+            "its operator adds it to [[network.allow]] of the policy",
+        )
+    return found
+
+
+def _denied(asked: E2bNetwork) -> list[str]:
+    """Return the names that are denied; raises PolicyError for addresses."""
+    hosts = [each for each in asked.deny_out if each not in _ALL]
+    for each in hosts:
+        if _is_address(each):
+            raise PolicyError(
+                f"network.denyOut: {each} is an address; cells reach hosts by name only"
+            )
+    return hosts
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
