@@ -83,10 +83,13 @@ class StreamGuard:
 
         A line that is too long is cut.
         """
-        found = self._scope.find(text)
+        found = None
         while True:
             line = text.rfind("\n", 0, begins) + 1
             end = line if begins - line < MOST_HELD else begins
+            if not end:  # before anything is looked for: most of what is held back stays for long
+                return 0
+            found = self._scope.find(text) if found is None else found
             cut = [each.start for each in found if each.start < end < each.end]
             if not cut:
                 return end

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from cellwright import Privacy, ValueVault
+from cellwright.harness.privacy.detector import FoundValue
 from cellwright.harness.privacy.scope import PrivacyScope
 from cellwright.harness.privacy.streams import MOST_HELD, StreamGuard
 
@@ -115,3 +116,29 @@ def test_the_rest_of_a_key_that_is_too_long_is_dropped() -> None:
     shown = streamed(f"first\n{begins}{line * 600}{ends}last\n", random.Random(1), 700)
     assert re.fullmatch(r"first\npii_secret_\w{8}\nlast\n", shown)
     assert streamed(f"first\n{begins}{line * 600}", random.Random(1), 700).count("MII") == 0
+
+
+@pytest.mark.parametrize(
+    "begins", [b"-----BEGIN RSA PRIVATE KEY-----\n", b"x" * 4000, b"Ann ", b""]
+)
+@pytest.mark.parametrize(
+    "chunk", [b"\n", b"x", b"Ann ", b"-----BEGIN RSA PRIVATE KEY-----\n", b"A" * 64 + b"\n"]
+)
+def test_small_chunks_cost_no_more_looks_than_large_ones(
+    begins: bytes, chunk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a guest that writes single bytes has its supervisor look at the same text for minutes."""
+    looked, sound = [0], PrivacyScope.find
+
+    def find(scope: PrivacyScope, text: str) -> list[FoundValue]:
+        looked[0] += len(text)
+        return sound(scope, text)
+
+    monkeypatch.setattr(PrivacyScope, "find", find)
+    guard, total = StreamGuard(fresh()), len(begins)
+    guard.feed(begins)
+    for _ in range(3000):
+        guard.feed(chunk)
+        total += len(chunk)
+    guard.finish()
+    assert looked[0] < 80 * total + 100_000
