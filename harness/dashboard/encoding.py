@@ -45,6 +45,9 @@ class _Bounded:
 
     def _text(self, text: str, most: int) -> str:
         most = max(0, min(most, self._left))
+        if len(text) <= most and text.isascii() and text.isprintable():  # most are
+            self._left -= len(text)
+            return text
         shown = harmless(text[:most])
         self._left -= len(shown)
         return shown if len(text) <= most else f"{shown}⟨cut: {len(text):,} characters⟩"

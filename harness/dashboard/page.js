@@ -166,10 +166,10 @@ function overview() {
   const failed = data.runs.filter((run) => kindOf(run.state) === "bad").length;
   const refused = allEvents("violation").reduce((sum, [, event]) => sum + (event.about.count ?? 1), 0);
   const tiles = [
-    ["Waiting for approval", count(data.approvals.length), data.approvals.length ? link(["approvals"], "Decide") : "Nothing waits"],
+    ["Approvals", count(data.approvals.length), data.approvals.length ? link(["approvals"], "calls that wait") : "no call waits"],
     data.runs.length || data.chain ? ["Runs", count(data.runs.length), `${count(failed)} did not end well`] : null,
     data.durable ? ["Durable runs", count(data.durable.length), tally(data.durable.map((run) => run.state))] : null,
-    data.chain ? ["Refused by the kernel", count(refused), "attempts of programs"] : null,
+    data.chain ? ["Refusals", count(refused), "by the kernel"] : null,
     data.cells ? ["Living now", count(data.cells.length), tally(data.cells.map((cell) => cell.kind))] : null,
     data.chain ? ["Audit chain", chainState(), `${count(data.chain.records)} records`] : null,
   ].filter(Boolean);
@@ -449,7 +449,7 @@ function violations() {
 const chainNow = () => (checked && data.chain ? { ...data.chain, state: checked.state, broken: checked.broken } : data.chain);
 
 function chainState() {
-  const words = { intact: "intact", broken: "broken", unchecked: "not checked", memory: "no file" };
+  const words = { intact: "intact", broken: "broken", unchecked: "unchecked", memory: "no file" };
   const found = chainNow().state;
   return el("span", { class: found === "intact" ? "good" : found === "broken" ? "bad" : "warn" }, words[found] ?? "unknown");
 }

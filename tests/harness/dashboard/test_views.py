@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("chromium")
 
 EXPECTED = {
     "#overview": (
-        "Waiting for approval",
+        "calls that wait",
         "cells ready",
         "of 8",
         "broken",

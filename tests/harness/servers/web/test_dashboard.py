@@ -199,7 +199,7 @@ def test_runs_sessions_and_the_chain_appear_while_the_page_is_open(
         page.show("#cells")
         page.wait_for(f"/a-session[^]*live|live[^]*a-session/.test({_WORDS})")
     page.show("#chain")
-    assert "not checked" in page.evaluate(_WORDS)
+    assert "unchecked" in page.evaluate(_WORDS)
     page.click("#check")
     page.wait_for(f"{_WORDS}.includes('Audit chain: intact')")
 
