@@ -1,10 +1,13 @@
-"""Branches of sessions by memory, beside a replay of their calls and a fresh session."""
+"""Branches of sessions by memory and paused sessions, beside a replay of calls and a fresh session."""
 
 import contextlib
 from collections.abc import Callable
 from functools import partial
 
+from ..harness.sandbox.pausing.pauses import PauseSettings
+from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
+from ..runner.settings import SessionSettings
 from .measuring import (
     Contender,
     distribution,
@@ -14,13 +17,17 @@ from .measuring import (
     seconds_of,
     side_by_side,
 )
+from .puzzle import TreeSearch, expected, search
 from .report import Column, Criterion, Curves, Report, ReportTable
+from .scratch import scratch_directory
 from .settings import Settings, sandbox
 from .twins import Twins, twins
 
 _FRESH, _SMALL, _EIGHT = "a fresh session", "branch, small session", "branch, eight at once, each"
 _LARGE, _REPLAY = "branch, 8,000 more pages", "fork by replay of ten calls"
+_PAUSE, _RESUME = "pause, small session", "resume, small session"
 _AT_ONCE = 8
+_NODES, _SMOKE_NODES = 1000, 20
 _PAGES = 8_000
 _CALL = "class Point:\n    x = 1\npoints = [Point() for _ in range(1000)]"
 _PROGRAMS, _SMOKE_PROGRAMS = 500, 3
@@ -28,7 +35,13 @@ _PROGRAMS, _SMOKE_PROGRAMS = 500, 3
 
 def measure(settings: Settings) -> Report:
     """Return percentiles of the time until new sessions can be called."""
-    with sandbox(settings) as made, made.session() as small, made.session() as large:
+    with (
+        scratch_directory() as directory,
+        sandbox(settings, pauses=PauseSettings(directory)) as made,
+        made.session() as small,
+        made.session() as large,
+    ):
+        paused = _Paused(made)
         for _ in range(10):
             small.execute(_CALL)
         large.execute(f"{_CALL}\npages = bytearray(b'x') * {_PAGES * 4096}")
@@ -38,11 +51,45 @@ def measure(settings: Settings) -> Report:
                 Contender(_SMALL, partial(_opened, small.branch), made.settle),
                 Contender(_EIGHT, partial(_eight, small), made.settle),
                 Contender(_LARGE, partial(_opened, large.branch), made.settle),
+                Contender(_PAUSE, paused.pause, made.settle),
+                Contender(_RESUME, paused.resume, made.settle),
                 Contender(_REPLAY, partial(_opened, lambda: (small.fork(),)), made.settle),
             ],
             settings.amount(300, 5),
         )
-    return _report(times, twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS)))
+        paused.session.close()
+    nodes = settings.amount(_NODES, _SMOKE_NODES)
+    with sandbox(settings, sessions=SessionSettings(alive=64)) as made, made.session() as root:
+        found = search(root, nodes)
+    right = found.nodes == nodes == found.by_memory and found.solutions == expected(nodes)
+    return _report(
+        times, twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS)), found, is_right=right
+    )
+
+
+class _Paused:
+    """A small session that is paused and resumed, again and again."""
+
+    def __init__(self, made: Sandbox) -> None:
+        self._made = made
+        self.session = made.session()
+        for _ in range(10):
+            self.session.execute(_CALL)
+
+    def pause(self) -> float:
+        """Return how long a pause took."""
+        tokens: list[str] = []
+        seconds = seconds_of(lambda: tokens.append(self.session.pause()))
+        self.session = self._made.resume(tokens[0])
+        return seconds
+
+    def resume(self) -> float:
+        """Return how long it took to resume a session."""
+        token = self.session.pause()
+        made: list[Session] = []
+        seconds = seconds_of(lambda: made.append(self._made.resume(token)))
+        self.session = made[0]
+        return seconds
 
 
 def _opened(make: Callable[[], tuple[Session, ...]]) -> float:
@@ -61,7 +108,9 @@ def _eight(session: Session) -> float:
     return _opened(partial(session.branch, _AT_ONCE)) / _AT_ONCE
 
 
-def _report(times: dict[str, list[float]], found: Twins) -> Report:
+def _report(
+    times: dict[str, list[float]], found: Twins, tree: TreeSearch, *, is_right: bool
+) -> Report:
     fresh = median(times[_FRESH])
     rows = [
         (way, *percentile_row(seconds), median(seconds) / fresh) for way, seconds in times.items()
@@ -95,7 +144,18 @@ def _report(times: dict[str, list[float]], found: Twins) -> Report:
                 found.by_memory == found.branches,
                 f"{found.by_memory} of {found.branches}",
             ),
+            Criterion(
+                "a search of a tree, each node a branch, finds what one without cells finds",
+                is_right,
+                f"{tree.nodes} nodes",
+            ),
         ),
-        notes=(f"{page:.2f} µs for each page beyond those of the small session.",),
+        notes=(
+            f"{page:.2f} µs for each page beyond those of the small session.",
+            (
+                f"Eight queens by branches: {tree.nodes} nodes, {len(tree.solutions)} solutions, "
+                f"{tree.nodes / tree.seconds:.0f} nodes a second."
+            ),
+        ),
         samples={way: tuple(seconds) for way, seconds in times.items()},
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..harness.sandbox.pausing.pauses import PauseSettings
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
@@ -33,7 +34,7 @@ class Settings(NamedTuple):
 def sandbox(
     settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool | Path | AuditLog = True,
     sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
-    tools: Sequence[Callable[..., Any]] = (),
+    tools: Sequence[Callable[..., Any]] = (), pauses: PauseSettings = PauseSettings(),  # noqa: B008
 ) -> Iterator[Sandbox]:  # fmt: skip
     """Give a sandbox that is settled, and whose trail is removed with it unless `audit` names it."""
     with contextlib.ExitStack() as stack:
@@ -49,6 +50,7 @@ def sandbox(
                 pool=ready,
                 audit=log,
                 sessions=sessions,
+                pauses=pauses,
                 tools=tools or None,  # even without a tool a broker is 120 pages a cell
             )
         )

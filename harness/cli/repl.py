@@ -37,6 +37,8 @@ HELP = """\
 :download PATH [HOST] copy a file of /workspace to the host
 :usage                print the resources that the last call and all calls used
 :branch [N]           go on in a copy of the session; with N, make N copies and stay
+:pause                keep the session on disk, print its token, and start a new one
+:resume TOKEN         go on in the session that was paused
 :switch [NAME]        go on in another session; without NAME list them
 :reset                start a new session without variables and files
 :quit                 end the session, as Ctrl-D does
@@ -56,6 +58,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=OUTPUT,
         help=f"the directory for pictures; default {OUTPUT}",
     )
+    parser.add_argument(
+        "--pausable", action="store_true",
+        help="let another `cellwright repl --pausable` resume what :pause keeps; "
+        "cells have no random addresses then",
+    )  # fmt: skip
     add_sandbox(parser, "wall-clock limit of a call")
 
 
@@ -67,7 +74,9 @@ def run(options: argparse.Namespace) -> int:
             sandbox.session, language=language, workspace=options.workspace,
             packages=packages_of_calls(options),
         )  # fmt: skip
-        repl = Repl(reader, open_session, language, options.output, options.timeout)
+        repl = Repl(
+            reader, open_session, sandbox.resume, language, options.output, options.timeout
+        )  # fmt: skip
         with contextlib.closing(repl):
             if reader.is_interactive:
                 print(
@@ -83,11 +92,12 @@ class Repl:
     """Reads programs, runs them in a session, and prints their results."""
 
     def __init__(
-        self, reader: PromptReader, open_session: Callable[[], Session], language: str, output: str,
-        timeout: float | None = None,
+        self, reader: PromptReader, open_session: Callable[[], Session],
+        resume: Callable[[str], Session], language: str, output: str, timeout: float | None = None,
     ) -> None:  # fmt: skip
         self._reader = reader
         self._open_session = open_session
+        self._resume_session = resume
         self._output = output
         self._timeout = timeout
         self._python = language == PYTHON
@@ -106,6 +116,8 @@ class Repl:
             "download": self._download,
             "usage": self._usage,
             "branch": self._branch,
+            "pause": self._pause,
+            "resume": self._resume,
             "switch": self._switch,
             "reset": self._reset,
             "quit": lambda: None,
@@ -245,12 +257,25 @@ class Repl:
             raise PolicyError(f":branch: must be followed by a number, got {count!r}")
         name = ""
         for each in self._session.branch(int(count or 1)):
-            name = next(f"b{n}" for n in itertools.count(1) if f"b{n}" not in self._sessions)
-            self._sessions[name] = each
+            name = self._add("b", each)
             how = f" by replay: {each.not_copied}" if each.not_copied else ""
             _say(f"{name} is a branch of {self._name()}{how}")
         if not count:
             self._switch(name)
+
+    def _add(self, letter: str, session: Session) -> str:
+        """Give a session a name that begins with `letter`, and return it."""
+        names = (f"{letter}{n}" for n in itertools.count(1))
+        name = next(each for each in names if each not in self._sessions)
+        self._sessions[name] = session
+        return name
+
+    def _pause(self) -> None:
+        _say(f"paused; it goes on with\n:resume {self._session.pause()}")
+        self._take(self._open_session())
+
+    def _resume(self, token: str) -> None:
+        self._switch(self._add("r", self._resume_session(token)))
 
     def _switch(self, name: str = "") -> None:
         if name and name not in self._sessions:

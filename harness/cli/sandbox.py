@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
-_UNKNOWN_TO_SERVE = ("memory", "privacy", "servers", "skills", "venv")
+_UNKNOWN_TO_SERVE = ("memory", "pausable", "privacy", "servers", "skills", "venv")
 _DAEMONS = (
     "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
 )  # fmt: skip
@@ -115,6 +115,7 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
             language=language,  # starts no launcher for another language
             python=options.python,
             workspaces=_workspaces(options),
+            pausable=getattr(options, "pausable", False),
             **packages_of(options),
         ) as sandbox,
     ):

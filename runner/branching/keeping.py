@@ -52,7 +52,7 @@ def keep(guest: int, init: int, image: int | None, file: int, most_bytes: int) -
         source = Traced(guest, known, is_source=True)
         opened.callback(source.close, dies=False)
         mappings, state = checked(source, number_of(init))
-        fresh = opened.enter_context(KeptReader(image)) if image is not None else None
+        fresh = KeptReader(image) if image is not None else None
         if fresh:  # what no fresh cell could be given is refused now: later the session is gone
             require_copyable(state, fresh.kept.state)
             layout.changes(mappings, layout.parse(fresh.kept.maps))
@@ -125,8 +125,7 @@ def restore(guest: int, image: int, kept: int) -> None:
     """
     known = _known_machine()
     with contextlib.ExitStack() as opened:
-        fresh = opened.enter_context(KeptReader(image))
-        reader = opened.enter_context(KeptReader(kept))
+        fresh, reader = KeptReader(image), KeptReader(kept)
         head = reader.kept
         target = Traced(guest, known, is_source=False)
         opened.callback(target.close, dies=True)

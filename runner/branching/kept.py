@@ -5,10 +5,9 @@ The supervisor seals the file meanwhile.  Even so it is hostile: a guest made mo
 """
 
 import bisect
-import mmap
 import os
 from collections.abc import Iterable, Iterator
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -97,30 +96,20 @@ class KeptReader:
         size = os.fstat(file).st_size
         if size < _SIZE_BYTES:
             raise ValueError("a kept memory without a head")
-        self._map = mmap.mmap(file, size, prot=mmap.PROT_READ)
-        try:
-            self.kept = self._read_head(size - _SIZE_BYTES)
-            self._places = list(_places(self.kept.runs, self._pages_bytes))
-        except BaseException:
-            self._map.close()
-            raise
+        self._file = file
+        self.kept = self._read_head(size - _SIZE_BYTES)
+        self._places = list(_places(self.kept.runs, self._pages_bytes))
         self._addresses = [each.address for each in self.kept.runs]
 
     def _read_head(self, end: int) -> KeptMemory:
-        size = int.from_bytes(self._map[end:], "little")
+        size = int.from_bytes(os.pread(self._file, _SIZE_BYTES, end), "little")
         self._pages_bytes = end - size
         if size > _MOST_HEAD_BYTES or self._pages_bytes < 0:
             raise ValueError("a kept memory with a head that is too large")
         try:
-            return _DECODER.decode(self._map[self._pages_bytes : end])
+            return _DECODER.decode(os.pread(self._file, size, self._pages_bytes))
         except (UnicodeDecodeError, RecursionError) as error:  # what msgspec lets through
             raise msgspec.DecodeError(str(error)) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
 
     def content(self, address: int, size: int) -> bytes | None:
         """Return what was kept of some pages, None unless it was all of them in one run."""
@@ -128,7 +117,7 @@ class KeptReader:
         if at < 0 or self.kept.runs[at].end < address + size:
             return None
         place = self._places[at] + address - self._addresses[at]
-        return self._map[place : place + size]
+        return os.pread(self._file, size, place)
 
     def within(self, start: int, end: int) -> Iterator[PageRun]:
         """Yield the parts of its runs between two addresses."""

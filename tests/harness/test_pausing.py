@@ -27,6 +27,7 @@ from cellwright.harness.sandbox.pausing import state_file
 from cellwright.harness.sandbox.pausing.state_file import PauseToken
 from cellwright.harness.sandbox.pausing.store import PausedStates
 from cellwright.runner.branching_process import BranchingProcess
+from cellwright.runner.session_pauses import memory_to_keep, restore_session
 from tests.conftest import ROOT, policy_named
 from tests.harness.test_branching import REFUSED, STATES, value
 
@@ -241,6 +242,39 @@ def paused(
             token = session.pause()
             made[key] = box, token, path_of(directory, token).read_bytes()
         yield made
+
+
+def test_pieces_are_bound_to_their_places() -> None:
+    token, file = PauseToken.new(), os.memfd_create("state")
+    writer = state_file.StateWriter(file, token, None, 1.0, 1 << 20)
+    for number in (1, 2):
+        writer.add(state_file.MEMORY, bytes([number]) * 100)
+    writer.add(state_file.END)
+    found = [data for _, data in state_file.pieces(file, token, None, 1.0)]
+    assert found == [b"\1" * 100, b"\2" * 100, b""]
+    begin = state_file._PREFIX.size
+    size = 4 + int.from_bytes(os.pread(file, 4, begin), "little")
+    first, second = os.pread(file, size, begin), os.pread(file, size, begin + size)
+    os.pwrite(file, second + first, begin)
+    with pytest.raises(PauseError, match="was changed"):
+        list(state_file.pieces(file, token, None, 1.0))
+    os.close(file)
+
+
+def test_memory_that_only_the_fresh_cell_has_is_dropped(sandbox: Sandbox) -> None:
+    with sandbox.session() as source, sandbox.session() as fresh:
+        source.execute("x = [bytes(100_000) for _ in range(200)]")  # zeros that nobody touched
+        fresh.execute("y = [b'y' * 100_000 for _ in range(200)]")
+        process, plan = source._branching, source.plan  # type: ignore[attr-defined]
+        with source.fresh_cell() as cell:  # type: ignore[attr-defined]
+            image = memory_to_keep(cell, -1, process, plan, 1 << 30)
+        with source.cell.resting() as (held, past):  # type: ignore[attr-defined]
+            kept = memory_to_keep(held, image, process, plan, 1 << 30)
+        restore_session(fresh.cell, (), image, kept, process, plan)  # type: ignore[attr-defined]
+        fresh.cell.continue_from(past)  # type: ignore[attr-defined]
+        os.close(image)
+        os.close(kept)
+        assert value(fresh, "len(x), any(map(any, x))") == [200, False]
 
 
 def test_only_its_own_token_opens_a_state(

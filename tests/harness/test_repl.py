@@ -239,6 +239,36 @@ def test_other_languages_keep_their_state_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
+def test_branches_are_switched_between(tmp_path: Path) -> None:
+    script = "x = 1\n:branch\nx += 10\n:switch main\nx\n:branch 2\n:switch b3\nx += 100\n:switch b1\nx\n:switch b3\nx\n:switch\n"
+    done = piped(script, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n11\n101\n"), done.stderr
+    assert "b1 is a branch of main\ncellwright: this is b1" in done.stderr
+    assert done.stderr.endswith("  main\n  b1\n  b2\n* b3\n")
+    assert "replay" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [":branch x", ":branch 99", ":switch b9", ":resume x", ":pause x"]
+)
+def test_a_wrong_command_about_sessions_is_told(tmp_path: Path, command: str) -> None:
+    done = piped(f"x = 1\n{command}\nx\n", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "1\n")
+    assert done.stderr.startswith("cellwright: ")
+
+
+def test_a_paused_session_is_resumed_by_the_next_repl(tmp_path: Path) -> None:
+    done = piped("x = 41\n:pause\nx\n", tmp_path, "--pausable")
+    assert "NameError" in done.stderr
+    (token,) = re.findall(r":resume (cwp_\w+)", done.stderr)
+    (state,) = (tmp_path / "cellwright" / "paused").glob("*.session")
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    done = piped(f":resume {token}\nx + 1\n:switch\n", tmp_path, "--pausable")
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+    assert done.stderr.endswith("  main\n* r1\n")
+    assert not state.exists()
+
+
 def test_a_language_that_is_none_is_wrong_usage(tmp_path: Path) -> None:
     done = piped("", tmp_path, "--language", "cobol")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
