@@ -136,6 +136,7 @@ _NEEDS = {
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
     "testcapi": lambda: importlib.util.find_spec("_testcapi") is not None,
     "model": lambda: MODEL is not None,
+    "frameworks": (ROOT / ".frameworks" / "stamp").is_file,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
     "curl": lambda: shutil.which("curl") is not None,
     "openssl": lambda: shutil.which("openssl") is not None,

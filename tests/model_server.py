@@ -42,10 +42,25 @@ def delta(text: str | None = None, finish: str | None = None, **more: Any) -> di
     return {"choices": [{"index": 0, "delta": {"content": text, **more}, "finish_reason": finish}]}
 
 
+def whole(exchange: Exchange, finish: str, **message: Any) -> None:
+    """Answer a client that asks for no stream."""
+    reply = {
+        "id": "r", "object": "chat.completion", "created": 0, "model": "m",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+        ],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }  # fmt: skip
+    exchange.send(200, json.dumps(reply).encode())
+
+
 def said(text: str) -> Callable[[Exchange], None]:
     """Answer as servers do: the role, the text in parts, the end, the usage."""
 
     def answer(exchange: Exchange) -> None:
+        if not exchange.request.get("stream"):
+            whole(exchange, "stop", content=text)
+            return
         parts = [delta(text[at : at + 7]) for at in range(0, len(text), 7)]
         usage = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 20}}
         exchange.stream(delta(None, role="assistant"), *parts, delta(None, "stop"), usage)
@@ -57,6 +72,17 @@ def calling(*calls: tuple[str, str]) -> Callable[[Exchange], None]:
     """Answer with tool calls, their arguments in parts."""
 
     def answer(exchange: Exchange) -> None:
+        if not exchange.request.get("stream"):
+            made = [
+                {
+                    "id": f"c{index}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": text},
+                }
+                for index, (name, text) in enumerate(calls)
+            ]
+            whole(exchange, "tool_calls", content=None, tool_calls=made)
+            return
         parts = []
         for index, (name, arguments) in enumerate(calls):
             first, rest = arguments[:5], arguments[5:]

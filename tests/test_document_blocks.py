@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import filterfalse
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.loading import load_policy
 from tests.conftest import ROOT, policy_named
 from tests.documents import BLOCKS, NAMES, Block, blocks_of, text_of
+from tests.model_server import Reply, calling, serving
 
 # A block is named by its document and the beginning of its first line.
 
@@ -57,6 +59,35 @@ TYPED: dict[str, dict[str, str]] = {
         "test_double.py": "assert double(2) == 4\n",
     },
 }  # fmt: skip
+# What the model says in these, whose frameworks are in the environment that scripts/frameworks makes.
+REPLIES: dict[str, list[Reply]] = {
+    "harness/adapters/smolagents.md": [
+        "<code>\noslo = population('Oslo')\nprint(oslo)\n</code>",
+        "<code>\nopen('/etc/shadow')\n</code>",
+        "<code>\nfinal_answer(oslo - population(city='Bergen'))\n</code>",
+    ],
+    "harness/adapters/deepagents.md": [
+        calling(("execute", '{"command": "wc -l < /workspace/notes.txt; cat /etc/shadow"}')),
+        calling(("write_file", '{"file_path": "/workspace/answer.txt", "content": "3"}')),
+        "There are three.",
+    ],
+    "harness/adapters/langchain.md": [
+        calling(("shell", '{"command": "x=$(id -un); cat /etc/shadow"}')),
+        calling(("shell", '{"command": "echo $x in $PWD"}')),
+        "I am cell.",
+    ],
+    "harness/adapters/pydantic_ai.md": [
+        calling(("shell", '{"command": "wc -l < notes.txt; cat /etc/shadow"}')),
+        "There are three.",
+    ],
+    "harness/adapters/inspect_ai.md": [
+        calling(("bash", '{"command": "wc -w < words.txt"}')),
+        "There are 3.",
+    ],
+    "harness/adapters/fastmcp.md": [],
+}
+FRAMEWORKS = ROOT / ".frameworks" / "bin" / "python"
+
 IN_A_CELL = "harness/tools/README.md: cellwright-call"
 
 # Why nobody runs these; a path in a reason is that of what is run instead.
@@ -126,8 +157,28 @@ def test_nothing_is_named_that_no_document_has(name: str) -> None:
 # What is run
 
 
+def with_frameworks(parameter: object) -> bool:
+    return parameter.values[0].document in REPLIES  # type: ignore[attr-defined]
+
+
+@pytest.mark.needs("cgroup", "frameworks")
+@pytest.mark.parametrize("block", [*filter(with_frameworks, blocks("python"))])
+def test_an_example_of_an_adapter_runs_with_a_scripted_model(block: Block, tmp_path: Path) -> None:
+    program = tmp_path / "example.py"  # smolagents reads the source of its tools
+    program.write_text(block.text)
+    with serving(REPLIES[block.document]) as server:
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MODEL_URL": server.url}
+        done = subprocess.run(
+            [FRAMEWORKS, program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == block.printed
+    assert len(server.requests) == len(REPLIES[block.document])
+
+
 @pytest.mark.needs("cgroup")
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", [*filterfalse(with_frameworks, blocks("python"))])
 def test_an_example_runs_and_prints_what_is_shown(block: Block) -> None:
     done = subprocess.run(
         [sys.executable, "-c", block.text], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

@@ -227,12 +227,15 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
     names = {
+        "fastmcp-slim": "fastmcp",
+        "inspect-ai": "inspect_ai",
         "ipython": "IPython",
         "jsonschema-specifications": "jsonschema_specifications",
         "opentelemetry-api": "opentelemetry",
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
         "opentelemetry-sdk": "opentelemetry",
         "PyYAML": "yaml",
+        "pydantic-ai-slim": "pydantic_ai",
         "python-dotenv": "dotenv",
         "python-prctl": "prctl",
         "tomli-w": "tomli_w",

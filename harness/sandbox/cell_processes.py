@@ -15,6 +15,7 @@ from typing import Any
 
 _CHUNK = 65536
 _MOST_KNOWN = 64  # then those that ended first are forgotten
+_TOLD_CHARACTERS = 1000  # of the arguments of each
 _KNOWN: dict[int, "KeptProcess"] = {}
 _STARTED = [0]
 
@@ -28,7 +29,7 @@ class KeptProcess:
     def __init__(
         self, argv: list[str], cwd: str | None, env: dict[str, str], kept: int, terminal: str = ""
     ) -> None:
-        self.argv = argv
+        self.argv = _beginning(argv)
         self.pid = 0
         self.dropped = 0
         self._kept = kept
@@ -122,6 +123,18 @@ class KeptProcess:
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+
+def _beginning(argv: list[str]) -> list[str]:
+    """Return the first arguments, as far as they are told: all of them may be longer than a value."""
+    told: list[str] = []
+    left = _TOLD_CHARACTERS
+    for each in argv:
+        if left <= 0:
+            break
+        told.append(each[:left])
+        left -= max(1, len(each))
+    return told
 
 
 def _start_with_pipes(

@@ -201,14 +201,16 @@ class ProcessesOfCell:
 
         `terminal`: the path of the terminal that it is to have in place of pipes.
         """
-        env = check_environment(given.env)
-        arguments = list(argv_of(given)), given.cwd, env, self._limits.output_bytes, terminal
+        env, argv = check_environment(given.env), argv_of(given)
+        arguments = list(argv), given.cwd, env, self._limits.output_bytes, terminal
         try:
             told = self._call(ProcessReport, "start", *arguments, trace_id=given.trace_id)
         except PolicyError:
             self._call(None, "forget_unstarted")
             raise
-        return BackgroundProcess(self, told)
+        process = BackgroundProcess(self, told)
+        process.command = argv
+        return process
 
     def all(self) -> tuple[BackgroundProcess, ...]:
         """Return those that run, and the last that ended."""

@@ -61,6 +61,14 @@ def test_both_streams_are_read_and_a_missing_program_is_named(session: Session) 
     assert missing.write("x") == 0
 
 
+def test_a_long_command_is_started_and_told_in_part(session: Session) -> None:
+    command = ["printf", "%s", *(["x" * 65536] * 16)]
+    process = session.start_command(command)
+    assert process.command == tuple(command)
+    assert process.wait(_PATIENCE) == 0
+    assert session.processes()[0].command == ("printf", "%s", "x" * 992)
+
+
 def test_it_is_read_bit_by_bit(session: Session) -> None:
     process = session.start_command(["printf", "abcdef"])
     process.wait(_PATIENCE)

@@ -1,0 +1,10 @@
+"""The error for an adapter whose framework is not installed."""
+
+from ...policies.errors import PolicyError
+
+
+def missing(framework: str, extra: str, error: ImportError) -> PolicyError:
+    """Return the error that names what to install."""
+    return PolicyError(
+        f"{framework} cannot be imported: {error}", f"pip install 'cellwright[{extra}]'"
+    )
