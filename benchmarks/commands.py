@@ -55,6 +55,7 @@ BENCHMARKS = {
     "daemon": "cost of sharing a pool through a daemon",
     "tools": "cost of a tool call",
     "mcp": "cost of a program for a client of the MCP server",
+    "web": "cost of a program for a client of the web server",
     "validation": "cost of a source check",
     "search": "recall of the search over tools, and cost of a query",
     "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",

@@ -148,4 +148,8 @@ def url_of(listener: socket.socket) -> str:
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)
+    listener = socket.create_server((host, port), family=family, backlog=128)
+    # Connections inherit it (tcp(7)).  asyncio sets it only if the listener names IPPROTO_TCP, which
+    # create_server does not: an answer of two writes then waits 40 ms for a delayed ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -118,6 +118,7 @@ def test_another_version_of_a_language_is_refused(web: Web, runtime: str) -> Non
 
 
 def test_tools_are_found_described_and_called(web: Web) -> None:
+    PAID.clear()
     assert {each["name"] for each in web.get("/v1/tools")["tools"]} >= {"add", "pay"}
     assert web.get("/v1/tools?query=add+numbers")["tools"][0]["name"] == "add"
     assert web.get("/v1/tools/add")["parameters"]["properties"].keys() == {"a", "b"}
