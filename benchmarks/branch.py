@@ -4,10 +4,9 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from ..harness.sandbox.pausing.pauses import PauseSettings
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
-from ..runner.settings import SessionSettings
+from ..runner.settings import PauseSettings, SessionSettings
 from .measuring import (
     Contender,
     distribution,

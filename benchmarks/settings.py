@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..harness.sandbox.pausing.pauses import PauseSettings
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
-from ..runner.settings import PoolSettings, SessionSettings
+from ..runner.settings import PauseSettings, PoolSettings, SessionSettings
 from .scratch import scratch_directory
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .harness.sandbox.network import SandboxNetwork as SandboxNetwork
     from .harness.sandbox.packages.store import PackageSet as PackageSet
     from .harness.sandbox.packages.store import PackageStore as PackageStore
-    from .harness.sandbox.pausing.pauses import PauseSettings as PauseSettings
     from .harness.sandbox.ports.exposed import ExposedPort as ExposedPort
     from .harness.sandbox.processes import BackgroundProcess as BackgroundProcess
     from .harness.sandbox.program import Program as Program
@@ -154,6 +153,7 @@ if TYPE_CHECKING:
     from .runner.result import SandboxStatus as SandboxStatus
     from .runner.result import Usage as Usage
     from .runner.result import Violation as Violation
+    from .runner.settings import PauseSettings as PauseSettings
     from .runner.settings import PoolSettings as PoolSettings
     from .runner.settings import SessionSettings as SessionSettings
     from .runner.workspace import Artifact as Artifact

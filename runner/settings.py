@@ -3,6 +3,8 @@
 A client of a daemon imports this module for the signature of `Sandbox`, and makes no cells itself.
 """
 
+import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -33,3 +35,14 @@ class SessionSettings(NamedTuple):
     idle_seconds: float = 1800.0
     lifetime_seconds: float = 86_400.0
     requests: int = 1_000_000
+
+
+class PauseSettings(NamedTuple):
+    """Where paused sessions are kept, for how long, and how many bytes of them."""
+
+    directory: str | os.PathLike[str] | None = None  # default ~/.local/state/cellwright/paused
+    # At least 32 characters, or a source of them: then the state is encrypted (extra `privacy`).
+    key: str | Callable[[], str] | None = None
+    keep_seconds: float = 604_800.0  # after which it cannot be resumed and is removed
+    most_bytes: int = 1 << 30  # of one session, its memory and files
+    quota_bytes: int = 10 << 30  # of all in the directory

@@ -20,7 +20,7 @@ from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
 from ...runner.request import Request
 from ...runner.result import SandboxResult
-from ...runner.settings import PoolSettings
+from ...runner.settings import PauseSettings, PoolSettings
 from ...runner.shared_files import PLACE as TOOLS
 from ...runner.shared_files import SKILLS, SharedFiles
 from ...runner.spawn import Spawned, interpreter
@@ -35,8 +35,6 @@ from .checks import (
 )
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
-from .pausing.pauses import check_pauses
-from .pausing.pausing import Pausing
 from .pipeline import RequestPipeline, rules_of
 from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from .network import SandboxNetwork
     from .network_control import NetworkControl
     from .packages.store import OpenSet
+    from .pausing.pausing import Pausing
     from .private import PrivateCalls
     from .pythons import HostPython
     from .sandbox_arguments import PolicyLike
@@ -91,7 +90,7 @@ class LocalCells:
         settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
         sessions, language = check_sessions(given.sessions), _language(given.language)
         known = check_interpreters(given.interpreters)
-        self._pauses = check_pauses(given.pauses)
+        self._pauses = _checked_pauses(given.pauses)
         user = _checked_user(given.user)
         root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
@@ -136,7 +135,6 @@ class LocalCells:
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
         self._control: NetworkControl | None = None
-        self._pausing: Pausing | None = None
         self._packaged = PackagedCells(
             self._supervisors, own, given, self._packages, settings.packages_bytes,
             lambda policy: another(policy, PYTHON),
@@ -149,10 +147,9 @@ class LocalCells:
             if self._skills:
                 self._skills.has_tool = self._pipeline.has_tool
                 self._skills.execute = lambda given: self.execute(given, None, NEVER)
-            self._pausing = Pausing(self._pauses, self._branching)
             self._sessions = OpenSessions(
                 self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
-                self._branching, self._pausing, self._replay,
+                self._branching, lambda: self._pausing, self._replay,
             )  # fmt: skip
             self._network = _network(self.policy, self._egress, self._pipeline)
             self._control = _control(self.policy, self._egress, self._network)
@@ -211,6 +208,12 @@ class LocalCells:
 
     def session(self, given: SessionArguments) -> Session:
         return self._sessions.open(given, self._wanted(given))
+
+    @cached_property
+    def _pausing(self) -> "Pausing":
+        from .pausing.pausing import Pausing  # seldom needed
+
+        return Pausing(self._pauses, self._branching)
 
     def resume(self, token: str) -> Session:
         return self._sessions.resume(token)
@@ -283,7 +286,7 @@ class LocalCells:
         self._programs.close()
         self._packaged.close()
         self._branching.close()
-        if self._pausing:
+        if "_pausing" in vars(self):
             self._pausing.close()
         self._ports.close()
         if self._control:
@@ -295,6 +298,14 @@ class LocalCells:
     def _release_packages(self) -> None:
         if self._packages:
             self._packages.close()
+
+
+def _checked_pauses(given: PauseSettings) -> PauseSettings:
+    if given == PauseSettings():
+        return given
+    from .pausing.pauses import check_pauses  # seldom needed
+
+    return check_pauses(given)
 
 
 def _spawned(given: SandboxArguments, python: "HostPython | None") -> Spawned:

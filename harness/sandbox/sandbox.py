@@ -16,7 +16,7 @@ from ...policies.policy import Policy, check_limit
 from ...runner.audit.level import AuditLevel
 from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
-from ...runner.settings import PoolSettings, SessionSettings
+from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
 from .checks import check_host_path
 from .executing import Executing
@@ -28,7 +28,6 @@ from .parameters import (
     SessionArguments,
     TerminalArguments,
 )
-from .pausing.pauses import PauseSettings
 from .sandbox_arguments import SandboxArguments
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.languages import PYTHON
-from ...runner.settings import PoolSettings, SessionSettings
+from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
 from .parameters import Parameters
-from .pausing.pauses import PauseSettings
 
 if TYPE_CHECKING:
     from ...policies.permissions import PermissionSet

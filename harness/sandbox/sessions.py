@@ -59,7 +59,7 @@ class CellSession(Session):
         pipeline: RequestPipeline,
         another: "Callable[[str], CellSession]",
         branching: "BranchingProcess",
-        pausing: "Pausing",
+        pausing: "Callable[[], Pausing]",
         ports: ExposedPorts,
         lease: Lease,
         packages: tuple[str, ...] = (),
@@ -258,7 +258,7 @@ class CellSession(Session):
             raise PolicyError(
                 "pause: a session with a named workspace cannot be paused", "save() it"
             )
-        return self._pausing.pause(self)
+        return self._pausing().pause(self)
 
     def fresh_cell(self) -> "AbstractContextManager[HeldCell]":
         """Lend a cell of the launcher that makes those of such sessions now."""
@@ -302,7 +302,8 @@ class OpenSessions:
 
     def __init__(
         self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
-        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess", pausing: "Pausing",
+        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess",
+        pausing: "Callable[[], Pausing]",
         replay: "SkillReplay | None" = None,
     ) -> None:  # fmt: skip
         """`limits`: of the policy; a set of packages is built within their wall time.  `replay` tries
@@ -336,7 +337,7 @@ class OpenSessions:
 
     def resume(self, token: str) -> CellSession:
         """Return the session that was paused; raises PauseError."""
-        return self._pausing.resume(token, self.open_new)
+        return self._pausing().resume(token, self.open_new)
 
     def open_new(self, given: SessionArguments, why: str) -> CellSession:
         """Return a new session; raises PauseError if one of that id lives."""

@@ -314,9 +314,9 @@ def test_a_branch_has_the_cpu_time_that_its_source_had_left() -> None:
 
 
 STEPS = (
-    "_checked",
+    "checked",
     "require_copyable",
-    "_lay_out",
+    "lay_out",
     "copy_state",
     "copy_pages",
     "copy_limits",

@@ -1,25 +1,11 @@
-"""`PauseSettings`: where paused sessions are kept, for how long, and how many bytes of them."""
+"""The check of the settings of paused sessions."""
 
 import os
-from typing import NamedTuple
 
 from ....policies.errors import PolicyError
 from ....policies.policy import check_limit
+from ....runner.settings import PauseSettings
 from ...encryption import key_of
-from ...sources import SecretSource
-
-_WEEK = 7 * 86_400.0
-
-
-class PauseSettings(NamedTuple):
-    """Where paused sessions are kept, for how long, and how many bytes of them."""
-
-    directory: str | os.PathLike[str] | None = None  # default ~/.local/state/cellwright/paused
-    # At least 32 characters, or a source of them: then the state is encrypted (extra `privacy`).
-    key: str | SecretSource | None = None
-    keep_seconds: float = _WEEK  # after which a paused session cannot be resumed and is removed
-    most_bytes: int = 1 << 30  # of one session, its memory and files
-    quota_bytes: int = 10 << 30  # of all in the directory
 
 
 def check_pauses(given: object) -> PauseSettings:

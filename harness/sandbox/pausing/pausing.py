@@ -23,10 +23,10 @@ from ....runner.session_pauses import (
     require_keepable,
     restore_session,
 )
+from ....runner.settings import PauseSettings
 from ....runner.spawn import interpreter
 from ...version import installed_version
 from ..parameters import SessionArguments
-from .pauses import PauseSettings
 from .state_file import END, FILES, HEADER, MEMORY, PauseToken, StateWriter
 from .store import PausedStates
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ....policies.errors import PauseError
+from ....runner.settings import PauseSettings
 from ...encryption import key_of
 from ...state import make_private_directory, state_directory
-from .pauses import PauseSettings
 from .state_file import PauseToken, StateWriter, is_encrypted_until, pieces
 
 _STATE, _PART, _IMAGE = ".session", ".part", ".image"
