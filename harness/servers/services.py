@@ -99,6 +99,11 @@ class ServicesByClient:
                 self._made[client] = self._make(client)
             return self._made[client]
 
+    def made(self) -> tuple[ClientServices, ...]:
+        """Return the services of the clients that have sent a request."""
+        with self._lock:
+            return tuple(self._made.values())
+
     def _make(self, client: str) -> ClientServices:
         name = f"{self._server} {client}"
         factory = ToolFactory(

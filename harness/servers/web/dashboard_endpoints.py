@@ -7,7 +7,7 @@ import msgspec
 from ....runner.audit.verification import verify
 from ...dashboard import sources
 from ...dashboard.encoding import encoded
-from ...dashboard.overview import Chain, Overview
+from ...dashboard.overview import Chain, Gauge, Overview
 from ...dashboard.page import live_page, policy
 from ...version import installed_version
 from ..http_server import App
@@ -52,6 +52,7 @@ def overview(call: WebCall) -> msgspec.Raw:
         source="server", name=f"cellwright {installed_version() or ''}".strip(), made=time.time()
     )
     shown.chain = _chain(call)
+    shown.gauges = _gauges(call)
     sources.add_runs(shown, state.runs)
     sources.add_cells(shown)
     sources.add_tools(shown, state.services.registry)
@@ -60,6 +61,26 @@ def overview(call: WebCall) -> msgspec.Raw:
     if state.dashboard:
         state.dashboard.timeline.fill(shown)
     return msgspec.Raw(encoded(shown))
+
+
+def _gauges(call: WebCall) -> list[Gauge]:
+    """Return what the sandboxes of all clients do now."""
+    states = [each.sandbox._state() for each in call.state.services.made()]
+    pools = [each for state in states for each in state.supervisors]
+    memory = [each.memory_bytes for each in pools if each.memory_bytes is not None]
+    gauges = [
+        Gauge(
+            name="Cells ready", value=sum(each.ready for each in pools),
+            most=sum(each.wanted for each in pools),
+        ),
+        Gauge(
+            name="Programs running", value=sum(each.running for each in pools),
+            most=call.state.limits.executions_of_all,
+        ),
+        Gauge(name="Calls waiting for a cell", value=sum(each.waiting for each in pools)),
+        Gauge(name="Open sessions", value=sum(state.sessions for state in states)),
+    ]  # fmt: skip
+    return [*gauges, Gauge(name="Memory", value=sum(memory), unit="bytes")] if memory else gauges
 
 
 def _chain(call: WebCall) -> Chain | None:

@@ -94,6 +94,25 @@ def test_a_decision_is_only_on_what_was_shown_and_only_once(watched: Watched) ->
     assert PAID[-1] == ("carl", 1)
 
 
+def test_gauges_tell_of_the_sandboxes_of_all_clients(watched: Watched) -> None:
+    sandbox = watched.web.state.services.of("ann").sandbox
+
+    def told() -> dict[str, Any]:
+        return {each["name"]: each for each in watched.web.get("/v1/dashboard", EVE)["gauges"]}
+
+    sandbox.settle()
+    ready = told()["Cells ready"]
+    assert ready["value"] == ready["most"] > 0
+    before = told()["Open sessions"]["value"]
+    with sandbox.session():
+        assert told()["Open sessions"]["value"] == before + 1
+    run = sandbox.start("print(1, flush=True)\nwhile True: pass")
+    assert next(iter(run.output()))  # it runs
+    assert told()["Programs running"]["value"] == 1
+    run.cancel()
+    run.result()
+
+
 def test_a_foreign_page_can_neither_read_nor_decide(watched: Watched) -> None:
     for origin in ("http://127.0.0.1:1", "null", "https://example.org"):
         with watched.web.client(EVE, Origin=origin) as client:
