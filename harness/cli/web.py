@@ -111,7 +111,10 @@ def _state(
 
     limits = WebLimits()
     timeline = LiveTimeline()
-    of_sessions = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
+    of_sessions = SessionLimits(
+        of_one=max(1, options.sessions * 3 // 4), of_all=options.sessions,
+        idle_seconds=options.session_idle,
+    )  # fmt: skip
     with (
         audit_of(options, timeline.add) as audit,
         Sandbox(policy=policy, pool=0, audit=audit, spawned=spawned) as ceiling,

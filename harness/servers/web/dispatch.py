@@ -29,6 +29,7 @@ from .endpoint import ContentAnswer, Endpoint, WebCall
 from .event_stream import send_events
 from .idempotency import KeptAnswers
 from .problems import RequestRefused, problem_of
+from .sending import PiecewiseResponse
 from .state import WebState
 
 _JSON, _PROBLEM = "application/json", "application/problem+json"
@@ -38,6 +39,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }  # fmt: skip
 _KEY = re.compile(r"[!-~]{1,255}")
+_TRACE_CHARACTERS = 256
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Dispatcher:
         data = await read_body(scope, receive, self._state.limits.access.body_bytes)
         call = WebCall(
             client, self._state, scope["path_params"], _query(endpoint, scope),
-            _decoded(endpoint, scope, data), -1, header(scope, b"traceparent"),
+            _decoded(endpoint, scope, data), -1, header(scope, b"traceparent")[:_TRACE_CHARACTERS],
         )  # fmt: skip
         key = _idempotency_key(endpoint, scope)
         if endpoint.stream:
@@ -170,15 +172,19 @@ def _work(endpoint: Endpoint, call: WebCall, stop: int) -> Response:
     if answer is None:
         return Response(status_code=204, headers=_HEADERS)
     if isinstance(answer, ContentAnswer):
-        return _content(answer)
-    return Response(encoded_json(answer), endpoint.status, _HEADERS, _JSON)
+        return _content(answer, call.state.limits.stalled_seconds)
+    stalled_seconds = call.state.limits.stalled_seconds
+    return PiecewiseResponse(
+        encoded_json(answer), endpoint.status, _HEADERS, _JSON, stalled_seconds
+    )
 
 
-def _content(answer: ContentAnswer) -> Response:
+def _content(answer: ContentAnswer, stalled_seconds: float) -> Response:
     """Return a file as an attachment: a page of a guest's must not act as one of this server."""
     name = urllib.parse.quote(answer.name.rpartition("/")[2], safe="", errors="replace")
     about = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
-    return Response(answer.data, 200, _HEADERS | about, "application/octet-stream")
+    kind = "application/octet-stream"
+    return PiecewiseResponse(answer.data, 200, _HEADERS | about, kind, stalled_seconds)
 
 
 def _idempotency_key(endpoint: Endpoint, scope: Scope) -> str:

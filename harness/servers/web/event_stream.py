@@ -3,16 +3,17 @@
 A program waits for a client that reads slowly; a client that does not read at all is dropped.
 """
 
-import functools
+import logging
 from collections.abc import AsyncIterator
 
 import anyio
 
-from ..http_server import Receive, Scope, Send, drop
+from ..http_server import Receive, Scope, Send
 from ..tokens import GONE
 from .encoding import encoded_json
 from .endpoint import ServerEvent
 from .problems import problem_of
+from .sending import is_sent
 from .state import WebLimits
 
 _HEADERS = [
@@ -23,6 +24,7 @@ _HEADERS = [
 _QUIET_SECONDS = 15.0  # until a comment shows that the connection lives
 _COMMENT = b": still here\n\n"
 ERROR = "error"
+_LOG = logging.getLogger(__name__)
 
 
 async def send_events(
@@ -46,7 +48,9 @@ async def send_events(
             await writer.write(first)
             async for event in events:
                 await writer.write(event)
-        except Exception as error:  # noqa: BLE001 - told to the client
+        except Exception as error:  # noqa: BLE001 - told to the client; a bug also to the log
+            if problem_of(error).title == "bug":
+                _LOG.error("the stream %s failed", scope["path"], exc_info=error)
             await writer.write(ServerEvent(ERROR, problem_of(error)))
         finally:
             with anyio.CancelScope(shield=True):
@@ -70,7 +74,7 @@ class _Writer:
 
     def __init__(self, stalled_seconds: float, scope: Scope, send: Send) -> None:
         self._stalled_seconds = stalled_seconds
-        self._drop = functools.partial(drop, scope)
+        self._scope = scope
         self._send = send
         self._lock = anyio.Lock()
         self._number = 0
@@ -95,10 +99,7 @@ class _Writer:
                 await self._send_bytes(_COMMENT)
 
     async def _send_bytes(self, data: bytes) -> None:
-        with anyio.move_on_after(self._stalled_seconds) as stalled:
-            async with self._lock:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        if stalled.cancelled_caught:
-            self._drop()
-            await anyio.sleep_forever()  # the disconnect cancels it
+        async with self._lock:
+            if not await is_sent(data, self._stalled_seconds, self._scope, self._send):
+                await anyio.sleep_forever()  # the disconnect cancels it
         self._wrote.set()

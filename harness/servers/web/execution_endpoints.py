@@ -1,11 +1,12 @@
 """Programs in fresh cells: with an answer at the end, or as a stream of their output."""
 
 import codecs
+import contextlib
 from collections.abc import AsyncIterator
 
 import anyio
 
-from ....policies.errors import PolicyError
+from ....policies.errors import CellwrightError, PolicyError
 from ....policies.policy import Policy
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
@@ -41,6 +42,8 @@ async def stream_of(executing: Executing, given: CallArguments) -> AsyncIterator
         yield ServerEvent(RESULT, execution_answer((await run.aresult()).for_model()))
     finally:
         run.cancel()
+        with anyio.CancelScope(shield=True), contextlib.suppress(CellwrightError):
+            await run.aresult()  # it counts as an execution until its cell is gone
 
 
 async def _output(run: Run) -> AsyncIterator[ServerEvent]:

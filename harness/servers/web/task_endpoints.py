@@ -95,6 +95,8 @@ async def stream_task(call: WebCall) -> AsyncIterator[ServerEvent]:
     finally:
         background.cancel()
         chunks.abandon()
+        with anyio.CancelScope(shield=True):
+            await chunks.wait_for_end()  # it counts as an execution until then
 
 
 def _work_of(call: WebCall, agent: Agent) -> Callable[[Tell, Tell], AgentResult]:

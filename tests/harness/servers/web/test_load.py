@@ -11,7 +11,7 @@ import pytest
 
 from cellwright.harness.servers.descriptors import allow_descriptors
 from cellwright.harness.servers.http_access import AccessLimits
-from cellwright.harness.servers.http_server import MOST_CONNECTIONS
+from cellwright.harness.servers.http_server import MOST_CONNECTIONS, HttpConnection
 from cellwright.harness.servers.web.state import WebLimits
 from tests.conftest import soon
 from tests.harness.servers.web.web_servers import ANN, BOB, BOUND_SECONDS, Web, good, web_server
@@ -114,6 +114,28 @@ def test_a_client_that_does_not_read_its_stream_is_dropped() -> None:
         with sent(web, data, SO_RCVBUF=4096):
             assert soon(lambda: is_accepted(web))
             assert is_accepted(web, BOB)
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
+    """Else it would hold the answer in memory."""
+    dropped = []
+
+    class Watched(HttpConnection):
+        wait_seconds = 2.0 * BOUND_SECONDS  # the idle timeout does not do it
+
+        def drop(self) -> None:
+            dropped.append(self)
+            super().drop()
+
+    with web_server(limits=WebLimits(stalled_seconds=0.5), connection=Watched) as web:
+        session = f"/v1/sessions/{web.post('/v1/sessions', {})['session']}"
+        path = f"{session}/files/large"
+        good(web.ask("PUT", path, content=bytes(8 << 20)))
+        assert len(web.ask("GET", path).content) == 8 << 20
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {ANN}\r\n\r\n"
+        with sent(web, head.encode(), SO_RCVBUF=4096):
+            assert soon(lambda: len(dropped) == 1)
+        good(web.ask("DELETE", session))
 
 
 def test_slow_bodies_and_headers_do_not_keep_others_waiting() -> None:
