@@ -77,7 +77,11 @@ async def test_a_program_cannot_call_what_it_was_not_given(provider: CellSandbox
     other = asyncio.create_task(
         provider.run("await secret()", external_functions={"secret": secret})
     )
-    for code in ("from tools import browse\nbrowse()", "call_tool('secret')", "_names"):
+    for code in (
+        "from tools import browse\nreturn [await browse(), await browse(server='')]",
+        "call_tool('secret')",
+        "_names",
+    ):
         try:
             found = await provider.run(code)
         except ToolError as error:
