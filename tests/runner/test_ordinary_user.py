@@ -141,6 +141,26 @@ with box("strict") as sandbox, sandbox.session() as source:
     assert told == {"how": ["memory", "memory"], "values": [[1, "x"]] * 3}
 
 
+def test_a_session_is_paused_and_resumed_by_another_launcher(readable: Path) -> None:
+    told = as_user(
+        readable,
+        """
+import tempfile
+from cellwright import PauseSettings
+policy = msgspec.structs.replace(load_policy("strict"), optional_layers=tuple(LOST))
+with tempfile.TemporaryDirectory() as directory:
+    given = dict(policy=policy, pool=0, pausable=True, pauses=PauseSettings(directory))
+    with Sandbox(**given) as sandbox:
+        session = sandbox.session()
+        session.execute("it = iter(range(9)); next(it); open('f', 'w').write('x')")
+        token = session.pause()
+    with Sandbox(**given) as sandbox, sandbox.resume(token) as session:
+        tell(value=session.execute("next(it), open('f').read()").value)
+""",
+    )
+    assert told == {"value": [1, "x"]}
+
+
 def test_without_leave_the_sandbox_refuses_and_names_exactly_the_caps(readable: Path) -> None:
     told = as_user(
         readable,
