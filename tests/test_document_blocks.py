@@ -85,6 +85,8 @@ REPLIES: dict[str, list[Reply]] = {
         "There are 3.",
     ],
     "harness/adapters/fastmcp.md": [],
+    "harness/adapters/autogen.md": [],
+    "harness/adapters/google_adk.md": [],
 }
 FRAMEWORKS = ROOT / ".frameworks" / "bin" / "python"
 

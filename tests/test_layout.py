@@ -227,7 +227,9 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     ]
     distributions = {entry.split(">")[0].split("=")[0].strip() for entry in wanted}
     names = {
+        "autogen-core": "autogen_core",
         "fastmcp-slim": "fastmcp",
+        "google-adk": "google",
         "inspect-ai": "inspect_ai",
         "ipython": "IPython",
         "jsonschema-specifications": "jsonschema_specifications",
