@@ -1,10 +1,14 @@
 """The agent's loop without a model: cost of a step, a long run, and tools made against tasks done.
 
-A script takes the place of the model and answers at once, so that what is left is the loop's own.
+A server that answers at once takes the place of the model's, so that what is left is the loop's own.
 """
 
+import json
 import os
-import time
+import random
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,10 +21,11 @@ from ..harness.agent.messages import (
     ModelReply,
     OnText,
     Sampling,
-    estimated_tokens,
 )
+from ..harness.agent.model import ModelClient
 from ..harness.sandbox.sandbox import Sandbox
 from .census import private_bytes
+from .chat_server import STEP
 from .measuring import MS, median, percentile, seconds_of
 from .report import Column, Criterion, Curve, Curves, Report, ReportTable
 from .scratch import scratch_directory
@@ -30,7 +35,8 @@ _STEPS, _SMOKE_STEPS = 1000, 30
 _TASKS, _SMOKE_TASKS = 50, 10
 _MIB = 1 << 20
 _GROWTH_MIB = 8.0  # that a run of 1,000 steps may add to the process
-_STEP = "x = globals().get('x', 0) + 1\nx"
+_RANDOM = 20  # the seed of the order in which kinds of task come
+_WAIT_SECONDS = 10.0  # for the server's end
 
 
 class _Kind(NamedTuple):
@@ -56,32 +62,6 @@ _KINDS = {
     "hexadecimal": _Kind("converts a number to hexadecimal", "hex(int(text))", "255", "0xff"),
     "digits": _Kind("adds the digits of a number", "sum(int(c) for c in text)", "905", 14),
 }
-
-
-class _Steps:
-    """Replies with one and the same step, and notes when it is asked."""
-
-    name = "steps"
-    context_tokens = 16_384
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self.between: list[float] = []  # seconds from a reply to the next request
-        self.tokens = 0  # of the longest conversation
-        self._replied = 0.0
-
-    def ask(
-        self, messages: Sequence[Message], sampling: Sampling = USUAL, *,
-        schema: dict[str, Any] | None = None, on_text: OnText | None = None,
-    ) -> ModelReply:  # fmt: skip
-        now = time.perf_counter()
-        if self._replied:
-            self.between.append(now - self._replied)
-        self.tokens = max(self.tokens, sum(estimated_tokens(each.text) for each in messages))
-        self._left -= 1
-        code = f"{_STEP}  # {self._left}" if self._left > 0 else "final_answer(x)"
-        self._replied = time.perf_counter()
-        return ModelReply(text=f"```python\n{code}\n```", input_tokens=1, output_tokens=1)
 
 
 class _Maker:
@@ -115,31 +95,38 @@ def measure(settings: Settings) -> Report:
     """Return the cost of a step, what a long run grows by, and the tools that tasks need."""
     steps = settings.amount(_STEPS, _SMOKE_STEPS)
     tasks = _SMOKE_TASKS if settings.smoke else _TASKS
-    with _agent(settings, model := _Steps(steps)) as agent:
+    with (
+        _serving(steps) as url,
+        ModelClient(url, key="") as model,
+        _agent(settings, model) as agent,
+    ):
         before = private_bytes(os.getpid()) or 0
         result = agent.run("count")
         grown = ((private_bytes(os.getpid()) or 0) - before) / _MIB
-    alone = _alone(settings, len(model.between))
-    made, right = _tasks(settings, tasks)
-    share = model.tokens / model.context_tokens
+        told_by_server = json.load(urllib.request.urlopen(url, timeout=_WAIT_SECONDS))
+    between, most_tokens = told_by_server["between"], told_by_server["tokens"]
+    alone = _alone(settings, len(between))
+    order = _order(tasks)
+    made, right = _tasks(settings, order)
+    kinds = len(set(order))
+    share = most_tokens / model.context_tokens
     told = ", ".join(map(str, made))
     return Report(
         name="agent",
         title="The agent's loop",
-        tables=(_costs(model.between, alone),),
+        tables=(_costs(between, alone),),
         charts=(_curve(made),),
         verdicts=(
             Criterion("the long run is completed", result.answer == steps - 1, str(result.answer)),
             Criterion("every task has its answer", right == tasks, f"{right} of {tasks}"),
             Criterion("memory of the long run", grown < _GROWTH_MIB, f"{grown:+.1f} MiB"),
             Criterion("the conversation stays within the context", share < 1, f"{share:.0%}"),
-            Criterion(
-                "each tool is made once", sum(made) == min(tasks, len(_KINDS)), str(sum(made))
-            ),
+            Criterion("each tool is made once", sum(made) == kinds, f"{sum(made)} of {kinds}"),
+            Criterion("fewer tools are made later", made[-1] <= made[0], told),
         ),
         notes=(
-            f"One run of {steps} steps on disk: at most {model.tokens:,} tokens of context.",
-            f"{tasks} tasks of {len(_KINDS)} kinds; tools made in each ten: {told}.",
+            f"One run of {steps} steps, by HTTP: {grown:+.1f} MiB, at most {most_tokens:,} tokens.",
+            f"{tasks} tasks of {kinds} kinds, some of them often; tools made in each ten: {told}.",
         ),
     )  # fmt: skip
 
@@ -159,17 +146,35 @@ def _agent(settings: Settings, model: Any) -> Iterator[Agent]:
 def _alone(settings: Settings, count: int) -> list[float]:
     """Return the seconds of the same programs in a session without an agent."""
     with Sandbox(policy=settings.policy, pool=1) as sandbox, sandbox.session() as session:
-        session.execute(_STEP)
-        return [seconds_of(lambda: session.execute(_STEP)) for _ in range(count)]
+        session.execute(STEP)
+        return [seconds_of(lambda: session.execute(STEP)) for _ in range(count)]
 
 
-def _tasks(settings: Settings, count: int) -> tuple[list[int], int]:
-    """Do tasks of all kinds in turn; return the tools made in each ten, and how many were right."""
+@contextmanager
+def _serving(steps: int) -> Iterator[str]:
+    """Start the server in a process of its own, which shares no lock of Python's with the loop."""
+    command = [sys.executable, "-Im", "cellwright.benchmarks.chat_server", str(steps)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait(_WAIT_SECONDS)
+
+
+def _order(count: int) -> list[str]:
+    """Return kinds of task in a random order that is always the same; the first ones come often."""
+    weights = [1 / place for place in range(1, len(_KINDS) + 1)]
+    return random.Random(_RANDOM).choices(list(_KINDS), weights, k=count)
+
+
+def _tasks(settings: Settings, order: Sequence[str]) -> tuple[list[int], int]:
+    """Do tasks; return the tools made in each ten, and how many were right."""
     made: list[int] = []
     right = known = 0
     with _agent(settings, model := _Maker()) as agent:
-        for number in range(count):
-            model.kind = list(_KINDS)[number % len(_KINDS)]
+        for number, model.kind in enumerate(order):
             kind = _KINDS[model.kind]
             answer = agent.run(f"Do this: {kind.description}, number {number}").answer
             right += answer == kind.expected
@@ -189,7 +194,7 @@ def _costs(between: Sequence[float], alone: Sequence[float]) -> ReportTable:
         title="From a reply of the model to the next request",
         columns=(Column("step", 2), Column("p50 ms"), Column("p90 ms"), Column("ratio", 1)),
         rows=tuple(rows),
-        note="A step is a program and four transactions on disk.",
+        note="A step is a program, four transactions on disk and a request by HTTP.",
     )
 
 

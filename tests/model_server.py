@@ -150,8 +150,11 @@ class ModelServer:
 
 
 @contextmanager
-def serving(script: Sequence[Reply], drafts: Sequence[Reply] = ()) -> Iterator[ModelServer]:
-    server = ModelServer(script, drafts)
+def serving(
+    script: Sequence[Reply], drafts: Sequence[Reply] = (), server: ModelServer | None = None
+) -> Iterator[ModelServer]:
+    """Serve until the block ends; `server` is one with a script of its own."""
+    server = server or ModelServer(script, drafts)
     thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
     thread.start()
     try:

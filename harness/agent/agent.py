@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ...policies.closing import Closing
 from ...policies.errors import ClosedError, PolicyError
 from ...policies.policy import Policy, check_encodable
+from ...runner.audit.log import AuditLog
 from ...runner.settings import PoolSettings
 from ..making.builtin import Summarise, api_query, file_tools
 from ..making.factory import ToolFactory
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ..skills.skills import Skills, SkillSet
     from ..tools.http.client import HttpClient
 
+_TRAIL_ENTRIES = 1000
 MAKER = "agent"  # the name under which tools are made
 OnEvent = Callable[[AgentEvent], None]
 _Opened = TypeVar("_Opened", bound="Closing | Transcripts")
@@ -93,7 +95,9 @@ class Agent(Closing):
             self._transcripts = self._own(Transcripts(files.transcripts))
             self.calls = self._own(Runs(files.calls))
             self.memory = memory or self._own(AgentMemory(files.memory))
-            base = sandbox or self._own(Sandbox(policy=policy, pool=0, package_store=package_store))
+            base = sandbox or self._own(
+                Sandbox(policy=policy, pool=0, audit=_trail(), package_store=package_store)
+            )
             self.factory = self._own(
                 ToolFactory(base, registry or files.tools, maker=maker, pool=1)
             )
@@ -294,6 +298,11 @@ class _Files(NamedTuple):
         make_private_directory(place, PolicyError)
         names = ("agents.db", "calls.db", "tools.db", "memory.db")
         return cls(*(place / name for name in names))
+
+
+def _trail() -> AuditLog:
+    """Return a trail in memory that a run of a thousand steps does not make large."""
+    return AuditLog(max_entries=_TRAIL_ENTRIES)
 
 
 def _client(url: str) -> ChatModel:

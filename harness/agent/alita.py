@@ -6,6 +6,7 @@ Everything behind them is the agent of this folder: programs and tools run in ce
 import io
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,28 @@ import msgspec
 
 from ...policies.closing import Closing
 from ...policies.errors import CellwrightError, PolicyError, ToolError, ToolNotFound
+from ..making.builtin import api_query, file_tools, text_summarize
 from ..sandbox.run import in_thread
+from ..sandbox.workspaces.store import Workspaces
 from ..schemas.spec import ToolSpec
+from ..tools.broker import Broker
+from ..tools.catalogue import Offer
+from ..tools.http.client import HttpClient
 from .agent import Agent
 from .limits import AgentLimits
 from .memory import AgentMemory
 from .messages import ChatModel
 from .planner import Planner
 from .research import Research
+from .summaries import summarise
 from .toolsmith import Toolsmith
 
+# The blueprint's names of the tools that an agent has from the beginning.
+_READY_MADE = {
+    "ApiQueryTool": "api_query", "FileReadTool": "file_read", "FileWriteTool": "file_write",
+    "TextSummarizer": "text_summarize", "CsvProcessor": "csv_process",
+}  # fmt: skip
+_FILES = "files"  # the workspace in which those tools keep files
 _URL = "OPENAI_BASE_URL"
 _DEFAULT_URL = "https://api.openai.com/v1"
 
@@ -110,6 +123,9 @@ def _file_variables() -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
+Call = Callable[[str, dict[str, Any]], Any]  # name, arguments
+
+
 class WebAgent:
     """Looks things up, as a Research with which it is made allows; by default in nothing but the
     packages that are installed."""
@@ -142,23 +158,23 @@ class HybridPlanner(Planner):
 class AlitaTool:
     """A tool of the registry that can be run."""
 
-    def __init__(self, spec: ToolSpec, agent: Agent) -> None:
-        self.spec, self._agent = spec, agent
+    def __init__(self, spec: ToolSpec, call: Call) -> None:
+        self.spec, self._call = spec, call
         self.name, self.description = spec.name, spec.description
 
     async def run(self, input: dict[str, Any]) -> Any:
         """Call it; raises ToolExecutionError."""
         try:
-            return await in_thread(lambda: self._agent.factory.call(self.spec.name, input))
+            return await in_thread(lambda: self._call(self.spec.name, input))
         except ToolError as error:
             raise ToolExecutionError(error.what, error.hint) from error
 
 
 class AlitaRegistry:
-    """The blueprint's view of the tools that an agent has made."""
+    """The blueprint's view of the tools that an agent has made, and of those that it had before."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, agent: Agent, ready_made: Offer) -> None:
+        self._agent, self._ready_made, self._broker = agent, ready_made, Broker(ready_made)
 
     async def find_tool_by_description(self, description: str) -> AlitaTool | None:
         """Return the tool that fits a description best, None if none does."""
@@ -168,7 +184,10 @@ class AlitaRegistry:
     def get(self, name: str) -> AlitaTool:
         """Return a tool by its name; raises ToolExecutionError."""
         try:
-            return AlitaTool(self._agent.factory.get_tool(name), self._agent)
+            if own := _READY_MADE.get(name):
+                return AlitaTool(self._ready_made.get(own).spec, self._broker.call)
+            factory = self._agent.factory
+            return AlitaTool(factory.get_tool(name), factory.call)
         except ToolNotFound as error:
             raise ToolExecutionError(error.what, error.hint) from error
 
@@ -176,22 +195,28 @@ class AlitaRegistry:
 class Orchestrator(Closing):
     """Works on tasks in words, and keeps the tools that it makes in the workspace.
 
-    `model` stands in for the configured one.  Close it, or use it as a context manager.
+    `model` stands in for the configured one.  `http` makes the requests of its
+    ApiQueryTool.  Close it, or use it as a context manager.
     """
 
     def __init__(
         self, config: AlitaConfig | None = None, *, model: ChatModel | None = None,
         research: Research | None = None, planner: Planner | None = None,
+        http: HttpClient | None = None,
     ) -> None:  # fmt: skip
         self.config = config or AlitaConfig()
+        files = Workspaces(self.config.get_workspace_path("files"))
         self.web_agent = WebAgent(self.config, research)
         self.agent = Agent(
             model or self.config.client(), directory=self.config.get_workspace_path("agent"),
             limits=AgentLimits(steps=self.config.planning["max_react_steps"]),
-            research=self.web_agent.research, planner=planner,
+            research=self.web_agent.research, planner=planner, workspace=_FILES,
+            workspaces=files, http=http,
         )  # fmt: skip
+        told = text_summarize(lambda text, length: summarise(self.agent.model, text, length))
+        ready_made = Offer([*file_tools(files, _FILES), told, api_query(http)])
         self.memory = self.agent.memory
-        self.tool_registry = AlitaRegistry(self.agent)
+        self.tool_registry = AlitaRegistry(self.agent, ready_made)
         self.toolsmith = AlitaToolsmith(self.agent, self.config)
 
     async def process_task(self, task: str) -> Any:
@@ -220,7 +245,7 @@ class AlitaToolsmith:
         except ToolError as error:
             raise ToolCreationError(error.what, error.hint) from error
         self._write(spec)
-        return AlitaTool(spec, self._agent)
+        return AlitaTool(spec, self._agent.factory.call)
 
     def _write(self, spec: ToolSpec) -> None:
         tools = self._config.get_workspace_path("tools")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...policies.errors import PolicyError
+from ...policies.errors import ModelError, PolicyError
 from ..agent.agent import MAKER, Agent
 from ..agent.limits import AgentLimits
 from ..agent.memory import AgentMemory
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ..runs.store import Approval
 
 _CONTEXT_TOKENS = 16_384
+_RESUME = "cellwright agent resume"
 _SHOWN = 1200  # characters of a program or an observation on a terminal
 
 
@@ -227,8 +228,20 @@ def _told(
     options: argparse.Namespace, work: "Callable[[Callable[[AgentEvent], None]], AgentResult]"
 ) -> int:
     """Work on a run, print what happens, and return the exit status."""
-    show = _print_json_event if options.json_lines else _print_event
-    result = work(show)
+    print_one = _print_json_event if options.json_lines else _print_event
+    begun: list[str] = []
+
+    def show(event: AgentEvent) -> None:
+        if event.kind == "started":
+            begun.append(event.text)
+        print_one(event)
+
+    try:
+        result = work(show)
+    except ModelError:  # the outermost caller prints it
+        for run in begun:
+            print(f"cellwright: `{_RESUME} {run}` goes on with the run", file=sys.stderr)
+        raise
     if options.json_lines:
         print_json({"kind": "outcome"} | _outcome(result))
     elif result.ok:
@@ -238,7 +251,7 @@ def _told(
     if result.status == PAUSED and not options.json_lines:
         print(
             f"cellwright: decide with `cellwright agent approve {result.run_id}` or `reject`, then "
-            f"`cellwright agent resume {result.run_id}`", file=sys.stderr,
+            f"`cellwright agent resume {result.run_id}`, with the same options", file=sys.stderr,
         )  # fmt: skip
     return SUCCEEDED if result.ok else FAILED
 
@@ -362,9 +375,12 @@ def _merge(options: argparse.Namespace) -> int:
         ToolFactory(sandbox, registry, maker=MAKER, pool=1) as factory,
         _memory(options) as memory,
     ):
-        for kept, retired in factory.merge_similar():
+        merged = factory.merge_similar()
+        for kept, retired in merged:
             memory.replace_tool(retired.name, kept.name)
             print(f"{retired.reference} is retired: {kept.reference} does the same")
+    if not merged:
+        print("cellwright: no two tools do the same", file=sys.stderr)
     return SUCCEEDED
 
 
@@ -408,5 +424,5 @@ def _decide(options: argparse.Namespace, decide: Callable[[Runs, str], bool], wo
     if not waiting:
         print(f"cellwright: no such call of run {run} waits for approval", file=sys.stderr)
         return FAILED
-    print(f"go on with `cellwright agent resume {run}`", file=sys.stderr)
+    print(f"go on with `{_RESUME} {run}` and the options of the run", file=sys.stderr)
     return SUCCEEDED

@@ -20,7 +20,7 @@ from cellwright.agent import (
     WebAgent,
 )
 from cellwright.harness.agent.demo import TASKS, DemoModel
-from tests.harness.agent.scripted import ScriptedModel
+from tests.harness.agent.scripted import ScriptedModel, answer
 
 
 @pytest.fixture
@@ -29,6 +29,27 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AlitaConfig:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"):
         monkeypatch.delenv(name, raising=False)
     return AlitaConfig()
+
+
+def test_the_tools_of_the_blueprint_are_there(config: AlitaConfig) -> None:
+    model = ScriptedModel(["a short tale"])
+    with Orchestrator(config, model=model) as orchestrator:
+        get = orchestrator.tool_registry.get
+
+        async def use() -> None:
+            wrote = get("FileWriteTool").run({"filepath": "a.csv", "content": "n\n1\n"})
+            assert await wrote == {"success": True}
+            assert await get("FileReadTool").run({"filepath": "a.csv"}) == {"content": "n\n1\n"}
+            rows = await get("CsvProcessor").run({"filepath": "a.csv"})
+            assert rows["rows"] == [{"n": "1"}]
+            short = await get("TextSummarizer").run({"text": "long", "length": 20})
+            assert short == {"summary": "a short tale"}
+            with pytest.raises(ToolExecutionError):
+                await get("ApiQueryTool").run({"url": "https://example.org/"})
+
+        asyncio.run(use())
+        model.script = [answer("execute_tool('file_read', {'filepath': 'a.csv'})['content']")]
+        assert asyncio.run(orchestrator.process_task("read it")) == "n\n1\n"
 
 
 def test_the_story_of_the_blueprint(config: AlitaConfig) -> None:

@@ -4,16 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import OPTIONAL
 from tests.harness.agent.stories import STORIES, StoryServer, agent_of, sent_in
-from tests.model_server import Exchange, Reply, calling, delta, failing
+from tests.model_server import Exchange, Reply, calling, delta, failing, serving
 
 pytestmark = pytest.mark.needs("userns")
 ROOT = Path(__file__).parents[3]
@@ -49,23 +46,10 @@ FAULTS: tuple[Reply, ...] = (
 )  # fmt: skip
 
 
-@contextmanager
-def telling(faults: Sequence[Reply] = ()) -> Iterator[StoryServer]:
-    server = StoryServer(faults)
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.http.shutdown()
-        server.http.server_close()
-        thread.join()
-
-
 @pytest.mark.parametrize("first", range(0, len(FAULTS), 4))
 def test_a_fault_at_every_step_changes_nothing(tmp_path: Path, first: int) -> None:
     with (
-        telling((*FAULTS[first:], *FAULTS[:first])) as server,
+        serving([], server=StoryServer((*FAULTS[first:], *FAULTS[:first]))) as server,
         agent_of(server.url, tmp_path) as agent,
     ):
         told = [agent.run(f"story {number}").answer for number in range(len(STORIES))]
@@ -79,7 +63,7 @@ def test_a_fault_at_every_step_changes_nothing(tmp_path: Path, first: int) -> No
 
 def _killed_to_the_end(number: int, directory: Path) -> str:
     """Work on a story in processes, each of which kills itself at the next event; return its answer."""
-    with telling() as server:
+    with serving([], server=StoryServer()) as server:
         for _ in range(40):
             done = subprocess.run(
                 [sys.executable, "-m", "tests.harness.agent.stories", server.url, str(directory),
