@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_limit
@@ -11,24 +12,30 @@ from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..search.model import MODEL_HELP, commands_model
 from ..servers.mcp.streams import claim
+from ..servers.operations.measurements import Measurements
+from ..servers.operations.observation import observing, serving_operators
+from ..servers.operations.requests_middleware import App, RequestsMiddleware
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.services import ServicesByClient
-from ..servers.tokens import MCP_VARIABLE, HttpSettings
+from ..servers.tokens import CLIENT, MCP_VARIABLE, HttpSettings
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
 from .http_options import add_access, http_settings, log_to_stderr
+from .operations import add_operations, operations_of
 from .options import (
     AUDIT_HELP,
     SUCCEEDED,
     add_policy,
     add_privacy,
     add_skills,
-    audit_of,
     policy_of,
     skills_of,
 )
 from .servers import add_configuration, opened, require_sdk
 from .tool_files import register_marked
+
+if TYPE_CHECKING:
+    from ...runner.audit.log import AuditLog
 
 _ADDRESS = "127.0.0.1:8808"
 
@@ -72,6 +79,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="seconds after which an idle session is closed; default %(default)g",
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+    add_operations(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,8 +96,19 @@ def run(options: argparse.Namespace) -> int:
     )  # started early: its imports take as long as those of this process
     from ..servers.mcp.lifecycle import run as serve
 
-    with _services(options, policy, limits, spawned) as (services, runs):
-        serve(services, OwnedSessions(limits), runs, place, open_world=_is_open(options, policy))
+    settings, measurements = operations_of(options), Measurements([policy.name])
+    with (
+        observing(settings, measurements) as seen,
+        _services(options, policy, limits, spawned, seen.trail) as (services, runs),
+    ):
+        measurements.add_gauges(lambda: services.gauges(measurements))
+
+        def watched(app: App) -> App:
+            return RequestsMiddleware(app, "mcp", measurements, seen.log, CLIENT)
+
+        with serving_operators(settings, measurements):
+            is_open = _is_open(options, policy)
+            serve(services, OwnedSessions(limits), runs, place, open_world=is_open, around=watched)
     return SUCCEEDED
 
 
@@ -100,13 +119,13 @@ def _is_open(options: argparse.Namespace, policy: Policy) -> bool:
 
 @contextlib.contextmanager
 def _services(
-    options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned
-) -> Iterator[tuple[ServicesByClient, Runs]]:
+    options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned,
+    audit: "AuditLog | None",
+) -> Iterator[tuple[ServicesByClient, Runs]]:  # fmt: skip
     """Open the cells, the tools and the runs behind the server, and close them after it."""
     from ..servers.mcp.approvals import approver
 
     with (
-        audit_of(options) as audit,
         Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
         ToolRegistry(options.registry, model=commands_model(options.model)) as registry,
         Runs() as runs,
@@ -144,6 +163,6 @@ def _place_of(options: argparse.Namespace) -> HttpSettings | None:
 
 
 def _refuse_without_http(options: argparse.Namespace) -> None:
-    for name in ("token_file", "remote", "origin"):
+    for name in ("token_file", "remote", "origin", "request_log"):
         if getattr(options, name):
             raise PolicyError(f"--{name.replace('_', '-')}: requires --http")

@@ -1,6 +1,10 @@
 """Options of operators that several servers share."""
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..servers.operations.observation import OperatorSettings
 
 
 def add_operations(parser: argparse.ArgumentParser) -> None:
@@ -18,3 +22,10 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
         "--otel", action="store_true",
         help="send spans and metrics by OTLP, as OTEL_EXPORTER_OTLP_ENDPOINT says (extra otlp)",
     )  # fmt: skip
+
+
+def operations_of(options: argparse.Namespace) -> "OperatorSettings":
+    """Return what the options of `add_operations` and --audit ask for."""
+    from ..servers.operations.observation import OperatorSettings
+
+    return OperatorSettings(options.audit, options.metrics, options.request_log, options.otel)

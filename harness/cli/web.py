@@ -11,15 +11,19 @@ from ...policies.errors import PolicyError
 from ...policies.policy import check_limit
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
-from ..servers.tokens import OPERATOR, WEB_VARIABLE
+from ..servers.tokens import CLIENT, OPERATOR, WEB_VARIABLE
 from .agent import model_client
 from .http_options import add_access, http_settings, log_to_stderr
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, audit_of, policy_of, skills_of
+from .operations import add_operations, operations_of
+from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, policy_of, skills_of
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
     from ...policies.policy import Policy
+    from ...runner.audit.log import AuditLog
+    from ..dashboard.live import LiveTimeline
     from ..sandbox.sandbox import Sandbox
+    from ..servers.http_server import App
     from ..servers.tokens import HttpSettings
     from ..servers.web.agents import AgentsByClient
     from ..servers.web.state import WebState
@@ -69,6 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="seconds after which an idle session is closed; default %(default)g",
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
+    add_operations(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,13 +85,31 @@ def run(options: argparse.Namespace) -> int:
     place = http_settings(options, "--http", options.http, WEB_VARIABLE, {OPERATOR})
     log_to_stderr()
     spawned = Spawned(interpreter())  # its imports take as long as those of this process
+    from ..dashboard.live import LiveTimeline
+    from ..servers.operations.measurements import Measurements
+    from ..servers.operations.observation import observing, serving_operators
+    from ..servers.operations.requests_middleware import RequestsMiddleware
     from ..servers.web.app import web_app
     from ..servers.web.dashboard_endpoints import dashboard_pages
     from ..servers.web.lifecycle import run as serve
 
-    with _state(options, policy, place, spawned) as state:
-        pages = dashboard_pages()
-        serve(lambda: web_app(state, place.hosts, place.origins, pages=pages), place)
+    settings, measurements = operations_of(options), Measurements([policy.name])
+    timeline = LiveTimeline()
+    with (
+        observing(settings, measurements, timeline.add) as seen,
+        _state(options, policy, place, spawned, seen.trail, timeline) as state,
+    ):
+        measurements.add_gauges(lambda: state.services.gauges(measurements))
+
+        def watched(app: "App") -> "App":
+            return RequestsMiddleware(app, "web", measurements, seen.log, CLIENT)
+
+        pages, around = dashboard_pages(), [watched]
+        with serving_operators(settings, measurements):
+            serve(
+                lambda: web_app(state, place.hosts, place.origins, pages=pages, around=around),
+                place,
+            )
     return SUCCEEDED
 
 
@@ -98,10 +121,10 @@ def _require_packages() -> None:
 
 @contextlib.contextmanager
 def _state(
-    options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned
-) -> Iterator["WebState"]:
+    options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned,
+    audit: "AuditLog | None", timeline: "LiveTimeline",
+) -> Iterator["WebState"]:  # fmt: skip
     """Open the cells, the tools and the runs behind the server, and close them after it."""
-    from ..dashboard.live import LiveTimeline
     from ..runs.durable_runs import Runs
     from ..sandbox.sandbox import Sandbox
     from ..servers.services import ServicesByClient
@@ -110,14 +133,12 @@ def _state(
     from ..tools.registry import ToolRegistry
 
     limits = WebLimits()
-    timeline = LiveTimeline()
     of_sessions = SessionLimits(
         of_one=max(1, options.sessions * 3 // 4), of_all=options.sessions,
         idle_seconds=options.session_idle,
     )  # fmt: skip
     with (
-        audit_of(options, timeline.add) as audit,
-        Sandbox(policy=policy, pool=0, audit=audit, spawned=spawned) as ceiling,
+        Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
         ToolRegistry(options.registry) as registry,
         Runs(options.runs) as runs,
     ):

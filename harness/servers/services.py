@@ -1,7 +1,7 @@
 """The services of each client: its sandbox, broker, catalogue and tool factory."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,8 @@ from ..tools.catalogue import Catalogue
 from ..tools.filters import ResultFilter
 from ..tools.meter import Meter
 from ..tools.registry import ToolRegistry
+from .operations.measurements import Measurements, Reading
+from .operations.sandbox_gauges import readings_of
 from .owned_sessions import SessionLimits
 
 if TYPE_CHECKING:
@@ -131,6 +133,15 @@ class ServicesByClient:
         privacy = self.ceiling.privacy
         scope = privacy.scope(of=name) if privacy else None
         return ClientServices(sandbox, factory.broker, factory, search, factory, meter, scope)
+
+    def gauges(self, measurements: Measurements) -> Iterator[Reading]:
+        """Yield what the cells of all clients do and use now."""
+        with self._lock:
+            sandboxes = [] if self._closed else [self.ceiling]
+            sandboxes += [each.sandbox for each in self._made.values() if not self._closed]
+        for sandbox in sandboxes:
+            policy = measurements.known_policy(sandbox.policy.name)
+            yield from readings_of(policy, sandbox._state())
 
     def close(self) -> None:
         """End the running programs of all clients."""

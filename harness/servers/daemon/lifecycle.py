@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 from ....policies.errors import CellwrightError, PolicyError
 from ....policies.policy import Policy
 from ....runner.audit.log import AuditLog
-from ....runner.audit.record import AuditEntry
 from ....runner.cgroups.delegation import take_delegation
 from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
 from ...sandbox.sandbox import Sandbox
 from ..descriptors import allow_descriptors
-from ..operations.endpoint import serving_pages
 from ..operations.measurements import Measurements
-from ..operations.pages import OperatorsPages
-from ..operations.request_log import RequestLog
-from ..operations.telemetry import OnEntry, exporting
+from ..operations.observation import OperatorSettings, observing, serving_operators
 from .configuration import NEED_RESTART, OWNER, DaemonConfiguration, policies_of, tenant_rules
 from .observer import RequestObserver
 from .server import Server
@@ -60,19 +56,26 @@ def run_daemon(
     with contextlib.ExitStack() as stack:
         group = -1 if plan.rules.socket_group is None else plan.rules.socket_group
         listener, place = stack.enter_context(_listening(configuration, group))
-        log = stack.enter_context(_request_log(configuration))
-        trail = stack.enter_context(_trail(configuration, measurements))
+        settings = OperatorSettings(
+            configuration.audit, configuration.metrics, configuration.request_log,
+            configuration.opentelemetry,
+        )  # fmt: skip
+        seen = stack.enter_context(observing(settings, measurements))
         root = take_delegation() if delegated else None
-        tenants = Tenants(plan, lambda policy, chosen: _sandbox(policy, chosen, trail, root))
+        tenants = Tenants(plan, lambda policy, chosen: _sandbox(policy, chosen, seen.trail, root))
         try:
-            server = Server(listener, tenants, RequestObserver(measurements, log))
+            server = Server(listener, tenants, RequestObserver(measurements, seen.log))
             server.reloads = ReloadState(str(file or ""))
             measurements.add_gauges(
                 lambda: gauges_of(
                     tenants, measurements, server.counts(), is_draining=server.is_draining
                 )
             )
-            stack.enter_context(_pages(configuration, measurements, server, group))
+            pages = serving_operators(
+                settings, measurements, lambda: "draining" if server.is_draining else "",
+                server.is_well, group,
+            )  # fmt: skip
+            stack.enter_context(pages)
         except BaseException:
             tenants.close()
             raise
@@ -166,60 +169,6 @@ def _listening(
     path = Path(configuration.socket) if configuration.socket else default_path()
     with listening_at(path, group) as listener:
         yield listener, str(path)
-
-
-@contextlib.contextmanager
-def _request_log(configuration: DaemonConfiguration) -> Iterator[RequestLog | None]:
-    if configuration.request_log is None:
-        yield None
-        return
-    with contextlib.closing(RequestLog(configuration.request_log)) as log:
-        yield log
-
-
-@contextlib.contextmanager
-def _trail(
-    configuration: DaemonConfiguration, measurements: Measurements
-) -> Iterator[AuditLog | None]:
-    """Open the trail, which tells the listeners of each record; None if nothing needs one.
-
-    It keeps no entries in memory: nobody can ask a daemon for them.
-    """
-    listeners: list[OnEntry] = []
-    if configuration.metrics or configuration.opentelemetry:
-        listeners.append(measurements)
-    with contextlib.ExitStack() as stack:
-        if configuration.opentelemetry:
-            listeners.append(stack.enter_context(exporting(measurements)))
-        if not (listeners or configuration.audit):
-            yield None
-            return
-
-        def tell(entry: AuditEntry) -> None:
-            for each in listeners:
-                each(entry)
-
-        log = AuditLog(
-            path=configuration.audit, max_entries=0, on_entry=tell if listeners else None
-        )
-        with log:
-            yield log
-
-
-@contextlib.contextmanager
-def _pages(
-    configuration: DaemonConfiguration, measurements: Measurements, server: Server, group: int
-) -> Iterator[None]:
-    if not configuration.metrics:
-        yield
-        return
-
-    def not_ready() -> str:
-        return "draining" if server.is_draining else ""
-
-    pages = OperatorsPages(measurements, not_ready, server.is_well)
-    with serving_pages(configuration.metrics, pages, group):
-        yield
 
 
 def _sandbox(

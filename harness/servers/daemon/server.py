@@ -148,7 +148,7 @@ class Server:
                 f"the daemon has version {VERSION} of the protocol, the client {hello.version}",
                 "install the same version of cellwright on both sides",
             )
-        self._tenants.service(connection.peer, hello.policy)  # or raise
+        self._tenants.check(connection.peer, hello.policy)
         connection.welcome(hello.policy)
         connection.tell_at_once(Welcome(VERSION, os.getpid(), self._limits.request_bytes))
 
@@ -199,8 +199,8 @@ class Server:
             # Looked up for each request: a reload may have changed the policy, or who may use it.
             if isinstance(request, GetStatus):
                 return kind, self._status(connection.peer)
-            service = self._tenants.service(connection.peer, connection.policy or "")
-            return kind, service.answer(request, connection)
+            with self._tenants.lent(connection.peer, connection.policy or "") as service:
+                return kind, service.answer(request, connection)
         except Exception as error:  # noqa: BLE001 - reported to the client; bugs also to stderr
             return kind, failure_of(error)
 

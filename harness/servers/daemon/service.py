@@ -99,7 +99,7 @@ class Service:
         self._making = threading.Lock()
         self._made: Sandbox | None = None
         self._closed = False
-        self._running = 0
+        self._held = 0  # requests that use it
         self._lock = threading.Lock()
         self._quota = quota
         self._count_sessions = count_sessions
@@ -125,13 +125,16 @@ class Service:
 
     def answer(self, request: Any, requester: Requester) -> msgspec.Struct:
         """Return the reply; raises what the same call of a Sandbox or Session raises."""
+        return self._answers[type(request)](request, requester)
+
+    def hold(self) -> None:
+        """Keep it from being idle until `release`."""
         with self._lock:
-            self._running += 1
-        try:
-            return self._answers[type(request)](request, requester)
-        finally:
-            with self._lock:
-                self._running -= 1
+            self._held += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._held -= 1
 
     def start(self) -> None:
         """Make the sandbox now; raises what making it raises."""
@@ -148,7 +151,7 @@ class Service:
 
     def is_idle(self) -> bool:
         """Tell whether neither a request nor a session uses it."""
-        return not self._running and not self.sessions()
+        return not self._held and not self.sessions()
 
     def close(self) -> None:
         """End its cells; closing twice is harmless."""

@@ -96,13 +96,24 @@ class Tenants:
         named = sorted({rules.by_group[each] for each in groups if each in rules.by_group})
         return named[0] if named else f"{_UNNAMED}{uid}"
 
-    def service(self, peer: Peer, policy: str) -> Service:
-        """Return the service of a client under a policy, an empty name for the first.
+    def check(self, peer: Peer, policy: str) -> None:
+        """Raise PolicyError if a client may not use a policy, and QuotaExceeded if there are too many
+        tenants."""
+        with self.lent(peer, policy):
+            pass
 
-        Raises PolicyError, and QuotaExceeded if there are too many tenants.
-        """
-        tenant = self._tenant_named(self.tenant_of(peer.uid, peer.groups))
-        return self._service(tenant, policy)
+    @contextlib.contextmanager
+    def lent(self, peer: Peer, policy: str) -> Iterator[Service]:
+        """Lend the service of a client under a policy, an empty name for the first, during the block: a
+        reload does not close it meanwhile.  Raises as `check` does."""
+        with self._lock:
+            tenant = self._tenant_named(self.tenant_of(peer.uid, peer.groups))
+            service = self._service(tenant, policy)
+            service.hold()
+        try:
+            yield service
+        finally:
+            service.release()
 
     def reload(self, plan: TenantPlan) -> None:
         """Apply another plan to requests that begin from now on; all of it, or raise and keep the old.
@@ -152,12 +163,12 @@ class Tenants:
             tenant.close()
 
     def _tenant_named(self, name: str) -> Tenant:
-        with self._lock:
-            if name not in self._by_name:
-                if len(self._by_name) >= MOST_TENANTS:
-                    self._forget_an_idle_one()
-                self._by_name[name] = Tenant(name, _quota_of(self._plan, name))
-            return self._by_name[name]
+        """Return a tenant; the caller holds the lock, as for the next two."""
+        if name not in self._by_name:
+            if len(self._by_name) >= MOST_TENANTS:
+                self._forget_an_idle_one()
+            self._by_name[name] = Tenant(name, _quota_of(self._plan, name))
+        return self._by_name[name]
 
     def _forget_an_idle_one(self) -> None:
         for name, tenant in self._by_name.items():
@@ -168,18 +179,15 @@ class Tenants:
         raise QuotaExceeded(f"at most {MOST_TENANTS} tenants at once", limit="tenants")
 
     def _service(self, tenant: Tenant, policy: str) -> Service:
-        with self._lock:
-            names = self._policies_of(self._plan, tenant.name)
-            name = policy or names[0]
-            if name not in names:
-                raise PolicyError(
-                    f"policy: {name!r} is not one of the daemon's: {', '.join(names)}"
-                )
-            if name not in tenant.services:
-                if self._closed:
-                    raise PolicyError("the daemon is shutting down")
-                tenant.services[name] = self._new_service(self._plan, tenant, name)
-            return tenant.services[name]
+        names = self._policies_of(self._plan, tenant.name)
+        name = policy or names[0]
+        if name not in names:
+            raise PolicyError(f"policy: {name!r} is not one of the daemon's: {', '.join(names)}")
+        if name not in tenant.services:
+            if self._closed:
+                raise PolicyError("the daemon is shutting down")
+            tenant.services[name] = self._new_service(self._plan, tenant, name)
+        return tenant.services[name]
 
     def _new_service(
         self, plan: TenantPlan, tenant: Tenant, name: str, before: Service | None = None

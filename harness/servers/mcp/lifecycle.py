@@ -1,6 +1,7 @@
 """The life of the MCP server, over a pipe or over HTTP, from start to signal or end of input."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -8,7 +9,7 @@ from mcp.server import Server
 
 from ...runs.durable_runs import Runs
 from ..descriptors import allow_descriptors
-from ..http_server import listening, serve_http, url_of
+from ..http_server import App, listening, serve_http, url_of
 from ..owned_sessions import OwnedSessions
 from ..services import ServicesByClient
 from ..signals import until_signalled
@@ -22,26 +23,29 @@ from .streams import StdioStreams
 
 def run(
     services: ServicesByClient, sessions: OwnedSessions, runs: Runs, place: HttpSettings | StdioStreams,
-    *, open_world: bool = False,
+    *, open_world: bool = False, around: Callable[[App], App] | None = None,
 ) -> None:  # fmt: skip
     """Serve over HTTP, or over a pipe until the client closes it; a signal ends either.
 
-    `open_world` tells clients that some tools act outside this host.
+    `open_world` tells clients that some tools act outside this host.  `around` wraps the application of
+    HTTP.
     """
     server = McpServer(services, sessions, runs, open_world=open_world).server()
     if isinstance(place, StdioStreams):
         services.of(PIPE.client)  # the one client needs it at once
         anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
         return
-    anyio.run(until_signalled, lambda ending: _over_http(server, sessions, place, ending))
+    anyio.run(until_signalled, lambda ending: _over_http(server, sessions, place, ending, around))
 
 
 async def _over_http(
-    server: Server[Any], sessions: OwnedSessions, place: HttpSettings, ending: anyio.Event
-) -> None:
+    server: Server[Any], sessions: OwnedSessions, place: HttpSettings, ending: anyio.Event,
+    around: Callable[[App], App] | None,
+) -> None:  # fmt: skip
     allow_descriptors()
     with listening(place.host, place.port) as listener:
         app = app_of(server, place.tokens, place.hosts, place.origins, sessions.close_all)
+        app = around(app) if around else app
         _report(f"cellwright: serving MCP at {url_of(listener)}{PATH}")
         if place.made:
             _report(f"cellwright: token {place.made}")

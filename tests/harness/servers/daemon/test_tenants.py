@@ -227,12 +227,12 @@ def test_users_that_are_gone_make_room_for_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MOST_TENANTS", 3)
     tenants = tenants_of(DaemonConfiguration(), rules())
     for uid in range(1, 20):
-        tenants.service(Peer(1, uid, frozenset({GROUP})), "strict")
+        tenants.check(Peer(1, uid, frozenset({GROUP})), "strict")
     assert len(list(tenants.all())) == 3
     for tenant in tenants.all():
         monkeypatch.setattr(tenant, "is_idle", lambda: False)
     with pytest.raises(QuotaExceeded, match="at most 3 tenants"):
-        tenants.service(Peer(1, 77, frozenset({GROUP})), "strict")
+        tenants.check(Peer(1, 77, frozenset({GROUP})), "strict")
     tenants.close()
 
 
@@ -240,14 +240,29 @@ def test_a_reload_changes_who_belongs_where_and_what_it_may_use() -> None:
     ci = TenantTable(name="ci", users=(7,), calls=3, policies=("other",))
     tenants = tenants_of(DaemonConfiguration(tenants=(ci,)), rules(by_user={7: "ci"}))
     peer = Peer(1, 7, frozenset({GROUP}))
-    assert tenants.service(peer, "").name == "other"
+    with tenants.lent(peer, "") as service:
+        assert service.name == "other"
     (ours,) = [each for each in tenants.all() if each.name == "ci"]
     assert ours.quota.settings.calls == 3
     changed = DaemonConfiguration(quota=QuotaTable(calls=1))
     tenants.reload(TenantPlan(changed, {"strict": Policy(name="strict")}, rules()))
-    assert tenants.service(peer, "").name == "strict"
+    with tenants.lent(peer, "") as service:
+        assert service.name == "strict"
     (now,) = [each for each in tenants.all() if each.name == "uid-7"]
     assert now.quota.settings.calls == 1
     with pytest.raises(PolicyError, match="'other' is not one of the daemon's: strict"):
-        tenants.service(peer, "other")
+        tenants.check(peer, "other")
+    tenants.close()
+
+
+def test_a_service_that_a_request_was_lent_is_not_closed_by_a_reload() -> None:
+    """The request may have been given it just before, and not have begun."""
+    tenants = tenants_of(DaemonConfiguration(), rules())
+    changed = TenantPlan(DaemonConfiguration(pool=1), tenants.plan.policies, rules())
+    with tenants.lent(Peer(1, os.geteuid(), frozenset()), "strict") as service:
+        tenants.reload(changed)
+        assert tenants.sweep()
+        assert not service._closed
+    assert not tenants.sweep()
+    assert service._closed
     tenants.close()
