@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...sandbox.packages.store import PackageStore
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_END_SECONDS = 5.0
 ReadConfiguration = Callable[[], DaemonConfiguration]
 
 
@@ -112,8 +113,9 @@ class Reloader:
     def close(self) -> None:
         self._closed = True
         self.request()
-        self._thread.join()
-        os.close(self._wanted)
+        self._thread.join(_END_SECONDS)  # it may wait for the reader of stderr
+        if not self._thread.is_alive():
+            os.close(self._wanted)
 
     def _run(self) -> None:
         while True:

@@ -130,9 +130,11 @@ class Tenants:
                     fresh[name] = self._new_service(plan, owner, name, known)
                     made.callback(fresh[name].close)
                     fresh[name].start()
-            made.pop_all()
             with self._lock:
+                if self._closed:  # meanwhile: nobody would close what was made
+                    raise PolicyError("the daemon is shutting down")
                 self._apply(plan, owner, fresh)
+            made.pop_all()
         self.sweep()
 
     def sweep(self) -> bool:

@@ -266,3 +266,25 @@ def test_a_service_that_a_request_was_lent_is_not_closed_by_a_reload() -> None:
     assert not tenants.sweep()
     assert service._closed
     tenants.close()
+
+
+def test_a_reload_that_the_end_overtakes_leaves_no_cells() -> None:
+    made: list[_NoSandbox] = []
+    closed: list[_NoSandbox] = []
+
+    class Sandbox(_NoSandbox):
+        def close(self) -> None:
+            closed.append(self)
+
+    def make(*_: object) -> Any:
+        made.append(Sandbox())
+        if len(made) == 2:  # that of the reload
+            tenants.close()
+        return made[-1]
+
+    policies = {"strict": Policy(name="strict")}
+    tenants = Tenants(TenantPlan(DaemonConfiguration(), policies, rules()), make)
+    with pytest.raises(PolicyError, match="shutting down"):
+        tenants.reload(TenantPlan(DaemonConfiguration(pool=1), policies, rules()))
+    assert set(closed) == set(made)
+    assert len(made) == 2
