@@ -83,7 +83,7 @@ def test_the_name_is_reached_and_the_connection_recorded(box: Sandbox, server: S
         "127.0.0.1",
     )
     assert (connection.sent_bytes, connection.received_bytes) == (5, 1)
-    assert connection.outcome in ("ok", "the program had ended")  # which end is seen first is a race
+    assert connection.outcome in ("ok", "the program had ended")  # whichever is seen first
     assert connection.rule == f"allow {NAME}:{server.port}"
     records = box.audit.get_entries() if box.audit else []
     told = [each for each in records if each.category == "network"]
