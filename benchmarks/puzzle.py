@@ -1,4 +1,4 @@
-"""A tree search by branches: eight queens, where each node of the tree is a session of its own."""
+"""A tree search by branches: eight queens, each node of the tree is a session."""
 
 import time
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""PausedCall the person at the other end before a risky call is made.
+"""Approvals over MCP: the person at the other end is asked before a risky call is made.
 
 No cell lives while the person decides.  A program that makes a risky call is stopped, and runs again
 with the answers that it already had once the person has decided (`Runs`); a single call has not begun
@@ -51,9 +51,9 @@ class ApprovalQuestion(NamedTuple):
         before it asks.
         """
         return (
-            f"CallContext the tool {harmless(self.tool)!r}, once?\n"
+            f"Call the tool {harmless(self.tool)!r}, once?\n"
             f"{presented_whole(self.tool, self.arguments)}\n"
-            f"ApprovalRequest because: {harmless(self.reason)}"
+            f"Asked because: {harmless(self.reason)}"
         )
 
 

@@ -40,7 +40,7 @@ class CallRunner:
     async def carry_out(
         self, context: Context, begin: StartCall
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """StartCall a call, and return what comes of it, or what has to be answered first."""
+        """Start a call, and return what comes of it, or what has to be answered first."""
         return await self._ask_until_done(context, await self._run_part(context, begin))
 
     async def go_on(
