@@ -102,6 +102,8 @@ def test_a_request_is_a_line_of_the_log(daemon: ConfiguredDaemon) -> None:
     log = daemon.file.parent / "requests.jsonl"
     with daemon.sandbox() as sandbox:
         result = sandbox.execute("1", trace_id='x"\n{}')
+    # It is written after the reply was sent.
+    assert soon(lambda: result.execution_id in log.read_text())
     (line,) = [each for each in log.read_text().splitlines() if result.execution_id in each]
     told = json.loads(line)
     assert (told["request"], told["outcome"], told["status"]) == ("Execute", "ok", "completed")
