@@ -15,11 +15,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ..harness.sandbox.local import OTHERS_CELLS
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
 from ..runner.settings import PoolSettings
+from ..runner.supervisors import OTHERS_CELLS
 from . import checkpoints, faults
 from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
 from .census import Census

@@ -1,15 +1,62 @@
-"""`Supervisors`: one supervisor for each language in use, with a launcher and a pool of its own."""
+"""`Supervisors`: one supervisor for each language in use, with a launcher and a pool of its own.
+
+`SupervisorSettings` makes them.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..policies.errors import ClosedError
+from ..policies.languages import PYTHON, interpreter_of
+from ..policies.policy import Policy
+from .egress_process import EgressProcess
 from .session import SessionCell
 from .sessions import Sessions
-from .settings import SessionSettings
+from .settings import PoolSettings, SessionSettings
+from .shared_files import SKILLS, SharedFiles
+from .spawn import Spawned
 from .supervisor import Supervisor, SupervisorState
+
+OTHERS_CELLS = 2  # of a pool that is not the first
+
+
+class SupervisorSettings(NamedTuple):
+    """What the supervisors of one sandbox share.
+
+    `spawn` starts another launcher.  `interpreters` are those of other languages than Python, and
+    `shared_files` returns the files that cells of a language see.
+    """
+
+    spawn: Callable[[], Spawned]
+    cgroup_root: str | None
+    pool: PoolSettings
+    interpreters: Mapping[str, str]
+    shared_files: Callable[[str], Mapping[str, SharedFiles]]
+    user: int | str | None
+    egress: EgressProcess | None
+
+    def first(self, policy: Policy, language: str, spawned: Spawned) -> Supervisor:
+        """Return the supervisor of a launcher that was `spawned`; raises what Supervisor raises."""
+        is_python = language == PYTHON
+        return Supervisor(
+            policy, spawned, self.cgroup_root, self.pool, language=language,
+            interpreter="" if is_python else self.interpreters.get(interpreter_of(language), ""),
+            shared_files=self.shared_files(language), user=self.user, egress=self.egress,
+        )  # fmt: skip
+
+    def another(self, policy: Policy, language: str) -> Supervisor:
+        """Return the supervisor of another language or set of packages, with a smaller pool."""
+        pool = self.pool._replace(size=min(self.pool.size, OTHERS_CELLS))
+        return self._replace(pool=pool).first(policy, language, self.spawn())
+
+    def replaying(self, policy: Policy, language: str, skills: SharedFiles) -> Supervisor:
+        """Return a supervisor without a pool or network, whose cells see only `skills`."""
+        alone = self._replace(
+            pool=self.pool._replace(size=0), shared_files=lambda _: {SKILLS: skills}, egress=None
+        )
+        return alone.another(policy, language)
 
 
 class SupervisorsState(NamedTuple):

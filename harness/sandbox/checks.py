@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import msgspec
 
 from ...policies.errors import PolicyError
-from ...policies.languages import interpreted_languages
+from ...policies.languages import interpreted_languages, language_called
 from ...policies.policy import MIB, Limits, check_limit
-from ...runner.settings import PoolSettings, SessionSettings
+from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
 
 MAX_FILES = 20_000  # the host lists as many of a workspace
 
@@ -100,3 +100,29 @@ def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
         if getattr(settings, name) < 1:
             raise PolicyError(f"pool.{name} must be at least 1")
     return settings
+
+
+def check_language(name: str) -> str:
+    """Return the language that is called `name`; raises PolicyError if there is none."""
+    if found := language_called(name):
+        return found
+    raise PolicyError(f"language: unknown language {name!r}")
+
+
+def check_user(user: int | str | None) -> int | str | None:
+    """Return the user of cells; raises PolicyError for one that this process cannot start cells as."""
+    known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
+    if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
+        raise PolicyError(f"user: must be a number above 0 or a name, got {user!r}")
+    if isinstance(user, int) and os.geteuid() not in (0, user):
+        raise PolicyError(f"user: only root can start cells as another user, got {user}")
+    return user
+
+
+def check_pause_settings(given: PauseSettings) -> PauseSettings:
+    """Return `given`; raises PolicyError naming an invalid setting."""
+    if given == PauseSettings():
+        return given
+    from .pausing.pauses import check_pauses  # seldom needed
+
+    return check_pauses(given)

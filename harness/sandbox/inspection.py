@@ -83,7 +83,7 @@ class Inspection:
     def egress_pid(self) -> int | None:
         """Return the pid of the egress process, None while there is none."""
         egress = self._cells._egress
-        return egress.pid if egress else None
+        return egress.process.pid if egress else None
 
     @property
     def plan(self) -> Plan:

@@ -1,44 +1,49 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
-import contextlib
 import os
-import sys
-from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ...policies.errors import PolicyError
-from ...policies.languages import PYTHON, interpreter_of, language_called
+from ...policies.languages import PYTHON
 from ...policies.plan import Plan
-from ...policies.policy import Policy, check_policy
+from ...policies.policy import Policy
+from ...policies.source.findings import Rules
 from ...runner.branching_process import BranchingProcess
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
-from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
 from ...runner.request import Request
 from ...runner.result import SandboxResult
-from ...runner.settings import PauseSettings, PoolSettings
 from ...runner.shared_files import PLACE as TOOLS
 from ...runner.shared_files import SKILLS, SharedFiles
-from ...runner.spawn import Spawned, interpreter
+from ...runner.spawn import interpreter
 from ...runner.supervisor import Supervisor
-from ...runner.supervisors import Supervisors, SupervisorsState
+from ...runner.supervisors import Supervisors, SupervisorSettings, SupervisorsState
 from .checks import (
     check_flag,
     check_host_path,
     check_interpreters,
+    check_language,
+    check_pause_settings,
     check_pool,
     check_sessions,
+    check_user,
 )
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
 from .ports.exposed import SandboxPorts
 from .program import OnStreams, Program, Programs
-from .sandbox_arguments import SandboxArguments
+from .sandbox_arguments import (
+    SandboxArguments,
+    audit_log_of,
+    launcher_of,
+    packaged,
+    policy_of_arguments,
+    python_of,
+    with_store_of,
+)
 from .session import Session
 from .sessions import OpenSessions, SkillReplay
 
@@ -47,36 +52,25 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
-    from .config import SandboxConfig
+    from .egress import SandboxEgress
     from .network import SandboxNetwork
-    from .network_control import NetworkControl
-    from .packages.store import OpenSet
     from .pausing.pausing import Pausing
     from .private import PrivateCalls
     from .pythons import HostPython
-    from .sandbox_arguments import PolicyLike
     from .sandbox_skills import SandboxSkills
     from .sandbox_tools import Offered, SandboxTools
     from .workspaces.calls import NamedWorkspace
     from .workspaces.store import Workspaces
 
 
-OTHERS_CELLS = 2
-_POLICIES = (
-    "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy or "
-    "a PermissionSet"
-)
-_OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
-
-
 class LocalCells:
     """The cells that this process makes."""
 
     def __init__(self, given: SandboxArguments) -> None:
-        own = _policy(given.config, given.policy)
-        python = _python(given)
-        given = _with_store_of(python, given)
-        self.policy, self._packages = _packaged(own, given)
+        own = policy_of_arguments(given)
+        python = python_of(given)
+        given = with_store_of(python, given)
+        self.policy, self._packages = packaged(own, given)
         try:
             self._start(given, own, python)
         except BaseException:
@@ -86,76 +80,74 @@ class LocalCells:
     def _start(self, given: SandboxArguments, own: Policy, python: "HostPython | None") -> None:
         """Start the launcher; `own` is the policy without the packages of the sandbox."""
         self._given_workspaces = _checked_workspaces(given.workspaces)
+        self._pauses = check_pause_settings(given.pauses)
         rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
-        settings = check_pool(given.pool, fresh_exec=given.fresh_exec)
-        sessions, language = check_sessions(given.sessions), _language(given.language)
-        known = check_interpreters(given.interpreters)
-        self._pauses = _checked_pauses(given.pauses)
-        user = _checked_user(given.user)
+        pool = check_pool(given.pool, fresh_exec=given.fresh_exec)
+        sessions, language = check_sessions(given.sessions), check_language(given.language)
+        interpreters, user = check_interpreters(given.interpreters), check_user(given.user)
         root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
-        if not isinstance(given.spawned, Spawned | None):
-            raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
-        self.audit = _audit_log(given)
+        self.audit = audit_log_of(given)
         self._private = _private_calls(given, self.policy)
-        sandbox_tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
+        self._tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
         self._skills = _sandbox_skills(given.skills, self.policy)
-        shared_files = partial(_shared_files, sandbox_tools, self._skills)
-        spawned = _spawned(given, python)
-        self._egress = _egress_process(self.policy, interpreter(), user)
+        spawned = launcher_of(given, python)
+        self._egress = self._way_out(user)
+        settings = SupervisorSettings(
+            spawned.again, cgroup_root, pool, interpreters, self._shared_files, user,
+            self._egress.process if self._egress else None,
+        )  # fmt: skip
         self._branching = BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
         try:
-            self.supervisor = Supervisor(
-                self.policy, spawned, cgroup_root, settings,
-                language=language, interpreter=_interpreter(known, language),
-                shared_files=shared_files(language),
-                user=user, egress=self._egress,
-            )  # fmt: skip
+            self.supervisor = settings.first(self.policy, language, spawned)
         except BaseException:
             spawned.close()
             if self._egress:
                 self._egress.close()
             raise
-        another = partial(
-            _another,
-            spawned.again,
-            cgroup_root,
-            settings,
-            known,
-            shared_files,
-            user,
-            self._egress,
-        )
-        self._replay = SkillReplay(
-            partial(_replaying, spawned.again, cgroup_root, settings, known, user), self._skills
-        )
-        self._supervisors = Supervisors(
-            language, self.supervisor, partial(another, self.policy), sessions
-        )
+        another = partial(settings.another, self.policy)
+        self._supervisors = Supervisors(language, self.supervisor, another, sessions)
+        self._packaged = PackagedCells(
+            self._supervisors, own, given, self._packages, pool.packages_bytes,
+            lambda policy: settings.another(policy, PYTHON),
+        )  # fmt: skip
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
-        self._control: NetworkControl | None = None
-        self._packaged = PackagedCells(
-            self._supervisors, own, given, self._packages, settings.packages_bytes,
-            lambda policy: another(policy, PYTHON),
-        )  # fmt: skip
         try:
-            trail = _trail_of(self.audit, self.plan)
-            self._pipeline = RequestPipeline(
-                self.policy, self.plan.layers, rules, trail, sandbox_tools, self._private
-            )
-            if self._skills:
-                self._skills.has_tool = self._pipeline.has_tool
-                self._skills.execute = lambda given: self.execute(given, None, NEVER)
-            self._sessions = OpenSessions(
-                self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
-                self._branching, lambda: self._pausing, self._replay,
-            )  # fmt: skip
-            self._network = _network(self.policy, self._egress, self._pipeline)
-            self._control = _control(self.policy, self._egress, self._network)
+            self._serve(rules, SkillReplay(settings.replaying, self._skills))
         except BaseException:
             self.close()
             raise
+
+    def _serve(self, rules: Rules, replay: SkillReplay) -> None:
+        """Make what requests and sessions of the started launcher pass through."""
+        trail = _trail_of(self.audit, self.plan)
+        self._pipeline = RequestPipeline(
+            self.policy, self.plan.layers, rules, trail, self._tools, self._private
+        )
+        if self._skills:
+            self._skills.has_tool = self._pipeline.has_tool
+            self._skills.execute = lambda given: self.execute(given, None, NEVER)
+        self._sessions = OpenSessions(
+            self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
+            self._branching, lambda: self._pausing, replay,
+        )  # fmt: skip
+        if self._egress:
+            self._egress.listen()
+
+    def _way_out(self, user: int | str | None) -> "SandboxEgress | None":
+        """Return what leads cells to hosts, if the policy allows them any."""
+        if not self.policy.network.allow:
+            return None
+        from .egress import SandboxEgress  # most policies have no rules
+
+        record = lambda *rule: self._pipeline.record_rule(*rule)  # noqa: E731, PLW0108 - made later
+        return SandboxEgress(self.policy, user, record)
+
+    def _shared_files(self, language: str) -> dict[str, SharedFiles]:
+        """Return the files that cells of `language` see, by their places."""
+        found = {TOOLS: self._tools.shared_files(language)} if self._tools else {}
+        return found | ({SKILLS: self._skills.shared_files} if self._skills else {})
 
     @property
     def plan(self) -> Plan:
@@ -253,12 +245,12 @@ class LocalCells:
 
     @property
     def network(self) -> "SandboxNetwork":
-        if self._network is None:
+        if self._egress is None:
             raise PolicyError(
                 "network: the policy has no network rules, so cells have nothing to reach others by",
                 "name at least one host in [[network.allow]] of the policy",
             )
-        return self._network
+        return self._egress.rules
 
     @property
     def skills(self) -> "SandboxSkills":
@@ -289,8 +281,6 @@ class LocalCells:
         if "_pausing" in vars(self):
             self._pausing.close()
         self._ports.close()
-        if self._control:
-            self._control.close()
         if self._egress:
             self._egress.close()
         self._release_packages()
@@ -300,63 +290,15 @@ class LocalCells:
             self._packages.close()
 
 
-def _checked_pauses(given: PauseSettings) -> PauseSettings:
-    if given == PauseSettings():
-        return given
-    from .pausing.pauses import check_pauses  # seldom needed
+def _checked_workspaces(
+    given: "Workspaces | str | os.PathLike[str] | None",
+) -> "Workspaces | str | os.PathLike[str] | None":
+    if not isinstance(given, str | os.PathLike | None):
+        from .workspaces.store import Workspaces
 
-    return check_pauses(given)
-
-
-def _spawned(given: SandboxArguments, python: "HostPython | None") -> Spawned:
-    """Return the launcher process of a sandbox."""
-    has_fixed_addresses = check_flag("pausable", given.pausable)
-    if given.spawned:
-        if has_fixed_addresses and not given.spawned.has_fixed_addresses:
-            given.spawned.close()
-            raise PolicyError("pausable: the launcher was spawned without has_fixed_addresses")
-        return given.spawned
-    if python:
-        return python.spawn(has_fixed_addresses=has_fixed_addresses)
-    return Spawned(interpreter(), has_fixed_addresses=has_fixed_addresses)
-
-
-def _python(given: SandboxArguments) -> "HostPython | None":
-    """Return the Python that the arguments name; None for the one that runs this process."""
-    if given.python is None and given.runtime is None:
-        return None
-    from .pythons import find_python  # seldom needed
-
-    return find_python(given.python, given.runtime)
-
-
-def _with_store_of(python: "HostPython | None", given: SandboxArguments) -> SandboxArguments:
-    """Return `given` with a store of packages for `python` if that is of another version than this
-    process; raises PolicyError if the given store is for another one."""
-    store = given.package_store
-    wanted = python.tag if python else sys.implementation.cache_tag
-    if store is not None and store.python != wanted:
-        raise PolicyError(
-            f"package_store: must be for {wanted}, got one for {store.python}",
-            "PackageStore(python=...)",
-        )
-    if store is not None or python is None or python.is_ours:
-        return given
-    from ...policies.errors import PackageError
-    from .packages.store import PackageStore
-
-    with contextlib.suppress(PackageError):  # the extra is not installed: the first use says so
-        given = replace(given, package_store=PackageStore(python=python.path))
+        if not isinstance(given, Workspaces):
+            raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
     return given
-
-
-def _packaged(policy: Policy, given: SandboxArguments) -> "tuple[Policy, OpenSet | None]":
-    """Return `policy` with the packages that it and the arguments ask for, and the set of these."""
-    if given.packages is None and not policy.packages.require:
-        return policy, None
-    from .packages.required import open_required  # seldom needed
-
-    return open_required(policy, given.packages, given.package_store)
 
 
 def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | None":
@@ -372,165 +314,12 @@ def _once_at_rest(_: int) -> None:
     """Have the result wait until nothing runs in the cell; other processes may outlive the program."""
 
 
-def _another(
-    spawn: Callable[[], Spawned], cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], shared_files: Callable[[str], Mapping[str, SharedFiles]],
-    user: int | str | None, egress: EgressProcess | None, policy: Policy, language: str,
-) -> Supervisor:  # fmt: skip
-    """Return the supervisor of another language or set of packages, with a smaller pool."""
-    settings = settings._replace(size=min(settings.size, OTHERS_CELLS))
-    return Supervisor(
-        policy, spawn(), cgroup_root, settings,
-        language=language, interpreter=_interpreter(interpreters, language),
-        shared_files=shared_files(language), user=user, egress=egress,
-    )  # fmt: skip
-
-
-def _replaying(
-    spawn: Callable[[], Spawned], cgroup_root: str | None, settings: PoolSettings,
-    interpreters: Mapping[str, str], user: int | str | None, policy: Policy, language: str,
-    skills: SharedFiles,
-) -> Supervisor:  # fmt: skip
-    """Return a supervisor without a pool, whose cells see `skills` and what the policy shows."""
-    return _another(
-        spawn, cgroup_root, settings._replace(size=0), interpreters, lambda _: {SKILLS: skills}, user,
-        None, policy, language,
-    )  # fmt: skip
-
-
-def _checked_workspaces(
-    given: "Workspaces | str | os.PathLike[str] | None",
-) -> "Workspaces | str | os.PathLike[str] | None":
-    if not isinstance(given, str | os.PathLike | None):
-        from .workspaces.store import Workspaces
-
-        if not isinstance(given, Workspaces):
-            raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
-    return given
-
-
-def _checked_user(user: int | str | None) -> int | str | None:
-    known = isinstance(user, str) or (isinstance(user, int) and not isinstance(user, bool))
-    if user is not None and (not known or not user or (isinstance(user, int) and user < 0)):
-        raise PolicyError(f"user: must be a number above 0 or a name, got {user!r}")
-    if isinstance(user, int) and os.geteuid() not in (0, user):
-        raise PolicyError(f"user: only root can start cells as another user, got {user}")
-    return user
-
-
-def _egress_process(
-    policy: Policy, executable: str, user: int | str | None
-) -> EgressProcess | None:
-    """Return what serves the cells, if the policy allows them any name."""
-    if not policy.network.allow:
-        return None
-    from ...runner.living import new_socket_path
-
-    return EgressProcess(executable, 0 if os.geteuid() else id_for(user), new_socket_path())
-
-
-def _network(
-    policy: Policy, egress: EgressProcess | None, pipeline: RequestPipeline
-) -> "SandboxNetwork | None":
-    """Return the rules of a sandbox that has an egress process."""
-    if egress is None:
-        return None
-    from .network import SandboxNetwork
-
-    return SandboxNetwork(policy.network, egress, pipeline.record_rule)
-
-
-def _control(
-    policy: Policy, egress: EgressProcess | None, network: "SandboxNetwork | None"
-) -> "NetworkControl | None":
-    """Return the socket through which `cellwright network` reaches the rules, if there are any; None
-    where there is no directory for it, or no room, as for records of living sandboxes."""
-    if egress is None or network is None or not egress.control:
-        return None
-    from .network_control import NetworkControl
-
-    with contextlib.suppress(OSError):
-        return NetworkControl(egress.control, policy.name, network)
-    return None
-
-
-def _shared_files(
-    tools: "SandboxTools | None", skills: "SandboxSkills | None", language: str
-) -> dict[str, SharedFiles]:
-    """Return the files that cells of `language` see, by their places."""
-    found = {TOOLS: tools.shared_files(language)} if tools else {}
-    return found | ({SKILLS: skills.shared_files} if skills else {})
-
-
 def _sandbox_skills(given: "Skills | None", policy: Policy) -> "SandboxSkills | None":
     if given is None:
         return None
     from .sandbox_skills import SandboxSkills  # seldom needed
 
     return SandboxSkills(given, policy)
-
-
-def _interpreter(interpreters: Mapping[str, str], language: str) -> str:
-    return "" if language == PYTHON else interpreters.get(interpreter_of(language), "")
-
-
-def _policy(config: "SandboxConfig | PolicyLike | None", policy: "PolicyLike | None") -> Policy:
-    if config is not None and policy is not None:
-        raise PolicyError(
-            "config: cannot be combined with policy", "give a config or a policy, not both"
-        )
-    given: object = config if policy is None else policy
-    if given is None:
-        return check_policy(Policy(name="strict"))
-    if isinstance(given, Policy):
-        return check_policy(given)
-    from ...policies.permissions import PermissionSet
-    from .config import SandboxConfig
-
-    if isinstance(config, SandboxConfig):
-        return config.policy()
-    if isinstance(given, PermissionSet):
-        from .permissions import policy_of
-
-        return policy_of(given)
-    if isinstance(given, str | os.PathLike | Mapping):
-        from ...policies.loading import load_policy, policy_of_data
-
-        if isinstance(given, Mapping):
-            return policy_of_data(given)
-        return load_policy(given if isinstance(given, str) else os.path.abspath(given))
-    where = "policy: must be" if config is None else "config: must be a SandboxConfig,"
-    raise PolicyError(
-        f"{where} {_POLICIES}, got {type(given).__name__}",
-        "Sandbox(config)" if isinstance(given, SandboxConfig) else "",
-    )
-
-
-def _language(name: str) -> str:
-    if found := language_called(name):
-        return found
-    raise PolicyError(f"language: unknown language {name!r}")
-
-
-def _audit_log(arguments: SandboxArguments) -> "AuditLog | None":
-    """Return the trail to write to: the given one, or one in memory as the configuration says."""
-    given = arguments.audit
-    if given is False:
-        return None
-    from ...runner.audit.log import AuditLog
-    from .config import SandboxConfig
-
-    config = arguments.config if isinstance(arguments.config, SandboxConfig) else SandboxConfig()
-    if given is None and not config.enable_audit:
-        return None
-    if isinstance(given, AuditLog):
-        return given
-    if not isinstance(given, bool | None):
-        raise PolicyError(
-            f"audit: must be an AuditLog, True or False, got {given!r}",
-            "AuditLog(path=...) writes to a file; close it yourself",
-        )
-    return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
 
 
 def _sandbox_tools(
