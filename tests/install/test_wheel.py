@@ -22,7 +22,7 @@ DATA = sorted(
     for folder in PACKAGES
     for path in (ROOT / folder).rglob("*")
     if path.is_file()
-    and path.suffix not in (".py", ".pyc", ".md", ".c", ".so")
+    and path.suffix not in (".py", ".pyc", ".md", ".png", ".c", ".so")  # pictures are for documents
     and path.name != "peers-setup"  # for a checkout: it installs what benchmarks compare with
 )
 
