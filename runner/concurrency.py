@@ -57,7 +57,8 @@ class ConcurrencyLimit:
     def release(self) -> None:
         with self._lock:
             self._free += 1
-            self._hand_on()
+            if self._queue:
+                self._hand_on()
 
     def resize(self, running: int, queue_seconds: float, queue: int | None) -> None:
         """Change the settings; callers that hold a slot or wait already keep it, or wait on."""

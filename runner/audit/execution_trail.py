@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
-from ..result import NetworkConnection, Phases, SandboxResult, SandboxStatus, Violation
+from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
 from ..workspace import KeptWorkspace
 from .level import AuditLevel
 from .log import AuditLog
 from .spans import Span, span_of
 
-_PHASES = Phases.__struct_fields__
 _TERMINAL = {
     SandboxStatus.COMPLETED: "ok",
     SandboxStatus.FAILED: "error",
@@ -127,7 +126,7 @@ class ExecutionTrail:
 
     def _note_end(self, result: SandboxResult, begun: RecordPlace, *, in_session: bool) -> bool:
         terminal = "oom" if result.reason == "memory" else _TERMINAL[result.status]
-        usage = result.usage
+        usage, phases = result.usage, result.phases
         pool: dict[str, Any] = (
             {} if in_session else {"pool_hit": result.pool_hit}
         )  # a session has its cell
@@ -140,7 +139,9 @@ class ExecutionTrail:
             memory_peak_bytes=usage.memory_peak_bytes,
             output_bytes=usage.output_bytes,
             cpu_seconds=round(usage.cpu_user_seconds + usage.cpu_system_seconds, 6),
-            **_phases(result.phases), **pool,
+            lease_seconds=round(phases.lease, 6), send_seconds=round(phases.send, 6),
+            run_seconds=round(phases.run, 6), reply_seconds=round(phases.reply, 6),
+            teardown_seconds=round(phases.teardown, 6), **pool,
         )  # fmt: skip
 
     def _note_connection(self, connection: NetworkConnection, **about: Any) -> bool:
@@ -160,7 +161,3 @@ class ExecutionTrail:
             rule=violation.rule, process=violation.process, count=violation.count,
             **about,
         )  # fmt: skip
-
-
-def _phases(phases: Phases) -> dict[str, Any]:
-    return {f"{name}_seconds": round(getattr(phases, name), 6) for name in _PHASES}
