@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from ..policies.errors import PolicyError
-from .sources import SecretSource
+from .sources import SecretSource, SecretUnreadable, read_secret
 
 _NONCE_BYTES = 12  # as SP 800-38D recommends
 _SHORTEST_KEY = 32  # characters
@@ -48,9 +48,9 @@ class Cipher:
 def key_of(given: str | SecretSource) -> bytes:
     """Return the key; raises PolicyError, without it, if it is missing or too short."""
     try:
-        text = given if isinstance(given, str) else given()
-    except Exception as error:  # noqa: BLE001 - a source may raise anything
-        raise PolicyError(f"key: cannot be read: {type(error).__name__}") from None
+        text = read_secret(given)
+    except SecretUnreadable as error:
+        raise PolicyError(f"key: cannot be read: {error}") from None
     if len(text) < _SHORTEST_KEY:
         raise PolicyError(
             f"key: must have at least {_SHORTEST_KEY} characters, got {len(text)}",

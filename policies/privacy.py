@@ -15,7 +15,8 @@ KINDS = (
 _KIND = re.compile(r"[a-z][a-z0-9]{1,15}")
 _REGION = re.compile(r"[A-Z]{2}")
 _PLACE = re.compile(r"[^\s:]+:[^\s:]+")
-_NAME = re.compile(r"env:.+|file:/.+|keyring:[^/]+/.+")
+SOURCE_NAME = re.compile(r"env:.+|file:/.+|keyring:[^/]+/.+")
+SOURCE_FORM = "env:NAME, file:/PATH or keyring:SERVICE/USER"
 
 Inputs = Literal["tokens", "texts", "values"]
 Scope = Literal["vault", "session"]
@@ -88,8 +89,8 @@ def _check_choices(rules: PrivacyRules, where: str) -> None:
             raise PolicyError(f"{where}.{name}: must be one of {', '.join(known)}")
     if not 0 < rules.keep_days <= 100_000:
         raise PolicyError(f"{where}.keep_days: must be above 0, got {rules.keep_days}")
-    if rules.key and not _NAME.fullmatch(rules.key):
-        raise PolicyError(f"{where}.key: must be env:NAME, file:/PATH or keyring:SERVICE/USER")
+    if rules.key and not SOURCE_NAME.fullmatch(rules.key):
+        raise PolicyError(f"{where}.key: must be {SOURCE_FORM}")
     if bool(rules.vault) != bool(rules.key):
         raise PolicyError(
             f"{where}.vault: needs privacy.key, and the other way round",

@@ -30,7 +30,7 @@ from ..tools.registry import ToolRegistry
 from .actions import AgentTools, actions, summary_tool
 from .limits import AgentLimits
 from .memory import AgentMemory
-from .messages import ChatModel, OnText
+from .messages import ChatModel, CountTokens, OnText, estimated_tokens
 from .outcome import AgentEvent, AgentResult
 from .planner import Planner
 from .prompts import instructions
@@ -69,8 +69,11 @@ class Agent(Closing):
     default none.
     `workspace` names the workspace, of `workspaces` or by default of the user's, whose files programs
     read and write by `file_read`, `file_write` and `csv_process`; default none.  `http` makes the
-    requests of `api_query`; default none.  `package_store`: where packages of made tools are kept and
-    come from, if `sandbox` is not given; `packages.allow` of the policy names what tools may have.
+    requests of `api_query`; default one for the section `http` of the policy, if that has rules.
+    `package_store`: where packages of made tools are kept and come from, if `sandbox` is not given;
+    `packages.allow` of the policy names what tools may have.
+    `count_tokens` counts the tokens of a text, by which the conversation is kept within the model's
+    context: the model's tokenizer; default an estimate by the text's bytes.
 
     Close it, or use it as a context manager.
     """
@@ -84,7 +87,7 @@ class Agent(Closing):
         memory: AgentMemory | None = None, trusted_after: int = 10, workspace: str = "",
         workspaces: Workspaces | str | os.PathLike[str] | None = None,
         http: "HttpClient | None" = None, skills: "Skills | None" = None,
-        package_store: "PackageStore | None" = None,
+        package_store: "PackageStore | None" = None, count_tokens: CountTokens = estimated_tokens,
     ) -> None:  # fmt: skip
         self.model = _client(model) if isinstance(model, str) else model
         self.limits = limits
@@ -106,7 +109,9 @@ class Agent(Closing):
                     actions(self._build, research, base, self._skills if skills else None)
                 ),
                 catalogue_of(tools),
-                catalogue_of(self._ready_made(workspace, workspaces, http)),
+                catalogue_of(
+                    self._ready_made(workspace, workspaces, http or _http_of(base.policy))
+                ),
                 self.factory,
             )
             broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
@@ -119,7 +124,7 @@ class Agent(Closing):
                 has_research=research is not None, skills=cells.skills.prompt() if skills else ""
             )
             self._parts = AgentParts(
-                self._transcripts, self.calls, cells, self.memory, planner, offered, told,
+                self._transcripts, self.calls, cells, self.memory, planner, offered, told, count_tokens,
             )  # fmt: skip
         except BaseException:
             self.close()
@@ -298,6 +303,15 @@ class _Files(NamedTuple):
         make_private_directory(place, PolicyError)
         names = ("agents.db", "calls.db", "tools.db", "memory.db")
         return cls(*(place / name for name in names))
+
+
+def _http_of(policy: Policy) -> "HttpClient | None":
+    """Return a client for the rules in the section `http` of a policy; None without rules."""
+    if not policy.http.allow:
+        return None
+    from ..tools.http.tool import client_of  # imports ssl
+
+    return client_of(policy.http)
 
 
 def _trail() -> AuditLog:

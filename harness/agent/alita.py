@@ -250,7 +250,8 @@ class AlitaToolsmith:
     def _write(self, spec: ToolSpec) -> None:
         tools = self._config.get_workspace_path("tools")
         about = {"name": spec.name, "description": spec.description, "parameters": spec.parameters,
-                 "version": spec.version, "state": spec.state.value}  # fmt: skip
+                 "version": spec.version, "state": spec.state.value,
+                 "requirements": spec.requirements}  # fmt: skip
         (tools / f"{spec.name}.py").write_text(spec.source_code)
         text = msgspec.json.format(msgspec.json.encode(about), indent=2)
         (tools / f"{spec.name}.mcp.json").write_bytes(text)

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 OnText = Callable[[str], None]
+CountTokens = Callable[[str], int]  # of a text
 
 
 class Message(NamedTuple):

@@ -18,6 +18,7 @@ import msgspec
 
 from ...policies.closing import Closing
 from ...policies.errors import ModelError, ModelUnavailable, PolicyError
+from ..sources import SecretSource, SecretUnreadable, read_secret
 from ..text.hidden import line
 from .messages import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest, estimated_tokens
 
@@ -36,21 +37,22 @@ class ModelClient(Closing):
     """A model behind an endpoint with the chat-completions protocol.  Safe from many threads.
 
     `url`: the base, such as `http://127.0.0.1:8080/v1`.  `model`: its name there; some servers have
-    one and need none.  `key`: the API key, by default that of $OPENAI_API_KEY.  `timeout`: seconds
-    that may pass without a byte, also before the first token; `reply_seconds`: those that one reply may
-    take, with its repetitions.  `retries`: how often a request that
-    failed for a reason that may pass is repeated.  `context_tokens`: of the conversation with its
-    reply, as the server was started.  `reply_tokens`: the longest reply, by default a quarter of the
-    context, at most 4,096.  `extra`: further members of
+    one and need none.  `key`: the API key, or a source of it, such as `from_keyring(service, user)`,
+    which is read once; by default $OPENAI_API_KEY.  `timeout`: seconds that may pass without a byte,
+    also before the first token; `reply_seconds`: those that one reply may take, with its repetitions.
+    `retries`: how often a request that failed for a reason that may pass is repeated.
+    `context_tokens`: of the conversation with its reply, as the server was started.  `reply_tokens`:
+    the longest reply, by default a quarter of the context, at most 4,096.  `extra`: further members of
     each request.
 
     Raises PolicyError for invalid arguments.
     """
 
     def __init__(
-        self, url: str, model: str = "", *, key: str | None = None, timeout: float = 120.0,
-        reply_seconds: float = 600.0, retries: int = 4, context_tokens: int = 16_384,
-        reply_tokens: int | None = None, first_wait: float = _FIRST_WAIT_SECONDS,
+        self, url: str, model: str = "", *, key: str | SecretSource | None = None,
+        timeout: float = 120.0, reply_seconds: float = 600.0, retries: int = 4,
+        context_tokens: int = 16_384, reply_tokens: int | None = None,
+        first_wait: float = _FIRST_WAIT_SECONDS,
         extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._shown_url = _checked(url)
@@ -67,9 +69,7 @@ class ModelClient(Closing):
         self._extra = dict(extra)
         self._closed = threading.Event()
         self._counts_usage = True  # until the server refuses the request for it
-        key = os.environ.get(KEY_VARIABLE, "") if key is None else key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        headers["Accept-Encoding"] = "identity"
+        headers = {"Accept-Encoding": "identity", **_authorization(key)}
         self._http = httpx2.Client(
             headers=headers, timeout=httpx2.Timeout(timeout), trust_env=True, follow_redirects=False
         )
@@ -169,6 +169,17 @@ def _checked(url: str) -> str:
         f"model: must be the URL of a server, got {url!r}",
         "llama-server and vLLM have http://127.0.0.1:8080/v1",
     )
+
+
+def _authorization(key: str | SecretSource | None) -> dict[str, str]:
+    """Return the header of a key; raises PolicyError, without the key, for one that cannot be had."""
+    try:
+        text = os.environ.get(KEY_VARIABLE, "") if key is None else read_secret(key)
+    except SecretUnreadable as error:
+        raise PolicyError(f"key: cannot be read: {error}") from None
+    if not (text.isascii() and text.isprintable()):
+        raise PolicyError("key: must be printable ASCII characters, in one line")
+    return {"Authorization": f"Bearer {text}"} if text else {}
 
 
 class _MayPassError(Exception):

@@ -20,7 +20,7 @@ from .actions import ACTIONS, FINAL_ANSWER, AgentTools
 from .conversation import Conversation
 from .limits import AgentLimits, AgentUsage
 from .memory import AgentMemory, Recipe
-from .messages import USUAL, ChatModel, Message, ModelReply, OnText, Sampling
+from .messages import USUAL, ChatModel, CountTokens, Message, ModelReply, OnText, Sampling
 from .outcome import AgentEvent, AgentResult
 from .planner import Planner
 from .prompts import AGAIN, notes_of, observation, task_text, unusable
@@ -47,6 +47,7 @@ class AgentParts(NamedTuple):
     planner: Planner | None
     tools: AgentTools
     instructions: str
+    count_tokens: CountTokens
 
 
 class TaskLoop:
@@ -147,7 +148,9 @@ class TaskLoop:
             self._store.set_notes(self.run, notes)
         room = int(self.context_tokens * _CONTEXT_SHARE)
         task = task_text(self.task, notes)
-        self._conversation = Conversation(self._parts.instructions, task, room)
+        self._conversation = Conversation(
+            self._parts.instructions, task, room, self._parts.count_tokens
+        )
 
     def _planned(self, recipes: Sequence[Recipe] = (), failure: str = "") -> str:
         """Return the best plan for the task, as text; empty without a planner, or a usable plan."""

@@ -112,7 +112,7 @@ class Toolsmith:
             known = self._factory.get_tool(name)
         except ToolNotFound:
             return None
-        return None if known.state is ToolState.RETIRED else known
+        return self._factory.registry.successor(name) if known.state is ToolState.RETIRED else known
 
 
 def _instructions(packages: tuple[str, ...] | None) -> str:

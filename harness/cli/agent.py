@@ -27,6 +27,7 @@ from ..state import make_private_directory, state_directory
 from ..text.presentation import present, presented_whole, shortened
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
+from .model_server import CONTEXT_TOKENS, add_model_server, model_client
 from .options import (
     FAILED,
     SUCCEEDED,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from ..agent.messages import ChatModel
     from ..runs.store import Approval
 
-_CONTEXT_TOKENS = 16_384
 _RESUME = "cellwright agent resume"
 _SHOWN = 1200  # characters of a program or an observation on a terminal
 
@@ -98,10 +98,10 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="URL", help="the model's server, such as http://127.0.0.1:8080/v1"
     )
-    parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
+    add_model_server(parser)
     parser.add_argument(
-        "--context", type=int, default=_CONTEXT_TOKENS, metavar="N",
-        help=f"tokens of the model's context; default {_CONTEXT_TOKENS}",
+        "--context", type=int, default=CONTEXT_TOKENS, metavar="N",
+        help=f"tokens of the model's context; default {CONTEXT_TOKENS}",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=int, default=limits.steps, metavar="N",
@@ -206,18 +206,7 @@ def _model(options: argparse.Namespace) -> "ChatModel":
         raise PolicyError(
             "--model: where is the model?", "give the URL of its server, or try --demo"
         )
-    return model_client(options.model, options.model_name, options.context)
-
-
-def model_client(url: str, name: str, context_tokens: int = _CONTEXT_TOKENS) -> "ChatModel":
-    """Return a client of a model's server; raises PolicyError if the extra is not installed."""
-    try:
-        from ..agent.model import ModelClient
-    except ImportError:
-        raise PolicyError(
-            "the agent needs the package httpx2", "pip install 'cellwright[agent]'"
-        ) from None
-    return ModelClient(url, name, context_tokens=context_tokens)
+    return model_client(options, options.context)
 
 
 def _directory(options: argparse.Namespace) -> Path:

@@ -74,6 +74,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_one("retire", "set the state of a tool to retired: it is offered no more", _retire)
     exports = add_one("export", "write a tool to files", _export)
     exports.add_argument("directory", metavar="DIR", help="the parent of the new folder")
+    exports.add_argument(
+        "--as-skill", action="store_true",
+        help="write a skill that holds the tool and its tests, for `cellwright skills import`",
+    )  # fmt: skip
     imports = add_command("import", "create a tool from exported files", _import)
     imports.add_argument("folder", metavar="FOLDER", help="the folder that export made")
     imports.add_argument(
@@ -264,7 +268,7 @@ def _retire(factory: ToolFactory, options: argparse.Namespace) -> None:
 
 
 def _export(factory: ToolFactory, options: argparse.Namespace) -> None:
-    print(factory.export_tool(options.name, options.directory))
+    print(factory.export_tool(options.name, options.directory, as_skill=options.as_skill))
 
 
 def _import(factory: ToolFactory, options: argparse.Namespace) -> None:

@@ -12,8 +12,8 @@ from ...policies.policy import check_limit
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.tokens import CLIENT, OPERATOR, WEB_VARIABLE
-from .agent import model_client
 from .http_options import add_access, http_settings, log_to_stderr
+from .model_server import add_model_server, model_client
 from .operations import add_operations, operations_of
 from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, policy_of, skills_of
 from .tool_files import register_marked
@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="URL",
         help="offer an agent with the model of this server, such as http://127.0.0.1:8080/v1",
     )  # fmt: skip
-    parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
+    add_model_server(parser)
     parser.add_argument(
         "--agents", metavar="DIR", type=Path,
         help="where the agents keep their tasks and tools; default none: they are lost when the server "
@@ -166,7 +166,7 @@ def _agents(
     from ..agent.agent import Agent
     from ..servers.web.agents import AgentsByClient
 
-    model = model_client(options.model, options.model_name)
+    model = model_client(options)
     tools = [found for each in registry.list_tools() if (found := registry.developers(each.name))]
 
     def make(client: str) -> Agent:

@@ -37,11 +37,7 @@ class FactoryCatalogue:
         if here := self._registry.developers(name) or self._registry.served(name):
             return here
         if spec.state is ToolState.RETIRED:
-            raise ToolDenied(
-                f"{spec.name} is retired: it failed too often, or a person retired it",
-                "make a new version of it, or call an older one by name@version",
-                tool=spec.name,
-            )
+            raise self._retired(spec)
         key = spec.reference, spec.state, spec.source_hash
         with self._lock:
             if known := self._tools.get(key):
@@ -61,6 +57,19 @@ class FactoryCatalogue:
     def revision(self) -> int:
         """Return a number that changes with each change of the tools."""
         return self._registry.revision()
+
+    def _retired(self, spec: ToolSpec) -> ToolDenied:
+        if kept := self._registry.successor(spec.name):
+            signature = f"{kept.name}({', '.join(kept.parameters.get('properties', ()))})"
+            return ToolDenied(
+                f"{spec.name} is retired: {kept.name} does the same", f"call {signature}",
+                tool=spec.name,
+            )  # fmt: skip
+        return ToolDenied(
+            f"{spec.name} is retired: it failed too often, or a person retired it",
+            "make a new version of it, or call an older one by name@version",
+            tool=spec.name,
+        )
 
     def _made(self, spec: ToolSpec) -> Tool:
         program = program_of_call(spec.source_code, describe_source(spec.source_code, spec.name))

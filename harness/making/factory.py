@@ -23,12 +23,12 @@ from ...policies.source.findings import way_out
 from ...policies.tools import Tools
 from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
-from ..schemas.spec import Provenance, ToolSpec, ToolState, ToolTest
+from ..schemas.spec import Provenance, ToolSpec, ToolState
 from ..schemas.tool_names import normalised
 from ..search.documents import Kind
 from ..search.model import Model, model_of
 from ..skills.skill import Skill
-from ..skills.store import KeptSkill, SkillStore
+from ..skills.store import KeptSkill, SkillStore, export_skill
 from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
 from ..tools.caller import CALLING, Caller, Tool
@@ -138,12 +138,14 @@ class ToolFactory(Closing):
         packages that cannot be granted, and PackageError if packages cannot be had.
         """
         provenance = replace(provenance or Provenance(), maker=self.maker, packages=())
-        inherited = self._tests_of(name) if tests is None else ()
+        before = self._newest(name)
+        inherited = before.tests if before and tests is None else ()
         spec, described = draft(
             name, description, source_code, input_schema=input_schema, permissions=permissions,
             tests=inherited if tests is None else tests, timeout=timeout, calls=calls,
             requirements=requirements, risky=risky, tags=tags, provenance=provenance,
         )  # fmt: skip
+        spec = replace(spec, replaces=before.replaces if before else ())
         self._check_calls(spec)
         self._sandboxes.check_requirements(spec.requirements)
         with self._sandboxes.lend(spec.grants) as sandbox:
@@ -173,12 +175,12 @@ class ToolFactory(Closing):
                 failed.what, hint, tool=failed.tool, result=failed.result
             ) from None
 
-    def _tests_of(self, name: str) -> tuple[ToolTest, ...]:
-        """Return the tests of the newest version of a made tool; none if there is no such tool."""
+    def _newest(self, name: str) -> ToolSpec | None:
+        """Return the newest version of a made tool; None if there is no such tool."""
         try:
-            return self.registry.get(normalised(name)).tests
+            return self.registry.get(normalised(name))
         except ToolNotFound:
-            return ()
+            return None
 
     def _check_calls(self, spec: ToolSpec) -> None:
         """Raise ToolInvalid if a tool of `calls` does not exist; a tool may call itself."""
@@ -304,14 +306,18 @@ class ToolFactory(Closing):
     def _is_own(self, spec: ToolSpec) -> bool:
         return self.registry.is_made(spec) and spec.provenance.maker == self.maker
 
-    def export_tool(self, name: str, directory: str | os.PathLike[str]) -> Path:
-        """Write a made tool into a new folder below `directory`, and return its path."""
+    def export_tool(
+        self, name: str, directory: str | os.PathLike[str], *, as_skill: bool = False
+    ) -> Path:
+        """Write a made tool, or its skill, into a new folder below `directory`; return its path."""
         spec = self.registry.get(name)
         if not self.registry.is_made(spec):
             raise ToolDenied(
                 f"{spec.name} cannot be exported: it is not a made tool and has no source",
                 tool=spec.name,
             )
+        if as_skill:
+            return export_skill(skill_of_tool(spec), directory)
         return write_tool(spec, Path(directory))
 
     def import_tool(

@@ -4,6 +4,7 @@ Drafts of several runs at once cannot see each other, so that two runs make two 
 tools look alike is a guess; that each passes the tests of the other too decides.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,9 +33,10 @@ def merge_similar(
     """Merge those of the live tools `specs` that do the same; return what was merged.
 
     A trusted tool is kept before others, and an older one before a newer one, so that two processes
-    choose alike.  A tool without tests is left alone.
+    choose alike.  A tool without a test that calls it is left alone: any other one would pass its
+    tests.
     """
-    left = sorted((each for each in specs if each.tests), key=_rank)
+    left = sorted((each for each in specs if _is_tested(each)), key=_rank)
     merged: list[MergedTool] = []
     tried = 0
     while left:
@@ -53,6 +55,11 @@ def merge_similar(
 
 def _rank(spec: ToolSpec) -> tuple[bool, str, str]:
     return spec.state is not ToolState.TRUSTED, spec.created_at, spec.name
+
+
+def _is_tested(spec: ToolSpec) -> bool:
+    calls = re.compile(rf"\b{re.escape(spec.function)}\s*\(")
+    return any(not each.source or calls.search(each.source) for each in spec.tests)
 
 
 def _may_be_same(kept: ToolSpec, other: ToolSpec) -> bool:
@@ -83,7 +90,8 @@ def _tests_for(spec: ToolSpec, other: ToolSpec) -> tuple[ToolTest, ...]:
 
 
 def _with_tests_of(registry: ToolRegistry, kept: ToolSpec, other: ToolSpec) -> ToolSpec:
-    """Store the next version of a tool, which has the tests of another too and the state as before:
-    its source is the same."""
+    """Store the next version of a tool, which has the tests of another too, and the state as before:
+    its source is the same.  The name of the other leads to it from now on."""
     more = [each for each in _tests_for(kept, other) if each not in kept.tests]
-    return registry.add(replace(kept, tests=(*kept.tests, *more))) if more else kept
+    replaces = dict.fromkeys((*kept.replaces, *other.replaces, other.name))
+    return registry.add(replace(kept, tests=(*kept.tests, *more), replaces=tuple(replaces)))

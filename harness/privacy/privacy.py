@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ...policies.errors import PolicyError
 from ...policies.privacy import KINDS, Inputs, PrivacyRules, Scope, check_privacy, narrow_privacy
-from ..sources import SecretSource, from_environment, from_file, from_keyring
+from ..sources import named_source
 from .accounts import CardDetector, IbanDetector
 from .contacts import EmailDetector, PhoneDetector
 from .detector import Detector
@@ -155,15 +154,4 @@ def _vault_of(rules: PrivacyRules) -> ValueVault:
         return ValueVault(keep_seconds=kept)
     from .value_file import ValueFile
 
-    return ValueFile(rules.vault, _source_of(rules.key), keep_seconds=kept)
-
-
-def _source_of(name: str) -> SecretSource:
-    """Return the source of a key that a policy names."""
-    kind, _, rest = name.partition(":")
-    if kind == "keyring":
-        service, _, user = rest.partition("/")
-        return from_keyring(service, user)
-    if kind in ("env", "file"):
-        return from_environment(rest) if kind == "env" else from_file(rest)
-    raise PolicyError(f"key: must be env:NAME, file:/PATH or keyring:SERVICE/USER, got {name!r}")
+    return ValueFile(rules.vault, named_source(rules.key), keep_seconds=kept)

@@ -90,7 +90,7 @@ class ToolSpec(_Part, frozen=True):
     tool may call itself.  `requirements` are the packages that it imports; its calls get those versions
     with which it was tested (`provenance.packages`).  A call of a `risky` tool needs approval.  The
     broker fills in the arguments named in `credentials`.  `idempotent`: two equal calls have the effect
-    of one.
+    of one.  `replaces` are the names of tools that were merged with this one.
     """
 
     name: str
@@ -115,6 +115,7 @@ class ToolSpec(_Part, frozen=True):
     tags: tuple[str, ...] = ()
     tests: tuple[ToolTest, ...] = ()
     provenance: Provenance = Provenance()
+    replaces: tuple[str, ...] = ()
 
     @property
     def permissions(self) -> PermissionSet:

@@ -167,6 +167,12 @@ class ToolRegistry(Closing):
         spec = self.get(name)
         return self._made.versions(key_of(spec.name)) if self.is_made(spec) else [spec]
 
+    def successor(self, name: str) -> ToolSpec | None:
+        """Return the tool with which a tool of that name was merged; None if there is none."""
+        key = key_of(name)
+        found = (each for each in self.list_tools() if key in map(key_of, each.replaces))
+        return next(found, None)
+
     def alike(self, spec: ToolSpec) -> ToolSpec | None:
         """Return another tool that does the same, judged by parameters, source and description."""
         shape, own = shape_of(spec.parameters), key_of(spec.name)

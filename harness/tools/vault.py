@@ -7,7 +7,7 @@ recognises them.  A credential that a tool returns in another form reaches the c
 from collections.abc import Mapping
 
 from ...policies.errors import ToolFailed
-from ..sources import SecretSource
+from ..sources import SecretSource, SecretUnreadable, read_secret
 from ..text.redaction import SHORTEST
 
 
@@ -26,10 +26,9 @@ class Vault:
         if source is None:
             raise ToolFailed(f"credential {name!r} is not in the vault", "Vault({name: ...})")
         try:
-            value = source if isinstance(source, str) else source()
-        except Exception as error:  # noqa: BLE001 - a source may raise anything
-            why = str(error) if isinstance(error, OSError) else type(error).__name__
-            raise ToolFailed(f"credential {name!r} cannot be read: {why}") from None
+            value = read_secret(source)
+        except SecretUnreadable as error:
+            raise ToolFailed(f"credential {name!r} cannot be read: {error}") from None
         if len(value) < SHORTEST:
             raise ToolFailed(f"credential {name!r} is shorter than {SHORTEST} characters")
         return value

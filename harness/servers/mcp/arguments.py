@@ -72,6 +72,7 @@ class CreateToolArguments(Arguments, frozen=True):
         | UnsetType
     ) = UNSET
     calls: Annotated[list[_Name], Meta(max_length=64, description="tools that it may call")] = []
+    requirements: Annotated[list[_Name], Meta(max_length=64, description="packages")] = []
     allow_similar: bool = False
 
 

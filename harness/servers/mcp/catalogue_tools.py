@@ -122,7 +122,7 @@ def create(services: ClientServices, asked: CreateToolArguments) -> Outcome:
     tests = None if asked.tests is UNSET else asked.tests
     spec = services.factory.create_tool(
         asked.name, asked.description, asked.source_code, tests=tests, calls=asked.calls,
-        allow_similar=asked.allow_similar,
+        requirements=asked.requirements, allow_similar=asked.allow_similar,
     )  # fmt: skip
     return answered(
         Created(

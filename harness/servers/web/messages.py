@@ -224,13 +224,15 @@ class ToolResultAnswer(WebAnswer, frozen=True):
 
 
 class CreateToolBody(WebBody, frozen=True):
-    """Python that defines a function of that name; `tests` are programs that assert."""
+    """Python that defines a function of that name; `tests` are programs that assert, `requirements`
+    packages that it imports, of those that the policy allows."""
 
     name: Name
     source_code: str
     description: str = ""
     tests: Annotated[list[str], Meta(max_length=64)] | None = None
     calls: Annotated[list[Name], Meta(max_length=64)] = []
+    requirements: Annotated[list[Name], Meta(max_length=64)] = []
     allow_similar: bool = False
 
 

@@ -62,7 +62,7 @@ def create_tool(call: WebCall) -> ToolDescription:
     body: CreateToolBody = call.body
     spec = call.state.services.of(call.client).factory.create_tool(
         body.name, body.description, body.source_code, tests=body.tests, calls=body.calls,
-        allow_similar=body.allow_similar,
+        requirements=body.requirements, allow_similar=body.allow_similar,
     )  # fmt: skip
     return _about(spec)
 

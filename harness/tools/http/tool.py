@@ -75,10 +75,13 @@ def http_tool(client: HttpClient, name: str = "http.request") -> Tool:
 
 def http_tools(rules: Http) -> list[Tool]:
     """Return the tool that the section `http` of a policy asks for; none without rules."""
-    if not rules.allow:
-        return []
+    return [http_tool(client_of(rules))] if rules.allow else []
+
+
+def client_of(rules: Http) -> HttpClient:
+    """Return a client that makes the requests that the section `http` of a policy allows."""
     proxy = None if rules.proxy == "none" else rules.proxy
-    return [http_tool(HttpClient(rules.allow, rules.deny, rules.addresses, proxy=proxy))]
+    return HttpClient(rules.allow, rules.deny, rules.addresses, proxy=proxy)
 
 
 def _record(caller: Caller, record: RequestRecord) -> None:

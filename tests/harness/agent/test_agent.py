@@ -338,6 +338,24 @@ def test_a_conversation_keeps_its_beginning_and_its_size() -> None:
     assert "steps are left out" in messages[2].text
 
 
+def test_a_conversation_is_measured_by_the_tokenizer_that_is_given(make: Make) -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)  # a token for each character
+
+    conversation = Conversation("s", "t", 6000, count)
+    for number in range(30):
+        conversation.add(f"step({number})", "x" * 300)
+        assert sum(len(each.text) for each in conversation.messages()) <= 6100
+    assert len(counted) < 200  # each text is counted once, and again when it is shortened
+    counted.clear()
+    agent = make([program("print('seen')"), answer("1")], count_tokens=count)
+    assert agent.run("t").answer == 1
+    assert any("seen" in each for each in counted)
+
+
 def test_one_observation_that_is_too_large_is_shortened() -> None:
     conversation = Conversation("s", "t", 2000)
     conversation.add("x", "y" * 100_000)

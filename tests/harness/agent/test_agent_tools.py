@@ -14,7 +14,7 @@ from cellwright.agent import Agent, AgentLimits
 from cellwright.harness.agent.messages import Message, ModelReply
 from cellwright.harness.agent.summaries import summarise
 from cellwright.policies.errors import ToolArgumentsInvalid
-from cellwright.policies.policy import Packages
+from cellwright.policies.policy import Http, Packages
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
 from tests.harness.packages.wheels import good_wheel, store_at
@@ -124,6 +124,18 @@ def test_requests_are_made_as_far_as_the_rules_allow(make: Make) -> None:
         "except Exception as error:\n    final_answer(str(error))"
     )
     assert "evil.example.org" in str(make([program(code)], http=client).run("t").answer)
+
+
+def test_the_policy_allows_requests_too(make: Make) -> None:
+    """`cellwright agent run --policy FILE` has no other way to say it."""
+    rules = Http(allow=(NetworkRule(host="api.example.org"),))
+    code = (
+        "try:\n    execute_tool('api_query', {'url': 'https://evil.example.org/'})\n"
+        "except Exception as error:\n    final_answer(str(error))"
+    )
+    policy = replace(policy_named("strict"), http=rules)
+    assert "no rule allows" in str(make([program(code)], policy=policy).run("t").answer)
+    assert "there is no tool" in str(make([program(code)]).run("t").answer)
 
 
 def test_a_drafted_tool_names_its_packages(make: Make, packaged: dict[str, Any]) -> None:

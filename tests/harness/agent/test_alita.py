@@ -77,6 +77,7 @@ def test_the_story_of_the_blueprint(config: AlitaConfig) -> None:
     assert "def email_validator" in source.read_text()
     assert about["description"] == "Validates an email address."
     assert about["state"] == "tested"
+    assert about["requirements"] == []
 
 
 def test_the_manager_says_whether_it_succeeded(config: AlitaConfig) -> None:

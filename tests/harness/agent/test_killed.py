@@ -1,6 +1,7 @@
 """An agent that is killed at every step: the next process reaches the same end, and calls nothing twice."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import OPTIONAL
-from tests.model_server import ModelServer, serving
+from tests.model_server import Exchange, ModelServer, said, serving
 
+TOKEN = re.compile(r"pii_email_\w+")
 TOOLS = """
 import os
 from cellwright import tool
@@ -92,6 +94,43 @@ def test_killed_within_a_call(tmp_path: Path, at: str) -> None:
         assert ended[-1]["answer"] == [2, "sent to ann", "unknown"]
     else:
         assert "unknown" in json.dumps(ended)
+
+
+def test_another_process_has_the_tokens_of_the_first_from_the_file_of_values(
+    tmp_path: Path,
+) -> None:
+    """The model is sent tokens by both processes, the same ones, and the tool gets the value."""
+    mail, sent = "ann.smith@example.org", []
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        f'extends = "strict"\n[privacy]\nenabled = true\nrestore = ["send:to"]\nscope = "session"\n'
+        f'vault = "{tmp_path / "values.db"}"\nkey = "env:VALUES_KEY"\n'
+    )
+
+    def calls_with_its_token(exchange: Exchange) -> None:
+        (token,) = set(TOKEN.findall(json.dumps(exchange.request)))
+        sent.append(token)
+        said(f"```python\nfinal_answer([n, execute_tool('send', {{'to': '{token}'}})])\n```")(
+            exchange
+        )
+
+    script = ["```python\nn = 1\nn\n```", calls_with_its_token]
+    with serving(script) as server:
+        processes = Processes(server, tmp_path)
+        options = "--policy", str(policy)
+        with processes.start("run", f"Write to {mail}", *options, VALUES_KEY="k" * 32) as process:
+            assert process.stdout
+            events = [json.loads(process.stdout.readline()) for _ in range(3)]
+            process.kill()
+        assert [each["kind"] for each in events] == ["started", "program", "observation"]
+        ended = processes.events("resume", events[0]["text"], *options, VALUES_KEY="k" * 32)
+        first, *later = [set(TOKEN.findall(json.dumps(each))) for each in server.requests]
+        assert mail not in json.dumps(server.requests)
+    assert later
+    assert all(each == first for each in later)
+    assert ended[-1]["answer"] == [1, f"sent to {sent[-1]}"]
+    assert processes.sent() == [mail]
+    assert mail.encode() not in (tmp_path / "values.db").read_bytes()
 
 
 def test_another_process_does_not_take_up_a_run_that_is_worked_on(tmp_path: Path) -> None:

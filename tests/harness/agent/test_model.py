@@ -2,15 +2,19 @@
 
 import gzip
 import socket
+import sys
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from cellwright.harness.agent.messages import Message, ModelReply, Sampling
 from cellwright.harness.agent.model import ModelClient, _lines
+from cellwright.harness.sources import named_source
 from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
 from tests.model_server import (
     Exchange,
@@ -203,6 +207,54 @@ def test_words_that_are_nested_too_deeply_are_shown_as_they_are() -> None:
 def test_invalid_arguments_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
         ModelClient(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["env", "file", "keyring"])
+def test_the_key_comes_from_a_named_source(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, keyring = tmp_path / "key", types.ModuleType("keyring")
+    file.write_text("from-file\n")
+    file.chmod(0o600)
+    keyring.get_password = lambda service, user: f"from-keyring {service} {user}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keyring", keyring)
+    monkeypatch.setenv("MODEL_KEY", "from-env")
+    name, key = {
+        "env": ("env:MODEL_KEY", "from-env"),
+        "file": (f"file:{file}", "from-file"),
+        "keyring": ("keyring:llm/me", "from-keyring llm me"),
+    }[kind]
+    with (
+        serving(["hi"]) as server,
+        ModelClient(server.url, key=named_source(name)) as model,
+    ):
+        model.ask(ASKED)
+    assert server.requests[0]["auth"] == f"Bearer {key}"
+
+
+def test_a_key_that_cannot_be_used_is_refused_without_being_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MODEL_KEY", raising=False)
+    file = tmp_path / "key"
+    file.write_text("hush-hush")
+    file.chmod(0o644)
+    for name, why in (("env:MODEL_KEY", "has no MODEL_KEY"), (f"file:{file}", "chmod 600")):
+        with pytest.raises(PolicyError, match=why) as refused:
+            ModelClient("http://x", key=named_source(name))
+        assert "hush" not in str(refused.value)
+    for text in ("hush\nX-More: 1", "hush\N{LATIN SMALL LETTER E WITH ACUTE}"):
+        with pytest.raises(PolicyError, match="printable ASCII") as refused:
+            ModelClient("http://x", key=text)
+        assert "hush" not in str(refused.value)
+
+
+def test_a_text_is_a_key_and_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `.env` file of a repository could name any variable otherwise, and the server that gets it."""
+    monkeypatch.setenv("OTHER_SECRET", "hush-hush")
+    with serving(["hi"]) as server, ModelClient(server.url, key="env:OTHER_SECRET") as model:
+        model.ask(ASKED)
+    assert server.requests[0]["auth"] == "Bearer env:OTHER_SECRET"
 
 
 def test_the_longest_reply_fits_into_a_small_context() -> None:

@@ -49,6 +49,24 @@ def test_a_call_that_cannot_be_shown_whole_is_shown_and_rejected_only(
     assert told(capsys, tmp_path, "reject", run)[:2] == (0, "rejected send\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("sk-hush", "--key: must be env:NAME, file:/PATH or keyring:SERVICE/USER"),
+        ("env:CELLWRIGHT_TEST_NO_KEY", "the environment has no CELLWRIGHT_TEST_NO_KEY"),
+    ],
+)
+def test_a_key_is_named_by_its_source_and_never_shown(
+    tmp_path: Path, capsys: Captured, key: str, why: str
+) -> None:
+    status, said, line = told(
+        capsys, tmp_path, "run", "t", "--model", "http://127.0.0.1:1/v1", "--key", key
+    )
+    assert (status, said) == (2, "")
+    assert why in line
+    assert "sk-hush" not in line
+
+
 def test_runs_are_listed_a_line_each(tmp_path: Path, capsys: Captured) -> None:
     assert "there are no runs in" in told(capsys, tmp_path, "runs")[2]
     model = ScriptedModel([ModelUnavailable("gone", "start it")])

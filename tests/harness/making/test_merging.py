@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox, ToolDenied, ToolExists, ToolFactory, ToolRegistry, ToolState
+from cellwright.harness.agent.toolsmith import Toolsmith
 from tests.conftest import policy_named
+from tests.harness.agent.scripted import ScriptedModel
 
 pytestmark = pytest.mark.needs("userns")
 COUNT = "def {0}(text: str) -> int:\n    return len(text.split())"
@@ -47,8 +49,9 @@ def test_of_two_tools_that_do_the_same_one_is_kept_with_the_tests_of_both(
     )  # fmt: skip
     assert factory.run_tests("count_words") == 2
     assert (retired.name, retired.state) == ("word_count", ToolState.RETIRED)
-    with pytest.raises(ToolDenied, match="retired"):
+    with pytest.raises(ToolDenied, match="count_words does the same") as refused:
         factory.call("word_count", {"words": "a b"})
+    assert refused.value.hint == "call count_words(text)"
     assert [each.name for each in factory.list_tools()] == ["count_words"]
     assert factory.merge_similar() == ()
 
@@ -78,6 +81,26 @@ def test_the_opposite_of_a_tool_is_not_like_it(factory: ToolFactory) -> None:
     ):
         source = f"def {name}(degrees: float) -> float:\n    return degrees * {ord(name)}"
         factory.create_tool(name, words, source, tests=["assert True"])
+    assert factory.merge_similar() == ()
+
+
+def test_the_name_of_a_merged_tool_leads_to_the_one_that_stays(factory: ToolFactory) -> None:
+    two(factory, test="assert {0}('a b') == 2")  # also if there is no test to add
+    factory.merge_similar()
+    changed = COUNT.format("count_words").replace("text.split()", "text.split(None)")
+    assert factory.create_tool("count_words", DESCRIPTIONS[0], changed).replaces == ("word_count",)
+    model = ScriptedModel([], [AssertionError("the model is asked")])
+    found = Toolsmith(model, factory).build_new_tool("word_count", DESCRIPTIONS[1])
+    assert found.name == "count_words"
+    factory.registry.set_state("count_words", ToolState.RETIRED)
+    with pytest.raises(ToolDenied, match="a person retired it"):
+        factory.call("word_count", {"words": "a b"})
+
+
+def test_a_tool_that_its_tests_do_not_call_is_left_alone(factory: ToolFactory) -> None:
+    """It does more than the other, whose tests it passes; the other would pass its own."""
+    more = OTHER + " if words else 10 // 0"
+    two(factory, more, test="assert 'a {0}'")
     assert factory.merge_similar() == ()
 
 

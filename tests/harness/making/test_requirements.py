@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cellwright import PackageError, PolicyError, Sandbox, ToolDenied, ToolFactory, ToolFailed
+from cellwright import (
+    PackageError,
+    PolicyError,
+    Sandbox,
+    ToolDenied,
+    ToolFactory,
+    ToolFailed,
+    ToolInvalid,
+)
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.packages.wheels import good_wheel, store_at
@@ -80,6 +88,21 @@ def test_a_session_calls_a_tool_that_has_packages(factory: ToolFactory) -> None:
         ("--index-url=https://example.org", "must be requirements"),
         ("thing\nother", "must be requirements"),
         ("nosuch", "use needy, thing, or the standard library"),
+        ("th1ng", "not among the packages"),  # a name that is easily confused
+        ("th\N{CYRILLIC SMALL LETTER BYELORUSSIAN-UKRAINIAN I}ng", "requirements"),
+        ("thing @ git+https://example.org/thing", "must not name an address"),
+        ("thing @ file:///etc", "must not name an address"),
+        ("./thing", "must be requirements"),
+        ("/etc/thing.whl", "must be requirements"),
+        ("-r /etc/passwd", "must be requirements"),
+        ("-e .", "must be requirements"),
+        ("thing --index-url https://example.org", "must be requirements"),
+        ("thing\n--index-url https://example.org", "requirements"),
+        ("thing --hash=sha256:00", "must be requirements"),
+        ("${HOME}", "must be requirements"),
+        ("other; python_version > '3'", "not among the packages"),
+        ("other[thing]", "not among the packages"),
+        ("thing" + " " * 3000, "requirements"),
     ],
 )
 def test_a_requirement_beyond_the_policy_is_refused(
@@ -94,6 +117,25 @@ def test_a_requirement_beyond_the_policy_is_refused(
 def test_a_dependency_beyond_the_policy_is_refused(factory: ToolFactory) -> None:
     with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
         factory.create_tool("answer", "Answers.", SOURCE, requirements=["needy"])
+
+
+def test_an_extra_brings_no_package_that_the_policy_does_not_name(
+    factory: ToolFactory, wheels: Path
+) -> None:
+    good_wheel(wheels, name="thing", requires='other; extra == "more"')
+    made = factory.create_tool("answer", "Answers.", SOURCE, requirements=["thing"])
+    assert made.provenance.packages == ("thing==1.0",)
+    with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
+        factory.create_tool("more", "More.", SOURCE, requirements=["thing[more]"])
+
+
+def test_ten_thousand_requirements_are_refused_before_any_is_looked_up(
+    factory: ToolFactory, tmp_path: Path
+) -> None:
+    many = [f"thing>={number}" for number in range(10_000)]
+    with pytest.raises(ToolInvalid, match="requirements: must be at most"):
+        factory.create_tool("answer", "Answers.", SOURCE, requirements=many)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_policy_without_a_list_allows_no_package(tmp_path: Path, wheels: Path) -> None:

@@ -22,6 +22,7 @@ from cellwright import (
     ToolState,
     ToolTestFailed,
 )
+from cellwright.harness.skills.skill import read_skill
 from cellwright.policies.policy import Filesystem
 from tests.conftest import OPTIONAL, policy_named
 
@@ -141,3 +142,15 @@ def test_what_a_folder_asks_for_it_gets_only_if_it_is_granted(tmp_path: Path) ->
                 factory.import_tool(folder)
             factory.import_tool(folder, grant=True)
         assert factory.get_tool("double").permissions.permissions != []
+
+
+def test_a_tool_is_exported_as_a_skill(factory: ToolFactory, tmp_path: Path) -> None:
+    source = "def triple(n: int) -> int:\n    return n * 3"
+    made = factory.create_tool(
+        "triple", "Triple a number.", source, tests=["assert triple(2) == 6"]
+    )
+    skill = read_skill(factory.export_tool("triple", tmp_path, as_skill=True))
+    assert {"SKILL.md", "scripts/triple.py", "tests/test_1.py"} <= skill.tree.files.keys()
+    factory.remove_tool("triple")
+    (again,) = factory.add_skill(skill)
+    assert (again.source_code, again.tests) == (made.source_code, made.tests)

@@ -16,13 +16,15 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
+from msgspec.structs import replace
 
-from cellwright import AuditLog, Privacy, Sandbox, Skills, ToolRegistry, tool
+from cellwright import AuditLog, PackageStore, Privacy, Sandbox, Skills, ToolRegistry, tool
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import McpServer
 from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
 from cellwright.harness.servers.services import ServicesByClient
+from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
 ERAS = ("legacy", "2026-07-28")
@@ -74,14 +76,20 @@ def inside(
     skills: Skills | None = None,
     privacy: Privacy | None = None,
     tools: Sequence[Callable[..., Any]] = (),
+    packages: Packages = Packages(),  # noqa: B008 - a constant
+    package_store: PackageStore | None = None,
     **limits: Any,
 ) -> Iterator[Inside]:
     """Give a server in this process that offers `add`, `pay` and `tools`."""
     bounds = SessionLimits(**limits)
     with (
         Sandbox(
-            policy=policy_named(policy), pool=0, audit=audit or False, privacy=privacy
-        ) as ceiling,
+            policy=replace(policy_named(policy), packages=packages),
+            pool=0,
+            audit=audit or False,
+            privacy=privacy,
+            package_store=package_store,
+        ) as ceiling,  # fmt: skip
         ToolRegistry() as registry,
         Runs() as runs,
         contextlib.closing(

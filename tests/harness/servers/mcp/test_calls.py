@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,8 +15,10 @@ import cellwright
 from cellwright.harness.servers.mcp.served_tools import BY_NAME, INSTRUCTIONS
 from cellwright.harness.servers.plain_values import plain
 from cellwright.harness.text.hidden import is_hidden
+from cellwright.policies.policy import Packages
 from tests.conftest import newer_node
-from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing
+from tests.harness.packages.wheels import good_wheel, store_at
+from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing, inside
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -177,6 +180,25 @@ def test_a_tool_that_fails_its_tests_is_not_kept(server: Inside) -> None:
     drive(at(server.server, "legacy"), body)
 
 
+def test_a_tool_has_the_packages_that_the_policy_allows(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    good_wheel(wheels)
+    good_wheel(wheels, name="other")
+    source = "import thing\ndef answer(): return thing.answer"
+
+    async def body(client: Client) -> None:
+        given = {"name": "answer", "source_code": source, "tests": ["assert answer() == 42"]}
+        words = await failing(client, "create_tool", **given, requirements=["other"])
+        assert "use thing, or the standard library" in words
+        await call(client, "create_tool", **given, requirements=["thing"])
+        assert (await call(client, "call_tool", name="answer"))["result"] == 42
+
+    store = store_at(tmp_path / "store", wheels)
+    with inside("standard", packages=Packages(allow=("thing",)), package_store=store) as found:
+        drive(at(found.server, "legacy"), body)
+
+
 def test_a_developers_tool_is_not_replaced(server: Inside) -> None:
     async def body(client: Client) -> None:
         words = await failing(
@@ -298,6 +320,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("call_tool", {"name": "add", "arguments": []}, "arguments"),
     ("create_tool", {"name": "n", "source_code": "import os\ndef n(): os.fork()"}, "Blocked import"),
     ("create_tool", {"name": "../n", "source_code": "def n(): pass"}, "name"),
+    (
+        "create_tool",
+        {"name": "n", "source_code": "import idna\ndef n(): return 1", "requirements": ["idna"]},
+        "packages.allow of the policy",
+    ),
     ("upload_file", {"session": "x", "path": "y"}, "text or base64"),
     ("upload_file", {"session": "x", "path": "y", "base64": "%"}, "base64"),
     ("list_files", {"session": ""}, "session"),
