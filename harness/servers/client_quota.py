@@ -1,4 +1,5 @@
-"""`ClientQuota`: a limit for each client and one for all together."""
+"""`ClientQuota`: a limit for each client and one for all together; `HeldAmount`: what one request holds
+of it."""
 
 import contextlib
 import threading
@@ -58,3 +59,25 @@ class ClientQuota:
         """Drop the entry of a client that holds nothing: clients come and go without bound."""
         if not self._held[client]:
             del self._held[client]
+
+
+class HeldAmount:
+    """What one request of a client holds of a quota until the end of the block."""
+
+    def __init__(self, quota: ClientQuota, client: Hashable) -> None:
+        self._quota = quota
+        self._client = client
+        self._amount = 0
+
+    def __enter__(self) -> "HeldAmount":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._quota.give_back(self._client, self._amount)
+        self._amount = 0
+
+    def grow_to(self, amount: int) -> None:
+        """Hold `amount` in all, if it holds less; raises QuotaExceeded and holds what it held."""
+        if amount > self._amount:
+            self._quota.take(self._client, amount - self._amount)
+            self._amount = amount

@@ -82,15 +82,29 @@ class OwnedSessions:
             if is_new:
                 self._uncount(owner.id)
             raise
-        with self._lock:
-            if is_new and self._open.get((owner.id, name)) is session:  # another thread was first
-                self._uncount(owner.id)
-            self._open[owner.id, name] = session
+        try:
+            self._keep(owner.id, name, session, is_counted=is_new)
+        except BusyError:
+            session.close()
+            raise
         return session
+
+    def _keep(self, owner_id: str, name: str, session: Session, *, is_counted: bool) -> None:
+        """Note an open session; each place counts once, whatever other threads did meanwhile."""
+        with self._lock:
+            has_place = (owner_id, name) in self._open
+            if is_counted and has_place:  # another thread was first
+                self._uncount(owner_id)
+            elif not is_counted and not has_place:  # the known one ended, and was forgotten
+                self._take(owner_id)
+            self._open[owner_id, name] = session
 
     def _count(self, owner_id: str) -> None:
         with self._lock:
             self._forget_the_lost()
+        self._take(owner_id)
+
+    def _take(self, owner_id: str) -> None:
         self._of_owners.take(owner_id)
         try:
             self._of_clients.take(client_of(owner_id))

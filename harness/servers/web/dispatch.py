@@ -21,6 +21,7 @@ from ....policies.errors import ToolBudgetExceeded
 from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ...mcp.threads import in_thread
 from ...tools.meter import Meter
+from ..client_quota import HeldAmount
 from ..http_access import header
 from ..http_server import App, Receive, Scope, Send
 from ..tokens import CLIENT, GONE
@@ -50,6 +51,7 @@ class Dispatcher:
     def __init__(self, state: WebState) -> None:
         self._state = state
         self._executions = state.limits.executions
+        self._answer_bytes = state.limits.answer_bytes
         self._limiter = CapacityLimiter(_AT_ONCE)
         self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
         self._meters: dict[str, Meter] = {}
@@ -75,22 +77,32 @@ class Dispatcher:
         if endpoint.needs_operator and not self._state.tokens.is_operator(client):
             raise RequestRefused(403, "denied", "only operators may call this")
         data = await read_body(scope, receive, self._state.limits.access.body_bytes)
-        call = WebCall(
-            client, self._state, scope["path_params"], _query(endpoint, scope),
-            _decoded(endpoint, scope, data), -1, header(scope, b"traceparent")[:_TRACE_CHARACTERS],
-        )  # fmt: skip
+        with HeldAmount(self._answer_bytes, client) as answer_bytes:
+            call = WebCall(
+                client, self._state, scope["path_params"], _query(endpoint, scope),
+                _decoded(endpoint, scope, data), -1,
+                header(scope, b"traceparent")[:_TRACE_CHARACTERS], answer_bytes,
+            )  # fmt: skip
+            await self._answer_call(endpoint, call, data, scope, receive, send)
+
+    async def _answer_call(
+        self, endpoint: Endpoint, call: WebCall, data: bytes, scope: Scope, receive: Receive,
+        send: Send,
+    ) -> None:  # fmt: skip
+        """Carry out a request, or find its kept answer, and send the answer."""
         key = _idempotency_key(endpoint, scope)
         if endpoint.stream:
-            with self._counted(endpoint, client):
+            with self._counted(endpoint, call.client):
                 await send_events(endpoint.stream(call), self._state.limits, scope, receive, send)
             return
         until = functools.partial(_until_gone, scope, receive)
         perform = functools.partial(self._perform, endpoint, call, until)
         if key:
             place = (endpoint.method, scope["path"], key)
-            answer = await self._kept.answer(client, place, data, perform)
+            answer = await self._kept.answer(call.client, place, data, perform)
         else:
             answer = await perform()
+        call.answer_bytes.grow_to(len(answer.body))
         await answer(scope, receive, send)
 
     async def _perform(

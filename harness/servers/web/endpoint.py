@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ..client_quota import HeldAmount
+
 if TYPE_CHECKING:
     from .state import WebState
 
@@ -27,7 +29,8 @@ class WebCall(NamedTuple):
     """A request that was admitted and decoded.
 
     `stop` is a descriptor that becomes readable once the client has disconnected: the work should end
-    then.  `traceparent` is that of the request, if it has one.
+    then.  `traceparent` is that of the request, if it has one.  `answer_bytes` counts the bytes of its
+    answer until the client has read it: a handler that reads a file counts them first.
     """
 
     client: str
@@ -37,6 +40,7 @@ class WebCall(NamedTuple):
     body: Any
     stop: int
     traceparent: str
+    answer_bytes: HeldAmount
 
     @property
     def id(self) -> str:

@@ -71,6 +71,7 @@ def download(call: WebCall) -> ContentAnswer:
     session, path = _session(call), call.path["file"]
     sizes = {file.path: file.size_bytes for file in session.files()}
     _check_size(path, sizes.get(path, 0))
+    call.answer_bytes.grow_to(sizes.get(path, 0))
     data = session.download(path)
     _check_size(path, len(data))  # the path was spelled differently, or the file has grown
     return ContentAnswer(data, path)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...dashboard.live import LiveTimeline
 from ...runs.durable_runs import Runs
 from ..client_quota import ClientQuota
-from ..http_access import AccessLimits
+from ..http_access import MIB, AccessLimits
 from ..owned_sessions import OwnedSessions
 from ..services import ServicesByClient
 from ..tokens import Tokens
@@ -20,12 +20,23 @@ class WebLimits(NamedTuple):
     executions_of_all: int = 256
     requests_per_second: float = 200.0  # of one client
     stalled_seconds: float = 30.0  # until a client that does not read its stream is dropped
+    # Of answers that clients have not read yet: one that takes some bytes now and then is not dropped.
+    answer_bytes_of_one: int = 128 * MIB
+    answer_bytes_of_all: int = 512 * MIB
     access: AccessLimits = AccessLimits()
 
     @property
     def executions(self) -> ClientQuota:
         """Return a quota for executions."""
         return ClientQuota("executions", self.executions_of_one, self.executions_of_all)
+
+    @property
+    def answer_bytes(self) -> ClientQuota:
+        """Return a quota for the bytes of answers."""
+        return ClientQuota(
+            "bytes of answers", self.answer_bytes_of_one, self.answer_bytes_of_all,
+            "read the answers to earlier requests",
+        )  # fmt: skip
 
 
 class DashboardSources(NamedTuple):

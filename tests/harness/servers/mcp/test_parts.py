@@ -3,14 +3,15 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 from mcp import MCPError
 
-from cellwright import Sandbox
+from cellwright import Sandbox, Session
 from cellwright.harness.servers.client_quota import ClientQuota
 from cellwright.harness.servers.http_access import body_length
 from cellwright.harness.servers.mcp import request_threads as work
@@ -183,6 +184,35 @@ def test_a_session_that_could_not_be_opened_counts_no_more() -> None:
         with pytest.raises(ValueError, match="cobol"):
             sessions.open(ANN, sandbox, "cobol")
         sessions.open(ANN, sandbox, "python")
+
+
+class EndingTheLast(NamedTuple):
+    """A sandbox in which a named session ends, as by another request, just before it is asked for."""
+
+    sandbox: Sandbox
+    sessions: OwnedSessions
+
+    def session(self, name: str, language: str, packages: Sequence[str] = ()) -> Session:
+        for each in self.sessions.of(ANN):
+            each.close()
+        self.sessions.of(ANN)  # forgets it
+        return self.sandbox.session(name, language, packages=packages)
+
+
+@pytest.mark.needs("userns")
+def test_named_sessions_that_end_meanwhile_still_count() -> None:
+    limits = SessionLimits(of_one=2, of_all=4)
+    sessions = OwnedSessions(limits)
+    policy = policy_named("strict")
+    with Sandbox(policy=policy, pool=0, audit=False, sessions=limits.settings) as sandbox:
+        ending: Any = EndingTheLast(sandbox, sessions)
+        sessions.named(ANN, "a", sandbox, "sh")
+        for _ in range(3):
+            sessions.named(ANN, "a", ending, "sh")
+        sessions.named(ANN, "b", sandbox, "sh")
+        with pytest.raises(BusyError, match="open sessions: at most 2"):
+            sessions.named(ANN, "c", sandbox, "sh")
+        assert len(sessions.of(ANN)) == 2
 
 
 @pytest.mark.needs("userns")

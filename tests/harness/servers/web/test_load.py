@@ -138,6 +138,33 @@ def test_a_client_that_does_not_read_its_answer_is_dropped() -> None:
         good(web.ask("DELETE", session))
 
 
+def test_answers_that_a_client_does_not_read_are_limited() -> None:
+    """A client that takes a few bytes now and then is never dropped, and could fill the memory."""
+    size = 4 << 20
+    limits = WebLimits(answer_bytes_of_one=2 * size)
+    with web_server(limits=limits) as web:
+        session = f"/v1/sessions/{web.post('/v1/sessions', {})['session']}"
+        path = f"{session}/files/large"
+        good(web.ask("PUT", path, content=bytes(size)))
+
+        def is_sent(token: str = ANN) -> bool:
+            answer = web.ask("GET", path, token)
+            assert answer.status_code in (200, 404, 429), answer.text
+            return answer.status_code != 429
+
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {ANN}\r\n\r\n"
+        with contextlib.ExitStack() as held:
+            for _ in range(2):
+                held.enter_context(sent(web, head.encode(), SO_RCVBUF=4096))
+            assert soon(lambda: not is_sent())
+            assert is_sent(BOB)
+            assert web.post("/v1/executions", {"code": "print(1)"}, BOB)["stdout"] == "1\n"
+            refused = web.ask("GET", path)
+            assert "too many bytes of answers" in refused.json()["detail"]
+        assert soon(is_sent)
+        good(web.ask("DELETE", session))
+
+
 def test_slow_bodies_and_headers_do_not_keep_others_waiting() -> None:
     limits = WebLimits(access=AccessLimits(body_seconds=0.5))
     with web_server(limits=limits) as web, contextlib.ExitStack() as held:
