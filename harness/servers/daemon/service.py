@@ -264,12 +264,19 @@ class Service:
         del arguments["session"]
         with (
             requester.terminal_quota(),
-            self._session(frame)._terminal(TerminalArguments(**arguments)) as terminal,
+            self._quota.turn(requester.fileno()) as is_turn,  # a call, as long as it is open
         ):
+            if is_turn:
+                self._lend_terminal(frame, arguments, requester)
+        return Done()
+
+    def _lend_terminal(
+        self, frame: OpenTerminal, arguments: dict[str, Any], requester: Requester
+    ) -> None:
+        with self._session(frame)._terminal(TerminalArguments(**arguments)) as terminal:
             report = terminal.report
             opened = TerminalOpened(report.id, report.pid, report.exit_code)
             requester.lend(opened, terminal.fileno())
-        return Done()
 
     def _close(self, frame: CloseSession, requester: Requester) -> Done:
         if not self.opened.why_lost(frame.session).lost:

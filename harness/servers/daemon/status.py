@@ -37,19 +37,24 @@ def status_for(
     peer: Peer, tenants: Tenants, measurements: Measurements, connections: Counter[str],
     *, uptime_seconds: float, reload: ReloadState,
 ) -> DaemonStatus:  # fmt: skip
-    """Return what a client may know: of other tenants only the daemon's user is told."""
+    """Return what a client may know: of other tenants only the daemon's user is told.
+
+    Raises PolicyError if a reload has taken the client its right to connect.
+    """
     sees_all = peer.uid in (0, os.geteuid())
-    shown = [each for each in tenants.all() if sees_all or each.name == peer.tenant]
+    own = tenants.tenant_of(peer.uid, peer.groups)  # it may have another one than when it connected
+    policies = tenants.plan.policies if sees_all else tenants.policies_of(own)
+    shown = [each for each in tenants.all() if sees_all or each.name == own]
     counted = dict(measurements.counters())[REQUESTS_REFUSED]
     return DaemonStatus(
         installed_version(), os.getpid(), uptime_seconds, reload.path if sees_all else "",
         reload.applied, reload.error if sees_all else "", sum(len(each.retired) for each in shown),
-        tuple(_policy_status(name, shown) for name in tenants.plan.policies),
+        tuple(_policy_status(name, shown) for name in policies),
         tuple(_tenant_status(each, connections[each.name]) for each in shown),
         tuple(
             (tenant, limit, int(count))
             for (tenant, limit), count in sorted(counted.items())
-            if sees_all or tenant == peer.tenant
+            if sees_all or tenant == own
         ),
     )  # fmt: skip
 

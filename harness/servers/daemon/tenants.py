@@ -96,6 +96,10 @@ class Tenants:
         named = sorted({rules.by_group[each] for each in groups if each in rules.by_group})
         return named[0] if named else f"{_UNNAMED}{uid}"
 
+    def policies_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the names of the policies that a tenant may use."""
+        return self._policies_of(self._plan, tenant)
+
     def check(self, peer: Peer, policy: str) -> None:
         """Raise PolicyError if a client may not use a policy, and QuotaExceeded if there are too many
         tenants."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cellwright import PolicyError
+from cellwright.harness.sandbox.remote.frames import DaemonStatus
 from cellwright.harness.servers.daemon import tenants as module
 from cellwright.harness.servers.daemon.configuration import (
     OWNER,
@@ -21,7 +23,9 @@ from cellwright.harness.servers.daemon.configuration import (
     TenantTable,
 )
 from cellwright.harness.servers.daemon.peers import Peer
+from cellwright.harness.servers.daemon.status import ReloadState, status_for
 from cellwright.harness.servers.daemon.tenants import TenantPlan, Tenants
+from cellwright.harness.servers.operations.measurements import Measurements
 from cellwright.policies.errors import QuotaExceeded
 from cellwright.policies.policy import Policy
 from tests.harness.servers.daemon.configured import ConfiguredDaemon, configured
@@ -252,6 +256,32 @@ def test_a_reload_changes_who_belongs_where_and_what_it_may_use() -> None:
     assert now.quota.settings.calls == 1
     with pytest.raises(PolicyError, match="'other' is not one of the daemon's: strict"):
         tenants.check(peer, "other")
+    tenants.close()
+
+
+def test_status_tells_of_the_tenant_that_a_client_belongs_to_now() -> None:
+    """The connection may be older than a reload that gave its user to another tenant."""
+    table = TenantTable(name="ci", users=(7,), policies=("other",))
+    tenants = tenants_of(DaemonConfiguration(tenants=(table,)), rules(by_user={7: "ci", 8: "ci"}))
+    peer = Peer(1, 7, frozenset({GROUP}), "ci")
+
+    def told() -> DaemonStatus:
+        counted = Measurements()
+        return status_for(
+            peer, tenants, counted, Counter(), uptime_seconds=1.0, reload=ReloadState()
+        )
+
+    for each in (peer, Peer(2, 8, frozenset({GROUP}), "ci"), Peer(3, 9, frozenset({GROUP}))):
+        tenants.check(each, "")
+    assert [each.name for each in told().tenants] == ["ci"]
+    assert [each.name for each in told().policies] == ["other"]  # no name of another one
+    policies = tenants.plan.policies
+    tenants.reload(TenantPlan(DaemonConfiguration(), policies, rules(by_user={8: "ci"})))
+    assert [each.name for each in told().tenants] == []  # it has made no call yet
+    assert [each.name for each in told().policies] == ["strict", "other"]
+    tenants.reload(TenantPlan(DaemonConfiguration(), policies, rules(group=GROUP + 1)))
+    with pytest.raises(PolicyError, match="not 7"):
+        told()
     tenants.close()
 
 
