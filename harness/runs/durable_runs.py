@@ -185,6 +185,10 @@ class Runs(Closing):
         """Return all runs, the oldest first."""
         return self._store.kept()
 
+    def size_of(self, beginning: str) -> tuple[int, int]:
+        """Return how many runs have an id that begins so, and the bytes that are recorded of them."""
+        return self._store.size_of(beginning)
+
     def show(self, run: str) -> RunRecord:
         """Return the full record of a run: its calls, its pending approvals, and the possible actions.
 

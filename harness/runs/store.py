@@ -169,6 +169,22 @@ class RunStore:
             _no_run(run)
         return tuple(RunSummary(*row) for row in rows)
 
+    def size_of(self, beginning: str) -> tuple[int, int]:
+        """Return how many runs have an id that begins so, and the bytes of them and of their calls."""
+        given = (len(beginning), beginning)
+        with self._database.reading() as db:
+            count, size = db.execute(
+                "SELECT count(*), coalesce(sum(length(CAST(code AS BLOB)) + length(given)), 0) "
+                "FROM runs WHERE substr(run, 1, ?) = ?",
+                given,
+            ).fetchone()
+            (calls,) = db.execute(
+                "SELECT coalesce(sum(length(arguments) + coalesce(length(answer), 0)), 0) "
+                "FROM calls WHERE substr(run, 1, ?) = ?",
+                given,
+            ).fetchone()
+        return count, size + calls
+
     def take_up(self, run: str, *, abandoned: bool) -> None:
         """Record a new attempt of a run; raises PolicyError if it is completed or running."""
         with self._database.writing("change") as db:

@@ -14,7 +14,7 @@ from .endpoint import Endpoint, WebCall
 from .messages import ApprovalAnswer, ApprovalsAnswer, DecisionAnswer, DecisionBody
 from .problems import RequestRefused
 
-_SEPARATOR = "~"
+SEPARATOR = "~"
 
 
 class OwnedApproval(NamedTuple):
@@ -27,12 +27,12 @@ class OwnedApproval(NamedTuple):
 
 def owner_of_run(run: str) -> str:
     """Return the name of the client in the id of a run."""
-    return run.rpartition(_SEPARATOR)[0]
+    return run.rpartition(SEPARATOR)[0]
 
 
 def list_approvals(call: WebCall) -> ApprovalsAnswer:
     """List the calls that wait: the client's own, and for an operator those of all clients."""
-    found = [approval_answer(each.waiting, each.client) for each in _visible(call)]
+    found = [approval_answer(each.waiting, each.client) for each in visible_approvals(call)]
     return ApprovalsAnswer(approvals=found)
 
 
@@ -40,9 +40,9 @@ def decide(call: WebCall) -> DecisionAnswer:
     """Approve or reject a call; `digest` says which arguments the person saw."""
     body: DecisionBody = call.body
     id = call.path["approval"]
-    found = [each for each in _visible(call) if each.waiting.approval == id]
+    found = [each for each in visible_approvals(call) if each.waiting.approval == id]
     if not found:
-        raise RequestRefused(404, "not_found", "no call waits under this name any more")
+        raise RequestRefused(404, "not_found", "this call does not wait any more")
     ((waiting, _, runs),) = found
     if body.digest != digest(waiting.tool, waiting.arguments):
         raise RequestRefused(409, "conflict", "digest: the call that waits is another one")
@@ -54,8 +54,11 @@ def decide_on(
     call: WebCall, runs: Runs, waiting: Approval, *, approve: bool, shown: str, why: str
 ) -> None:
     """Record a decision in the trail, and then make it hold; raises RequestRefused if it comes too
-    late.  `shown` is the hash of what the person saw."""
+    late, and ApprovalRequired to approve a call that cannot be shown whole.  `shown` is the hash of
+    what the person saw."""
     id = waiting.approval
+    if approve:
+        presented_whole(waiting.tool, waiting.arguments)
     if audit := call.state.services.ceiling.audit:
         audit.record(
             "approval", "approved" if approve else "rejected", target=waiting.tool, by=call.client,
@@ -79,7 +82,7 @@ def approval_answer(waiting: Approval, client: str = "") -> ApprovalAnswer:
     )  # fmt: skip
 
 
-def _visible(call: WebCall) -> list[OwnedApproval]:
+def visible_approvals(call: WebCall) -> list[OwnedApproval]:
     """Return the calls of runs and of agents that wait, as far as the client may see them."""
     state = call.state
     found = [

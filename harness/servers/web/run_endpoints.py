@@ -7,13 +7,13 @@ another process of the server knows it, too.
 import os
 from collections.abc import Callable
 
-from ....policies.errors import ApprovalRequired
+from ....policies.errors import ApprovalRequired, QuotaExceeded
 from ...runs.durable_runs import RunAttempt, Runs
 from ...runs.store import RunSummary
 from ...text.presentation import presented_whole
 from ...tools.approval import ApprovalRequest
 from ..cancellable import CancellableExecuting
-from .approval_endpoints import approval_answer, owner_of_run
+from .approval_endpoints import SEPARATOR, approval_answer, owner_of_run
 from .endpoint import Endpoint, WebCall
 from .execution_endpoints import given_of
 from .messages import (
@@ -49,8 +49,21 @@ def start_run(call: WebCall) -> RunAnswer:
     sandbox = call.state.services.of(call.client).sandbox
     given = given_of(call, sandbox.policy)
     executing = CancellableExecuting(sandbox, call.stop)
-    run = f"{call.client}~{os.urandom(8).hex()}"
+    own = f"{call.client}{SEPARATOR}"
+    _check_room(call, own)
+    run = f"{own}{os.urandom(8).hex()}"
     return _answer(call, call.state.runs.finish(executing, run, given))
+
+
+def _check_room(call: WebCall, own: str) -> None:
+    """Raise QuotaExceeded if a client has too many runs: their records stay until somebody removes
+    them."""
+    limits = call.state.limits
+    number, size = call.state.runs.size_of(own)
+    if number >= limits.runs_of_one or size >= limits.run_bytes_of_one:
+        most = f"{limits.runs_of_one} and {limits.run_bytes_of_one} bytes of one client"
+        hint = "remove one that is over: DELETE /v1/runs/{run}"
+        raise QuotaExceeded(f"too many recorded runs: at most {most}", hint, limit="runs")
 
 
 def resume_run(call: WebCall) -> RunAnswer:

@@ -25,6 +25,9 @@ class WebLimits(NamedTuple):
     answer_bytes_of_all: int = 512 * MIB
     access: AccessLimits = AccessLimits()
 
+    runs_of_one: int = 10_000  # that are recorded
+    run_bytes_of_one: int = 256 * MIB
+
     @property
     def executions(self) -> ClientQuota:
         """Return a quota for executions."""

@@ -37,6 +37,20 @@ def test_too_many_requests_a_second_are_refused_for_that_client_only() -> None:
         assert web.ask("GET", "/v1/server", BOB).status_code == 200
 
 
+@pytest.mark.parametrize("most", [{"runs_of_one": 2}, {"run_bytes_of_one": 2000}])
+def test_the_recorded_runs_of_a_client_are_limited(most: dict[str, int]) -> None:
+    """They stay until somebody removes them, and without --runs they are in memory."""
+    code = "import tools\ntools.add(a=1, b=2)" + " " * 1000
+    with web_server(limits=WebLimits(**most)) as web:
+        first, _ = (web.post("/v1/runs", {"code": code})["run"] for _ in range(2))
+        refused = web.ask("POST", "/v1/runs", json={"code": code})
+        assert refused.status_code == 429
+        assert "too many recorded runs" in refused.json()["detail"]
+        assert web.post("/v1/runs", {"code": code}, BOB)["status"] == "completed"
+        assert web.ask("DELETE", f"/v1/runs/{first}").status_code == 204
+        assert web.post("/v1/runs", {"code": code})["status"] == "completed"
+
+
 def test_a_body_that_is_too_long_or_decodes_to_much_is_refused() -> None:
     limits = WebLimits(access=AccessLimits(body_bytes=1 << 20))
     headers = {"Content-Type": "application/json"}
